@@ -136,11 +136,6 @@ def shorten(name: str, width: int) -> str:
     return name if len(name) <= width else name[: width - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def printable(name: str) -> str:
-    """A file's name as text that can be written as UTF-8: bytes that are none as escapes."""
-    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
 def markdown(value: str) -> str:
     """Text that Markdown shows as it stands, on one line, in a table cell too."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in value).split())

@@ -13,6 +13,7 @@ from bench.kinds.finetune.evaluate import greedy
 from bench.train.examples import Example
 
 TIMES, LEAST_TOKENS = 4, 64
+Given = tuple[str, bool]  # an answer's text, and whether the model ended it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +34,6 @@ class Question:
         return self.known[-1]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """An answer's text, and whether the model ended it."""
-
-    text: str
-    has_ended: bool
-
-
 def questions(examples: Sequence[Example], count: int) -> list[Question]:
     """The last answer of each of the first `count` examples and what stands before it."""
     found = []
@@ -57,8 +50,4 @@ def answer(modules: Any, model: Any, tokenizer: Any, asked: Sequence[Question], 
     """The model's answers, each ended by one of `ends` or by its limit. Raises InputError without any end."""
     if not ends:
         raise InputError("no token ends an answer: eos_token_id is missing in the model's files")
-    found = []
-    for one in asked:
-        text, has_ended = greedy(modules, model, tokenizer, one.prompt, ends, one.limit)
-        found.append(Given(text=text, has_ended=has_ended))
-    return found
+    return [greedy(modules, model, tokenizer, one.prompt, ends, one.limit) for one in asked]

@@ -91,7 +91,7 @@ class Checker:
                 ServedForm(
                     name=name, loss=found.loss, low=found.low, high=found.high,
                     change=found.change, change_low=found.change_low, change_high=found.change_high,
-                    answers=[one.text for one in given], unended=sum(not one.has_ended for one in given),
+                    answers=[text for text, _ in given], unended=sum(not has_ended for _, has_ended in given),
                     seconds=time.monotonic() - start,
                 )
             )  # fmt: skip

@@ -46,7 +46,8 @@ class Stops:
     """Raises Stopped in the main thread, once: on SIGINT, on SIGTERM and when the deadline passes."""
 
     def __init__(self) -> None:
-        self._stopped: Stopped | None = None
+        # The stop that came. The interrupted code may have turned it into another error, as imports do.
+        self.stopped: Stopped | None = None
         self._listening = True
         self._deadline = 0.0
 
@@ -60,13 +61,8 @@ class Stops:
 
     def check(self) -> None:
         """Raise Stopped again: a destructor or a bare `except:` can swallow the first one."""
-        if self._listening and self._stopped is not None:
-            raise self._stopped
-
-    @property
-    def stopped(self) -> Stopped | None:
-        """The stop that came. The interrupted code may have turned it into another error, as imports do."""
-        return self._stopped
+        if self._listening and self.stopped is not None:
+            raise self.stopped
 
     def close(self) -> None:
         """Ignore all later signals: the process writes its result, which takes milliseconds."""
@@ -74,15 +70,15 @@ class Stops:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if not self._listening or self._stopped is not None:
+        if not self._listening or self.stopped is not None:
             return
         if number == signal.SIGALRM:
-            self._stopped = Stopped(End.TIMED_OUT, f"the deadline of {self._deadline:g} s passed")
+            self.stopped = Stopped(End.TIMED_OUT, f"the deadline of {self._deadline:g} s passed")
         elif number == signal.SIGTERM:
-            self._stopped = Stopped(End.PREEMPTED, "stopped by SIGTERM")
+            self.stopped = Stopped(End.PREEMPTED, "stopped by SIGTERM")
         else:
-            self._stopped = Stopped(End.CANCELLED, "stopped by SIGINT")
-        raise self._stopped
+            self.stopped = Stopped(End.CANCELLED, "stopped by SIGINT")
+        raise self.stopped
 
 
 def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str]:

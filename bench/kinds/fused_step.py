@@ -72,8 +72,8 @@ def why_not(stack: Stack, decoder: Any, heads: Heads, *, batch: int) -> str | No
     if norm.dtype != stack.torch.bfloat16:
         return f"a model in {norm.dtype}, not bfloat16"
     for layer in decoder.layers:
-        ranks = set()
-        for linear in (*_attended(layer), layer.self_attn.o_proj, *_fed(layer)):
+        ranks, mlp = set(), layer.mlp
+        for linear in (*_attended(layer), layer.self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             base = _base(linear)
             if not isinstance(base, stack.bitsandbytes.nn.Linear4bit) or base.bias is not None:
                 return "a base that is not NF4, or has biases"
@@ -88,10 +88,6 @@ def why_not(stack: Stack, decoder: Any, heads: Heads, *, batch: int) -> str | No
 
 def _attended(layer: Any) -> tuple[Any, ...]:
     return layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
-
-
-def _fed(layer: Any) -> tuple[Any, ...]:
-    return layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj
 
 
 def _product(linears: tuple[Any, ...], batch: int, *, norm: Any = None, gated: bool = False) -> Product:

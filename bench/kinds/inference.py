@@ -142,13 +142,16 @@ class Generation:
             "new_tokens": self.new_tokens,
         }
 
-    def measure_all(self, prompts: Any, batches: list[int], stops: Stops) -> dict[str, int]:
+    def measure_all(
+        self, prompts: Any, batches: list[int], stops: Stops, paths: tuple[str, ...] = PATHS
+    ) -> dict[str, int]:
         """Measure each batch on each path; the largest batch that fitted, by path, 0 where none did."""
-        fitted = dict.fromkeys(PATHS if self.session.placement.is_cuda else PATHS[:1], 0)
+        is_cuda = self.session.placement.is_cuda
+        fitted = {name: 0 for name in paths if is_cuda or name == DefaultPath.name}
         running = set(fitted)
         for batch in batches:
             tokens: dict[str, Any] = {}
-            for name in PATHS:
+            for name in paths:
                 context = {"batch": batch, "path": name, **self.context()}
                 if name not in fitted:
                     self.record.add("decode_tokens_per_sec", None, note=NO_GPU, **context)
@@ -162,17 +165,9 @@ class Generation:
 
     def measure_adapter(self, prompts: Any, batches: list[int], stops: Stops) -> dict[str, int]:
         """`measure_all` for the fast path with adapters, which stay on the model."""
-        if not self.session.placement.is_cuda:
-            for batch in batches:
-                context = {"batch": batch, "path": ADAPTER, **self.context()}
-                self.record.add("decode_tokens_per_sec", None, note=NO_GPU, **context)
-            return {}
-        add_adapters(self.session, self.record.trial, self.model)
-        fitted, running = {ADAPTER: 0}, {ADAPTER}
-        for batch in batches:
-            context = {"batch": batch, "path": ADAPTER, **self.context()}
-            self._measure_next(ADAPTER, prompts[:batch], context, fitted, running, {}, stops)
-        return fitted
+        if self.session.placement.is_cuda:
+            add_adapters(self.session, self.record.trial, self.model)
+        return self.measure_all(prompts, batches, stops, (ADAPTER,))
 
     def _measure_next(
         self,

@@ -29,33 +29,26 @@ from bench.records.layout import METRICS_VARIABLE
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _BLOCK = 4096
-# name, unit, help, where from, factor
+# name, unit, help, where from; of a GPU also a factor
 _OF_TRIAL = (
-    ("steps_done", "", "Steps that are done, warm-up included.", "step", 1.0),
-    ("steps_planned", "", "Steps that are planned.", "steps", 1.0),
-    ("elapsed_seconds", "seconds", "Time since this attempt began.", "elapsed_sec", 1.0),
-    ("step_time_seconds", "seconds", "Time of the last step.", "step_time_sec", 1.0),
-    (
-        "useful_tokens_per_second",
-        "",
-        "Tokens a second of the last step, without padding.",
-        "useful_tokens_per_sec",
-        1.0,
-    ),
-    ("loss", "", "Training loss of the last step.", "loss", 1.0),
-    ("validation_loss", "", "Held-out loss per target token, last measured.", "validation_loss", 1.0),
-    ("mfu_ratio", "ratio", "FLOP of the model over the chip's published matrix products.", "mfu", 1.0),
-    ("progress_timestamp_seconds", "seconds", "When step or phase last changed.", "progress_at", 1.0),
-    ("checkpoint_step", "", "The step of the newest checkpoint.", "checkpoint_step", 1.0),
+    ("steps_done", "", "Steps that are done, warm-up included.", "step"),
+    ("steps_planned", "", "Steps that are planned.", "steps"),
+    ("elapsed_seconds", "seconds", "Time since this attempt began.", "elapsed_sec"),
+    ("step_time_seconds", "seconds", "Time of the last step.", "step_time_sec"),
+    ("useful_tokens_per_second", "", "Tokens a second of the last step, without padding.", "useful_tokens_per_sec"),
+    ("loss", "", "Training loss of the last step.", "loss"),
+    ("validation_loss", "", "Held-out loss per target token, last measured.", "validation_loss"),
+    ("mfu_ratio", "ratio", "FLOP of the model over the chip's published matrix products.", "mfu"),
+    ("progress_timestamp_seconds", "seconds", "When step or phase last changed.", "progress_at"),
+    ("checkpoint_step", "", "The step of the newest checkpoint.", "checkpoint_step"),
     (
         "checkpoint_timestamp_seconds",
         "seconds",
         "When the newest checkpoint of this attempt was seen.",
         "checkpoint_at",
-        1,
     ),
-    ("restarts", "", "How often the training was started again.", "restarts", 1.0),
-    ("cost_dollars", "dollars", "GPU hours of this attempt times the price that was given.", "cost_usd", 1.0),
+    ("restarts", "", "How often the training was started again.", "restarts"),
+    ("cost_dollars", "dollars", "GPU hours of this attempt times the price that was given.", "cost_usd"),
 )
 _OF_GPU = (
     ("gpu_power_watts", "watts", "Power.", "gpu_power_watts", 1.0),
@@ -216,8 +209,8 @@ def render(state: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
         values["elapsed_sec"] = time.monotonic() - values["started"]
         values["cost_usd"] = values["elapsed_sec"] * values["usd_per_sec"] or None
     lines: list[str] = []
-    for name, unit, words, key, factor in _OF_TRIAL:
-        lines += _family(name, unit, words, [(labels, values.get(key))], factor)
+    for name, unit, words, key in _OF_TRIAL:
+        lines += _family(name, unit, words, [(labels, values.get(key))])
     gpus = [({**labels, "gpu": str(row["gpu"])}, row) for row in rows if "gpu" in row]
     for name, unit, words, key, factor in _OF_GPU:
         lines += _family(name, unit, words, [(own, row.get(key)) for own, row in gpus], factor)
@@ -227,12 +220,12 @@ def render(state: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
         if row.get("gpu_clock_limits")
         for reason in nvml.SLOWDOWNS.values()
     ]
-    lines += _family("gpu_throttled", "", "1 while the clocks are slowed down for this reason.", limits, 1.0)
+    lines += _family("gpu_throttled", "", "1 while the clocks are slowed down for this reason.", limits)
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
 def _family(
-    name: str, unit: str, words: str, samples: Sequence[tuple[Mapping[str, str], Any]], factor: float
+    name: str, unit: str, words: str, samples: Sequence[tuple[Mapping[str, str], Any]], factor: float = 1.0
 ) -> Iterator[str]:
     known = [(labels, value) for labels, value in samples if isinstance(value, (int, float))]
     if not known:

@@ -157,9 +157,9 @@ def visible(library: Any, chosen: str | None) -> list[Gpu]:
     return seen
 
 
-def gpus_here(library: Any | None = None) -> list[Gpu]:
+def gpus_here() -> list[Gpu]:
     """The GPUs that CUDA will see in this environment; none without the library."""
-    library = library or open_library()
+    library = open_library()
     return [] if library is None else visible(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 

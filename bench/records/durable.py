@@ -58,15 +58,13 @@ def regular_size(path: Path, *, follow: bool = True) -> int:
     return found.st_size
 
 
-def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open a file to read it. Raises OSError, also for a pipe or a device: reading those may never end.
-
-    Without `follow`, a link is refused too: where somebody else wrote it, it may lead anywhere.
-    """
-    return os.fdopen(_opened(path, follow), "rb")
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it. Raises OSError, also for a pipe or a device: reading those may never end."""
+    return os.fdopen(_opened(path, follow=True), "rb")
 
 
-def _opened(path: Path, follow: bool) -> int:
+def _opened(path: Path, *, follow: bool) -> int:
+    """Without `follow`, a link is refused too: where somebody else wrote it, it may lead anywhere."""
     regular_size(path, follow=follow)  # before it is opened: opening a device can already do something
     # Without O_NONBLOCK a pipe, put there meanwhile, waits for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
@@ -79,7 +77,7 @@ def _opened(path: Path, follow: bool) -> int:
 def read_regular(path: Path, *, most_bytes: int, follow: bool = True) -> bytes:
     """A file's content. Raises OSError as `open_regular`, and for more than `most_bytes`."""
     pieces, room = [], most_bytes + 1
-    handle = _opened(path, follow)
+    handle = _opened(path, follow=follow)
     try:
         while room and (piece := os.read(handle, min(room, PIECE_BYTES))):  # at once, each would get room for the most
             pieces.append(piece)

@@ -204,7 +204,10 @@ def _table(read: _Read, value: Any, place: str) -> dict[str, Any]:
 
 def _scalar(hint: type, value: Any, place: str) -> Any:
     if hint is float and type(value) is int:
-        return _as_float(value, place)
+        try:
+            return float(value)
+        except OverflowError:
+            raise SchemaError(f"{place}: expected a number, found one of {len(str(value))} digits") from None
     if type(value) is not hint:
         raise SchemaError(f"{place}: expected {_SCALARS[hint]}, found {kind(value)}")
     if hint is int:
@@ -215,13 +218,6 @@ def _scalar(hint: type, value: Any, place: str) -> Any:
 def _check_size(value: Any, place: str) -> None:
     if not -MOST_INTEGER <= value <= MOST_INTEGER:
         raise SchemaError(f"{place}: expected at most {MOST_INTEGER}, found a number of {len(str(abs(value)))} digits")
-
-
-def _as_float(value: int, place: str) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise SchemaError(f"{place}: expected a number, found one of {len(str(value))} digits") from None
 
 
 def _member(enum: type[Enum], value: Any, place: str) -> Enum:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from bench.records.checks import among, check_types, expect, within
-from bench.records.layout import TRAINING_FILE
-from bench.records.sealed import Sealed, read_sealed, write_sealed
+from bench.records.layout import ADAPTER_CHECK_FILE, TRAINING_FILE
+from bench.records.sealed import Sealed
 from bench.records.training_data import DataReport, TrainingData
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -232,9 +231,11 @@ class ServedForm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterCheck:
+class AdapterCheck(Sealed):
     """What `bench.adapter.check` found, adapter-check.json. `losses` (summed over an example's `targets`) are those of
     the first form, by the digests `examples`; `places` and `prompts` are of the questions that were answered."""
+
+    FILE, KIND = ADAPTER_CHECK_FILE, "adapter check"
 
     adapter_sha256: str
     model_sha256: str
@@ -249,15 +250,6 @@ class AdapterCheck:
     targets: list[int]
     device: str
     arithmetic: str
-
-    def write(self, path: Path) -> Path:
-        """Write it, sealed. Raises OSError."""
-        return write_sealed(path, "adapter check", self)
-
-    @classmethod
-    def read(cls, path: Path) -> AdapterCheck:
-        """Read and verify it. Raises ResultError."""
-        return read_sealed(cls, path, "adapter check")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,8 @@ def read(path: Path) -> DataFile:
                     f"{place}: has the keys of {this_kind}, the lines before it those of {kind}; one kind a file"
                 )
             kind = this_kind
-            turns = tuple(_turns(READERS[kind](place, document)))
+            _, turns_of = KINDS[kind]
+            turns = tuple(_turns(turns_of(place, document)))
             conversations.append(Conversation(file=name, line=number, turns=turns, digest=_digest_of(place, turns)))
     if not conversations:
         raise InputError(f"{path}: empty; expected one JSON object a line with {_expected()}")
@@ -146,7 +147,7 @@ def _object(place: str, line: bytes) -> dict[str, Any]:
 
 
 def _kind_of(place: str, document: Mapping[str, Any]) -> str:
-    kinds = [kind for kind, keys in KINDS.items() if all(map(document.__contains__, keys))]
+    kinds = [kind for kind, (keys, _) in KINDS.items() if all(map(document.__contains__, keys))]
     if len(kinds) != 1:
         found = f"the keys of {' and '.join(kinds)}" if kinds else _keys(document)
         raise InputError(f"{place}: expected an object with {_expected()}, found {found}")
@@ -160,7 +161,7 @@ def _keys(document: Mapping[str, Any]) -> str:
 
 
 def _expected() -> str:
-    return "; or ".join(" and ".join(keys) for keys in KINDS.values())
+    return "; or ".join(" and ".join(keys) for keys, _ in KINDS.values())
 
 
 # Each kind's turns, as (place of the turn, role, content) ----------------------------------------------------------
@@ -213,17 +214,12 @@ def _list_of_turns(place: str, turns: Any, role: str, content: str) -> Iterator[
         yield f"{place}[{index}]", turn.get(role), turn.get(content)
 
 
-KINDS: dict[str, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "ShareGPT": ("conversations",),
-    "Alpaca": ("instruction", "output"),
-    "prompt and completion": ("prompt", "completion"),
-}
-READERS: dict[str, Callable[[str, Mapping[str, Any]], Iterator[RawTurn]]] = {
-    "messages": _from_messages,
-    "ShareGPT": _from_sharegpt,
-    "Alpaca": _from_alpaca,
-    "prompt and completion": _from_completion,
+# The keys that a kind is recognised by, and what reads its lines.
+KINDS: dict[str, tuple[tuple[str, ...], Callable[[str, Mapping[str, Any]], Iterator[RawTurn]]]] = {
+    "messages": (("messages",), _from_messages),
+    "ShareGPT": (("conversations",), _from_sharegpt),
+    "Alpaca": (("instruction", "output"), _from_alpaca),
+    "prompt and completion": (("prompt", "completion"), _from_completion),
 }
 
 

@@ -71,14 +71,14 @@ class ComparedRow:
     context: str
     run_id: str
     family: str
-    before: Side | None
-    after: Side | None
-    speed_ratio: float | None
-    low: float | None
-    high: float | None
-    p_value: float | None
-    p_corrected: float | None
-    shows_percent: float | None
+    before: Side | None = None
+    after: Side | None = None
+    speed_ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    p_corrected: float | None = None
+    shows_percent: float | None = None
     verdict: Word
     why: str
 
@@ -156,6 +156,7 @@ def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float 
     found = conditions.unlike(made_under)
     refused = tuple(one for one in found if one.name not in allowed)
     plans = [_plans(run) for run in runs]
+    any_is_full = any(one.is_full for one in made_under)
     rows, over_all = ((), ()) if refused else _rows(runs, made_under, tolerance)
     return Comparison(
         run_ids=tuple(ids),
@@ -171,14 +172,9 @@ def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float 
             )
         },
         rejected={run.record.run_id: len(run.rejected) for run in runs if run.rejected},
-        half_known=_half_known(made_under),
+        half_known=tuple(one.run_id for one in made_under if any_is_full and not one.is_full),
         tolerance=tolerance,
     )
-
-
-def _half_known(made_under: Sequence[Conditions]) -> tuple[str, ...]:
-    some_are_full = any(one.is_full for one in made_under)
-    return tuple(one.run_id for one in made_under if some_are_full and not one.is_full)
 
 
 def _plans(run: Run) -> dict[str, str]:
@@ -230,8 +226,7 @@ def _blanks(first: Run, run: Run, old: Taken, new: Taken) -> dict[str, ComparedR
         metric = STEP_METRICS[-1] if kind in KINDS_WITH_STEPS else kind
         found[digest] = ComparedRow(
             configuration=label, kind=kind, metric=metric, context="", run_id=run.record.run_id,
-            family=family_of(kind, metric), before=None, after=None, speed_ratio=None, low=None, high=None,
-            p_value=None, p_corrected=None, shows_percent=None, verdict="unknown",
+            family=family_of(kind, metric), verdict="unknown",
             why=f"no trial of it succeeded in {missing[0]}" if missing else "",
         )  # fmt: skip
     return found

@@ -128,10 +128,6 @@ def _gpu(document: Mapping[str, Any]) -> str:
     return f"{name}, {text.size(size)}" if isinstance(size, (int, float)) and size else name
 
 
-def _driver(document: Mapping[str, Any]) -> str:
-    return "none" if device(document) == CPU else _words(document, "gpu_driver")
-
-
 def _lock(document: Mapping[str, Any]) -> str:
     """The image's lock, else every package's version in one short digest, else the stack the result names."""
     python = _words(document, "python")
@@ -166,7 +162,7 @@ def _variables(document: Mapping[str, Any]) -> str:
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "gpu": _gpu,
-    "driver": _driver,
+    "driver": lambda document: "none" if device(document) == CPU else _words(document, "gpu_driver"),
     "lock": _lock,
     "weights": lambda document: _words(document, "model_sha256"),
     "data": lambda document: _words(document, "data_sha256"),

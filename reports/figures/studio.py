@@ -8,6 +8,7 @@ so there are few, and this process draws what the others have not begun.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -16,7 +17,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from types import TracebackType
 
 from reports.figures.drawing import style
 from reports.figures.drawing.board import NARROW, WIDE
@@ -39,7 +39,7 @@ class Job:
     drawing: Drawing
 
 
-class Studio:
+class Studio(contextlib.AbstractContextManager["Studio"]):
     """The processes that draw: at most MOST_PROCESSES and one for each core. Made before the run is read."""
 
     def __init__(self) -> None:
@@ -50,12 +50,7 @@ class Studio:
             for _ in range(self._others):
                 self._pool.submit(_warm_up)
 
-    def __enter__(self) -> Studio:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is None:
             return
         if kind is DrawError:  # one hangs, and the pool would wait for it
@@ -85,25 +80,19 @@ class Studio:
 
     def _hand_out(self, job: Job) -> Future[Picture] | None:
         """None where nobody takes it."""
-        try:
-            return (
-                None
-                if self._pool is None
-                else self._pool.submit(draw_one, job.chart.name, job.chart.title, job.drawing)
-            )
-        except BrokenProcessPool:
-            return None
+        with contextlib.suppress(BrokenProcessPool):
+            if self._pool is not None:
+                return self._pool.submit(draw_one, job.chart.name, job.chart.title, job.drawing)
+        return None
 
 
-def _awaited(job: Job, future: Future[Picture] | None) -> Picture:
+def _awaited(job: Job, future: Future[Picture]) -> Picture:
     try:
-        if future is not None:
-            return future.result(timeout=DRAW_SEC)
+        return future.result(timeout=DRAW_SEC)
     except TimeoutError:
         raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
     except BrokenProcessPool:  # killed, most likely for memory: alone it may fit
-        pass
-    return draw_one(job.chart.name, job.chart.title, job.drawing)
+        return draw_one(job.chart.name, job.chart.title, job.drawing)
 
 
 def draw_one(name: str, title: str, drawing: Drawing) -> Picture:

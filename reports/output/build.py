@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bench.records.durable import write_atomic
 from bench.records.layout import REPORT_FOLDER
-from reports.comparison.compare import CompareError, Comparison, compare
+from reports.comparison.compare import CompareError, compare
 from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
-from reports.figures.drawing.chart import Absent, Chart, Picture
+from reports.figures.drawing.chart import Chart, Picture
 from reports.figures.studio import DrawError, Job, Studio
 from reports.output import csv_frames, html, markdown, tables
 from reports.output.html import INDEX_FILE
@@ -101,30 +101,21 @@ def _charts(run: Run, other: Run | None) -> tuple[Chart, ...]:
         return CHARTS
     compared = compare([other, run])
     if compared.refused:
-        raise CompareError(_refusal(compared))
+        before, after = compared.run_ids
+        unlike = "; ".join(one.words for one in compared.refused)
+        raise CompareError(f"run {after} is not comparable with {before}: {unlike}; {compared.remedy}")
     gather = partial(run_comparison.gather, comparison=compared)
     return tuple(replace(one, gather=gather) if one is RUN_COMPARISON else one for one in CHARTS)
 
 
-def _refusal(compared: Comparison) -> str:
-    before, after = compared.run_ids
-    unlike = "; ".join(one.words for one in compared.refused)
-    return f"run {after} is not comparable with {before}: {unlike}; {compared.remedy}"
-
-
 def _draw(
     studio: Studio, charts: Sequence[Chart], summary: Summary, run: Run
-) -> tuple[tuple[Picture, ...], tuple[Absent, ...]]:
-    """Every chart that has data, drawn; and those that have none, with what would make them appear."""
+) -> tuple[tuple[Picture, ...], tuple[Chart, ...]]:
+    """Every chart that has data, drawn; and those that have none."""
     found = [(chart, chart.gather(summary, run)) for chart in charts]
     jobs = [Job(chart=chart, drawing=drawing) for chart, drawing in found if drawing is not None]
     pictures = [replace(one, folded=job.chart.folded) for one, job in zip(studio.draw(jobs), jobs, strict=True)]
-    absent = tuple(
-        Absent(title=chart.title, needs=chart.needs, command=chart.command)
-        for chart, drawing in found
-        if drawing is None
-    )
-    return tuple(pictures), absent
+    return tuple(pictures), tuple(chart for chart, drawing in found if drawing is None)
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:

@@ -1,7 +1,7 @@
 """What did not work, what is alike in one line: a configuration that runs out of memory does so on every worker."""
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -10,7 +10,6 @@ from reports.read.run import Missing
 from reports.summary.summary import Failure
 
 Ended = TypeVar("Ended", Failure, Missing)
-_T = TypeVar("_T")
 _NAMED = 4  # workers in one line
 
 
@@ -41,19 +40,16 @@ class Alike(Generic[Ended]):
 
 def failures(found: Iterable[Failure]) -> list[Alike[Failure]]:
     """Grouped by configuration, end and reason; numbers in a reason (bytes, process ids) do not tell them apart."""
-    return [
-        Alike(trials=tuple(same))
-        for same in _grouped(found, lambda one: (one.configuration, one.end, re.sub(r"\d+", "0", one.reason or "")))
-    ]
+    return _alike(found, lambda one: (one.configuration, one.end, re.sub(r"\d+", "0", one.reason or "")))
 
 
 def missing(found: Iterable[Missing]) -> list[Alike[Missing]]:
     """Grouped by configuration and reason."""
-    return [Alike(trials=tuple(same)) for same in _grouped(found, lambda one: (one.configuration, one.reason))]
+    return _alike(found, lambda one: (one.configuration, one.reason))
 
 
-def _grouped(found: Iterable[_T], key: Callable[[_T], Hashable]) -> Sequence[list[_T]]:
-    groups: dict[Hashable, list[_T]] = {}
+def _alike(found: Iterable[Ended], key: Callable[[Ended], Hashable]) -> list[Alike[Ended]]:
+    groups: dict[Hashable, list[Ended]] = {}
     for one in found:
         groups.setdefault(key(one), []).append(one)
-    return list(groups.values())
+    return [Alike(trials=tuple(same)) for same in groups.values()]

@@ -17,7 +17,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from reports import text
-from reports.figures.drawing.chart import Absent, Picture
+from reports.figures.drawing.chart import Chart, Picture
 from reports.output import grouping, method
 from reports.read.run import Run
 from reports.summary import highlights, sentences
@@ -43,7 +43,7 @@ def render(
     summary: Summary,
     run: Run,
     pictures: Sequence[Picture],
-    absent: Sequence[Absent] = (),
+    absent: Sequence[Chart] = (),
     *,
     refresh_sec: int | None = None,
 ) -> str:
@@ -70,7 +70,7 @@ def render(
         refresh_sec=refresh_sec,
         facts=method.facts(summary),
         method=method.paragraphs(summary),
-        charts=[_placed(picture) for picture in pictures],
+        pictures=pictures,
         absent=absent,
         sections=[(name, list(group)) for name, group in groupby(summary.measurements, lambda one: one.section)],
         trial_columns=_RAW_COLUMNS,
@@ -100,6 +100,7 @@ def _template() -> jinja2.Template:
         "count": text.count,
         "memory": _memory,
         "ends": _ends,
+        "labelled": _labelled,
     }
     return environment.get_template("page.html.j2")
 
@@ -125,20 +126,10 @@ def _policy(script: str) -> str:
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _placed(picture: Picture) -> dict[str, object]:
-    return {
-        "name": picture.name,
-        "title": picture.title,
-        "wide": _labelled(picture.wide_svg, "wide", picture),
-        "narrow": _labelled(picture.narrow_svg, "narrow", picture),
-        "caption": picture.caption,
-        "finding": picture.finding,
-        "folded": picture.folded,
-    }
-
-
-def _labelled(svg: str, shape: str, picture: Picture) -> Markup:
+def _labelled(picture: Picture, shape: str) -> Markup:
+    """The drawing for `wide` or `narrow` screens, with its alternative text."""
     opening = f'<svg class="{shape}" role="img" aria-label="{escape(f"{picture.title}. {picture.alt}")}"'
+    svg = picture.wide_svg if shape == "wide" else picture.narrow_svg
     return Markup(svg.replace("<svg", opening, 1))  # noqa: S704 - matplotlib escaped the texts in it
 
 

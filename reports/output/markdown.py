@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from reports import text
-from reports.figures.drawing.chart import Absent, Picture
+from reports.figures.drawing.chart import Chart, Picture
 from reports.output import grouping, method
 from reports.summary import highlights, sentences
 from reports.summary.cautions import MOST_SHOWN
@@ -12,7 +12,7 @@ from reports.summary.summary import ConfigurationRow, Summary
 _md = text.markdown
 
 
-def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absent] = ()) -> str:
+def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart] = ()) -> str:
     """report.md's text. Pictures are linked from figures/ beside it."""
     recommendation = sentences.recommendation(summary)
     parts = [f"# {_md(recommendation)}"]
@@ -34,7 +34,10 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absen
         parts.append(_md(picture.caption))
         parts.append(f"![{_md(picture.alt)}](figures/{picture.name}.png)")
     if absent:
-        lines = [f"- **{_md(one.title)}** needs {_absent(one)}" for one in absent]
+        lines = [
+            f"- **{_md(one.title)}** needs {_md(one.needs)}" + (f": `{one.command}`" if one.command else ".")
+            for one in absent
+        ]
         parts += ["## Figures skipped: no data", "\n".join(lines)]
     if summary.measurements:
         parts += ["## Measurements", *_measurements(summary)]
@@ -81,10 +84,6 @@ def _costs(costs: highlights.Costs) -> list[str]:
     sources = [f"- {_md(source)}" for source in costs.sources]
     scaling = [f"- {_md(line.name)}: {_md(line.under)}" for line in costs.lines]
     return [_md(f"With {costs.configuration}."), _table(head, lines), "\n".join([*sources, *scaling])]
-
-
-def _absent(one: Absent) -> str:
-    return f"{_md(one.needs)}: `{one.command}`" if one.command else f"{_md(one.needs)}."
 
 
 def _configuration(row: ConfigurationRow, priced: bool) -> tuple[str, ...]:

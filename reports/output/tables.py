@@ -15,7 +15,7 @@ from reports.read import measurements
 from reports.read.run import Run
 from reports.statistics.values import Measured
 from reports.summary import cost, sentences
-from reports.summary.summary import SETTINGS, ConfigurationRow, Summary
+from reports.summary.summary import ConfigurationRow, Summary
 
 SUMMARY_SCHEMA_VERSION = 2
 ESTIMATES = (
@@ -23,6 +23,10 @@ ESTIMATES = (
     *("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
 )
 _OF_RUN = ("run_id", "created_at", "suite", "profile", "spread", "fleet_kind", "workers", "provenance")
+_SETTINGS = (
+    *("max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
+    *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
+)
 _COUNTS, _SHARES = ("n_workers", "n_processes", "n_steps"), ("padding_percent", "worker_spread")
 _OF_RATIO = ("value", "low", "high", "verdict", "over")
 _OF_OTHER = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
@@ -103,9 +107,9 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
     measured = row.measured
     return {
         "configuration": row.label,
-        "reason": row.reason,
+        "reason": row.trial.reason,
         "is_baseline": row.is_baseline,
-        **{name: getattr(row, name) for name in SETTINGS[1:]},
+        **_fields(row.trial, *_SETTINGS),
         "planned": row.planned,
         "ends": row.ends,
         "missing": row.missing,

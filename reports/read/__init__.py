@@ -7,7 +7,7 @@ measurements: the frame of measurements; names to words and units
 readings: measurements picked out by name, over workers
 telemetry: telemetry.csv as a frame
 steps: a training's steps.jsonl, what it has measured so far
-starts: when the ledger says attempts were started
+attempts: attempts as the ledger has them, and when they were started
 fingerprint: the device, what differs between trials, contention
 published: published results, and whether a run measured the same
 """

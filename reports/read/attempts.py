@@ -1,14 +1,27 @@
-"""The attempts of one trial as the ledger has them, with times by the operator's clock and what each restart cost."""
+"""Attempts as a run's ledger has them: when each was started and ended, by the operator's clock, and what each restart
+cost.
 
+A worker's own clock will not do to add up the time it was held: a pod that moves goes on with another node's clock.
+
+Not covered: a job that its host could only start later than the ledger says (the host could not be reached).
+"""
+
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from bench.records import schema
 from bench.records.durable import read_regular
 from bench.records.layout import LEDGER_FILE
-from reports.read import starts
+
+# (trial_id, attempt) -> seconds since 1970
+Starts = Mapping[tuple[str, int], float]
+
+_MOST_BYTES = 64_000_000  # a run of 10,000 trials writes 6 MB
+_MOST_LINE_BYTES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +44,9 @@ class Held:
 
 
 def read(run_folder: Path, trial_id: str) -> list[Held]:
-    """The attempts in order; none without a ledger. A line that cannot be read is left out. Raises OSError."""
-    try:
-        lines = read_regular(run_folder / LEDGER_FILE, most_bytes=starts.MOST_BYTES, follow=False).splitlines()
-    except FileNotFoundError:
-        return []
+    """One trial's attempts in order; none without a ledger. A line that cannot be read is left out. Raises OSError."""
     found: dict[int, Held] = {}
-    for line in lines:
+    for line in _ledger(run_folder).splitlines():
         try:
             event = json.loads(line)
             if event["trial_id"] == trial_id:
@@ -45,6 +54,25 @@ def read(run_folder: Path, trial_id: str) -> list[Held]:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return list(found.values())
+
+
+def starts(run_folder: Path) -> Starts:
+    """When each trial's attempts were started; none where there is no ledger. Raises OSError.
+
+    A line that is none (a crash tears the last one) leaves its attempt out: who asks for it goes by another clock.
+    """
+    found = {}
+    for line in io.BytesIO(_ledger(run_folder)):
+        # Of ten thousand trials most lines say something else.
+        if b'"started"' not in line or len(line) > _MOST_LINE_BYTES:
+            continue
+        try:
+            event = schema.parse(line)
+            if event["event"] == "started":
+                found[event["trial_id"], event["attempt"]] = datetime.fromisoformat(event["time"]).timestamp()
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue
+    return found
 
 
 def took_sec(attempts: Sequence[Held], now: float) -> float:
@@ -59,6 +87,14 @@ def worker_sec(attempts: Sequence[Held], now: float) -> float:
 
 def _sec(one: Held, now: float) -> float:
     return max(0.0, (now if one.ended is None else one.ended) - one.began)
+
+
+def _ledger(run_folder: Path) -> bytes:
+    """Empty where there is none. Raises OSError."""
+    try:
+        return read_regular(run_folder / LEDGER_FILE, most_bytes=_MOST_BYTES, follow=False)
+    except FileNotFoundError:
+        return b""
 
 
 def _take(found: dict[int, Held], event: dict[str, object], at: float) -> None:

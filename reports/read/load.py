@@ -14,8 +14,7 @@ from bench.records.layout import LEDGER_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_F
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.sealed import ResultError
-from reports import text
-from reports.read import faults, fingerprint, measurements, starts, telemetry
+from reports.read import attempts, faults, fingerprint, measurements, telemetry
 from reports.read.run import KINDS_WITH_STEPS, Configuration, Missing, Rejected, ReportError, Run, trials_frame
 
 
@@ -32,9 +31,9 @@ def load(folder: Path) -> Run:
     plans = {plan.trial_id: plan for plan in record.planned}
     results, refused = _read_results(folder, record, plans)
     rejected += refused
-    started: starts.Starts = {}
+    started: attempts.Starts = {}
     try:
-        started = starts.read(folder)
+        started = attempts.starts(folder)
     except OSError as error:
         rejected.append(Rejected(file=LEDGER_FILE, reason=f"cannot be read: {error.strerror}"))
     if (why := _misleads(record, results)) is not None:
@@ -179,4 +178,5 @@ def _first_difference(result: TrialResult, plan: PlannedTrial) -> str:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    return text.printable(path.relative_to(folder).as_posix())
+    """As text that can be written as UTF-8: bytes that are none as escapes."""
+    return path.relative_to(folder).as_posix().encode(errors="surrogateescape").decode(errors="backslashreplace")

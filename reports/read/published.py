@@ -62,7 +62,6 @@ class Published:
     """All of published.yaml. `loading` maps precision to name to value; `inference` precision to batch to tokens/s."""
 
     source: str
-    short: str
     model_parameters: int
     training: tuple[Training, ...]
     factors: tuple[Factor, ...]

@@ -28,7 +28,7 @@ import pandas as pd
 
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from reports.read.starts import Starts
+from reports.read.attempts import Starts
 
 KINDS_WITH_STEPS = ("training", "distributed")
 _PICKED = ["name", "configuration", "kind", "value", "low", "high", "n", "share_percent", "context", "note"]

@@ -173,7 +173,8 @@ def mean_of_logs(taken: Sequence[Sample], spread: Spread | None = None) -> Mean:
         least = spread.sd / math.sqrt(len(groups)) * _quantile(1.0 - CONFIDENCE, spread.df)
         return replace(own, half=max(own.half, least))
     if spread is not None:
-        return _known(math.fsum(one.log for one in taken) / len(taken), len(taken), _floor(taken), spread)
+        value, error = math.fsum(one.log for one in taken) / len(taken), spread.sd / math.sqrt(len(taken))
+        return _mean(value, error, spread.df, _floor(taken), "processes", len(taken), 1.0 - CONFIDENCE)
     if len(taken) > 1:
         return _student([one.log for one in taken], _floor(taken), "processes")
     half = taken[0].half
@@ -250,10 +251,6 @@ def _floor(taken: Sequence[Sample]) -> float:
 def _student(units: Sequence[float], floor: float, over: Over, level: float = 1.0 - CONFIDENCE) -> Mean:
     error, df = _deviation(units) / math.sqrt(len(units)), len(units) - 1.0
     return _mean(statistics.fmean(units), error, df, floor, over, len(units), level)
-
-
-def _known(value: float, count: int, floor: float, spread: Spread) -> Mean:
-    return _mean(value, spread.sd / math.sqrt(count), spread.df, floor, "processes", count, 1.0 - CONFIDENCE)
 
 
 def _together(mine: Spread, n_mine: int, other: Spread, n_other: int) -> tuple[float, float]:

@@ -179,7 +179,11 @@ def _of_steps(rows: Sequence[ConfigurationRow]) -> Iterable[Found]:
         more = [name for name, _ in found if name != label]
         also = f"; so did {text.some(more, 3)}" if more else ""
         yield Found(words=f"{label}: {flag}{also}.", weight=0.03)
-    lost = [(_lost(row), row.label) for row in rows if row.measured is not None]
+    lost = [
+        (1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.samples_per_sec.value, row.label)
+        for row in rows
+        if row.measured is not None
+    ]
     notable = sorted((one for one in lost if one[0] > SLOW_STEPS), reverse=True)
     if notable:
         share, label = notable[0]
@@ -190,12 +194,6 @@ def _of_steps(rows: Sequence[ConfigurationRow]) -> Iterable[Found]:
         yield Found(
             words=f"{said}{100 * share:.1f} %; times, dollars and energy are of elapsed throughput.", weight=share
         )
-
-
-def _lost(row: ConfigurationRow) -> float:
-    if row.measured is None:
-        return 0.0
-    return 1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.samples_per_sec.value
 
 
 def _flagged(results: Sequence[TrialResult]) -> list[_Flagged]:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Self
 
 from bench.records.result import TrialResult
-from reports.read.starts import Starts
+from reports.read.attempts import Starts
 from reports.statistics.values import Estimate
 
 SAMPLES = 1000
@@ -167,33 +167,6 @@ class Billed:
     @property
     def useful_percent(self) -> float:
         return 100.0 * self.useful_sec / self.held_sec
-
-
-def price(usd_per_gpu_hour: float | None, source: str | None) -> Price | None:
-    """The price a setting gives, or None. Raises ValueError unless it is a positive amount with a source."""
-    if usd_per_gpu_hour is None:
-        return None
-    wants = "price_source: a price needs its source, e.g. 'list price B95909, 2025-06'"
-    known = with_source("price_usd_per_gpu_hour", usd_per_gpu_hour, source, wants)
-    return Price(usd_per_gpu_hour=usd_per_gpu_hour, source=known)
-
-
-def hosted(usd_per_10000_samples: float | None, source: str | None) -> Hosted | None:
-    """The hosted service to compare with, or None. Raises ValueError unless it is a positive amount with a source."""
-    if usd_per_10000_samples is None:
-        return None
-    wants = "hosted_source: a hosted service's price needs its source: who asks it, and when"
-    known = with_source("hosted_usd_per_10000_samples", usd_per_10000_samples, source, wants)
-    return Hosted(usd_per_10000_samples=usd_per_10000_samples, source=known)
-
-
-def with_source(setting: str, amount: float, source: str | None, wants: str) -> str:
-    """The source of an amount above 0; raises ValueError."""
-    if not 0 < amount < float("inf"):
-        raise ValueError(f"{setting}: expected an amount above 0, found {amount}")
-    if not source or not source.strip():
-        raise ValueError(wants)
-    return source
 
 
 def seconds_for(amount: float, rate: Estimate) -> Amount:

@@ -14,7 +14,7 @@ from reports.statistics import configurations
 from reports.statistics.configurations import Sample
 from reports.statistics.energy import joules_per_1000_useful_tokens
 from reports.statistics.values import Estimate, Process
-from reports.summary.cost import FINE_TUNING_SAMPLES, Amount, with_source
+from reports.summary.cost import FINE_TUNING_SAMPLES, Amount
 
 _JOULES_A_KWH = 3.6e6
 
@@ -47,14 +47,6 @@ class Energy:
             co2 = text.estimate(self.fine_tuning_co2_kg, " kg")
             said += f", which is {co2} of CO2 at {text.number(self.carbon.kg_per_kwh)} kg a kWh ({self.carbon.source})"
         return f"{said}; without the host, and without the time before the first step."
-
-
-def carbon(kg_per_kwh: float | None, source: str | None) -> Carbon | None:
-    """The factor that the settings give, or None. Raises ValueError unless it is a positive amount with a source."""
-    if kg_per_kwh is None:
-        return None
-    wants = "co2_source: a factor needs its source: whose electricity it is, and of which year"
-    return Carbon(kg_per_kwh=kg_per_kwh, source=with_source("co2_kg_per_kwh", kg_per_kwh, source, wants))
 
 
 def measured(

@@ -54,12 +54,8 @@ def best(summary: Summary) -> ConfigurationRow | None:
 
 def recommended(summary: Summary) -> str | None:
     """Its label; None where it was compared with no other."""
-    row = best(summary)
-    return None if row is None or len(summary.measured_rows) < 2 or not _has_baseline(summary) else row.label
-
-
-def _has_baseline(summary: Summary) -> bool:
-    return any(row.is_baseline for row in summary.measured_rows)
+    row, measured = best(summary), summary.measured_rows
+    return row.label if row is not None and len(measured) > 1 and any(one.is_baseline for one in measured) else None
 
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:

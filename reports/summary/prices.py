@@ -4,9 +4,8 @@
 gives stands before all of them. What cannot be used is refused with one line that names the file and the key.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -18,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.records.durable import read_regular
 from reports import text
 from reports.read.fingerprint import CPU
-from reports.summary import cost, energy
 from reports.summary.cost import Beside, BootVolume, Hosted, Price
 from reports.summary.energy import Carbon
 
@@ -47,24 +45,36 @@ class Pricing:
     co2_kg_per_kwh: float | None = None
     co2_source: str | None = None
 
+    def price(self) -> Price | None:
+        """The price that is set. Raises PriceError."""
+        if (usd := self.usd_per_gpu_hour) is None:
+            return None
+        wants = "price_source: a price needs its source, e.g. 'list price B95909, 2025-06'"
+        return Price(usd_per_gpu_hour=usd, source=_source("price_usd_per_gpu_hour", usd, self.source, wants))
+
     def carbon(self) -> Carbon | None:
         """How much CO2 a kilowatt hour stands for. Raises PriceError."""
-        with _of_a_setting():
-            return energy.carbon(self.co2_kg_per_kwh, self.co2_source)
+        if (kg := self.co2_kg_per_kwh) is None:
+            return None
+        wants = "co2_source: a factor needs its source: whose electricity it is, and of which year"
+        return Carbon(kg_per_kwh=kg, source=_source("co2_kg_per_kwh", kg, self.co2_source, wants))
 
     def hosted(self) -> Hosted | None:
         """The hosted service to compare with. Raises PriceError."""
-        with _of_a_setting():
-            return cost.hosted(self.hosted_usd_per_10000_samples, self.hosted_source)
+        if (usd := self.hosted_usd_per_10000_samples) is None:
+            return None
+        wants = "hosted_source: a hosted service's price needs its source: who asks it, and when"
+        source = _source("hosted_usd_per_10000_samples", usd, self.hosted_source, wants)
+        return Hosted(usd_per_10000_samples=usd, source=source)
 
 
-@contextlib.contextmanager
-def _of_a_setting() -> Iterator[None]:
-    """What a setting's value is refused for, as PriceError."""
-    try:
-        yield
-    except ValueError as error:
-        raise PriceError(f"cost.{error}") from None
+def _source(setting: str, amount: float, source: str | None, wants: str) -> str:
+    """The source of an amount above 0. Raises PriceError, which says what it `wants` where there is none."""
+    if not 0 < amount < float("inf"):
+        raise PriceError(f"cost.{setting}: expected an amount above 0, found {amount}")
+    if not source or not source.strip():
+        raise PriceError(f"cost.{wants}")
+    return source
 
 
 class _Strict(BaseModel):
@@ -158,9 +168,7 @@ def choose(pricing: Pricing, devices: Sequence[str], *, today: date) -> tuple[Pr
 
     Raises PriceError: a price without source, a shape the table does not have, a table that cannot be used.
     """
-    with _of_a_setting():
-        own = cost.price(pricing.usd_per_gpu_hour, pricing.source)
-    name = pricing.shape
+    own, name = pricing.price(), pricing.shape
     if name is None and pricing.table is None and set(devices) <= {CPU}:
         return () if own is None else (own,)
     path = pricing.table or TABLE

@@ -118,11 +118,11 @@ def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | N
         f"In useful tokens per second (padding not counted) {best.label} reached "
         f"{text.ratio(best.useful_tokens_ratio).replace(text.ONE_PROCESS, '')} the rate of {baseline}"
     )
-    if best.max_seq_len == base.max_seq_len:
+    if best.trial.max_seq_len == base.trial.max_seq_len:
         return f"{sentence}."
     return (
-        f"{sentence}: a sample of at most {best.max_seq_len:,} tokens is not the same work "
-        f"as one of at most {base.max_seq_len:,}."
+        f"{sentence}: a sample of at most {best.trial.max_seq_len:,} tokens is not the same work "
+        f"as one of at most {base.trial.max_seq_len:,}."
     )
 
 

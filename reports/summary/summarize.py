@@ -14,7 +14,7 @@ from reports.statistics import configurations, processes
 from reports.statistics.values import Measured, Process, Ratio
 from reports.summary import cautions, cost, energy, pivot, scaling, sentences
 from reports.summary.prices import Pricing, choose
-from reports.summary.summary import PROFILE_NOTES, SETTINGS, ConfigurationRow, Failure, Other, Summary
+from reports.summary.summary import PROFILE_NOTES, ConfigurationRow, Failure, Other, Summary
 
 BASELINE = "baseline"
 _MEDIANS = ("first_loss", "last_loss", "load_time_sec")  # over workers
@@ -50,18 +50,25 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
             succeeded.setdefault(run.label_of[result.trial_id], []).append(result)
     ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
     missing = Counter(one.configuration for one in run.missing)
+
+    def against_baseline(label: str, rate: str) -> Ratio | None:
+        mine, base = measured.get(label), None if label == baseline else measured.get(baseline)
+        return None if mine is None or base is None else configurations.ratio(mine, base, rate, among=len(measured) - 1)
+
     rows = tuple(
-        _row(
-            one,
-            measured.get(one.label),
-            None if one.label == baseline else measured.get(baseline),
-            over_workers.get(one.label, {}),
+        ConfigurationRow(
+            label=one.label,
+            trial=one.planned[0].trial,
             is_baseline=one.label == baseline,
+            planned=len(one.planned),
             ends={end: amount for end in End if (amount := ends[one.label, end])},
             missing=missing[one.label],
+            measured=measured.get(one.label),
+            samples_ratio=against_baseline(one.label, "samples_per_sec"),
+            useful_tokens_ratio=against_baseline(one.label, "useful_tokens_per_sec"),
             costs=_costs(one, measured.get(one.label), priced, speedups, succeeded.get(one.label, [])),
-            among=len(measured) - 1,
-            used=used.get(one.label),
+            energy=used.get(one.label),
+            **{name: over_workers.get(one.label, {}).get(name) for name in (*_MEDIANS, *_LARGEST)},
         )
         for one in trained
     )
@@ -79,7 +86,6 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         for one in run.configurations
         if one.kind != TRAINING
     )
-    note = PROFILE_NOTES.get(run.record.profile)
     return Summary(
         record=run.record,
         rows=rows,
@@ -88,7 +94,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         baseline=baseline,
         finding=sentences.spelled(sentences.finding(rows, others, baseline, run, hosts)),
         second_finding=sentences.second_finding(rows, baseline),
-        profile_note=note,
+        profile_note=PROFILE_NOTES.get(run.record.profile),
         cautions=cautions.cautions(
             rows, others, baseline, hosts, priced[0] if priced else None, len(run.rejected), run.results
         ),
@@ -129,41 +135,6 @@ def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
         str(label): {str(name): value for name, value in row.items() if pd.notna(value)}
         for label, row in middle.join(largest).to_dict(orient="index").items()
     }
-
-
-def _row(
-    configuration: Configuration,
-    mine: Measured | None,
-    base: Measured | None,
-    over_workers: Mapping[str, Any],
-    *,
-    is_baseline: bool,
-    ends: dict[End, int],
-    missing: int,
-    costs: tuple[cost.Cost, ...],
-    among: int,
-    used: energy.Energy | None,
-) -> ConfigurationRow:
-    settings: dict[str, Any] = {name: getattr(configuration.planned[0].trial, name) for name in SETTINGS}
-    known: dict[str, Any] = {name: over_workers.get(name) for name in (*_MEDIANS, *_LARGEST)}
-
-    def against_baseline(rate: str) -> Ratio | None:
-        return None if mine is None or base is None else configurations.ratio(mine, base, rate, among=among)
-
-    return ConfigurationRow(
-        label=configuration.label,
-        **settings,
-        is_baseline=is_baseline,
-        planned=len(configuration.planned),
-        ends=ends,
-        missing=missing,
-        measured=mine,
-        samples_ratio=against_baseline("samples_per_sec"),
-        useful_tokens_ratio=against_baseline("useful_tokens_per_sec"),
-        costs=costs,
-        energy=used,
-        **known,
-    )
 
 
 def _costs(

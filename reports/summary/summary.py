@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bench.records.result import End
 from bench.records.run import RunRecord
+from bench.records.trial import Trial
 from reports.read.fingerprint import Hosts
 from reports.read.run import Missing, Rejected
 from reports.statistics.values import Measured, Ratio
@@ -21,16 +22,9 @@ PROFILE_NOTES: dict[str, str | None] = {
 }
 
 
-# What a row repeats of its trial.
-SETTINGS = (
-    *("reason", "max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
-    *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationRow:
-    """One configuration. `measured` is None where no trial of it succeeded; so is all that follows from it.
+    """One configuration: its `trial`. `measured` is None where none succeeded; so is all that follows from it.
 
     Loss is the median over workers of their first and last measured step; memory is the largest of any worker's;
     `load_time_sec` the median over workers. Ratios are against the baseline row, None on that row itself. `costs` are
@@ -39,15 +33,7 @@ class ConfigurationRow:
     """
 
     label: str
-    reason: str
-    max_seq_len: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    layout: str
-    base_precision: str
-    lora_rank: int
-    optimizer: str
-    gradient_checkpointing: bool
+    trial: Trial
     is_baseline: bool
     planned: int
     ends: dict[End, int]

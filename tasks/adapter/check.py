@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import schema
-from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck, ServedForm
 from tasks.adapter.trained import Trained, on_worker, open_training, said
 from tasks.cli.flags import number
@@ -62,7 +61,7 @@ def measured(settings: Settings, trained: Trained, answers: int, *, quiet: bool)
     except schema.SchemaError as error:
         raise Resumable(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
     with writing(trained.folder):
-        found.write(trained.folder / ADAPTER_CHECK_FILE)
+        found.write(trained.folder)
     return found
 
 

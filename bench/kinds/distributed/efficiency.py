@@ -5,6 +5,7 @@ Rates are inverted times, so a rate and its interval are those of the median ste
 
 import random
 import statistics
+from collections.abc import Callable
 
 from bench.records.interval import Interval, quantile
 
@@ -12,18 +13,11 @@ RESAMPLES = 2000
 
 
 def rate(amount: float, times: Interval) -> Interval:
-    """`amount` per second from an interval of seconds: the ends swap."""
-    return Interval(
-        median=amount / times.median,
-        p10=amount / times.p90,
-        p90=amount / times.p10,
-        low=amount / times.high,
-        high=amount / times.low,
-        n=times.n,
-    )
+    """`amount` per second from an interval of seconds."""
+    return _falling(times, lambda sec: amount / sec)
 
 
-def efficiency_percent(without: list[list[float]], with_: list[list[float]], *, seed: int = 0) -> Interval:
+def efficiency_percent(without: list[list[float]], with_: list[list[float]]) -> Interval:
     """Median step time without communication over that with it, in percent; both in blocks that alternated.
 
     low and high are a bootstrap's 95 % interval over the steps of each side; p10 and p90 are those of the blocks'
@@ -31,7 +25,7 @@ def efficiency_percent(without: list[list[float]], with_: list[list[float]], *, 
     """
     ratios = sorted(100.0 * statistics.median(a) / statistics.median(b) for a, b in zip(without, with_, strict=True))
     off, on = [t for block in without for t in block], [t for block in with_ for t in block]
-    chooser = random.Random(seed)  # noqa: S311 - a bootstrap wants repeatable, not secret
+    chooser = random.Random(0)  # noqa: S311 - a bootstrap wants repeatable, not secret
 
     def drawn(times: list[float]) -> float:
         return statistics.median(chooser.choices(times, k=len(times)))
@@ -49,13 +43,13 @@ def efficiency_percent(without: list[list[float]], with_: list[list[float]], *, 
 
 def remainder_percent(part: Interval) -> Interval:
     """100 minus an interval in percent."""
+    return _falling(part, lambda percent: 100.0 - percent)
+
+
+def _falling(of: Interval, made: Callable[[float], float]) -> Interval:
+    """What `made` makes of an interval: it falls where its argument rises, so the ends swap."""
     return Interval(
-        median=100.0 - part.median,
-        p10=100.0 - part.p90,
-        p90=100.0 - part.p10,
-        low=100.0 - part.high,
-        high=100.0 - part.low,
-        n=part.n,
+        median=made(of.median), p10=made(of.p90), p90=made(of.p10), low=made(of.high), high=made(of.low), n=of.n
     )
 
 

@@ -21,7 +21,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from bench.data.inputs import InputError
@@ -82,8 +81,8 @@ class Machines:
         return range(machine * each, (machine + 1) * each)
 
 
-class Hub:
-    """The first machine's end: writes into `folder` what the other machines send. A context manager."""
+class Hub(contextlib.AbstractContextManager["Hub"]):
+    """The first machine's end: writes into `folder` what the other machines send."""
 
     def __init__(self, machines: Machines, world_size: int, folder: Path) -> None:
         self._machines, self._world_size, self._folder = machines, world_size, folder
@@ -100,12 +99,7 @@ class Hub:
         for work in (self._accept, self._beat):
             threading.Thread(target=work, daemon=True, name=f"nodes {work.__name__}").start()
 
-    def __enter__(self) -> Hub:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing = True
         for link in (self._server, *self._accepted):
             with contextlib.suppress(OSError):
@@ -176,7 +170,7 @@ class Hub:
         os.replace(part, path)
 
 
-class Link:
+class Link(contextlib.AbstractContextManager["Link"]):
     """Another machine's end: sends what its ranks write, and notices when the first machine is gone."""
 
     def __init__(self, machines: Machines, silence_sec: float) -> None:
@@ -186,12 +180,7 @@ class Link:
         self._heard = time.monotonic()
         self._send({"token": machines.token, "node": machines.rank})
 
-    def __enter__(self) -> Link:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def check(self) -> None:

@@ -296,8 +296,7 @@ class Rank(OneRank):
     def _hooked(self) -> None:
         """Steps whose buckets are timed one by one, after those that count: DDP's own exchange has no clock."""
         clock = BucketClock(self.torch, self.world_size, on_cuda=self.placement.is_cuda)
-        hook = clock.hook
-        self.ddp.register_comm_hook(None, hook)
+        self.ddp.register_comm_hook(None, clock.hook)
         for number in range(1, HOOKED_STEPS[self.trial.profile] + 1):
             clock.begin()
             self._step("hooked", number, spans=clock.spans)

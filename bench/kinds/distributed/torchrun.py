@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from bench.data.inputs import InputError
@@ -87,7 +86,7 @@ class Seen:
         return str(self.sign.get("phase", "start")) + (f" step {step}" if step else "")
 
 
-class Torchrun:
+class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
     """`world_size` ranks of `module`; a context manager that leaves no process and no file.
 
     The module is run with the folder, the backend and the two limits; `files` lie in the folder before it starts.
@@ -127,12 +126,7 @@ class Torchrun:
             variables = environment(is_alone=machines is None)
             self._process = subprocess.Popen(argv, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
-    def __enter__(self) -> Torchrun:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._end()
         except Stopped:  # stopped while ending: end first

@@ -64,9 +64,8 @@ def _by_position(torch: Any, step: TrainingStep, batch: Any) -> Any:
 def evaluation(step: int, losses: Sequence[float], first: Sequence[float], targets: Sequence[int]) -> Evaluation:
     """The loss after `step` steps; `first` are the same examples' losses before training, empty at step 0."""
     loss, half = ratio(losses, targets)
-    change: tuple[float, float | None] | tuple[None, None] = (None, None)
-    if first:
-        change = ratio([now - then for now, then in zip(losses, first, strict=True)], targets)
+    moved = [now - then for now, then in zip(losses, first, strict=True)] if first else []
+    change, apart = ratio(moved, targets) if moved else (None, None)
     return Evaluation(
         step=step,
         loss=loss,
@@ -75,9 +74,9 @@ def evaluation(step: int, losses: Sequence[float], first: Sequence[float], targe
         rows=len(losses),
         targets=sum(targets),
         is_best=False,
-        change=change[0],
-        change_low=None if change[0] is None or change[1] is None else change[0] - change[1],
-        change_high=None if change[0] is None or change[1] is None else change[0] + change[1],
+        change=change,
+        change_low=None if change is None or apart is None else change - apart,
+        change_high=None if change is None or apart is None else change + apart,
     )
 
 

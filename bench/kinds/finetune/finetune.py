@@ -150,7 +150,6 @@ def _read(trial: Trial, folder: Path, record: Record) -> tuple[material.Material
 
 def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *, newest: str | None = None) -> Job:
     return Job(
-        attempt=request.attempt,
         checkpoints=str(folder.resolve()),
         resume=newest,
         out=str(request.out.resolve()),

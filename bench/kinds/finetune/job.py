@@ -17,7 +17,6 @@ class Job:
     cache of each machine.
     """
 
-    attempt: int
     checkpoints: str
     resume: str | None
     out: str

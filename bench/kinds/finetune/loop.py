@@ -17,6 +17,7 @@ from typing import Any
 
 from bench import stack
 from bench.harness.ends import NotFinite
+from bench.kinds.distributed.rank import RanksDiffer
 from bench.kinds.finetune import evaluate
 from bench.kinds.finetune.checkpoints.checkpoint import History, State
 from bench.kinds.finetune.checkpoints.keeper import Keeper, restore, write_adapter
@@ -29,7 +30,7 @@ from bench.kinds.finetune.steps.group import Group
 from bench.kinds.finetune.steps.step import GlobalStep, RowOfStep
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
-from bench.records.training import Answer, Evaluation, Training
+from bench.records.training import Answer, Training
 
 __all__ = ["Trainer", "World", "deterministic", "write_adapter"]
 ZERO_STEPS = 3
@@ -43,10 +44,6 @@ class NothingLearned(ArithmeticError):
     """Steps change nothing: going on would train on nothing and report success."""
 
 
-class RanksDiffer(RuntimeError):
-    """Ranks that should hold one adapter hold several."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class World:
     """What a training runs in: `report` takes what people and the record are told, `move` the place for the parent's
@@ -58,7 +55,6 @@ class World:
     asked: Callable[[], bool]
     checkpoints: Path | None  # rank 0's alone
     identity: Identity
-    attempt: int = 1
 
 
 class Trainer:
@@ -112,7 +108,9 @@ class Trainer:
         for _ in range(1 if self.group.is_alone and not self.step.may_capture else 2):
             self.step.wait()
             start = time.perf_counter()
-            self._one_pass(row)
+            self.step.clock.begin()
+            self.step.gradient(self.step.inputs(row.batch), 1.0)
+            self.step.wait()
             times.append(time.perf_counter() - start)
         for _ in range(0 if self.group.is_alone else 3):
             self.group.wait()
@@ -125,11 +123,6 @@ class Trainer:
         self.step.wait()
         if sent:
             self._predict(max(self.group.objects(times[-1])), max(self.group.objects(min(sent))))
-
-    def _one_pass(self, row: RowOfStep) -> None:
-        self.step.clock.begin()
-        self.step.gradient(self.step.inputs(row.batch), 1.0)
-        self.step.wait()
 
     def _predict(self, row_sec: float, sent_sec: float) -> None:
         """Say which share of a step the exchange of gradients will take, and what would hide it."""
@@ -201,7 +194,7 @@ class Trainer:
                 self._evaluate()
             if time.monotonic() - taken >= training.checkpoint_sec and self._checkpoint():
                 taken = time.monotonic()
-        if self.material.data.validation and self._last_evaluated() != self.state.step:
+        if self.material.data.validation and all(one.step != self.state.step for one in self.state.evaluations):
             self._evaluate()
         self._checkpoint(wait=True)
         self._compare()
@@ -331,9 +324,6 @@ class Trainer:
             self.keeper.keep_best(number)
             self._checkpoint(wait=False)
 
-    def _last_evaluated(self) -> int | None:
-        return self.state.evaluations[-1].step if self.state.evaluations else None
-
     def _is_early(self) -> bool:
         """Whether the held-out loss has not become lower for too long."""
         later = [one for one in self.state.evaluations if one.step > 0]
@@ -370,10 +360,6 @@ class Trainer:
             Answer(prompt=prompt, before=then, after=now)
             for prompt, then, now in zip(self.training.prompts, before, after, strict=True)
         ]
-
-    @property
-    def evaluations(self) -> list[Evaluation]:
-        return self.state.evaluations
 
 
 def predicted_communication(row_sec: float, sent_sec: float, rows: int, buckets: int) -> tuple[float, int]:

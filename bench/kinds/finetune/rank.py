@@ -104,7 +104,6 @@ class Rank(OneRank):
             asked=self.asked,
             checkpoints=Path(self.job.checkpoints) if self.rank == 0 else None,
             identity=self.identity,
-            attempt=self.job.attempt,
         )
         trainer = self.loop.Trainer(self.modules, trial, self.training, step, peft_model, tokenizer, data, world)
         count = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)

@@ -60,15 +60,6 @@ class Picture:
     folded: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Absent:
-    """A chart that had nothing to show, and what would make it appear."""
-
-    title: str
-    needs: str
-    command: str = ""
-
-
 def head(summary: Summary, title: str, *facts: str) -> Head:
     """A head that says on what device and in which run, then `facts` (n, intervals, prices, published sources)."""
     common = (summary.hosts.device, f"profile {summary.record.profile}", f"run {summary.record.run_id}")

@@ -45,11 +45,6 @@ def upright(axes: Any, x: float, low: float | None, high: float | None) -> None:
         axes.plot([x, x], [low, high], color=INK, linewidth=1.2, solid_capstyle="butt", zorder=2)
 
 
-def diamond(axes: Any, x: float, y: float) -> None:
-    """A published value."""
-    axes.plot(x, y, zorder=5, **PUBLISHED_LOOK)
-
-
 def end_labels(axes: Any, at: Sequence[tuple[float, float, str, str]], height_in: float) -> None:
     """Labels right of points (x, y, words, colour), moved apart where they would overlap and none below the axis. Call
     with final limits."""

@@ -90,7 +90,9 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
             axes.plot([mark.limit] * 2, [middle - 0.2, middle + 0.2], color=INK, linewidth=1.8, zorder=3)
         for value in mark.published:
             axes.plot(value, middle, zorder=4, **PUBLISHED_LOOK)
-    _limits(axes, panel, _values(panel.marks))
+    if panel.log:
+        axes.set_xscale("log")
+    axes.set_xlim(*(panel.limits or around(panel, _values(panel.marks))))
     if panel.at is not None:
         _draw_upright(axes, panel.at, names, panel.marks, sheet, width_in)
     axes.set_title(text_size.shorten(panel.title, width_in, 9.5, bold=True))
@@ -108,12 +110,6 @@ def _draw_upright(
             words_in = max(words_in, text_size.width_in(name, NAME_SIZE, bold=True))
         top = _middle(y, sheet) - WORDS_ABOVE if words_in > x_in - 0.05 else y - 0.5
         axes.plot([at, at], [top, y + 0.5], color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
-
-
-def _limits(axes: Any, panel: Panel, values: list[float]) -> None:
-    if panel.log:
-        axes.set_xscale("log")
-    axes.set_xlim(*(panel.limits or around(panel, values)))
 
 
 def shared(panels: Sequence[Panel]) -> tuple[Panel, ...]:

@@ -164,7 +164,7 @@ def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int,
             line_drawing.upright(axes, batch, low, high)
         ends.append((x[-1], y[-1], line.name, tone))
     for batch, value in references:
-        line_drawing.diamond(axes, batch, value)
+        axes.plot(batch, value, zorder=5, **line_drawing.PUBLISHED_LOOK)
     axes.margins(0.08)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.minorticks_off()

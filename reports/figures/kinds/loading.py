@@ -37,7 +37,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             marks=(
                 rows.reading_mark(_find(loads, precision, "cold"), "s"),
                 rows.reading_mark(_find(loads, precision, "warm"), "s"),
-                *([_published(beside.loading.get(precision, {}).get("load_time_sec"), "s")] if beside else []),
+                *([_published(beside.loading.get(precision, {}).get("load_time_sec"))] if beside else []),
                 *(
                     rows.reading_mark(_find(parts[name], precision, cache), "s", tone=BASELINE_TONE)
                     for name, cache, _ in _PARTS
@@ -87,10 +87,10 @@ def _find(found: list[Reading], precision: str, cache: str | None) -> Reading | 
     )
 
 
-def _published(value: float | None, unit: str) -> Mark:
+def _published(value: float | None) -> Mark:
     if value is None:
         return Mark(value=None, words="not published")
-    return Mark(value=None, words=f"{PUBLISHED} {text.number(value)} {unit} published", published=(value,))
+    return Mark(value=None, words=f"{PUBLISHED} {text.number(value)} s published", published=(value,))
 
 
 def _bytes(one: Reading, tone: str, reference: float | None) -> Mark:

@@ -31,7 +31,7 @@ class Group:
         self.torch.distributed.all_gather_object(found, mine, group=self._side)
         return found
 
-    def from_first(self, value: Any = None) -> Any:
+    def from_first(self, value: Any) -> Any:
         """Rank 0's object, on every rank."""
         if self.is_alone:
             return value

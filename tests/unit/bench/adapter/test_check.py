@@ -47,7 +47,7 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     checker = check.Checker(asked, lambda _: None, None)
     _, given = checker._plain(checker._loaded(Path(wish()["out"])), [3])
     assert evaluate.ends_of(checker._loaded(Path(wish()["out"]))) == [3]
-    assert all(not one.has_ended for one in given)
+    assert not any(has_ended for _, has_ended in given)
     with pytest.raises(Refused, match="not the model that the adapter was trained on"):
         check.Checker(dataclasses.replace(asked, model_sha256="0" * 64), lambda _: None, None)
 

@@ -5,7 +5,7 @@ import time
 from bench.records.layout import LEDGER_FILE
 from bench.records.result import End
 from remote.fleet.ledger import Ledger
-from reports.read import starts
+from reports.read import attempts
 from reports.read.load import load
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -18,7 +18,7 @@ def test_the_report_reads_starts_from_the_ledger_that_a_fleet_writes(tmp_path):
     ledger.retried("a", 1, "the pod was gone; it had started")
     ledger.started("a", 2, "worker-2", "/jobs/a.2")
     ledger.ended("a", End.SUCCEEDED, None, 2)
-    found = starts.read(tmp_path)
+    found = attempts.starts(tmp_path)
     assert list(found) == [("a", 1), ("a", 2)]
     assert before - 0.002 <= found["a", 1] <= found["a", 2] <= time.time()  # written in whole milliseconds
 
@@ -27,12 +27,12 @@ def test_a_torn_or_foreign_line_leaves_its_attempt_out(tmp_path):
     whole = '{"time": "2026-03-01T10:00:00.500+00:00", "event": "started", "trial_id": "a", "attempt": 1}'
     lines = [whole, '{"event": "started", "trial_id": "b"}', '["started"]', whole.replace('"a"', '"c"')[:-20]]
     (tmp_path / LEDGER_FILE).write_text("\n".join(lines))
-    assert starts.read(tmp_path) == {("a", 1): 1772359200.5}
+    assert attempts.starts(tmp_path) == {("a", 1): 1772359200.5}
 
 
 def test_the_held_time_of_a_run_goes_by_its_ledger_and_without_one_says_what_it_rests_on(tmp_path):
     record = synthetic.write_run(tmp_path)
-    assert starts.read(tmp_path) == {}
+    assert attempts.starts(tmp_path) == {}
     assert "the run's ledger is missing or incomplete" in summarize(load(tmp_path)).billed.unknown[-1]
     ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
     for plan in record.planned:

@@ -7,7 +7,8 @@ import pytest
 
 from reports.statistics.values import Estimate
 from reports.summary import cost
-from reports.summary.cost import Amount, BootVolume, Price, Scaling, hosted, price
+from reports.summary.cost import Amount, BootVolume, Price, Scaling
+from reports.summary.prices import Pricing
 from tests.support.reports import synthetic
 
 SAMPLES = Estimate(value=1.46, low=1.40, high=1.50, n=60, over="workers")
@@ -23,7 +24,7 @@ LIST = Price(usd_per_gpu_hour=2.0, source="list price B95909", name="on-demand",
     ],
 )
 def test_published_runs_cost_eleven_cents_and_a_fine_tuning_a_dollar_fourteen(scaling, minutes, usd_within):
-    found = cost.cost(SAMPLES, TOKENS, price(0.60, "reference"), scalings=[scaling])
+    found = cost.cost(SAMPLES, TOKENS, Price(usd_per_gpu_hour=0.60, source="reference"), scalings=[scaling])
     assert found.usd_per_1000_samples.value == pytest.approx(0.114, abs=0.0005)
     (one,) = found.fine_tunings
     assert (one.gpus, one.training_sec.value / 60) == (scaling.gpus, pytest.approx(minutes, abs=0.1))
@@ -42,7 +43,7 @@ def test_samples_and_tokens_cost_the_time_they_take_and_the_interval_turns_over_
 
 def test_without_an_interval_the_cost_has_none():
     rate = Estimate(value=1.0, low=None, high=None, n=1)
-    found = cost.cost(rate, rate, price(3.6, "list"))
+    found = cost.cost(rate, rate, Price(usd_per_gpu_hour=3.6, source="list"))
     assert found.usd_per_1000_samples == Amount(value=pytest.approx(1.0), low=None, high=None)
     assert found.fine_tunings[2].usd.low is None
 
@@ -73,25 +74,26 @@ def test_start_up_and_boot_volumes_are_billed_beside_the_training():
 def test_every_dollar_names_its_price_its_source_and_its_day_and_without_a_price_there_is_none():
     found = cost.cost(SAMPLES, TOKENS, LIST)
     assert found.price.words == "$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)"
-    assert price(2.0, "my contract").words == "$2.00 per GPU hour (my contract)"
-    assert price(None, "somewhere") is None
-    assert hosted(None, "somewhere") is None
+    set_by_hand = Pricing(usd_per_gpu_hour=2.0, source="my contract")
+    assert set_by_hand.price().words == "$2.00 per GPU hour (my contract)"
+    assert Pricing(source="somewhere").price() is None
+    assert Pricing(hosted_source="somewhere").hosted() is None
 
 
 @pytest.mark.parametrize("amount", [0.0, -1.0, float("inf"), float("nan")])
 def test_an_impossible_price_is_refused(amount):
     with pytest.raises(ValueError, match="price_usd_per_gpu_hour: expected an amount above 0"):
-        price(amount, "list")
+        Pricing(usd_per_gpu_hour=amount, source="list").price()
     with pytest.raises(ValueError, match="hosted_usd_per_10000_samples: expected an amount above 0"):
-        hosted(amount, "list")
+        Pricing(hosted_usd_per_10000_samples=amount, hosted_source="list").hosted()
 
 
 @pytest.mark.parametrize("source", [None, "", "  "])
 def test_a_price_without_a_source_is_refused(source):
     with pytest.raises(ValueError, match="a price needs its source"):
-        price(2.0, source)
+        Pricing(usd_per_gpu_hour=2.0, source=source).price()
     with pytest.raises(ValueError, match="needs its source"):
-        hosted(10.0, source)
+        Pricing(hosted_usd_per_10000_samples=10.0, hosted_source=source).hosted()
 
 
 def result(worker, began, wall, steps, **phases):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck, ServedForm
 from reports.read.run import ReportError
 from reports.training import beside, told
@@ -23,7 +22,7 @@ def checked(place: Path, examples: dict[str, float]) -> Path:
         adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
         places=[], prompts=[], forms=[FORM], examples=list(examples), losses=[10 * loss for loss in examples.values()],
         targets=[10] * len(examples), device="CPU", arithmetic="float32",
-    ).write(a_run(place) / ADAPTER_CHECK_FILE)  # fmt: skip
+    ).write(a_run(place))  # fmt: skip
     return place
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.run import RunRecord
 from bench.records.training import AdapterCheck, ServedForm
 from tasks.adapter.trained import Trained
@@ -49,4 +48,4 @@ def checked(*forms: ServedForm, **changes: object) -> AdapterCheck:
 
 
 def keep(trained: Trained, found: AdapterCheck) -> None:
-    found.write(trained.folder / ADAPTER_CHECK_FILE)
+    found.write(trained.folder)

@@ -99,7 +99,7 @@ def test_gone_on_with_other_data_it_measures_anew_and_compares_with_that(lab, tm
     trainer = parts.trainer(place)
     trainer.begin(resume.find(place, parts.identity, lambda _: None))
     assert trainer.run() == "finished"
-    first, last = trainer.evaluations
+    first, last = trainer.state.evaluations
     assert (first.step, first.change, last.step, last.change is None) == (2, None, 4, False)
     assert list(trainer.history.columns["step"]) == [1, 2, 3, 4]
 
