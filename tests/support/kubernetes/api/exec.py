@@ -151,8 +151,6 @@ class Session:
                 else:
                     await self._finish(exit_status(code if code >= 0 else 128 - code))
         finally:
-            if self._fault and not self._fault.keep_running and process.returncode is None:
-                process.kill()
             over.cancel()
             listening.cancel()  # from here on nobody answers a ping
             _outlive(done, process)

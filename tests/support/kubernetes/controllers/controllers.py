@@ -67,10 +67,10 @@ class Controllers:
             self._refused_at = time.monotonic()  # the real controller backs off too
             raise
 
-    def delete_pod(self, namespace: str, name: str, grace: int | None = None) -> None:
+    def delete_pod(self, namespace: str, pod: str, grace: int | None = None) -> None:
         options = {} if grace is None else {"gracePeriodSeconds": grace}
         with contextlib.suppress(Refusal):  # gone meanwhile
-            self._api.delete(Target(resource=by_key("pods"), namespace=namespace, name=name), options)
+            self._api.delete("pods", namespace, pod, options)
 
     def _namespaces(self) -> None:
         """Give a namespace what every one has; let it go when it is empty."""
