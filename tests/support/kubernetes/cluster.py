@@ -212,10 +212,6 @@ class Cluster(Kubectl):
         """The live processes of a pod: pid on this machine to argv."""
         return dict(self.call("processes", pod=pod, namespace=namespace))
 
-    def streams(self) -> int:
-        """How many exec and log streams are open."""
-        return int(self.call("streams"))
-
     def claim_folder(self, claim: str, namespace: str = "default") -> Path:
         """Where the files of a claim lie on this machine."""
         return self._folder / "claims" / namespace / claim

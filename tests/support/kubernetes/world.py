@@ -111,9 +111,6 @@ class World:
             "answers": sum(fault.struck for fault in self.faults.answers),
         }
 
-    def do_streams(self) -> int:
-        return sum(len(ends) for ends in self.kubelet.sessions.values())
-
     def do_processes(self, pod: str, namespace: str) -> list[list[Any]]:
         """[pid, argv] of every process in the pod."""
         inside = {_pid_namespace(c.pid) for c in self._worker(pod, namespace).containers.values() if c.pid}

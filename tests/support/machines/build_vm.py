@@ -176,7 +176,7 @@ class BuildVm:
         }
         config.write_text(json.dumps(document))
         self._registry = self.vm.start("docker-registry", "serve", str(config), log="registry.log")
-        self.wait_for(lambda: self._answers(), "the registry")
+        self.wait_for(self._answers, "the registry")
 
     @contextlib.contextmanager
     def proxy(self) -> Iterator[RegistryProxy]:
@@ -303,13 +303,13 @@ class BuildVm:
         with (self.project / "bench" / "machine" / "chips.py").open("a") as file:
             file.write(f"# {text}\n")
 
-    def put_model(self, name: str = MODEL, megabytes: float = 1.0) -> Path:
+    def put_model(self) -> Path:
         """A model on the VM as `inv model.fetch` leaves one: two shards, small files, a manifest."""
-        folder = Path(self.tmpdir, "qlora-fleet", "models", name.replace("/", "--"))
+        folder = Path(self.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
         folder.mkdir(parents=True)
-        header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, int(megabytes * 1e6)]}}).encode()
+        header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1_000_000]}}).encode()
         for number in (1, 2):
-            content = struct.pack("<Q", len(header)) + header + os.urandom(int(megabytes * 1e6))
+            content = struct.pack("<Q", len(header)) + header + os.urandom(1_000_000)
             (folder / f"model-{number:05d}-of-00002.safetensors").write_bytes(content)
         (folder / "config.json").write_text("{}")
         files = [

@@ -20,7 +20,6 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from tests.support.machines.answering import Answering, Serving
 
@@ -32,7 +31,6 @@ class Redirect:
     """The request is sent elsewhere: the same path below `to`."""
 
     to: str
-    status: int = 307
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,7 @@ class _Armed:
     left: int | None
 
 
-class RegistryProxy:
+class RegistryProxy(Serving):
     """See the module. `upstream` is the registry's address; its certificate is not checked."""
 
     def __init__(
@@ -102,29 +100,23 @@ class RegistryProxy:
         key: Path | None = None,
         network: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        with network():
+            super().__init__(_Handler, listen)
         self.upstream, self._network = urllib.parse.urlsplit(upstream), network
         self.asked: list[tuple[str, str, str]] = []
         self._armed: list[_Armed] = []
         self._lock, self._released = threading.Lock(), threading.Event()
-        with network():
-            self._server = _Server(_Handler, listen)
-        self._server.proxy = self
         if certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(certificate, key)
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-
-    @property
-    def host(self) -> str:
-        return self._server.host
-
-    def __enter__(self) -> Self:
-        self._server.__enter__()
-        return self
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def __exit__(self, *error: object) -> None:
         self.release()
-        self._server.__exit__(*error)
+        super().__exit__(*error)
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hangs up, or does not speak TLS, is part of the game."""
 
     def arm(self, switch: Switch, *, method: str | None = None, path: str = "", times: int | None = None) -> None:
         """Strike requests of `method` (None: any) whose path holds `path`; `times` None: until `disarm`."""
@@ -172,24 +164,17 @@ class RegistryProxy:
         return made
 
 
-class _Server(Serving):
-    proxy: RegistryProxy
-
-    def handle_error(self, *_: object) -> None:
-        """A client that hangs up, or does not speak TLS, is part of the game."""
-
-
 class _Handler(Answering):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: RegistryProxy
 
     def _handle(self) -> None:
-        proxy, authorization = self.server.proxy, self.headers.get("Authorization", "")
+        proxy, authorization = self.server, self.headers.get("Authorization", "")
         proxy.asked.append((self.command, self.path, authorization))
         switch = proxy.switch_for(self.command, self.path)
         if isinstance(switch, Redirect):
             self._drain()
-            self._say(switch.status, {"Location": switch.to + self.path}, b"")
+            self._say(307, {"Location": switch.to + self.path}, b"")
         elif isinstance(switch, Answer):
             self._drain()
             self._say(switch.status, switch.headers, switch.body)
@@ -206,7 +191,7 @@ class _Handler(Answering):
             self._pass_on(switch)
 
     def _pass_on(self, switch: Cut | Change | None) -> None:
-        connection = self.server.proxy.connect()
+        connection = self.server.connect()
         with contextlib.closing(connection):
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():

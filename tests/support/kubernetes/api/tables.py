@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.store.resources import document
+from tests.support.kubernetes.store.store import held
 
 _NONE = "<none>"
 
@@ -91,8 +92,7 @@ def _pod(pod: Json) -> list[Any]:
 
 def _job(job: Json) -> list[Any]:
     spec, status = job["spec"], job.get("status", {})
-    held = {c["type"] for c in status.get("conditions", []) if c["status"] == "True"}
-    word = next((kind for kind in ("Complete", "Failed", "Suspended") if kind in held), "Running")
+    word = next((kind for kind in ("Complete", "Failed", "Suspended") if kind in held(job)), "Running")
     if job["metadata"].get("deletionTimestamp"):
         word = "Terminating"
     started = status.get("startTime")
@@ -112,8 +112,7 @@ def _job(job: Json) -> list[Any]:
 
 def _node(node: Json) -> list[Any]:
     info = node["status"]["nodeInfo"]
-    ready = next((c["status"] for c in node["status"]["conditions"] if c["type"] == "Ready"), "Unknown")
-    words = ["Ready" if ready == "True" else "NotReady"]
+    words = ["Ready" if "Ready" in held(node) else "NotReady"]
     if node["spec"].get("unschedulable"):
         words.append("SchedulingDisabled")
     addresses = {a["type"]: a["address"] for a in node["status"]["addresses"]}
@@ -161,16 +160,6 @@ def _event(event: Json) -> list[Any]:
     ]
 
 
-def _column(name: str, *, kind: str = "string", form: str = "") -> Json:
-    return {"name": name, "type": kind, "format": form, "priority": 0}
-
-
-_EVENT_COLUMNS = [_column(name) for name in ("Last Seen", "Type", "Reason", "Object", "Message")]
-_NAME_AND_AGE = [_column("Name", form="name"), _column("Age")]
-_NAMESPACE_COLUMNS = [_column("Name", form="name"), _column("Status"), _column("Age")]
-_CONFIG_COLUMNS = [_column("Name", form="name"), _column("Data", kind="integer"), _column("Age")]
-_SECRET_COLUMNS = [_CONFIG_COLUMNS[0], _column("Type"), *_CONFIG_COLUMNS[1:]]
-
 _PRINTERS: dict[str, Any] = {
     "pods": _pod,
     "jobs.batch": _job,
@@ -183,16 +172,6 @@ _PRINTERS: dict[str, Any] = {
 }
 
 
-def _columns(key: str) -> list[Json]:
-    own = {
-        "events": _EVENT_COLUMNS,
-        "namespaces": _NAMESPACE_COLUMNS,
-        "configmaps": _CONFIG_COLUMNS,
-        "secrets": _SECRET_COLUMNS,
-    }
-    return own.get(key) or document("columns.json").get(key.partition(".")[0], _NAME_AND_AGE)
-
-
 def table(key: str, objects: list[Json], version: str, *, whole: bool, columns: bool = True) -> Json:
     """Rows of `objects`; `whole` puts the objects themselves into the rows (`includeObject=Object`)."""
     printer = _PRINTERS.get(key, lambda o: [o["metadata"]["name"], _age(o)])
@@ -202,5 +181,6 @@ def table(key: str, objects: list[Json], version: str, *, whole: bool, columns: 
         rows.append({"cells": printer(obj), "object": obj if whole else partial})
     made: Json = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {"resourceVersion": version}}
     if columns:
-        made["columnDefinitions"] = _columns(key)
+        known = document("columns.json")
+        made["columnDefinitions"] = known.get(key.partition(".")[0], known["others"])
     return {**made, "rows": rows}

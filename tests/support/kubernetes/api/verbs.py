@@ -19,7 +19,7 @@ from tests.support.kubernetes.api.selectors import label_selector, wanted
 from tests.support.kubernetes.api.tables import table
 from tests.support.kubernetes.api.write import Writer
 from tests.support.kubernetes.store.resources import Resource, Target
-from tests.support.kubernetes.store.store import Store, Watch, now, set_condition
+from tests.support.kubernetes.store.store import Store, Watch, held, now, set_condition
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.faults import Faults
@@ -30,9 +30,7 @@ _LOOK_SEC = 1.0
 
 
 def _is_healthy(pod: Json) -> bool:
-    conditions = pod.get("status", {}).get("conditions", [])
-    is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-    return is_ready and not pod["metadata"].get("deletionTimestamp")
+    return "Ready" in held(pod) and not pod["metadata"].get("deletionTimestamp")
 
 
 def _is_selected(selector: Json, pod: Json) -> bool:
@@ -146,8 +144,8 @@ class Api:
         self._check_budgets(self.store.get("pods", at.namespace, at.name))
 
         def disrupt(changed: Json) -> None:
-            conditions, said = changed["status"].setdefault("conditions", []), "Eviction API: evicting"
-            set_condition(conditions, "DisruptionTarget", "True", reason="EvictionByEvictionAPI", message=said)
+            why = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+            set_condition(changed, "DisruptionTarget", True, **why)
 
         self.store.edit("pods", at.namespace, at.name, disrupt)
         self.delete("pods", at.namespace, at.name, options)
