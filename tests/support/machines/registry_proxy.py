@@ -84,7 +84,8 @@ ANYTHING: tuple[Switch, ...] = (
 @dataclass(kw_only=True)
 class _Armed:
     switch: Switch
-    fits: Callable[[str, str], bool]
+    method: str | None
+    path: str
     left: int | None
 
 
@@ -105,7 +106,7 @@ class RegistryProxy(Serving):
         self.upstream, self._network = urllib.parse.urlsplit(upstream), network
         self.asked: list[tuple[str, str, str]] = []
         self._armed: list[_Armed] = []
-        self._lock, self._released = threading.Lock(), threading.Event()
+        self._lock, self.released = threading.Lock(), threading.Event()
         if certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(certificate, key)
@@ -120,12 +121,8 @@ class RegistryProxy(Serving):
 
     def arm(self, switch: Switch, *, method: str | None = None, path: str = "", times: int | None = None) -> None:
         """Strike requests of `method` (None: any) whose path holds `path`; `times` None: until `disarm`."""
-
-        def fits(asked_method: str, asked_path: str) -> bool:
-            return method in (None, asked_method) and path in asked_path
-
         with self._lock:
-            self._armed.append(_Armed(switch=switch, fits=fits, left=times))
+            self._armed.append(_Armed(switch=switch, method=method, path=path, left=times))
 
     def disarm(self) -> None:
         """From now on everything passes; what is stalled stays so."""
@@ -134,19 +131,16 @@ class RegistryProxy(Serving):
 
     def release(self) -> None:
         """End every stall, by closing its connection."""
-        self._released.set()
+        self.released.set()
 
     def stalled(self) -> None:
         """Let new stalls be: undoes `release`."""
-        self._released.clear()
-
-    def wait_released(self) -> None:
-        self._released.wait()
+        self.released.clear()
 
     def switch_for(self, method: str, path: str) -> Switch | None:
         with self._lock:
             for armed in self._armed:
-                if armed.fits(method, path) and armed.left != 0:
+                if armed.method in (None, method) and armed.path in path and armed.left != 0:
                     armed.left = None if armed.left is None else armed.left - 1
                     return armed.switch
         return None
@@ -186,7 +180,7 @@ class _Handler(Answering):
                 self.wfile.write(switch.piece)
         elif isinstance(switch, Stall):
             self.close_connection = True
-            proxy.wait_released()
+            proxy.released.wait()
         else:
             self._pass_on(switch)
 
