@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system waits this long
+
 
 class OutOfMemoryError(RuntimeError):
     """Named as torch's own."""
@@ -16,7 +18,7 @@ def full_disk(*_args: object, **_named: object) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def until(holds: Callable[[], Any], what: str = "it", sec: float = 30.0) -> Any:
+def until(holds: Callable[[], Any], what: str = "it", sec: float = PATIENCE_SEC) -> Any:
     """What `holds` returns once that is true; an AssertionError after `sec` seconds."""
     deadline = time.monotonic() + sec
     while not (found := holds()):

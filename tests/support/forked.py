@@ -97,6 +97,11 @@ class ForkServer:
         """What `python WORDS` would be; options as of subprocess.Popen."""
         return Forked(self.path, words, **options)
 
+    def start_inv(self, *words: str, cwd: Path, env: Mapping[str, str], **streams: Any) -> Forked:
+        """Type `inv` with these words in `cwd` and do not wait; it has a session of its own."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+        return self.start("-c", AS_INV, *words, cwd=cwd, env=env, text=True, start_new_session=True, **pipes)
+
     def inv(
         self, *words: str, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_sec: float
     ) -> subprocess.CompletedProcess[str]:

@@ -54,7 +54,7 @@ def volume() -> list[dict[str, Any]]:
     return shared_volume("shared", "default", csi=csi)
 
 
-def job(size: int, *, limit: int = 1000, gpus: int = 1, grace_sec: int = 2) -> dict[str, Any]:
+def job(size: int, *, grace_sec: int = 2) -> dict[str, Any]:
     """Workers as manifests/worker has them, on any node, without the image's own settings."""
     worker = yaml.safe_load((ROOT / "manifests" / "worker" / "job.yaml").read_text())
     stay = worker["spec"]["template"]["spec"]["containers"][0]["args"][-1]
@@ -70,7 +70,7 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1, grace_sec: int = 2) -> d
         "args": ["sh", "-c", stay],
         "env": [{"name": "HOME", "value": "/scratch/home"}, {"name": "TMPDIR", "value": "/tmp"}],
         "volumeMounts": mounts,
-        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
+        "resources": {"limits": {"nvidia.com/gpu": "1"}},
     }
     return {
         "apiVersion": "batch/v1",
@@ -80,7 +80,7 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1, grace_sec: int = 2) -> d
             "completionMode": "Indexed",
             "completions": size,
             "parallelism": size,
-            "backoffLimitPerIndex": limit,
+            "backoffLimitPerIndex": 1000,
             "template": {
                 "metadata": {"labels": {"app": "bench"}},
                 "spec": {
@@ -270,9 +270,9 @@ def fixtures(size: int, **options: Any) -> tuple[Any, Any]:
     return shared_fleet, pods
 
 
-def hasty(hosts: Sequence[PodHost], silence_sec: float = 4.0) -> list[PodHost]:
-    """The same workers, giving a silent stream up after this time instead of 15 s."""
-    return [replace(host, silence_sec=silence_sec) for host in hosts]
+def hasty(hosts: Sequence[PodHost]) -> list[PodHost]:
+    """The same workers, giving a silent stream up after 4 s instead of 15."""
+    return [replace(host, silence_sec=4.0) for host in hosts]
 
 
 def worker_of(pod: dict[str, Any]) -> str:

@@ -49,16 +49,8 @@ class Project:
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Type `inv ...` and do not wait."""
-        process = self.server.start(
-            *("-c", forked.AS_INV, *self.options, *words),
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        environment = {**self.environment, **environment}
+        process = self.server.start_inv(*self.options, *words, cwd=self.folder, env=environment)
         self._started.append(process)
         return process
 

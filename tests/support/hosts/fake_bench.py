@@ -181,20 +181,11 @@ def success_then_lingers(bench: Bench) -> int:
 
 
 BEHAVIOURS: "dict[str, Callable[[Bench], int]]" = {
-    "fine": fine,
-    "steps": steps,
-    "slow": slow,
-    "hang": hang,
-    "crash": crash,
-    "exit-2": exit_2,
-    "killed": killed,
-    "killed-once": killed_once,
-    "preempted-once": preempted_once,
-    "oom-result": oom_result,
-    "wrong-result": wrong_result,
-    "torn-result": torn_result,
-    "says-done-leaves-nothing": says_done_leaves_nothing,
-    "success-then-lingers": success_then_lingers,
+    act.__name__.replace("_", "-"): act
+    for act in (
+        *(fine, steps, slow, hang, crash, exit_2, killed, killed_once, preempted_once, oom_result, wrong_result),
+        *(torn_result, says_done_leaves_nothing, success_then_lingers),
+    )
 }
 
 

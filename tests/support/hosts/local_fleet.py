@@ -41,20 +41,11 @@ from remote.hosts.host import Completed, Host, HostUnreachable, How  # noqa: E40
 from remote.hosts.local import LocalHost  # noqa: E402
 from remote.jobs.agent import Agent  # noqa: E402
 from remote.jobs.job import Job, JobSpec, slot_of  # noqa: E402
+from tests.support.faults import PATIENCE_SEC, until  # noqa: E402
 
 FAKE_BENCH = ROOT / "tests" / "support" / "hosts" / "fake_bench.py"
-PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system waits this long
+wait_for = until
 QUICK = Limits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
-
-
-def wait_for(what: Callable[[], Any], said: str, seconds: float = PATIENCE_SEC) -> Any:
-    """The first true value of `what()`; the test fails with `said` when there is none in time."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:.0f} s for {said}")
-        time.sleep(0.01)
-    return found
 
 
 @contextlib.contextmanager
@@ -162,8 +153,8 @@ class LocalFleet:
     def host(self, name: str = "worker-1", workdir: Path | None = None) -> LocalHost:
         return LocalHost(name=name, workdir=str(workdir or self.folder / "hosts" / name))
 
-    def agent(self, name: str = "worker-1") -> Agent:
-        return Agent(self.host(name))
+    def agent(self) -> Agent:
+        return Agent(self.host())
 
     def hosts(self, count: int) -> list[LocalHost]:
         return [self.host(f"worker-{number}") for number in range(1, count + 1)]
@@ -207,13 +198,12 @@ class LocalFleet:
         """Write a plan of trials with these names (the first word says what each does) and its empty ledger."""
         ids = [f"worker-{number}" for number in range(1, workers + 1)]
         trials = [make_trial(name, deadline_sec=deadline_sec) for name in names]
-        planned = [PlannedTrial(trial_id=trial.trial_id, trial=trial, worker=pin) for trial in trials]
-        if replicate:
-            planned = [
-                PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker)
-                for trial in trials
-                for worker in ids
-            ]
+        places = [(f".{worker}", worker) for worker in ids] if replicate else [("", pin)]
+        planned = [
+            PlannedTrial(trial_id=f"{trial.trial_id}{ending}", trial=trial, worker=worker)
+            for trial in trials
+            for ending, worker in places
+        ]
         record = RunRecord(
             run_id="r1",
             created_at="2026-01-01T00:00:00+00:00",
@@ -232,16 +222,9 @@ class LocalFleet:
         return record
 
     def fleet(
-        self,
-        hosts: Sequence[Host],
-        *,
-        limits: Limits = QUICK,
-        on_event: Callable[[FleetEvent], None] | None = None,
-        launch: Launch | None = None,
-        shared: str | None = None,
-        **more: Any,
+        self, hosts: Sequence[Host], *, limits: Limits = QUICK, launch: Launch | None = None, **more: Any
     ) -> Fleet:
-        """A fleet over the plan and the ledger as they lie in the run's folder now."""
+        """A fleet over the plan and the ledger as they lie in the run's folder now; `more` is `Fleet`'s."""
         ledger = Ledger(self.run_folder / LEDGER_FILE)
         for trial_id, entry in ledger.entries.items():
             if entry.end is not None and entry.end.is_resumable:
@@ -252,10 +235,8 @@ class LocalFleet:
             run_folder=self.run_folder,
             ledger=ledger,
             launch=launch or self.launch,
-            shared=shared,
-            on_event=on_event or self.heard.append,
             limits=limits,
-            **more,
+            **({"on_event": self.heard.append} | more),
         )
 
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:

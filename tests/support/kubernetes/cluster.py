@@ -36,10 +36,10 @@ def unavailable() -> str:
 class Cluster(Kubectl):
     """The tests' own cluster in a process of its own; use as a context manager.
 
-    `nodes` machines with `gpus` GPUs each, tainted as OKE's GPU nodes are. `image_paths` are folders that pods see at
-    the same place, read-only (this repository and the running Python always are); `image_environment` are variables
-    of every image, `image_user` the user id it runs as. `entrypoint` is what pods with `args` alone start with.
-    `signer` is a key's name and its public half: whoever signs a token with it, as OKE's are signed, is admin.
+    `nodes` machines with a GPU each, tainted as OKE's GPU nodes are. `image_paths` are folders that pods see at the
+    same place, read-only (this repository and the running Python always are); `image_environment` are variables of
+    every image. `signer` is a key's name and its public half: whoever signs a token with it, as OKE's are signed, is
+    admin.
     `disk_bytes` makes every emptyDir a filesystem of that size (a true "no space left on device").
     `toleration_scale` multiplies tolerationSeconds, so that eviction from a lost node need not take 300 s.
     """
@@ -51,36 +51,28 @@ class Cluster(Kubectl):
         self,
         *,
         nodes: int = 4,
-        gpus: int = 1,
         tainted: bool = True,
-        tls: bool = True,
         users: Iterable[str] = ("admin",),
         signer: tuple[str, str] | None = None,
         image_paths: Iterable[Path | str] = (),
         image_environment: dict[str, str] | None = None,
-        image_user: int = 0,
-        entrypoint: tuple[str, ...] = ("tini", "--"),
         disk_bytes: int | None = None,
         toleration_scale: float = 1.0,
-        restart_delay_sec: float = 1.0,
         image_back_off_sec: float = 1.0,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tests-cluster-"))
         self._folder.chmod(0o755)  # pods of other users pass through it
         super().__init__(self._folder / "kubeconfig", self._folder / "kube-cache")
-        self._tls = tls
         self._tokens = {f"token-of-{user}": user for user in users}
-        image = {"paths": [str(ROOT), *map(str, image_paths)], "environment": image_environment or {}}
         self._configuration = {
             "state": str(self._folder),
             "nodes": nodes,
-            "gpus": gpus,
             "tainted": tainted,
-            "tls": tls,
             "users": self._tokens,
             "signer": signer,
-            "image": {**image, "user": image_user, "entrypoint": list(entrypoint)},
-            "delays": {"restart": restart_delay_sec, "image_back_off": image_back_off_sec},
+            "image_paths": [str(ROOT), *map(str, image_paths)],
+            "image_environment": image_environment or {},
+            "image_back_off_sec": image_back_off_sec,
             "disk_bytes": disk_bytes,
             "toleration_scale": toleration_scale,
         }
@@ -92,7 +84,7 @@ class Cluster(Kubectl):
     @property
     def server(self) -> str:
         """The API server's URL."""
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+        return f"https://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         with (self._folder / "server.log").open("w") as log:
@@ -136,9 +128,7 @@ class Cluster(Kubectl):
 
     def kubeconfig_text(self, user: str = "admin", *, context: str = "tests", namespace: str = "default") -> str:
         """A kubeconfig (JSON is YAML) for one of `users`."""
-        cluster: Json = {"server": self.server}
-        if self._tls:
-            cluster["certificate-authority"] = str(self._folder / "ca.crt")
+        cluster = {"server": self.server, "certificate-authority": str(self._folder / "ca.crt")}
         token = next(token for token, name in self._tokens.items() if name == user)
         return json.dumps(
             {
@@ -152,9 +142,9 @@ class Cluster(Kubectl):
             indent=1,
         )
 
-    def by_program(self, user: str = "admin") -> Path:
+    def by_program(self) -> Path:
         """A kubeconfig whose credentials come from a program, as OKE's do; `break_program` makes that fail."""
-        made = json.loads(self.kubeconfig_text(user))
+        made = json.loads(self.kubeconfig_text())
         token = made["users"][0]["user"]["token"]
         program = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
         credential = {"apiVersion": program["apiVersion"], "kind": "ExecCredential", "status": {"token": token}}
@@ -174,9 +164,9 @@ class Cluster(Kubectl):
     def _broken_program(self) -> Path:
         return self._folder / "credentials.broken"
 
-    def break_program(self, words: str = "ServiceError: NotAuthenticated (Forbidden), connection refused\n") -> None:
+    def break_program(self) -> None:
         """From now on the program of `by_program` writes this to standard error and exits with 1."""
-        self._broken_program.write_text(words)
+        self._broken_program.write_text("ServiceError: NotAuthenticated (Forbidden), connection refused\n")
 
     def mend_program(self) -> None:
         self._broken_program.unlink(missing_ok=True)
@@ -221,10 +211,6 @@ class Cluster(Kubectl):
     def processes(self, pod: str, namespace: str = "default") -> dict[int, list[str]]:
         """The live processes of a pod: pid on this machine to argv."""
         return dict(self.call("processes", pod=pod, namespace=namespace))
-
-    def streams(self) -> int:
-        """How many exec and log streams are open."""
-        return int(self.call("streams"))
 
     def claim_folder(self, claim: str, namespace: str = "default") -> Path:
         """Where the files of a claim lie on this machine."""
@@ -300,18 +286,12 @@ class Faults:
     def set_gpus(self, node: str, gpus: int) -> None:
         self._call("set_gpus", node=node, gpus=gpus)
 
-    def oom_kill(self, pod: str, namespace: str = "default", *, container: str = "") -> None:
-        self._call("oom_kill", pod=pod, namespace=namespace, container=container)
+    def oom_kill(self, pod: str, namespace: str = "default") -> None:
+        self._call("oom_kill", pod=pod, namespace=namespace)
 
-    def evict(
-        self,
-        pod: str,
-        namespace: str = "default",
-        *,
-        message: str = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. ",
-    ) -> None:
+    def evict(self, pod: str, namespace: str = "default") -> None:
         """The kubelet evicts the pod: killed, phase Failed, reason Evicted."""
-        self._call("evict", pod=pod, namespace=namespace, message=message)
+        self._call("evict", pod=pod, namespace=namespace)
 
     def delete_pod(self, pod: str, namespace: str = "default", *, grace: int | None = None) -> None:
         """As `kubectl delete pod --wait=false`."""

@@ -51,16 +51,13 @@ class ExecFault(Counted):
 
     It strikes after exactly `after_stdout_bytes` of standard output or `after_stdin_bytes` of input; with neither, when
     the process has ended and all its output is out, in the place of its Status. `stdin-cut` needs `after_stdin_bytes`
-    and lets the process end as it will. `keep_running` says whether the
-    process lives on, as it does when only the stream is lost.
+    and lets the process end as it will; the process lives on after every other, as when only the stream is lost.
     """
 
     how: str
     pod: str = "*"
-    containing: str = ""
     after_stdout_bytes: int | None = None
     after_stdin_bytes: int | None = None
-    keep_running: bool = True
 
     def __post_init__(self) -> None:
         if self.how not in ENDINGS:
@@ -69,17 +66,14 @@ class ExecFault(Counted):
 
 @dataclass(kw_only=True)
 class AnswerFault(Counted):
-    """Answer the `nth` matching request and the `times - 1` after it with `status`, or only late.
+    """Answer the `nth` matching request and the `times - 1` after it with `status`.
 
-    `path` is a shell pattern on the whole path. `status` 0 means the true answer, after `delay_sec`.
+    `path` is a shell pattern on the whole path.
     """
 
-    status: int = 0
-    reason: str = "InternalError"
-    message: str = "an error on the server has prevented the request from succeeding"
-    delay_sec: float = 0.0
-    method: str = "*"
-    path: str = "*"
+    status: int
+    message: str
+    path: str
 
 
 @dataclass(kw_only=True)
@@ -95,13 +89,11 @@ class Faults:
     def __post_init__(self) -> None:
         self.moving.set()
 
-    def of_exec(self, pod: str, argv: list[str]) -> ExecFault | None:
-        words = " ".join(argv)
-        return _due(one for one in self.execs if fnmatch.fnmatch(pod, one.pod) and one.containing in words)
+    def of_exec(self, pod: str) -> ExecFault | None:
+        return _due(one for one in self.execs if fnmatch.fnmatch(pod, one.pod))
 
-    def of_request(self, method: str, path: str) -> AnswerFault | None:
-        matching = (one for one in self.answers if fnmatch.fnmatch(method, one.method))
-        return _due(one for one in matching if fnmatch.fnmatch(path, one.path))
+    def of_request(self, path: str) -> AnswerFault | None:
+        return _due(one for one in self.answers if fnmatch.fnmatch(path, one.path))
 
     def denies(self, **asked: Any) -> bool:
         """Whether a rule refuses `verb` on `resource` (`pods/exec`) to `user`; each rule is of shell patterns."""

@@ -63,24 +63,21 @@ class Kubectl:
         """A pod's object, or None."""
         return next((pod for pod in self.objects("pods", namespace) if pod["metadata"]["name"] == name), None)
 
-    def wait_until(self, holds: Callable[[], Any], what: str, *, within_sec: float | None = None) -> Any:
+    def wait_until(self, holds: Callable[[], Any], what: str) -> Any:
         """The first true value of `holds`; AssertionError when there is none in time."""
-        limit = self.patience_sec if within_sec is None else within_sec
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + self.patience_sec
         while time.monotonic() < deadline:
             found = holds()
             if found:
                 return found
             time.sleep(self._every_sec)
-        raise AssertionError(f"waited {limit:.0f} s for {what}\n{self.last_words()}")
+        raise AssertionError(f"waited {self.patience_sec:.0f} s for {what}\n{self.last_words()}")
 
     def last_words(self) -> str:
         """What may say why something did not come."""
         return self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp").stdout.decode()[-2000:]
 
-    def wait_for_pod(
-        self, name: str, namespace: str = "default", *, phase: str = "Running", ready: bool = True
-    ) -> Json:
+    def wait_for_pod(self, name: str, namespace: str = "default", *, phase: str = "Running") -> Json:
         """The pod once it has reached a phase (and is Ready, for Running)."""
 
         def reached() -> Json | None:
@@ -88,6 +85,6 @@ class Kubectl:
             if pod is None or pod.get("status", {}).get("phase") != phase:
                 return None
             conditions = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
-            return pod if phase != "Running" or not ready or conditions.get("Ready") == "True" else None
+            return pod if phase != "Running" or conditions.get("Ready") == "True" else None
 
         return self.wait_until(reached, f"pod {namespace}/{name} to be {phase}")  # type: ignore[no-any-return]

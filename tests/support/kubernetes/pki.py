@@ -4,6 +4,7 @@ import datetime
 import ipaddress
 import ssl
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -13,17 +14,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _VALID = datetime.timedelta(days=1)
 
 
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+def _name(text: str, *units: str) -> x509.Name:
+    attributes = [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit) for unit in units]
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text), *attributes])
 
 
-def _builder(subject: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def builder(subject: str, issuer: str, key: Any, *units: str) -> x509.CertificateBuilder:
+    """A certificate of this public key, valid from now on, that is yet to be signed."""
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
     return (
         x509.CertificateBuilder()
-        .subject_name(_name(subject))
+        .subject_name(_name(subject, *units))
         .issuer_name(_name(issuer))
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(start + _VALID)
@@ -31,17 +34,9 @@ def _builder(subject: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509
 
 
 def _usage(*, sign: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign,
-        crl_sign=sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    no: dict[str, bool] = dict.fromkeys((*others, "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=True, key_cert_sign=sign, crl_sign=sign, **no)
 
 
 def make(folder: Path) -> tuple[Path, ssl.SSLContext]:
@@ -49,7 +44,7 @@ def make(folder: Path) -> tuple[Path, ssl.SSLContext]:
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca_id = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
     ca = (
-        _builder("tests-ca", "tests-ca", ca_key)
+        builder("tests-ca", "tests-ca", ca_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(sign=True), critical=True)
         .add_extension(ca_id, critical=False)
@@ -57,7 +52,7 @@ def make(folder: Path) -> tuple[Path, ssl.SSLContext]:
     )
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")])
     certificate = (
-        _builder("tests-apiserver", "tests-ca", key)
+        builder("tests-apiserver", "tests-ca", key.public_key())
         .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign=False), critical=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.support.kubernetes import pki
+from tests.support.kubernetes.admission.defaults import fill
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.server import Server
 from tests.support.kubernetes.api.verbs import Api
@@ -16,7 +17,7 @@ from tests.support.kubernetes.controllers.controllers import Controllers
 from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.faults import AnswerFault, ExecFault, Faults
 from tests.support.kubernetes.node.images import Images
-from tests.support.kubernetes.node.kubelet import Delays, Image, Kubelet
+from tests.support.kubernetes.node.kubelet import Kubelet
 from tests.support.kubernetes.node.nodes import Nodes
 from tests.support.kubernetes.node.podworker import PodWorker
 from tests.support.kubernetes.store.store import Store
@@ -33,22 +34,21 @@ class World:
         self.images = Images()
         self.events = Recorder(self.store)
         self.nodes = Nodes(self.store)
-        image = Image(**{k: tuple(v) if isinstance(v, list) else v for k, v in configuration["image"].items()})
-        delays = Delays(**configuration["delays"])
-        disk = configuration["disk_bytes"]
-        self.kubelet = Kubelet(self.store, self.nodes, self.events, self.images, state, image, delays, disk)
+        self.kubelet = Kubelet(self.store, self.nodes, self.events, self.images, state, configuration)
         self.api = Api(self.store, self.kubelet, self.faults)
         scale = configuration["toleration_scale"]
         self.controllers = Controllers(self.store, self.api, self.nodes, self.events, scale)
-        tls = pki.make(state)[1] if configuration["tls"] else None
-        self.server = Server(self.api, self.faults, dict(configuration["users"]), tls, configuration["signer"])
+        tls = pki.make(state)[1]
+        self.server = Server(self.api, self.faults, configuration["users"], tls, configuration["signer"])
         self._tasks: set[asyncio.Task[None]] = set()
         for name in _SYSTEM:
-            self.store.create("namespaces", "", _namespace(name))
+            namespace: Json = {"metadata": {"name": name}}
+            fill("namespaces", namespace)
+            self.store.create("namespaces", "", namespace)
         fss = {"metadata": {"name": "fss.csi.oraclecloud.com"}, "spec": {"attachRequired": False}}
         self.store.create("csidrivers.storage.k8s.io", "", fss)
         for index in range(configuration["nodes"]):
-            self.nodes.add(index, configuration["gpus"], tainted=configuration["tainted"])
+            self.nodes.add(index, tainted=configuration["tainted"])
 
     async def __aenter__(self) -> Self:
         await self.server.start()
@@ -70,9 +70,19 @@ class World:
             os._exit(70)
 
     async def call(self, name: str, arguments: Json) -> Any:
-        """Run one of the `do_` methods."""
-        method = getattr(self, f"do_{name}")
-        found = method(**arguments)
+        """Run one of the `do_` methods, or what a part of the cluster does by itself."""
+        of_parts = {
+            "get": self.store.find,
+            "list": self.store.list,
+            "back": self.server.come_back,
+            "speak": self.faults.moving.set,
+            "clear": self.faults.clear,
+            "end_streams": self.kubelet.end_streams,
+            "delete_pod": self.controllers.delete_pod,
+            "fail_pulls": self.images.fail,
+            "mend_pulls": self.images.mend,
+        }
+        found = (of_parts.get(name) or getattr(self, f"do_{name}"))(**arguments)
         return await found if asyncio.iscoroutine(found) else found
 
     def _later(self, seconds: float, what: Any) -> None:
@@ -92,12 +102,6 @@ class World:
 
     # What tests look at
 
-    def do_get(self, key: str, name: str, namespace: str) -> Json | None:
-        return self.store.find(key, namespace, name)
-
-    def do_list(self, key: str, namespace: str) -> list[Json]:
-        return self.store.list(key, namespace)
-
     def do_requests(self) -> list[str]:
         return self.server.requests
 
@@ -106,9 +110,6 @@ class World:
             "execs": sum(fault.struck for fault in self.faults.execs),
             "answers": sum(fault.struck for fault in self.faults.answers),
         }
-
-    def do_streams(self) -> int:
-        return sum(len(ends) for ends in self.kubelet.sessions.values())
 
     def do_processes(self, pod: str, namespace: str) -> list[list[Any]]:
         """[pid, argv] of every process in the pod."""
@@ -134,16 +135,10 @@ class World:
         if seconds is not None:
             self._later(seconds, self.server.come_back)
 
-    async def do_back(self) -> None:
-        await self.server.come_back()
-
     def do_silence(self) -> None:
         self.faults.moving.clear()
         for name in self.nodes.by_name:
-            self._end_streams(name, "freeze")
-
-    def do_speak(self) -> None:
-        self.faults.moving.set()
+            self.kubelet.end_streams(name, "freeze")
 
     def do_forbid(self, **rule: str) -> None:
         self.faults.denied.append(rule)
@@ -151,21 +146,11 @@ class World:
     def do_expire(self, user: str) -> None:
         self.faults.expired.add(user)
 
-    def do_clear(self) -> None:
-        self.faults.clear()
-
     # Faults of nodes and kubelets
-
-    def _end_streams(self, node: str, how: str) -> None:
-        for end in list(self.kubelet.sessions.get(node, ())):
-            end(how)
-
-    def do_end_streams(self, node: str, how: str) -> None:
-        self._end_streams(node, how)
 
     def do_restart_kubelet(self, node: str, seconds: float) -> None:
         """All its streams end as recorded; for `seconds` it cannot be dialled; pods live on."""
-        self._end_streams(node, "close-1000-without-status")
+        self.kubelet.end_streams(node, "close-1000-without-status")
         machine = self.nodes.by_name[node]
         machine.exec_answer = "connection refused"
         machine.up.clear()
@@ -177,7 +162,7 @@ class World:
         self._later(seconds, up)
 
     def do_lose_node(self, node: str, processes_die: bool) -> None:
-        self._end_streams(node, "freeze")
+        self.kubelet.end_streams(node, "freeze")
         self.nodes.lose(node)
         if processes_die:
             for worker in self.kubelet.workers.values():
@@ -193,7 +178,7 @@ class World:
 
     def do_silence_node(self, node: str) -> None:
         """Nothing comes through to this kubelet any more, but nobody has noticed: Ready stays True."""
-        self._end_streams(node, "freeze")
+        self.kubelet.end_streams(node, "freeze")
         self.nodes.by_name[node].exec_answer = "silence"
         self.nodes.by_name[node].up.clear()
 
@@ -206,16 +191,14 @@ class World:
 
     # Faults of pods
 
-    def do_oom_kill(self, pod: str, namespace: str, container: str) -> None:
-        self._worker(pod, namespace).oom_kill(container)
+    def do_oom_kill(self, pod: str, namespace: str) -> None:
+        self._worker(pod, namespace).oom_kill()
 
-    def do_evict(self, pod: str, namespace: str, message: str) -> None:
+    def do_evict(self, pod: str, namespace: str) -> None:
         worker = self._worker(pod, namespace)
+        message = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
         worker.event("Evicted", message, kind="Warning")
         worker.evict("Evicted", message)
-
-    def do_delete_pod(self, pod: str, namespace: str, grace: int | None) -> None:
-        self.controllers.delete_pod(namespace, pod, grace)
 
     def do_kill(self, pod: str, namespace: str, pid: int) -> None:
         """SIGKILL one process of a pod, by its pid on this machine."""
@@ -223,21 +206,6 @@ class World:
             raise ValueError(f"{pid} is no process of {pod}")
         os.kill(pid, signal.SIGKILL)
 
-    def do_fail_pulls(self, pattern: str, cause: str) -> None:
-        self.images.fail(pattern, cause)
-
-    def do_mend_pulls(self, pattern: str) -> None:
-        self.images.mend(pattern)
-
 
 def _pid_namespace(pid: int) -> str:
     return os.readlink(f"/proc/{pid}/ns/pid")
-
-
-def _namespace(name: str) -> Json:
-    labels = {"kubernetes.io/metadata.name": name}
-    return {
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"finalizers": ["kubernetes"]},
-        "status": {"phase": "Active"},
-    }

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler
 from typing import Self
 
 
@@ -23,9 +24,9 @@ class Answering(BaseHTTPRequestHandler):
 
 
 class Serving(ThreadingHTTPServer):
-    """In a thread, over plain HTTP, at `host`."""
+    """In a thread, over plain HTTP (or whatever `handler` speaks), at `host`."""
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+    def __init__(self, handler: type[BaseRequestHandler], address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         super().__init__(address, handler)
 
     @property

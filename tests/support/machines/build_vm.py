@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tests.support.forked import AS_INV, INV, ForkServer
+from tests.support.forked import INV, ForkServer
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.machines import base_image as base_image
 from tests.support.machines.machine import require
@@ -98,9 +98,9 @@ class BuildVm:
         """Type `inv ...` on the VM itself, as root."""
         settings = {**self._environment({}), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         del settings["INVOKE_BUILD_HOST"]
-        done: subprocess.CompletedProcess[str] = self.vm.run(
-            *self._argv(*words), env=settings, timeout=INV_SEC, check=False
-        )
+        # Entering a machine forgets the folder one was in.
+        argv = ("env", f"--chdir={self.project}", sys.executable, "-m", "invoke", *words)
+        done: subprocess.CompletedProcess[str] = self.vm.run(*argv, env=settings, timeout=INV_SEC, check=False)
         assert not check or done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -120,16 +120,8 @@ class BuildVm:
         **settings: str,
     ) -> subprocess.Popen[str]:
         """Type `inv ...` on the laptop and do not wait."""
-        process = self._server.start(
-            *("-c", AS_INV, *words),
-            cwd=self.project,
-            env=self._environment(settings),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            text=True,
-            start_new_session=True,
-        )
+        environment = self._environment(settings)
+        process = self._server.start_inv(*words, cwd=self.project, env=environment, stdout=out, stderr=err)
         self._typed.append(process)
         return process
 
@@ -149,9 +141,6 @@ class BuildVm:
             env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
         )
         self.wait_for(lambda: self.docker("info", check=False).returncode == 0, "the engine")
-
-    def import_base(self) -> None:
-        self.docker("import", str(self.folder / "base.tar"), "standin:base")
 
     def stop_engine(self) -> None:
         self.kill("dockerd", "TERM")
@@ -176,7 +165,7 @@ class BuildVm:
         }
         config.write_text(json.dumps(document))
         self._registry = self.vm.start("docker-registry", "serve", str(config), log="registry.log")
-        self.wait_for(lambda: self._answers(), "the registry")
+        self.wait_for(self._answers, "the registry")
 
     @contextlib.contextmanager
     def proxy(self) -> Iterator[RegistryProxy]:
@@ -303,13 +292,13 @@ class BuildVm:
         with (self.project / "bench" / "machine" / "chips.py").open("a") as file:
             file.write(f"# {text}\n")
 
-    def put_model(self, name: str = MODEL, megabytes: float = 1.0) -> Path:
+    def put_model(self) -> Path:
         """A model on the VM as `inv model.fetch` leaves one: two shards, small files, a manifest."""
-        folder = Path(self.tmpdir, "qlora-fleet", "models", name.replace("/", "--"))
+        folder = Path(self.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
         folder.mkdir(parents=True)
-        header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, int(megabytes * 1e6)]}}).encode()
+        header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1_000_000]}}).encode()
         for number in (1, 2):
-            content = struct.pack("<Q", len(header)) + header + os.urandom(int(megabytes * 1e6))
+            content = struct.pack("<Q", len(header)) + header + os.urandom(1_000_000)
             (folder / f"model-{number:05d}-of-00002.safetensors").write_bytes(content)
         (folder / "config.json").write_text("{}")
         files = [
@@ -329,10 +318,6 @@ class BuildVm:
         url = f"https://{REGISTRY}/v2/"
         done = self.vm.run("curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}", url, check=False)
         return str(done.stdout) == "401"
-
-    def _argv(self, *words: str) -> list[str]:
-        # Entering a machine forgets the folder one was in.
-        return ["env", f"--chdir={self.project}", sys.executable, "-m", "invoke", *words]
 
     def _environment(self, settings: Mapping[str, str]) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
@@ -370,7 +355,7 @@ def running_build_vm() -> Iterator[BuildVm]:
         build_vm.vm.knows(fra_ocir_io=VM, iad_ocir_io=FAR_VM)
         build_vm.begin_anew()
         base_image.make(build_vm.folder / "base.tar")
-        build_vm.import_base()
+        build_vm.docker("import", str(build_vm.folder / "base.tar"), "standin:base")
         yield build_vm
         build_vm.stop_engine()  # its mounts go with it, so that the folder can be removed
 

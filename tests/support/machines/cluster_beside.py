@@ -5,11 +5,13 @@ The cluster listens on this machine's loopback, which the laptop's namespace doe
 
 import contextlib
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.kubernetes import Cluster
+from tests.support.machines.answering import Serving
 from tests.support.machines.build_vm import BuildVm
 
 
@@ -38,31 +40,24 @@ def seen_beside(build_vm: BuildVm, cluster: Cluster) -> Iterator[dict[str, str]]
 def forwarded(build_vm: BuildVm, port: int) -> Iterator[None]:
     """This port of the laptop's loopback is that of this machine's."""
     with build_vm.network.laptop.network_of_this_thread():
-        listening = socket.create_server(("127.0.0.1", port))
+        relaying = Serving(_Relay, ("127.0.0.1", port))
+    with relaying:
+        yield
 
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while piece := source.recv(1 << 16):
-                sink.sendall(piece)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
 
-    def relay(near: socket.socket) -> None:
-        with near, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as far:
-            back = threading.Thread(target=pump, args=(far, near), daemon=True)
+class _Relay(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        near: socket.socket = self.request
+        with contextlib.suppress(OSError), socket.create_connection(self.server.server_address) as far:
+            back = threading.Thread(target=_pump, args=(far, near), daemon=True)
             back.start()
-            pump(near, far)
+            _pump(near, far)
             back.join()
 
-    def serve() -> None:
-        with contextlib.suppress(OSError):  # once `listening` is shut
-            while True:
-                near, _ = listening.accept()
-                threading.Thread(target=relay, args=(near,), daemon=True).start()
 
-    server = threading.Thread(target=serve, daemon=True)
-    server.start()
-    with listening:
-        yield
-        listening.shutdown(socket.SHUT_RDWR)
-        server.join()
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(1 << 16):
+            sink.sendall(piece)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

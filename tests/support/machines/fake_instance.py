@@ -7,7 +7,6 @@ the token's name, until it expires. Not covered: TLS, the service's own root cer
 """
 
 import base64
-import datetime
 import hashlib
 import json
 import re
@@ -19,7 +18,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import NameOID
+
+from tests.support.kubernetes.pki import builder
 
 Verified = Callable[[rsa.RSAPublicKey, str, str, Callable[[str], str]], str | None]
 _PEM = serialization.Encoding.PEM
@@ -98,17 +98,4 @@ class FakeInstance:
 
 def certificate(name: str, key: Any, signer: ec.EllipticCurvePrivateKey, *units: str) -> x509.Certificate:
     """Of this key, signed by `signer`, whose own name is always that of the intermediate one."""
-    now = datetime.datetime.now(datetime.UTC)
-    subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
-    subject += [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit) for unit in units]
-    issuer = [x509.NameAttribute(NameOID.COMMON_NAME, "PKISVC Intermediate")]
-    return (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name(subject))
-        .issuer_name(x509.Name(issuer))
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=4))
-        .sign(signer, hashes.SHA256())
-    )
+    return builder(name, "PKISVC Intermediate", key, *units).sign(signer, hashes.SHA256())

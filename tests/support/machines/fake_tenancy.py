@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from cryptography.exceptions import InvalidSignature
@@ -147,40 +147,25 @@ class World:
     buckets: Buckets = field(default_factory=Buckets)
 
 
-class FakeTenancy:
+class FakeTenancy(Serving):
     """The server in a thread; its state is public."""
 
     def __init__(self, keys: Keys, tls: ssl.SSLContext | None = None) -> None:
-        self.keys, self.key_id, self.world = keys, keys.key_id, World()
+        super().__init__(_Handler)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
+        self.url = f"http{'s' if tls else ''}://{self.host}"
+        self.keys, self.lock = keys, threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """As new, with one cluster, one GPU pool, one repository and one export."""
+        self.key_id, self.world = self.keys.key_id, usual_world()
         self.requests: list[str] = []
         self.bodies: list[Json] = []
         self.faults: list[Fault] = []
         self.instance: FakeInstance | None = None
-        self.page_size = 2
-        self.skew_sec = 0.0
-        self.lock = threading.Lock()
-        outer = self
-
-        class Handler(_Handler):
-            tenancy = outer
-
-        self._server = Serving(Handler)
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"http{'s' if tls else ''}://{self._server.host}"
-
-    def __enter__(self) -> Self:
-        self._server.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._server.__exit__(*error)
-
-    def reset(self) -> None:
-        """As new, with one cluster, one GPU pool, one repository and one export."""
-        self.key_id, self.requests, self.bodies, self.faults = self.keys.key_id, [], [], []
-        self.page_size, self.skew_sec, self.instance = 2, 0.0, None
-        self.world = usual_world()
+        self.page_size, self.skew_sec = 2, 0.0
 
     def fail(
         self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **how: bool
@@ -272,22 +257,22 @@ def usual_world() -> World:
 class _Handler(Answering):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # head and body are two writes, and the second waited 40 ms for the client's word
-    tenancy: FakeTenancy
+    server: FakeTenancy
     _is_lost = False
 
     def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002 - of the base class
         return email.utils.format_datetime(self._now(), usegmt=True)
 
     def _now(self) -> datetime.datetime:
-        return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.tenancy.skew_sec)
+        return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.server.skew_sec)
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         path, _, query = self.path.partition("?")
         line = f"{self.command} {unquote(self.path)}"
-        with self.tenancy.lock:
-            self.tenancy.requests.append(line)
-            fault = next((one for one in self.tenancy.faults if one.times and re.search(one.pattern, line)), None)
+        with self.server.lock:
+            self.server.requests.append(line)
+            fault = next((one for one in self.server.faults if one.times and re.search(one.pattern, line)), None)
             if fault is not None:
                 fault.times -= 1
         is_open = path.startswith(("/pls/apex/", "/opc/", "/v1/x509"))  # the price list, and an instance's own
@@ -301,9 +286,9 @@ class _Handler(Answering):
             return self._send(200, b'[{"id": "ocid1', cut=True)
         if fault is not None and not fault.lost:
             return self._error(fault.status, fault.code, fault.message)
-        if self.tenancy.instance is not None and path.startswith(("/opc/", "/v1/x509")):
-            return self._send(*self.tenancy.instance.answer(path, self._signable(), body))
-        with self.tenancy.lock:
+        if self.server.instance is not None and path.startswith(("/opc/", "/v1/x509")):
+            return self._send(*self.server.instance.answer(path, self._signable(), body))
+        with self.server.lock:
             return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
 
     do_GET = do_HEAD = do_POST = do_PUT = _answer
@@ -323,11 +308,11 @@ class _Handler(Answering):
             digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
             if digest != headers["x-content-sha256"]:
                 return "the body is not the one that was signed"
-        key, key_id = self.tenancy.keys.public, self.tenancy.key_id
+        key, key_id = self.server.keys.public, self.server.key_id
         session = re.search(r'keyId="(ST[^"]*)"', headers["authorization"])
-        if self.tenancy.instance is not None and session is not None:
+        if self.server.instance is not None and session is not None:
             key_id = session[1]
-            key, until = self.tenancy.instance.sessions.get(key_id, (key, 0.0))
+            key, until = self.server.instance.sessions.get(key_id, (key, 0.0))
             if until < datetime.datetime.now(datetime.UTC).timestamp():
                 return "the token is not known, or expired"
         return verified(key, key_id, headers["authorization"], headers.__getitem__)
@@ -338,21 +323,21 @@ class _Handler(Answering):
         return {**headers, "(request-target)": f"{self.command.lower()} {self.path}"}
 
     def _route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
-        world = self.tenancy.world
+        world = self.server.world
         if path.startswith("/pls/apex/"):
             items = [one for one in world.lists["/prices"] if one["partNumber"] == query["partNumber"][0]]
             return self._send(200, json.dumps({"items": items}).encode())
         if self.command == "GET" and path in ("/n", "/n/"):
             return self._send(200, json.dumps(NAMESPACE).encode())
         try:
-            stored = world.buckets.answer(self.command, path, query, body, self._signable(), self.tenancy.page_size)
+            stored = world.buckets.answer(self.command, path, query, body, self._signable(), self.server.page_size)
         except Wrong as wrong:
             return self._error(*wrong.args)
         if stored is not None:
             status, content, extra = stored
             return self._send(status, content, kind="application/octet-stream", extra=extra)
         if path.endswith("/kubeconfig/content"):
-            self.tenancy.bodies.append(json.loads(body or b"{}"))
+            self.server.bodies.append(json.loads(body or b"{}"))
             return self._send(200, world.kubeconfig.encode(), kind="application/x-yaml")
         if path.startswith("/workRequests/"):
             if path.endswith("/errors"):
@@ -365,7 +350,7 @@ class _Handler(Answering):
             return self._page("/20181025/limitValues", query)
         if self.command == "POST" and path == "/container/repositories":
             made = {**json.loads(body), "id": ocid("containerrepo", "new"), "lifecycleState": "AVAILABLE"}
-            self.tenancy.bodies.append(made)
+            self.server.bodies.append(made)
             world.lists[path].append(made)
             return self._send(200, json.dumps(made).encode())
         if self.command == "GET" and path in world.lists:
@@ -373,20 +358,20 @@ class _Handler(Answering):
         return self._object(path, body)
 
     def _object(self, path: str, body: bytes) -> None:
-        one = self.tenancy.world.objects.get(path)
+        one = self.server.world.objects.get(path)
         if one is None:
             return self._error(404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found.")
         etag = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:16]
         if self.command == "PUT":
             if self.headers.get("if-match") not in (None, etag):
                 return self._error(412, "NoEtagMatch", "The etag does not match.")
-            self.tenancy.bodies.append(json.loads(body or b"{}"))
+            self.server.bodies.append(json.loads(body or b"{}"))
             return self._send(202, b"", extra={"opc-work-request-id": ocid("clustersworkrequest", "w")})
         return self._send(200, json.dumps(one).encode(), extra={"etag": etag})
 
     def _page(self, path: str, query: dict[str, list[str]]) -> None:
-        items = self.tenancy.world.lists[path]
-        start, size = int(query.get("page", ["0"])[0]), self.tenancy.page_size
+        items = self.server.world.lists[path]
+        start, size = int(query.get("page", ["0"])[0]), self.server.page_size
         name = query.get("displayName", [None])[0]
         items = [one for one in items if name is None or one.get("displayName") == name]
         more = {"opc-next-page": str(start + size)} if start + size < len(items) else {}

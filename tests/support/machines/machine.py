@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -152,8 +152,8 @@ class Machine:
         self._started.append(process)
         return process
 
-    def add_user(self, name: str, *, uid: int = 4711, groups: Mapping[str, int] | None = None) -> Path:
-        """A user who may log in by key alone; the home folder, as the test sees it. `groups`: further names and ids."""
+    def add_user(self, name: str, *, uid: int = 4711) -> None:
+        """A user who may log in by key alone."""
         etc, home = self.folder / "etc", self.home(name)
         with (etc / "passwd").open("a") as file:
             file.write(f"{name}:x:{uid}:{uid}:test:{home}:/bin/bash\n")
@@ -161,10 +161,8 @@ class Machine:
             file.write(f"{name}:*:19000:0:99999:7:::\n")
         with (etc / "group").open("a") as file:
             file.write(f"{name}:x:{uid}:\n")
-            file.writelines(f"{group}:x:{gid}:{name}\n" for group, gid in (groups or {}).items())
         home.mkdir(mode=0o755)
         os.chown(home, uid, uid)
-        return home
 
     def home(self, user: str) -> Path:
         return self.folder / "home" / user
@@ -174,13 +172,12 @@ class Machine:
         with (self.folder / "etc" / "hosts").open("a") as file:
             file.writelines(f"{address} {name.replace('_', '.')}\n" for name, address in addresses.items())
 
-    def small_disk(self, path: str, *, megabytes: int, owner: str = "root", file_system: str = "ext4") -> None:
+    def small_disk(self, path: str, *, megabytes: int, owner: str) -> None:
         """A file system of its own at `path` on this machine: a loop device, so a full one says ENOSPC."""
         image = self.folder / f"disk-{len(list(self.folder.glob('disk-*')))}.img"
         with image.open("wb") as file:
             file.truncate(megabytes << 20)
-        features = ("-O", "^has_journal", "-m", "0") if file_system == "ext4" else ()
-        self.run(f"mkfs.{file_system}", "-q", *features, str(image))
+        self.run("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image))
         self.run("mkdir", "-p", path)
         self.run("mount", "-o", "loop", str(image), path)
         self.run("chown", owner, path)

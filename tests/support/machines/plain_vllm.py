@@ -18,7 +18,6 @@ class Plain(StandIn):
     """Answers greedily, as the model and its adapter do."""
 
     def __init__(self, base: str, adapter: str, tokenizer: str, *, is_nf4: bool, **served: Any) -> None:
-        super().__init__({}, **served)
         self._modules = stack.load()
         transformers, torch = self._modules.transformers, self._modules.torch
         rounded = transformers.BitsAndBytesConfig(
@@ -31,6 +30,7 @@ class Plain(StandIn):
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
         ends = model.generation_config.eos_token_id
         self._ends = {*(ends if isinstance(ends, list) else [ends]), self._tokenizer.eos_token_id}
+        super().__init__({}, **served)  # listens, so what takes long is done before
 
     def answer(self, document: Mapping[str, Any]) -> tuple[str, str]:
         prompt = document.get("prompt")

@@ -20,7 +20,6 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from tests.support.machines.answering import Answering, Serving
 
@@ -32,7 +31,6 @@ class Redirect:
     """The request is sent elsewhere: the same path below `to`."""
 
     to: str
-    status: int = 307
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +84,12 @@ ANYTHING: tuple[Switch, ...] = (
 @dataclass(kw_only=True)
 class _Armed:
     switch: Switch
-    fits: Callable[[str, str], bool]
+    method: str | None
+    path: str
     left: int | None
 
 
-class RegistryProxy:
+class RegistryProxy(Serving):
     """See the module. `upstream` is the registry's address; its certificate is not checked."""
 
     def __init__(
@@ -102,38 +101,28 @@ class RegistryProxy:
         key: Path | None = None,
         network: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        with network():
+            super().__init__(_Handler, listen)
         self.upstream, self._network = urllib.parse.urlsplit(upstream), network
         self.asked: list[tuple[str, str, str]] = []
         self._armed: list[_Armed] = []
-        self._lock, self._released = threading.Lock(), threading.Event()
-        with network():
-            self._server = _Server(_Handler, listen)
-        self._server.proxy = self
+        self._lock, self.released = threading.Lock(), threading.Event()
         if certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(certificate, key)
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-
-    @property
-    def host(self) -> str:
-        return self._server.host
-
-    def __enter__(self) -> Self:
-        self._server.__enter__()
-        return self
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def __exit__(self, *error: object) -> None:
         self.release()
-        self._server.__exit__(*error)
+        super().__exit__(*error)
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hangs up, or does not speak TLS, is part of the game."""
 
     def arm(self, switch: Switch, *, method: str | None = None, path: str = "", times: int | None = None) -> None:
         """Strike requests of `method` (None: any) whose path holds `path`; `times` None: until `disarm`."""
-
-        def fits(asked_method: str, asked_path: str) -> bool:
-            return method in (None, asked_method) and path in asked_path
-
         with self._lock:
-            self._armed.append(_Armed(switch=switch, fits=fits, left=times))
+            self._armed.append(_Armed(switch=switch, method=method, path=path, left=times))
 
     def disarm(self) -> None:
         """From now on everything passes; what is stalled stays so."""
@@ -142,19 +131,16 @@ class RegistryProxy:
 
     def release(self) -> None:
         """End every stall, by closing its connection."""
-        self._released.set()
+        self.released.set()
 
     def stalled(self) -> None:
         """Let new stalls be: undoes `release`."""
-        self._released.clear()
-
-    def wait_released(self) -> None:
-        self._released.wait()
+        self.released.clear()
 
     def switch_for(self, method: str, path: str) -> Switch | None:
         with self._lock:
             for armed in self._armed:
-                if armed.fits(method, path) and armed.left != 0:
+                if armed.method in (None, method) and armed.path in path and armed.left != 0:
                     armed.left = None if armed.left is None else armed.left - 1
                     return armed.switch
         return None
@@ -172,24 +158,17 @@ class RegistryProxy:
         return made
 
 
-class _Server(Serving):
-    proxy: RegistryProxy
-
-    def handle_error(self, *_: object) -> None:
-        """A client that hangs up, or does not speak TLS, is part of the game."""
-
-
 class _Handler(Answering):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: RegistryProxy
 
     def _handle(self) -> None:
-        proxy, authorization = self.server.proxy, self.headers.get("Authorization", "")
+        proxy, authorization = self.server, self.headers.get("Authorization", "")
         proxy.asked.append((self.command, self.path, authorization))
         switch = proxy.switch_for(self.command, self.path)
         if isinstance(switch, Redirect):
             self._drain()
-            self._say(switch.status, {"Location": switch.to + self.path}, b"")
+            self._say(307, {"Location": switch.to + self.path}, b"")
         elif isinstance(switch, Answer):
             self._drain()
             self._say(switch.status, switch.headers, switch.body)
@@ -201,12 +180,12 @@ class _Handler(Answering):
                 self.wfile.write(switch.piece)
         elif isinstance(switch, Stall):
             self.close_connection = True
-            proxy.wait_released()
+            proxy.released.wait()
         else:
             self._pass_on(switch)
 
     def _pass_on(self, switch: Cut | Change | None) -> None:
-        connection = self.server.proxy.connect()
+        connection = self.server.connect()
         with contextlib.closing(connection):
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():

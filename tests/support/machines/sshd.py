@@ -19,15 +19,17 @@ from typing import Any, Self
 
 import pytest
 
+from tests.support.faults import until
+from tests.support.hosts.rankpids import alive
 from tests.support.machines.machine import WAIT_SEC, Machine
 from tests.support.machines.ports import free_ports
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
-def keygen(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
+def keygen(path: Path, *, passphrase: str = "") -> Path:
     """A new key pair at `path` and `path`.pub; returns `path`."""
-    argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", str(path)]
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=WAIT_SEC)
     return path
 
@@ -107,10 +109,7 @@ class Sshd:
                     os.kill(pid, signal.SIGKILL)
             self._process.wait(WAIT_SEC)
             self._process = None
-            deadline = time.monotonic() + WAIT_SEC
-            while any(_lives(pid) for pid in pids):  # its port is free when it is gone, and not before
-                assert time.monotonic() < deadline, "sshd does not die"
-                time.sleep(0.01)
+            until(lambda: not alive(pids), "sshd to die", WAIT_SEC)  # its port is free when it is gone, and not before
 
     def kill_sessions(self) -> int:
         """Kill the server's side of every open connection; how many processes that were. What they ran lives on."""
@@ -131,11 +130,10 @@ class Sshd:
         with (self.folder / "authorized" / (user or self.users[0])).open("a") as file:
             file.write(key.with_name(key.name + ".pub").read_text())
 
-    def known_as(self, name: str, port: int | None = None) -> str:
+    def known_as(self, name: str) -> str:
         """The line of a known_hosts file for this server under that name."""
-        port = self.port if port is None else port
         kind, key = self.host_key.with_name("host_key.pub").read_text().split()[:2]
-        return f"{name if port == 22 else f'[{name}]:{port}'} {kind} {key}\n"
+        return f"{name if self.port == 22 else f'[{name}]:{self.port}'} {kind} {key}\n"
 
     def fingerprint(self) -> str:
         said = subprocess.run(["ssh-keygen", "-lf", str(self.host_key)], capture_output=True, text=True, check=True)
@@ -171,9 +169,3 @@ class Sshd:
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
             return line.startswith(b"sshd:") and b"[listener]" not in line
         return False
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
-    return False

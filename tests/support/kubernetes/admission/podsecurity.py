@@ -48,11 +48,8 @@ def _broken_by(spec: Json, breaks: Callable[[Json], bool]) -> list[str]:
 
 
 def _host(spec: Json) -> list[str]:
-    found = []
-    namespaces = [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
-    if namespaces:
-        found.append("host namespaces (" + ", ".join(f"{name}=true" for name in namespaces) + ")")
-    return found
+    namespaces = [f"{name}=true" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    return [f"host namespaces ({', '.join(namespaces)})"] if namespaces else []
 
 
 def _privileges(spec: Json, restricted: bool) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 Json = dict[str, Any]
 T = TypeVar("T")
+SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
 
 def copied(document: T) -> T:
@@ -32,14 +33,15 @@ class Refusal(Exception):
         self.body["code"] = code
 
 
-def _details(key: str, name: str, **more: Any) -> Json:
+def details(key: str, name: str, **more: Any) -> Json:
+    """`key` is `pods` or `jobs.batch`, or a kind in their place."""
     plural, _, group = key.partition(".")
     return {**({"name": name} if name else {}), **({"group": group} if group else {}), "kind": plural, **more}
 
 
 def not_found(key: str, name: str) -> Refusal:
     """`key` is `pods` or `jobs.batch`."""
-    return Refusal(404, "NotFound", f'{key} "{name}" not found', _details(key, name))
+    return Refusal(404, "NotFound", f'{key} "{name}" not found', details(key, name))
 
 
 def no_such_path() -> Refusal:
@@ -47,7 +49,7 @@ def no_such_path() -> Refusal:
 
 
 def already_exists(key: str, name: str) -> Refusal:
-    return Refusal(409, "AlreadyExists", f'{key} "{name}" already exists', _details(key, name))
+    return Refusal(409, "AlreadyExists", f'{key} "{name}" already exists', details(key, name))
 
 
 def stale(key: str, name: str) -> Refusal:
@@ -55,7 +57,7 @@ def stale(key: str, name: str) -> Refusal:
         f'Operation cannot be fulfilled on {key} "{name}": the object has been modified; '
         "please apply your changes to the latest version and try again"
     )
-    return Refusal(409, "Conflict", message, _details(key, name))
+    return Refusal(409, "Conflict", message, details(key, name))
 
 
 def bad_request(message: str) -> Refusal:
@@ -66,9 +68,9 @@ def unauthorized() -> Refusal:
     return Refusal(401, "Unauthorized", "Unauthorized")
 
 
-def forbidden(key: str, name: str, why: str, **details: Any) -> Refusal:
+def forbidden(key: str, name: str, why: str, **more: Any) -> Refusal:
     """Refused by admission: `pods "q" is forbidden: exceeded quota: ...`."""
-    return Refusal(403, "Forbidden", f'{key} "{name}" is forbidden: {why}', _details(key, name, **details))
+    return Refusal(403, "Forbidden", f'{key} "{name}" is forbidden: {why}', details(key, name, **more))
 
 
 def not_allowed(user: str, verb: str, key: str, subresource: str, namespace: str, name: str) -> Refusal:
@@ -78,7 +80,7 @@ def not_allowed(user: str, verb: str, key: str, subresource: str, namespace: str
     scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
     named = f'"{name}" ' if name else ""
     message = f'{key} {named}is forbidden: User "{user}" cannot {verb} resource "{what}" in API group "{group}" {scope}'
-    return Refusal(403, "Forbidden", message, _details(key, name))
+    return Refusal(403, "Forbidden", message, details(key, name))
 
 
 def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]) -> Refusal:
@@ -86,13 +88,8 @@ def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]
     what = f"{kind}.{group}" if group else kind
     said = [f"{field}: {message}" for _, message, field in causes]
     text = said[0] if len(said) == 1 else "[" + ", ".join(said) + "]"
-    details = {
-        "name": name,
-        **({"group": group} if group else {}),
-        "kind": kind,
-        "causes": [{"reason": reason, "message": message, "field": field} for reason, message, field in causes],
-    }
-    return Refusal(422, "Invalid", f'{what} "{name}" is invalid: {text}', details)
+    shown = [{"reason": reason, "message": message, "field": field} for reason, message, field in causes]
+    return Refusal(422, "Invalid", f'{what} "{name}" is invalid: {text}', details(what, name, causes=shown))
 
 
 def internal_error(message: str) -> Json:

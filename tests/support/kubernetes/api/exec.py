@@ -151,8 +151,6 @@ class Session:
                 else:
                     await self._finish(exit_status(code if code >= 0 else 128 - code))
         finally:
-            if self._fault and not self._fault.keep_running and process.returncode is None:
-                process.kill()
             over.cancel()
             listening.cancel()  # from here on nobody answers a ping
             _outlive(done, process)
@@ -213,16 +211,14 @@ class Session:
         """End the stream as a fault ends it."""
         transport = self._request.transport
         closes = {"close-1000-without-status": 1000, "close-1001": 1001, "close-1011": 1011}
+        errors = {"status-empty-frame": b"", "status-not-json": b"oops"}
         with contextlib.suppress(ConnectionError):
             if how in closes:
                 await self._ws.close(code=closes[how])
             elif how == "close-empty":
                 await self._raw_close(b"\x88\x00")
-            elif how == "status-empty-frame":
-                await self._send(_ERROR, b"")
-                await self._ws.close(code=1000)
-            elif how == "status-not-json":
-                await self._send(_ERROR, b"oops")
+            elif how in errors:
+                await self._send(_ERROR, errors[how])
                 await self._ws.close(code=1000)
             elif how == "status-failure-no-exit-code":
                 await self._finish({"metadata": {}, "status": "Failure", "message": "node is gone"})

@@ -62,7 +62,8 @@ def expression(rule: Json, labels: dict[str, str]) -> bool:
     raise bad_request(f"{rule['operator']!r} is not a valid label selector operator")
 
 
-def _field(obj: Json, path: str) -> str:
+def field_of(obj: Json, path: str) -> str:
+    """The value at a path such as `status.podIP`; "" where there is none."""
     at: object = obj
     for part in path.split("."):
         at = at.get(part, "") if isinstance(at, dict) else ""
@@ -72,7 +73,7 @@ def _field(obj: Json, path: str) -> str:
 def fields_match(text: str, obj: Json) -> bool:
     for term in _terms(text):
         path, unequal, value = re.match(r"([^=!]+)(!?)==?(.*)", term).groups()  # type: ignore[union-attr]
-        if (_field(obj, path) == value) == bool(unequal):
+        if (field_of(obj, path) == value) == bool(unequal):
             return False
     return True
 

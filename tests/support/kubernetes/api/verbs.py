@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tests.support.kubernetes.admission.admission import warnings_for
-from tests.support.kubernetes.api.answers import Json, Refusal, bad_request, not_found
+from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_request, details
 from tests.support.kubernetes.api.exec import Session, pick_container
 from tests.support.kubernetes.api.logs import serve_log
 from tests.support.kubernetes.api.selectors import label_selector, wanted
-from tests.support.kubernetes.api.tables import table
 from tests.support.kubernetes.api.write import Writer
-from tests.support.kubernetes.store.resources import Resource, Target, by_key
-from tests.support.kubernetes.store.store import Store, Watch, now, set_condition
+from tests.support.kubernetes.store.resources import Resource, Target
+from tests.support.kubernetes.store.store import Store, Watch, held, now, set_condition
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.faults import Faults
@@ -30,9 +29,7 @@ _LOOK_SEC = 1.0
 
 
 def _is_healthy(pod: Json) -> bool:
-    conditions = pod.get("status", {}).get("conditions", [])
-    is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-    return is_ready and not pod["metadata"].get("deletionTimestamp")
+    return "Ready" in held(pod) and not pod["metadata"].get("deletionTimestamp")
 
 
 def _is_selected(selector: Json, pod: Json) -> bool:
@@ -59,33 +56,21 @@ class Api:
 
     async def _read(self, request: web.Request, at: Target) -> web.StreamResponse:
         key = at.resource.key
-        as_table = "as=Table" in request.headers.get("Accept", "")
-        whole = request.query.get("includeObject") == "Object"
         if at.name:
-            found = self.store.get(key, at.namespace, at.name)
-            version = found["metadata"]["resourceVersion"]
-            return web.json_response(
-                table(key, [found], version, whole=whole) if as_table else self._typed(at.resource, found)
-            )
+            return web.json_response(self._typed(at.resource, self.store.get(key, at.namespace, at.name)))
         holds = wanted(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         if request.query.get("watch") in ("true", "1"):
-            return await self._watch(request, at, holds, as_table)
+            return await self._watch(request, at, holds)
         found_all = [obj for obj in self.store.list(key, at.namespace) if holds(obj)]
         start = int(request.query.get("continue") or 0)
         limit = int(request.query.get("limit") or 0) or len(found_all) + 1
         page, left = found_all[start : start + limit], len(found_all) - start - limit
         more = {"continue": str(start + limit), "remainingItemCount": left} if left > 0 else {}
-        version = str(self.store.version)
-        if as_table:
-            made = table(key, page, version, whole=whole)
-            made["metadata"] |= more
-            return web.json_response(made)
-        resource = at.resource
         return web.json_response(
             {
-                "kind": f"{resource.kind}List",
-                "apiVersion": resource.api_version,
-                "metadata": {"resourceVersion": version, **more},
+                "kind": f"{at.resource.kind}List",
+                "apiVersion": at.resource.api_version,
+                "metadata": {"resourceVersion": str(self.store.version), **more},
                 "items": [{k: v for k, v in obj.items() if k not in ("kind", "apiVersion")} for obj in page],
             }
         )
@@ -94,23 +79,17 @@ class Api:
     def _typed(resource: Resource, obj: Json) -> Json:
         return {"kind": resource.kind, "apiVersion": resource.api_version, **obj}
 
-    async def _watch(self, request: web.Request, at: Target, holds: Any, as_table: bool) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, at: Target, holds: Any) -> web.StreamResponse:
         asked = request.query.get("resourceVersion", "")
         since = int(asked) if asked not in ("", "0") else None
         deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         watch = Watch(self.store, at.resource.key, at.namespace, since, holds)
-        columns = True
 
         async def send(kind: str, obj: Json) -> None:
-            nonlocal columns
-            shown = self._typed(at.resource, obj)
-            if as_table:
-                version = obj["metadata"]["resourceVersion"]
-                shown = table(at.resource.key, [obj], version, whole=False, columns=columns)
-                columns = False
-            await response.write(json.dumps({"type": kind, "object": shown}).encode() + b"\n")
+            shown = {"type": kind, "object": self._typed(at.resource, obj)}
+            await response.write(json.dumps(shown).encode() + b"\n")
 
         try:
             for kind, obj in watch.past():
@@ -146,14 +125,12 @@ class Api:
         self._check_budgets(self.store.get("pods", at.namespace, at.name))
 
         def disrupt(changed: Json) -> None:
-            conditions, said = changed["status"].setdefault("conditions", []), "Eviction API: evicting"
-            set_condition(conditions, "DisruptionTarget", "True", reason="EvictionByEvictionAPI", message=said)
+            why = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+            set_condition(changed, "DisruptionTarget", True, **why)
 
         self.store.edit("pods", at.namespace, at.name, disrupt)
-        self.delete(Target(resource=at.resource, namespace=at.namespace, name=at.name), options)
-        return web.json_response(
-            {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}, status=201
-        )
+        self.delete("pods", at.namespace, at.name, options)
+        return web.json_response(SUCCESS, status=201)
 
     def _check_budgets(self, pod: Json) -> None:
         """Raises Refusal where a PodDisruptionBudget keeps this Ready pod: by `minAvailable` as a number alone."""
@@ -177,30 +154,29 @@ class Api:
             found = self.store.get(at.resource.key, at.namespace, at.name)
             if request.query.get("dryRun") == "All" or options.get("dryRun") == ["All"]:
                 return web.json_response(self._typed(at.resource, found))
-            gone = self.delete(at, options)
+            gone = self.delete(at.resource.key, at.namespace, at.name, options)
             if at.resource.key in _STATUS_AFTER_DELETE:
-                return web.json_response(_deleted(at.resource, gone))
+                about = details(at.resource.key, at.name, uid=gone["metadata"]["uid"])
+                return web.json_response({**SUCCESS, "details": about})
             return web.json_response(self._typed(at.resource, gone))
         holds = wanted(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         for obj in self.store.list(at.resource.key, at.namespace):
             if holds(obj):
                 metadata = obj["metadata"]
-                each = Target(resource=at.resource, namespace=metadata.get("namespace", ""), name=metadata["name"])
-                self.delete(each, options)
-        return web.json_response({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
+                self.delete(at.resource.key, metadata.get("namespace", ""), metadata["name"], options)
+        return web.json_response(SUCCESS)
 
-    def delete(self, at: Target, options: Json) -> Json:
+    def delete(self, key: str, namespace: str, name: str, options: Json) -> Json:
         """Delete one object and what it owns; pods with their grace."""
-        key = at.resource.key
-        found = self.store.get(key, at.namespace, at.name)
+        found = self.store.get(key, namespace, name)
         wanted_uid = (options.get("preconditions") or {}).get("uid")
         if wanted_uid not in (None, found["metadata"]["uid"]):
             raise Refusal(409, "Conflict", f"the UID in the precondition ({wanted_uid}) does not match")
         if key == "pods":
             return self._delete_pod(found, options)
         if key == "namespaces":
-            return self._delete_namespace(at.name)
-        gone = self.store.remove(key, at.namespace, at.name)
+            return self._delete_namespace(name)
+        gone = self.store.remove(key, namespace, name)
         if options.get("propagationPolicy") != "Orphan":
             self._delete_owned(gone)
         return gone
@@ -210,9 +186,8 @@ class Api:
         for key in list(self.store.keys()):
             for obj in self.store.list(key, namespace):
                 if any(ref["uid"] == uid for ref in obj["metadata"].get("ownerReferences", [])):
-                    metadata = obj["metadata"]
                     with contextlib.suppress(Refusal):  # gone meanwhile
-                        self.delete(Target(resource=by_key(key), namespace=namespace, name=metadata["name"]), {})
+                        self.delete(key, namespace, obj["metadata"]["name"], {})
 
     def _delete_pod(self, pod: Json, options: Json) -> Json:
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
@@ -248,20 +223,13 @@ class Api:
         """Delete what a terminating namespace still holds."""
         for key in list(self.store.keys()):
             for obj in self.store.list(key, name):
-                each = Target(resource=by_key(key), namespace=name, name=obj["metadata"]["name"])
                 with contextlib.suppress(Refusal):  # gone meanwhile
-                    self.delete(each, {})
+                    self.delete(key, name, obj["metadata"]["name"], {})
 
     # Pods
 
-    def _pod(self, at: Target) -> Json:
-        pod = self.store.find("pods", at.namespace, at.name)
-        if pod is None:
-            raise not_found("pods", at.name)
-        return pod
-
     async def _exec(self, request: web.Request, at: Target) -> web.StreamResponse:
-        pod = self._pod(at)
+        pod = self.store.get("pods", at.namespace, at.name)
         container = pick_container(pod, request.query.get("container", ""))
         if not pod["spec"].get("nodeName"):
             raise bad_request(f"pod {at.name} does not have a host assigned")
@@ -273,15 +241,9 @@ class Api:
             raise bad_request(
                 f"cannot exec into a container in a completed pod; current phase is {pod['status']['phase']}"
             )
-        fault = self.faults.of_exec(at.name, request.query.getall("command"))
+        fault = self.faults.of_exec(at.name)
         return await Session(request, self.kubelet, pod, container, fault).run()
 
     async def _log(self, request: web.Request, at: Target) -> web.StreamResponse:
-        pod = self._pod(at)
+        pod = self.store.get("pods", at.namespace, at.name)
         return await serve_log(request, self.kubelet, pod, pick_container(pod, request.query.get("container", "")))
-
-
-def _deleted(resource: Resource, gone: Json) -> Json:
-    group = {"group": resource.group} if resource.group else {}
-    details = {"name": gone["metadata"]["name"], **group, "kind": resource.plural, "uid": gone["metadata"]["uid"]}
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

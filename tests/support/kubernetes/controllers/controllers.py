@@ -17,7 +17,7 @@ from tests.support.kubernetes.controllers.quantities import number
 from tests.support.kubernetes.controllers.scheduler import Scheduler, tolerates
 from tests.support.kubernetes.node.nodes import UNREACHABLE, Nodes
 from tests.support.kubernetes.store.resources import Target, by_key
-from tests.support.kubernetes.store.store import Change, Store, now, set_condition
+from tests.support.kubernetes.store.store import Change, Store, held, now, set_condition
 
 _IDLE_SEC = 0.2  # how often deadlines and tolerations are looked at when nothing changes
 _NAMESPACE_SEC = 2.0  # a namespace is emptied a while after its deletion: one `kubectl delete -f` gets through first
@@ -67,10 +67,10 @@ class Controllers:
             self._refused_at = time.monotonic()  # the real controller backs off too
             raise
 
-    def delete_pod(self, namespace: str, name: str, grace: int | None = None) -> None:
+    def delete_pod(self, namespace: str, pod: str, grace: int | None = None) -> None:
         options = {} if grace is None else {"gracePeriodSeconds": grace}
         with contextlib.suppress(Refusal):  # gone meanwhile
-            self._api.delete(Target(resource=by_key("pods"), namespace=namespace, name=name), options)
+            self._api.delete("pods", namespace, pod, options)
 
     def _namespaces(self) -> None:
         """Give a namespace what every one has; let it go when it is empty."""
@@ -160,7 +160,7 @@ class Controllers:
     def _job_deadlines(self) -> None:
         for job in self._store.list("jobs.batch"):
             limit, started = job["spec"].get("activeDeadlineSeconds"), job.get("status", {}).get("startTime")
-            ended = any(c["type"] in ("Complete", "Failed") for c in job.get("status", {}).get("conditions", []))
+            ended = held(job) & {"Complete", "Failed"}
             if limit is not None and started and not ended and _age(started) >= limit:
                 self.jobs.expire(job)
 
@@ -196,13 +196,8 @@ class Controllers:
         self._events.say("pods", pod, "TaintManagerEviction", said, by=by)
 
         def disrupt(changed: Json) -> None:
-            set_condition(
-                changed["status"].setdefault("conditions", []),
-                "DisruptionTarget",
-                "True",
-                reason="DeletionByTaintManager",
-                message="Taint manager: deleting due to NoExecute taint",
-            )
+            message = "Taint manager: deleting due to NoExecute taint"
+            set_condition(changed, "DisruptionTarget", True, reason="DeletionByTaintManager", message=message)
 
         self._store.edit("pods", namespace, name, disrupt)
         self.delete_pod(namespace, name)

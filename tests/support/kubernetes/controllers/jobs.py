@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tests.support.kubernetes.api.answers import Json, Refusal, copied
 from tests.support.kubernetes.controllers.events import Recorder
-from tests.support.kubernetes.store.store import Store, condition, now, suffix
+from tests.support.kubernetes.store.store import Store, condition, held, now, suffix
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -88,8 +88,7 @@ class JobController:
 
     def _sync(self, job: Json) -> None:
         spec, status = job["spec"], copied(job.get("status", {}))
-        held = {c["type"] for c in status.get("conditions", []) if c["status"] == "True"}
-        if held & {"Complete", "Failed"}:
+        if held(job) & {"Complete", "Failed"}:
             return
         pods = self._pods(job)
         if spec.get("suspend"):
@@ -112,10 +111,7 @@ class JobController:
 
     @staticmethod
     def _numbers(status: Json, alive: list[Json], terminating: int) -> None:
-        ready = sum(
-            any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", []))
-            for pod in alive
-        )
+        ready = sum("Ready" in held(pod) for pod in alive)
         status |= {"active": len(alive), "ready": ready, "terminating": terminating}
         if not alive:
             del status["active"]
@@ -193,8 +189,7 @@ class JobController:
     @staticmethod
     def _policy(job: Json, pod: Json) -> str:
         """The action of the first rule of podFailurePolicy that matches; Count otherwise."""
-        conditions = {c["type"] for c in pod.get("status", {}).get("conditions", []) if c["status"] == "True"}
-        failed = _failed(pod)
+        conditions, failed = held(pod), _failed(pod)
         code = None if failed is None else failed["state"]["terminated"]["exitCode"]
         for rule in job["spec"].get("podFailurePolicy", {}).get("rules", []):
             if any(pattern["type"] in conditions for pattern in rule.get("onPodConditions", [])):

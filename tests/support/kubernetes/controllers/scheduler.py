@@ -162,7 +162,7 @@ class Scheduler:
 
         def change(changed: Json) -> None:
             changed["spec"]["nodeName"] = node
-            set_condition(changed.setdefault("status", {}).setdefault("conditions", []), "PodScheduled", "True")
+            set_condition(changed, "PodScheduled", True)
 
         # The event first: it stands before the kubelet's own.
         said = f"Successfully assigned {metadata['namespace']}/{metadata['name']} to {node}"
@@ -176,8 +176,7 @@ class Scheduler:
             return
 
         def change(changed: Json) -> None:
-            conditions = changed.setdefault("status", {}).setdefault("conditions", [])
-            set_condition(conditions, "PodScheduled", "False", reason="Unschedulable", message=message)
+            set_condition(changed, "PodScheduled", False, reason="Unschedulable", message=message)
 
         self._store.edit("pods", metadata["namespace"], metadata["name"], change)
         self._events.say("pods", pod, "FailedScheduling", message, by="default-scheduler", kind="Warning")

@@ -6,7 +6,6 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.kubernetes.api.answers import Json
@@ -19,51 +18,19 @@ from tests.support.kubernetes.node.podworker import PodWorker
 from tests.support.kubernetes.store.store import Change, Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class Image:
-    """What stands for every image: the machine itself, seen read-only, and these settings of a Dockerfile.
-
-    `paths` are folders of the machine that the containers see at the same place, read-only.
-    """
-
-    entrypoint: tuple[str, ...] = ("tini", "--")
-    command: tuple[str, ...] = ("sleep", "infinity")
-    environment: dict[str, str] = field(default_factory=dict)
-    paths: tuple[str, ...] = ()
-    user: int = 0
-
-    def seen(self) -> list[str]:
-        """`paths` and the running Python's own folders, where they are not in the tree that every container sees."""
-        wanted = [*self.paths, sys.prefix, sys.base_prefix]
-        inside = ("/usr/", "/opt/", "/etc/", "/lib/")
-        return [path for path in dict.fromkeys(wanted) if not path.startswith(inside) and path != "/usr"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delays:
-    """Waits that are long on a real cluster; in seconds."""
-
-    restart: float = 10.0
-    image_back_off: float = 10.0
-    retry: float = 0.5
-
-
 class Kubelet:
-    """Workers by pod uid."""
+    """Workers by pod uid. What stands for every image is the machine itself, seen read-only."""
 
     def __init__(
-        self,
-        store: Store,
-        nodes: Nodes,
-        events: Recorder,
-        images: Images,
-        state: Path,
-        image: Image,
-        delays: Delays,
-        disk_bytes: int | None,
+        self, store: Store, nodes: Nodes, events: Recorder, images: Images, state: Path, configuration: Json
     ) -> None:
-        self.store, self.nodes, self.events, self.images = store, nodes, events, images
-        self.state, self.image, self.delays, self.disk_bytes = state, image, delays, disk_bytes
+        self.store, self.nodes, self.events, self.images, self.state = store, nodes, events, images, state
+        self.image_environment: dict[str, str] = configuration["image_environment"]
+        self.image_back_off_sec: float = configuration["image_back_off_sec"]
+        self.disk_bytes: int | None = configuration["disk_bytes"]
+        # The running Python's own folders too, where they are not in the tree that every container sees.
+        wanted = dict.fromkeys([*configuration["image_paths"], sys.prefix, sys.base_prefix])
+        self.image_paths = [path for path in wanted if not f"{path}/".startswith(("/usr/", "/opt/", "/etc/", "/lib/"))]
         self.workers: dict[str, PodWorker] = {}
         self.sessions: dict[str, set[Callable[[str], None]]] = {}  # node to the ends of its live streams
         self.names = Names(state / "hosts")
@@ -96,19 +63,17 @@ class Kubelet:
         found = worker.containers.get(name) if worker else None
         return found if found is not None and found.running else None
 
+    def end_streams(self, node: str, how: str) -> None:
+        for end in list(self.sessions.get(node, ())):
+            end(how)
+
     def forget(self, worker: PodWorker) -> None:
         self.workers.pop(worker.uid, None)
         self.names.remove(worker.pod)
         shutil.rmtree(self.state / "pods" / worker.uid, ignore_errors=True)
 
     def base_environment(self, hostname: str) -> dict[str, str]:
-        home = "/root" if self.image.user == 0 else "/"
-        return {"PATH": DEFAULT_PATH, "HOSTNAME": hostname, "HOME": home, **self.image.environment}
-
-    def restart(self, name: str) -> None:
-        """Every stream through this kubelet ends as recorded: cut, with close 1000 and no Status. Pods live on."""
-        for end in list(self.sessions.get(name, ())):
-            end("close-1000-without-status")
+        return {"PATH": DEFAULT_PATH, "HOSTNAME": hostname, "HOME": "/root", **self.image_environment}
 
     async def stop(self) -> None:
         """Kill every container and wait until it is gone."""

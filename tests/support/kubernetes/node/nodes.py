@@ -28,26 +28,19 @@ class Nodes:
         self._store = store
         self.by_name: dict[str, Node] = {}
 
-    def add(self, index: int, gpus: int, *, tainted: bool) -> Node:
+    def add(self, index: int, *, tainted: bool) -> None:
         name, address = f"node-{index}", f"10.99.0.{10 + index}"
         made = copied(document("node.json"))
         made["metadata"]["name"] = name
         made["metadata"]["labels"] |= {"kubernetes.io/hostname": name}
         made["status"]["addresses"][0]["address"], made["status"]["addresses"][1]["address"] = address, name
-        for part in ("allocatable", "capacity"):
-            made["status"][part]["nvidia.com/gpu"] = str(gpus)
-        if gpus == 0:
-            for part in ("allocatable", "capacity"):
-                del made["status"][part]["nvidia.com/gpu"]
         if not tainted:
             del made["spec"]["taints"]
         for condition in made["status"]["conditions"]:
             condition |= {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
         self._store.create("nodes", "", made)
-        node = Node(name=name, address=address)
-        node.up.set()
-        self.by_name[name] = node
-        return node
+        self.by_name[name] = Node(name=name, address=address)
+        self.by_name[name].up.set()
 
     def lose(self, name: str) -> None:
         """The kubelet has not been heard of for the grace period: Ready Unknown, and the taints that follow."""

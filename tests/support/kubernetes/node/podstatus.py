@@ -65,8 +65,7 @@ def qos(pod: Json) -> str:
 
 def status_of(worker: PodWorker, pod: Json) -> Json:
     """The whole status; what the scheduler wrote into it stays."""
-    status: Json = copied(pod.get("status", {}))
-    conditions = status.setdefault("conditions", [])
+    made: Json = {"status": copied(pod.get("status", {}))}
     phase = _phase(worker)
     unready = [container.name for container in worker.main.values() if not (container.ready and container.running)]
     if phase == "Succeeded":
@@ -76,17 +75,17 @@ def status_of(worker: PodWorker, pod: Json) -> Json:
     else:
         message = f"containers with unready status: [{' '.join(unready)}]"
         why = {"reason": "ContainersNotReady", "message": message} if unready else {}
-    ready = "False" if unready or phase in ("Succeeded", "Failed") else "True"
-    sandboxed = "True" if worker.address and phase in ("Pending", "Running") else "False"
-    set_condition(conditions, "PodReadyToStartContainers", sandboxed)
+    is_over = phase in ("Succeeded", "Failed")
+    set_condition(made, "PodReadyToStartContainers", worker.address and not is_over)
     initialized = worker.initialized or not worker.initial
     names = " ".join(name for name, container in worker.initial.items() if container.exit_code != 0)
     lacking = {"reason": "ContainersNotInitialized", "message": f"containers with incomplete status: [{names}]"}
-    set_condition(conditions, "Initialized", "True" if initialized else "False", **({} if initialized else lacking))
-    set_condition(conditions, "Ready", ready, **why)
-    set_condition(conditions, "ContainersReady", ready, **why)
+    set_condition(made, "Initialized", initialized, **({} if initialized else lacking))
+    for kind in ("Ready", "ContainersReady"):
+        set_condition(made, kind, not (unready or is_over), **why)
     if worker.disrupted:
-        set_condition(conditions, "DisruptionTarget", "True", reason=worker.disrupted, message=worker.message.strip())
+        set_condition(made, "DisruptionTarget", True, reason=worker.disrupted, message=worker.message.strip())
+    status: Json = made["status"]
     status |= {
         "phase": phase,
         "hostIP": worker.node.address,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.node.nodes import Node
 
 _KILL_WAIT_SEC = 30.0
+_RESTART_SEC, _RETRY_SEC = 1.0, 0.5  # both are longer on a real cluster
+_ENTRYPOINT, _COMMAND = ("tini", "--"), ("sleep", "infinity")  # of every image, which is run as root
 
 
 class PodWorker:
@@ -54,9 +56,9 @@ class PodWorker:
         self.reason, self.message, self.disrupted = reason, message, "TerminationByKubelet"
         self._evicted.set()
 
-    def oom_kill(self, name: str = "") -> None:
-        """Kill a container's PID 1 as the kernel does when its memory limit is reached."""
-        container = self.main[name or next(iter(self.main))]
+    def oom_kill(self) -> None:
+        """Kill the first container's PID 1 as the kernel does when its memory limit is reached."""
+        container = next(iter(self.main.values()))
         container.death = "OOMKilled"
         container.kill()
 
@@ -172,26 +174,24 @@ class PodWorker:
             await self.report()
             container.last_state, container.restarts = container.state, container.restarts + 1
             where = f"{self.name}_{self.namespace}({self.uid})"
-            delay = self.kubelet.delays.restart
             container.state = {
                 "waiting": {
                     "reason": "CrashLoopBackOff",
-                    "message": f"back-off {delay:g}s restarting failed container={container.name} pod={where}",
+                    "message": f"back-off {_RESTART_SEC:g}s restarting failed container={container.name} pod={where}",
                 }
             }
             said = f"Back-off restarting failed container {container.name} in pod {where}"
             self.event("BackOff", said, kind="Warning", container=container.name)
             await self.report()
-            await asyncio.sleep(delay)
+            await asyncio.sleep(_RESTART_SEC)
 
     async def _bring_up(self, container: Container) -> None:
         spec = container.spec
         await self._pull(container)
         variables, folders = await self._configure(container)
-        image = self.kubelet.image
         command = [expand(word, variables) for word in spec.get("command", [])]
         words = [expand(word, variables) for word in spec.get("args", [])]
-        argv = [*command, *words] if command else [*image.entrypoint, *(words or image.command)]
+        argv = [*command, *words] if command else [*_ENTRYPOINT, *(words or _COMMAND)]
         self.event("Created", f"Created container: {container.name}", container=container.name)
         start = asyncio.create_task(container.start(self._sandbox(spec, folders, variables, argv)))
         self._starts.append(start)
@@ -208,7 +208,7 @@ class PodWorker:
     def _sandbox(self, container: Json, folders: list[Json], variables: dict[str, str], argv: list[str]) -> Json:
         """The specification that sandbox.py takes."""
         security = self.pod["spec"].get("securityContext", {}) | container.get("securityContext", {})
-        uid = security.get("runAsUser", self.kubelet.image.user)
+        uid = security.get("runAsUser", 0)
         fs_group = [security["fsGroup"]] if "fsGroup" in security else []
         root = self.kubelet.state / "pods" / self.uid / "containers" / f"{container['name']}-{self.starts}"
         root.mkdir(parents=True)
@@ -225,7 +225,7 @@ class PodWorker:
             "argv": argv,
             "environment": variables,
             "mounts": [*folders, {"path": "/etc/hosts", "source": str(self.kubelet.names.file(self.namespace))}],
-            "image_paths": self.kubelet.image.seen(),
+            "image_paths": self.kubelet.image_paths,
             "read_only_root": security.get("readOnlyRootFilesystem", False),
         }
 
@@ -243,13 +243,13 @@ class PodWorker:
             self.event("Failed", "Error: ErrImagePull", kind="Warning", container=name)
             container.state = {"waiting": {"reason": "ErrImagePull", "message": failing.message}}
             await self.report()
-            await asyncio.sleep(self.kubelet.delays.retry)
+            await asyncio.sleep(_RETRY_SEC)
             self.event("BackOff", f'Back-off pulling image "{image}"', container=name)
             self.event("Failed", "Error: ImagePullBackOff", kind="Warning", container=name)
             waiting = f'Back-off pulling image "{image}": ErrImagePull: {failing.message}'
             container.state = {"waiting": {"reason": "ImagePullBackOff", "message": waiting}}
             await self.report()
-            await asyncio.sleep(self.kubelet.delays.image_back_off)
+            await asyncio.sleep(self.kubelet.image_back_off_sec)
             self.event("Pulling", f'Pulling image "{image}"', container=name)
         self.node.present_images.add(image)
         pulled = f'Successfully pulled image "{image}" in 17ms (17ms including waiting). Image size: 2130691 bytes.'
@@ -267,7 +267,7 @@ class PodWorker:
                 volume = next(v["name"] for v in pod["spec"].get("volumes", []))
                 said = f'MountVolume.SetUp failed for volume "{volume}" : {error}'
                 self.event("FailedMount", said, kind="Warning")
-                await asyncio.sleep(kubelet.delays.retry)
+                await asyncio.sleep(_RETRY_SEC)
                 continue
             try:
                 self._check_user(container)
@@ -276,13 +276,13 @@ class PodWorker:
                 container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(error)}}
                 self.event("Failed", f"Error: {error}", kind="Warning", container=container.name)
                 await self.report()
-                await asyncio.sleep(kubelet.delays.retry)
+                await asyncio.sleep(_RETRY_SEC)
                 continue
             return variables, folders
 
     def _check_user(self, container: Container) -> None:
         security = self.pod["spec"].get("securityContext", {}) | container.spec.get("securityContext", {})
-        if security.get("runAsNonRoot") and security.get("runAsUser", self.kubelet.image.user) == 0:
+        if security.get("runAsNonRoot") and security.get("runAsUser", 0) == 0:
             where = f'pod: "{self.name}_{self.namespace}({self.uid})", container: {container.name}'
             raise CannotConfigure(f"container has runAsNonRoot and image will run as root ({where})")
 

@@ -5,9 +5,9 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.api.selectors import field_of
 from tests.support.kubernetes.controllers.quantities import number
 from tests.support.kubernetes.store.store import Store
 
@@ -24,10 +24,7 @@ def field(pod: Json, path: str) -> str:
     """What the downward API gives for `path`."""
     if found := re.match(r"metadata\.(labels|annotations)\['(.+)'\]$", path):
         return str(pod["metadata"].get(found[1], {}).get(found[2], ""))
-    at: Any = pod
-    for part in path.split("."):
-        at = at.get(part, "") if isinstance(at, dict) else ""
-    return str(at)
+    return field_of(pod, path)
 
 
 def _data(store: Store, key: str, namespace: str, name: str) -> dict[str, bytes] | None:

@@ -19,13 +19,9 @@ def check_declared(resource: Resource, obj: Json) -> None:
         metadata = obj.get("metadata", {})
         where = f"{metadata['namespace']}/{metadata['name']}" if "namespace" in metadata else f"/{metadata['name']}"
         api = f"{resource.group}/{resource.version}, Kind={resource.kind}"
-        field = min(unknown, key=_depth)
+        field = min(unknown, key=lambda path: path.count("."))
         message = f"failed to create typed patch object ({where}; {api}): .{field}: field not declared in schema"
         raise Refusal(500, "", message)
-
-
-def _depth(path: str) -> int:
-    return path.count(".")
 
 
 def managers_of(obj: Json) -> _Managers:
@@ -122,16 +118,15 @@ def _called(manager: tuple[str, str], resource: Resource) -> str:
 
 
 def _conflict(conflicts: list[tuple[str, Path]]) -> Refusal:
-    said = [f"conflict with {name}: {shown(path)}" for name, path in conflicts]
-    many = len(conflicts) > 1
-    if many:
+    if len(conflicts) > 1:
         by_manager: dict[str, list[str]] = {}
         for name, path in conflicts:
             by_manager.setdefault(name, []).append(shown(path))
         text = "\n".join(f"conflicts with {name}:\n- " + "\n- ".join(where) for name, where in by_manager.items())
         message = f"Apply failed with {len(conflicts)} conflicts: {text}"
     else:
-        message = f"Apply failed with 1 conflict: {said[0]}"
+        ((name, path),) = conflicts
+        message = f"Apply failed with 1 conflict: conflict with {name}: {shown(path)}"
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {name}", "field": shown(path)}
         for name, path in conflicts

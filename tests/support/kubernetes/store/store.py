@@ -143,7 +143,6 @@ class Watch:
     ) -> None:
         self._key, self._namespace, self._wanted = key, namespace, wanted
         self._queue: asyncio.Queue[Change] = asyncio.Queue()
-        self._past: list[Change] = []
         if since is None:
             self._past = [
                 Change(version=int(obj["metadata"]["resourceVersion"]), key=key, old=None, new=obj)
@@ -176,12 +175,18 @@ def condition(kind: str, status: str, **more: Any) -> Json:
     return {"type": kind, "status": status, "lastTransitionTime": now(), **more}
 
 
-def set_condition(conditions: list[Json], kind: str, status: str, **more: Any) -> None:
-    """Put a condition in place; its transition time moves only when its status does."""
-    fresh = {"lastProbeTime": None, **condition(kind, status, **more)}
+def held(obj: Json) -> set[str]:
+    """The conditions of an object that are True."""
+    return {one["type"] for one in obj.get("status", {}).get("conditions", []) if one["status"] == "True"}
+
+
+def set_condition(obj: Json, kind: str, holds: object, **more: Any) -> None:
+    """Put a condition of an object in place; its transition time moves only when its status does."""
+    fresh = {"lastProbeTime": None, **condition(kind, "True" if holds else "False", **more)}
+    conditions = obj.setdefault("status", {}).setdefault("conditions", [])
     for index, old in enumerate(conditions):
         if old["type"] == kind:
-            if old["status"] == status:
+            if old["status"] == fresh["status"]:
                 fresh["lastTransitionTime"] = old["lastTransitionTime"]
             conditions[index] = fresh
             return
