@@ -128,7 +128,7 @@ class _Dice:
         self._proxy.disarm()
         self._proxy.release()
         self._proxy.stalled()
-        self._vm.begin_anew()
+        self._vm.mend()
 
     def _for_a_while(self) -> None:
         self._enough.wait(self._chooser.uniform(0.3, 6.0))
@@ -145,12 +145,12 @@ class _Dice:
     def _engine(self) -> None:
         self._vm.kill_engine()
         self._for_a_while()
-        self._vm.begin_anew()
+        self._vm.mend()
 
     def _registry(self) -> None:
         self._vm.kill_registry()
         self._for_a_while()
-        self._vm.begin_anew()
+        self._vm.mend()
 
     def _jobs(self) -> None:
         """Whatever our programs do on the VM is killed: the engine's client, or the job that called it."""
