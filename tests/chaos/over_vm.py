@@ -71,8 +71,8 @@ class OverVm:
         at_last("build")
         at_last("push")
         self.check(at_last("build"))
+        assert self.build_vm.logins_left() == "", "a login is left"
         vm = self.build_vm.vm
-        assert vm.run("sh", "-c", "ls -d /dev/shm/qlora-fleet-login-* || true").stdout == "", "a login is left"
         self.build_vm.wait_for(lambda: vm.run("pidof", "docker", check=False).returncode != 0, "no client left running")
 
     def _is_whole(self, digest: str) -> None:
@@ -128,7 +128,7 @@ class _Dice:
         self._proxy.disarm()
         self._proxy.release()
         self._proxy.stalled()
-        self._vm.begin_anew()
+        self._vm.mend()
 
     def _for_a_while(self) -> None:
         self._enough.wait(self._chooser.uniform(0.3, 6.0))
@@ -145,12 +145,12 @@ class _Dice:
     def _engine(self) -> None:
         self._vm.kill_engine()
         self._for_a_while()
-        self._vm.begin_anew()
+        self._vm.mend()
 
     def _registry(self) -> None:
         self._vm.kill_registry()
         self._for_a_while()
-        self._vm.begin_anew()
+        self._vm.mend()
 
     def _jobs(self) -> None:
         """Whatever our programs do on the VM is killed: the engine's client, or the job that called it."""

@@ -37,7 +37,7 @@ from remote.pods.host import PodHost  # noqa: E402
 from remote.pods.listing import Pods  # noqa: E402
 from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew, shared_volume  # noqa: E402
 from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, Looking, mounted, run_fake_bench, wait_for  # noqa: E402
-from tests.support.kubernetes import Cluster, unavailable  # noqa: E402
+from tests.support.kubernetes import Cluster  # noqa: E402
 from tests.support.kubernetes.given import AnyCluster, GivenCluster, given  # noqa: E402
 
 SHARED = "/workspace/results"
@@ -235,8 +235,6 @@ def started(
             pods.deploy()
             yield pods
         return
-    if why := unavailable():
-        pytest.skip(why)
     with (
         Cluster(nodes=size, **options) as cluster,
         PodFleet(folder, cluster, size) as pods,

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from bench.records.result import TrialResult
 from tests.support import forked
 from tests.support.forked import ForkServer
 from tests.support.hosts.stand_in_training import put_into
@@ -42,10 +43,20 @@ class Project:
         }
         self._started: list[subprocess.Popen[str]] = []
 
-    def inv(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Type `inv ...` and wait for it."""
+    def inv(self, *words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Type `inv ...` and wait for it; asserts its exit code."""
         environment = {**self.environment, **environment}
-        return self.server.inv(*self.options, *words, cwd=self.folder, env=environment, timeout_sec=WAIT_SEC)
+        done = self.server.inv(*self.options, *words, cwd=self.folder, env=environment, timeout_sec=WAIT_SEC)
+        assert done.returncode == code, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def refused(self, *words: str, code: int = 2, **environment: str) -> str:
+        """Type what is refused with this exit code and one line on standard error, which is returned. Standard output
+        says which cluster was asked, if one was, and no more unless something had begun, as before exit 3."""
+        done = self.inv(*words, code=code, **environment)
+        assert code == 3 or all(line.startswith("cluster: ") for line in done.stdout.splitlines()), done.stdout
+        (line,) = done.stderr.splitlines()
+        return line
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Type `inv ...` and do not wait."""
@@ -53,6 +64,26 @@ class Project:
         process = self.server.start_inv(*self.options, *words, cwd=self.folder, env=environment)
         self._started.append(process)
         return process
+
+    def ended(self, process: subprocess.Popen[str], *, code: int = 0, within_sec: float = 60.0) -> tuple[str, str]:
+        """Wait for what was started; asserts its exit code. What it said on both streams."""
+        out, err = process.communicate(timeout=within_sec)
+        assert process.returncode == code, out + err
+        return out, err
+
+    def interrupt(self, process: subprocess.Popen[str], *, within_sec: float = 60.0) -> str:
+        """Ctrl-C; what it said on standard error."""
+        process.send_signal(signal.SIGINT)
+        return self.ended(process, code=130, within_sec=within_sec)[1]
+
+    def kill(self, process: subprocess.Popen[str]) -> str:
+        """Kill what was started, with its process group; what it had said on standard output."""
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate(timeout=60)[0]
+
+    def kill_trainers(self) -> None:
+        for pid in self.trainers():
+            os.kill(pid, signal.SIGKILL)
 
     def run_folder(self) -> Path:
         return (self.folder / "results" / "latest").resolve()
@@ -66,6 +97,19 @@ class Project:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.ledger() if event["event"] == kind]
+
+    def ends(self) -> dict[str, str]:
+        """How each trial of the newest run ended; asserts that each has exactly one end."""
+        ended = self.events("ended")
+        assert sorted(event["trial_id"] for event in ended) == sorted(
+            event["trial_id"] for event in self.events("planned")
+        )
+        return {event["trial_id"]: event["end"] for event in ended}
+
+    def results(self) -> dict[str, TrialResult]:
+        """What came home of the newest run, by the names of the trials' folders."""
+        paths = sorted(self.run_folder().glob("trials/*/result.json"))
+        return {path.parent.name: TrialResult.read(path) for path in paths}
 
     def progress(self) -> list[dict[str, Any]]:
         """What the trials now say of themselves."""
@@ -184,5 +228,5 @@ def build_vm(build_vm_of_session: BuildVm) -> BuildVm:
 @pytest.fixture
 def built(build_vm: BuildVm) -> BuildVm:
     """The same, with the image of the project as it is now."""
-    build_vm.inv("build", check=True)
+    build_vm.inv("build")
     return build_vm

@@ -48,6 +48,13 @@ wait_for = until
 QUICK = Limits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
 
 
+def wait_for_words(process: subprocess.Popen[str], words: str) -> None:
+    """Read what it says up to the line with these words; the test fails where it ends before that."""
+    assert process.stdout is not None
+    while words not in (line := process.stdout.readline()):
+        assert line, process.communicate()
+
+
 @contextlib.contextmanager
 def meanwhile(act: Callable[[], object], stop: Callable[[], object] = lambda: None) -> Iterator[None]:
     """`act` in another thread while the block runs; what it raises comes through. A block that fails calls `stop`."""

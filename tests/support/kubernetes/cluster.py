@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.kubectl import Kubectl
 from tests.support.paths import ROOT
@@ -34,7 +36,7 @@ def unavailable() -> str:
 
 
 class Cluster(Kubectl):
-    """The tests' own cluster in a process of its own; use as a context manager.
+    """The tests' own cluster in a process of its own; use as a context manager. Skips the test where there can be none.
 
     `nodes` machines with a GPU each, tainted as OKE's GPU nodes are. `image_paths` are folders that pods see at the
     same place, read-only (this repository and the running Python always are); `image_environment` are variables of
@@ -60,6 +62,8 @@ class Cluster(Kubectl):
         toleration_scale: float = 1.0,
         image_back_off_sec: float = 1.0,
     ) -> None:
+        if why := unavailable():
+            pytest.skip(why)
         self._folder = Path(tempfile.mkdtemp(prefix="tests-cluster-"))
         self._folder.chmod(0o755)  # pods of other users pass through it
         super().__init__(self._folder / "kubeconfig", self._folder / "kube-cache")

@@ -208,6 +208,17 @@ def given(config: pytest.Config, cache: Path) -> GivenCluster | None:
     return GivenCluster(Path(kubeconfig).resolve(), cache, gift)
 
 
+@contextlib.contextmanager
+def given_or_own(config: pytest.Config, cache: Path, *, nodes: int) -> Iterator[AnyCluster]:
+    """The cluster that the command line names, if it names one; else the tests' own with so many nodes."""
+    other = given(config, cache)
+    if other is not None:
+        yield other
+        return
+    with Cluster(nodes=nodes) as own:
+        yield own
+
+
 def may_break_nodes(cluster: AnyCluster) -> None:
     """Skips where nodes may be others' too."""
     if isinstance(cluster, GivenCluster) and cluster.gift.faults is None:

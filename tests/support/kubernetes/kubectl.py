@@ -11,6 +11,7 @@ from typing import Any
 from tests.support.kubernetes.api.answers import Json
 
 KUBECTL_SEC = 120.0
+NOISE = b"Unknown stream id 1, discarding message\n"
 PASSWORD_VARIABLE = "QLORA_FLEET_TEST_PASSWORD"
 
 
@@ -33,10 +34,14 @@ class Kubectl:
     def kubectl(
         self, *words: str, stdin: bytes | None = None, timeout_sec: float = KUBECTL_SEC
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run kubectl to its end; its exit code is the caller's business."""
+        """Run kubectl to its end; its exit code is the caller's business. Its standard error is without a line that it
+        now and then prints of its own over WebSocket, on a busy machine; the streams are whole."""
         feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         argv = ("kubectl", *words)
-        return subprocess.run(argv, env=self.environment, capture_output=True, timeout=timeout_sec, check=False, **feed)
+        done = subprocess.run(argv, env=self.environment, capture_output=True, timeout=timeout_sec, check=False, **feed)
+        lines = done.stderr.splitlines(keepends=True)
+        done.stderr = b"".join(line for line in lines if not line.endswith(NOISE))
+        return done
 
     def start_kubectl(self, *words: str, **popen: Any) -> subprocess.Popen[bytes]:
         """The same, not waited for."""

@@ -78,6 +78,10 @@ class BuildVm:
                 self.open_gate()  # a job that waits there holds the turn of the next one
             process.communicate(timeout=WAIT_SEC)
         self._typed.clear()
+        self.mend()
+
+    def mend(self) -> None:
+        """Undo every fault; what was typed goes on."""
         self.network.cable.mend()
         self.set_password(PASSWORD)
         self.write_password_file(PASSWORD)
@@ -87,21 +91,29 @@ class BuildVm:
         if self._registry is None or self._registry.poll() is not None:
             self.start_registry()
 
-    def inv(self, *words: str, check: bool = False, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Type `inv ...` on the laptop. `settings` are INVOKE_... variables without their prefix."""
+    def inv(self, *words: str, code: int = 0, **settings: str) -> subprocess.CompletedProcess[str]:
+        """Type `inv ...` on the laptop; asserts its exit code. `settings` are INVOKE_... variables without their
+        prefix."""
         done = self._server.inv(*words, cwd=self.project, env=self._environment(settings), timeout_sec=INV_SEC)
-        if check:
-            assert done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
         return done
 
-    def inv_as_root_of_the_vm(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Type `inv ...` on the VM itself, as root."""
+    def refused(self, *words: str, code: int = 2, **settings: str) -> str:
+        """Type what is refused with this exit code and one line on standard error, which is returned, and no more."""
+        done = self.inv(*words, code=code, **settings)
+        (line,) = done.stderr.splitlines()
+        assert done.stdout == ""
+        return line
+
+    def inv_as_root_of_the_vm(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Type `inv ...` on the VM itself, as root; asserts its exit code."""
         settings = {**self._environment({}), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         del settings["INVOKE_BUILD_HOST"]
         # Entering a machine forgets the folder one was in.
         argv = ("env", f"--chdir={self.project}", sys.executable, "-m", "invoke", *words)
         done: subprocess.CompletedProcess[str] = self.vm.run(*argv, env=settings, timeout=INV_SEC, check=False)
-        assert not check or done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
     def stop_share_engine(self) -> None:
@@ -238,12 +250,16 @@ class BuildVm:
         key.chmod(0o600)
         return key, public
 
+    def logins_left(self) -> str:
+        """What is left on the VM of logins to the registry."""
+        return str(self.vm.run("sh", "-c", "ls -d /dev/shm/qlora-fleet-login-* 2>/dev/null || true").stdout)
+
     def jobs(self) -> list[Path]:
         """The folders of all jobs on the VM, the newest last."""
         found = (self.network.home / ".qlora-fleet" / "jobs").glob("[!.]*")
         return sorted(found, key=lambda folder: folder.name.split("-")[-2:])
 
-    def gate(self, verb: str, before: str = "", after: str = "") -> str:
+    def gate(self, verb: str, before: str = "", after: str = "", *, is_open: bool = False) -> str:
         """A client that is Docker's, save that `verb` waits until `open_gate`; then `before`, the real call, `after`.
 
         `before` and `after` are shell text; `after` finds the real exit code in $code and may change it. Until
@@ -260,7 +276,22 @@ class BuildVm:
         )
         path.chmod(0o755)
         self.close_gate()
+        if is_open:
+            self.open_gate()
         return str(path)
+
+    def start_to_gate(self, verb: str, **settings: str) -> tuple[subprocess.Popen[str], str]:
+        """Type `inv VERB`, which comes to this gate and waits there; the gated client as well."""
+        client = self.gate(verb)
+        process = self.start(verb, IMAGE_CLIENT=client, **settings)
+        self.at_gate()
+        return process, client
+
+    def ended(self, process: subprocess.Popen[str], *, code: int = 0, within_sec: float = 200.0) -> tuple[str, str]:
+        """Wait for what was started; asserts its exit code. What it said on both streams."""
+        out, err = process.communicate(timeout=within_sec)
+        assert process.returncode == code, (out, err)
+        return out, err
 
     @property
     def gate_file(self) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked import ForkServer
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.thorough import only_thorough
 from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator, make_operator
@@ -56,8 +56,6 @@ def inputs(place: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def serving_cluster(place: Path, inputs: tuple[Path, Path]) -> Iterator[Cluster]:
-    if why := unavailable():
-        pytest.skip(why)
     path = f"{place / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
     image = {"PATH": path, "PYTHONPATH": str(ROOT)}
     with Cluster(nodes=1, image_paths=(place, inputs[0].parent), image_environment=image) as cluster:

@@ -17,8 +17,7 @@ import pytest
 import yaml
 
 from tests.support.forked import ForkServer
-from tests.support.kubernetes import Cluster, unavailable
-from tests.support.kubernetes.given import AnyCluster, GivenCluster, given
+from tests.support.kubernetes.given import AnyCluster, GivenCluster, given_or_own
 from tests.support.paths import ROOT
 
 INV = Path(sys.executable).with_name("inv")
@@ -30,15 +29,8 @@ OUR_USER = "ns/me"
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyCluster]:
     """Four nodes with one GPU each. Shared: whoever changes a node or arms a fault undoes it."""
-    other = given(pytestconfig, tmp_path_factory.mktemp("kube-cache"))
-    if other is not None:
-        yield other
-        return
-    why = unavailable()
-    if why:
-        pytest.skip(why)
-    with Cluster(nodes=4) as started:
-        yield started
+    with given_or_own(pytestconfig, tmp_path_factory.mktemp("kube-cache"), nodes=4) as found:
+        yield found
 
 
 @dataclass(kw_only=True)

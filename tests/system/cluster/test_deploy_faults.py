@@ -6,6 +6,7 @@ Real `inv`, kubectl and Python client. The answers of the tests' own cluster to 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,10 +101,11 @@ def test_a_run_that_waits_for_its_pods_does_not_lock_out_what_brings_them_back(o
         assert "in use by `inv bench (run r)`" in operator.inv("deploy", code=4)
 
 
-@pytest.mark.parametrize("verb", ["get", "create"])
-def test_a_shell_without_one_of_the_rights_to_exec_names_it(verb: str, deployed: Operator) -> None:
-    deployed.cluster.faults.forbid(verb=verb, resource="pods/exec")
-    assert f"may not {verb} pods/exec" in deployed.inv("shell", code=2)
+def test_a_shell_without_one_of_the_rights_to_exec_names_it(deployed: Operator) -> None:
+    for verb in ("get", "create"):
+        deployed.cluster.faults.forbid(verb=verb, resource="pods/exec")
+        assert f"may not {verb} pods/exec" in deployed.inv("shell", code=2)
+        deployed.cluster.faults.clear()
 
 
 def test_who_has_no_right_to_a_controller_that_is_not_there_sees_the_pods(deployed: Operator) -> None:
@@ -140,27 +142,20 @@ def test_too_few_nodes_are_said_before_anything_is_changed(operator: Operator) -
 @contextmanager
 def spoiled_node(cluster: AnyCluster, node: str, how: str) -> Iterator[None]:
     may_break_nodes(cluster)
+    faults, said, taint = cluster.faults, cluster.said, ("taint", "node", node)
+    spoil, mend = {
+        "cordoned": (partial(said, "cordon", node), partial(said, "uncordon", node)),
+        "no GPU": (partial(faults.set_gpus, node, 0), partial(faults.set_gpus, node, 1)),
+        "lost": (partial(faults.lose_node, node), partial(faults.find_node, node)),
+        "tainted": (partial(said, *taint, "team=b:NoSchedule"), partial(said, *taint, "team-")),
+    }[how]
     try:
-        if how == "cordoned":
-            cluster.said("cordon", node)
-        elif how == "no GPU":
-            cluster.faults.set_gpus(node, 0)
-        elif how == "lost":
-            cluster.faults.lose_node(node)
-            cluster.wait_until(lambda: not is_ready(cluster, node), f"{node} to be given up")
-        else:
-            cluster.said("taint", "node", node, "team=b:NoSchedule")
+        spoil()
+        cluster.wait_until(lambda: is_ready(cluster, node) is (how != "lost"), f"{node} to be given up if it is lost")
         yield
     finally:
-        if how == "cordoned":
-            cluster.said("uncordon", node)
-        elif how == "no GPU":
-            cluster.faults.set_gpus(node, 1)
-        elif how == "lost":
-            cluster.faults.find_node(node)
-            cluster.wait_until(lambda: is_ready(cluster, node), f"{node} to be back")
-        else:
-            cluster.kubectl("taint", "node", node, "team-")
+        mend()
+        cluster.wait_until(lambda: is_ready(cluster, node), f"{node} to be ready")
 
 
 def is_ready(cluster: AnyCluster, node: str) -> bool:
@@ -324,18 +319,14 @@ def test_a_quota_that_is_used_up_is_told(operator: Operator) -> None:
     assert "exceeded quota: gpu-quota" in str(caught.value)
 
 
-def test_a_server_that_comes_back_while_we_wait_is_waited_for(operator: Operator) -> None:
-    operator.cluster.faults.fail_pulls(operator.image, "timeout")
-    operator.set(ready_within_sec=1.0)
-    operator.inv("deploy", stdin=f"{operator.password}\n", code=3)
-    operator.cluster.faults.server_gone(3.0)
-    operator.cluster.faults.mend_pulls(operator.image)
-    wait_here(operator)
-
-
-def test_pods_that_do_not_come_in_time_leave_the_command_that_goes_on(operator: Operator) -> None:
+def test_pods_that_do_not_come_in_time_leave_the_command_that_goes_on_and_a_server_that_is_away_is_waited_for(
+    operator: Operator,
+) -> None:
     operator.cluster.faults.fail_pulls(operator.image, "timeout")
     operator.set(ready_within_sec=1.0)
     said = operator.inv("deploy", stdin=f"{operator.password}\n", code=3)
     assert "0 of 2 pods are up after" in said
     assert "`inv deploy` goes on waiting" in said
+    operator.cluster.faults.server_gone(3.0)
+    operator.cluster.faults.mend_pulls(operator.image)
+    wait_here(operator)

@@ -13,6 +13,8 @@ import yaml
 
 from tests.system.cluster.conftest import INV, Operator
 
+WITHIN_SEC = 60.0
+
 
 class Terminal:
     """`inv` on a pseudo-terminal. What it shows is read until something is there, with a deadline."""
@@ -32,16 +34,12 @@ class Terminal:
         )
         os.close(side)
 
-    def until(self, holds: Callable[[str], bool], what: str, within_sec: float = 60.0) -> None:
-        deadline = time.monotonic() + within_sec
-        while not holds(self.shown):
-            left = deadline - time.monotonic()
-            assert left > 0, f"waited for {what}; shown so far:\n{self.shown}"
-            if select.select([self._screen], [], [], left)[0]:
-                try:
-                    self.shown += os.read(self._screen, 65536).decode(errors="replace")
-                except OSError:  # the other side is closed
-                    assert holds(self.shown), f"ended before {what}:\n{self.shown}"
+    def until(self, *words: str) -> None:
+        """Until one of these is shown."""
+        deadline = time.monotonic() + WITHIN_SEC
+        while not any(word in self.shown for word in words):
+            assert self._read(), f"ended before {words}:\n{self.shown}"
+            assert time.monotonic() < deadline, f"waited for {words}; shown so far:\n{self.shown}"
 
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
@@ -49,16 +47,21 @@ class Terminal:
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
-    def ended(self, within_sec: float = 60.0) -> int:
-        deadline = time.monotonic() + within_sec
-        while self._process.poll() is None:
+    def ended(self) -> int:
+        """Its exit code."""
+        deadline = time.monotonic() + WITHIN_SEC
+        while self._process.poll() is None and self._read():
             assert time.monotonic() < deadline, f"does not end:\n{self.shown}"
-            if select.select([self._screen], [], [], 0.1)[0]:
-                try:
-                    self.shown += os.read(self._screen, 65536).decode(errors="replace")
-                except OSError:
-                    break
         return self._process.wait(max(0.1, deadline - time.monotonic()))
+
+    def _read(self) -> bool:
+        """What is shown within a tenth of a second; False once the other side is closed."""
+        if select.select([self._screen], [], [], 0.1)[0]:
+            try:
+                self.shown += os.read(self._screen, 65536).decode(errors="replace")
+            except OSError:
+                return False
+        return True
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -82,7 +85,7 @@ def test_the_password_is_asked_for_and_not_echoed_and_the_pods_are_shown_live(
 ) -> None:
     shown = terminal("deploy")
     registry = operator.image.split("/", 1)[0]
-    shown.until(lambda text: f"auth token of {operator.registry_user} at {registry}:" in text, "the question")
+    shown.until(f"auth token of {operator.registry_user} at {registry}:")
     shown.type(f"{operator.password}\n")
     assert shown.ended() == 0
     assert operator.password not in shown.shown
@@ -92,12 +95,12 @@ def test_the_password_is_asked_for_and_not_echoed_and_the_pods_are_shown_live(
 
 def test_a_teardown_asks_and_takes_no_for_an_answer(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
     shown = terminal("teardown")
-    shown.until(lambda text: "[y/N]" in text, "the question")
+    shown.until("[y/N]")
     shown.type("n\n")
     assert shown.ended() == 4
     assert len(deployed.objects("pods")) == 2
     shown = terminal("teardown")
-    shown.until(lambda text: "[y/N]" in text, "the question")
+    shown.until("[y/N]")
     shown.type("y\n")
     assert shown.ended() == 0
     assert deployed.objects("jobs.batch") == []
@@ -108,9 +111,9 @@ def test_ctrl_c_while_waiting_leaves_the_pods_and_says_how_to_go_on(
 ) -> None:
     operator.cluster.faults.fail_pulls(operator.image, "timeout")
     shown = terminal("deploy", "--plain")
-    shown.until(lambda text: "auth token" in text, "the question")
+    shown.until("auth token")
     shown.type(f"{operator.password}\n")
-    shown.until(lambda text: "ImagePullBackOff" in text or "ErrImagePull" in text, "the pods' trouble")
+    shown.until("ImagePullBackOff", "ErrImagePull")
     shown.interrupt()
     assert shown.ended() == 130
     assert "type the same to go on from there" in shown.shown
@@ -121,7 +124,7 @@ def test_ctrl_c_while_waiting_leaves_the_pods_and_says_how_to_go_on(
 
 def test_ctrl_c_is_how_one_leaves_logs_that_are_followed(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
     shown = terminal("logs", "--follow")
-    shown.until(lambda text: "bench-1 (" in text, "the pods' lines")
+    shown.until("bench-1 (")
     shown.interrupt()
     assert shown.ended() == 0
     assert "interrupted" not in shown.shown

@@ -25,7 +25,7 @@ from bench.records.layout import METRICS_VARIABLE, ORDER_VARIABLE
 from bench.records.run import Order, PlannedTrial
 from tests.support.forked import ForkServer
 from tests.support.hosts.stand_in_finetune import put_into
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster
 from tests.support.machines.ports import free_ports
 from tests.support.reports.training_run import TRIAL
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
@@ -48,8 +48,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def training_cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
-    if why := unavailable():
-        pytest.skip(why)
     image = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(workspace)}
     folders = (tiny_model.parent, tiny_data.parent, workspace)
     with Cluster(nodes=PODS, image_paths=folders, image_environment=image) as cluster:

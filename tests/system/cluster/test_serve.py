@@ -16,7 +16,7 @@ from bench.data.model_folder import check_model
 from bench.records.run import RunRecord
 from bench.records.training import Answer
 from tests.support.forked import ForkServer
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.reports.training_run import RECORD, a_run
 from tests.support.small_inputs import write_model
@@ -53,8 +53,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serving_cluster(image: Path) -> Iterator[Cluster]:
-    if why := unavailable():
-        pytest.skip(why)
     path = f"{image / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
     with Cluster(nodes=1, image_paths=(image,), image_environment={"PATH": path, "PYTHONPATH": str(ROOT)}) as cluster:
         yield cluster

@@ -19,11 +19,10 @@ from remote.cluster.errors import Misconfigured
 from remote.cluster.kubeconfig import resolve
 from tasks.tenancy.kubeconfig import with_our_user
 from tasks.tenancy.survey import ClusterFound
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster
 from tests.support.machines.fake_tenancy import Keys, ocid
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 HOST = "containerengine.eu-frankfurt-1.oraclecloud.com"
 PHRASE = "a 'phrase' with \"quotes\", $HOME and ä"
 

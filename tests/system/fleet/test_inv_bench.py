@@ -20,83 +20,55 @@ from tests.support.thorough import only_thorough
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def one_line(completed: subprocess.CompletedProcess[str]) -> str:
-    """Standard error, which must be exactly one line."""
-    lines = completed.stderr.strip().splitlines()
-    assert len(lines) == 1, completed.stderr
-    return lines[0]
-
-
 def assert_each_trial_ended_once_as(project, end: str) -> None:
-    ends = Counter(event["trial_id"] for event in project.events("ended"))
-    assert set(ends) == {event["trial_id"] for event in project.events("planned")}
-    assert set(ends.values()) == {1}
-    assert {event["end"] for event in project.events("ended")} == {end}
-    for trial_id in ends:
-        result = TrialResult.read(project.run_folder() / "trials" / trial_id / "result.json")
-        assert (result.trial_id, result.status.value) == (trial_id, end)
+    ends = project.ends()
+    assert set(ends.values()) == {end}
+    found = {name: (result.trial_id, result.status.value) for name, result in project.results().items()}
+    assert found == {trial_id: (trial_id, end) for trial_id in ends}
 
 
 def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, hold: Path) -> None:
     hold.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate(timeout=10)
+    project.kill(first)
     assert len(project.trainers()) == 2, "the trials go on without their operator"
 
     second = project.start("bench", "--resume")
     hold.unlink()
     project.wait_until(lambda: project.events("ended"), "the first end")
     hold.touch()
-    os.killpg(second.pid, signal.SIGKILL)
+    project.kill(second)
     hold.unlink()
-    second.communicate(timeout=10)
 
-    third = project.inv("bench", f"--resume={project.run_folder().name}")
-    assert third.returncode == 0, third.stderr
+    project.inv("bench", f"--resume={project.run_folder().name}")
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
     assert set(Counter(event["trial_id"] for event in project.events("started")).values()) == {1}
     assert not project.trainers()
 
-    fourth = project.inv("bench", "--resume")
-    assert fourth.returncode == 0
-    assert "nothing to resume" in fourth.stdout
+    assert "nothing to resume" in project.inv("bench", "--resume").stdout
 
 
 def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold: Path) -> None:
     hold.touch()
     interrupted = project.start("bench", "--quick")
     project.wait_until(lambda: [one for one in project.progress() if one["phase"] != "import"], "a trial under way")
-    interrupted.send_signal(signal.SIGINT)
-    _, stderr = interrupted.communicate(timeout=60)
-    assert interrupted.returncode == 130, stderr
-    assert "--resume=" in stderr
+    assert "--resume=" in project.interrupt(interrupted)
     assert not project.trainers()
-    assert_each_trial_ended_once_as_cancelled(project)
+    assert list(project.ends().values()) == ["CANCELLED"] * 4
 
     hold.unlink()
-    resumed = project.inv("bench", "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    project.inv("bench", "--resume")
     last = {event["trial_id"]: event["end"] for event in project.events("ended")}
     assert set(last.values()) == {"SUCCEEDED"}
     assert len(project.events("reopened")) == 4
-
-
-def assert_each_trial_ended_once_as_cancelled(project) -> None:
-    ends = Counter(event["trial_id"] for event in project.events("ended"))
-    assert len(ends) == 4
-    assert set(ends.values()) == {1}
-    assert {event["end"] for event in project.events("ended")} == {"CANCELLED"}
 
 
 def test_the_second_inv_bench_at_once_is_refused_and_told_who_holds_it(project, hold: Path) -> None:
     hold.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: project.events("started"), "the first to have started")
-    second = project.inv("bench", "--quick")
-    assert second.returncode == 4
-    assert f"process {first.pid} of " in one_line(second)
+    assert f"process {first.pid} of " in project.refused("bench", "--quick", code=4)
     assert not first.poll()
 
 
@@ -104,19 +76,15 @@ def test_a_new_run_does_not_start_beside_one_whose_operator_was_killed(project, 
     hold.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate(timeout=10)
+    project.kill(first)
     run = project.run_folder().name
 
-    second = project.inv("bench", "--quick")
-    assert second.returncode == 3
-    assert f"inv bench --resume={run}" in one_line(second)
+    assert f"inv bench --resume={run}" in project.refused("bench", "--quick", code=3)
     assert project.run_folder().name == run
 
-    cancelled = project.inv("cancel")
-    assert cancelled.returncode == 0, cancelled.stderr
+    project.inv("cancel")
     assert not project.trainers()
-    assert_each_trial_ended_once_as_cancelled(project)
+    assert list(project.ends().values()) == ["CANCELLED"] * 4
 
 
 @pytest.mark.usefixtures("hold")
@@ -129,20 +97,13 @@ def test_a_trial_killed_while_measuring_is_tried_once_more(project) -> None:
     assert "SIGKILL" in retried[0]["reason"]
     assert "measure" in retried[0]["reason"]
     project.wait_until(lambda: len(project.events("started")) == 2, "the second attempt")
-    run.send_signal(signal.SIGINT)
-    run.communicate(timeout=60)
-    assert run.returncode == 130
+    project.interrupt(run)
 
 
 @pytest.mark.usefixtures("hold")
 def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
-    chain = project.inv(
-        *("bench", "--quick", "--only=optimized", "collect", "report"),
-        INVOKE_FLEET_SIZE="1",
-        INVOKE_BENCH_MEASURED_STEPS="2000",
-        INVOKE_BENCH_DEADLINE_SEC="4",
-    )
-    assert chain.returncode == 1, chain.stderr
+    long = {"INVOKE_FLEET_SIZE": "1", "INVOKE_BENCH_MEASURED_STEPS": "2000", "INVOKE_BENCH_DEADLINE_SEC": "4"}
+    project.inv("bench", "--quick", "--only=optimized", "collect", "report", code=1, **long)
     assert_each_trial_ended_once_as(project, "TIMED_OUT")
     page = (project.run_folder() / "report" / "index.html").read_text()
     assert "TIMED_OUT" in page
@@ -155,8 +116,7 @@ def test_every_trial_of_the_full_suite_is_measured_and_collected(
 ) -> None:
     request.getfixturevalue(trials)
     steps = {"INVOKE_BENCH_MEASURED_STEPS": "2"}  # of the base in bf16 one takes a CPU as long as ten of the others
-    chain = project.inv("bench", "--full", "--spread=shard", "collect", **steps)
-    assert chain.returncode == 0, chain.stderr
+    project.inv("bench", "--full", "--spread=shard", "collect", **steps)
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
     assert len(project.events("ended")) == 12
 
@@ -172,8 +132,7 @@ def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> N
     }
     only = f"--only={','.join(kinds)}"
     few = {"INVOKE_FLEET_SIZE": "1", "INVOKE_BENCH_WARMUP_STEPS": "1", "INVOKE_BENCH_MEASURED_STEPS": "4"}
-    chain = project.inv("bench", "--suite=all", only, "collect", "report", **few)
-    assert chain.returncode == 0, chain.stdout + chain.stderr
+    project.inv("bench", "--suite=all", only, "collect", "report", **few)
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
     summary = json.loads((project.run_folder() / "report" / "summary.json").read_text())
     assert summary["missing"] == summary["rejected"] == []
@@ -184,11 +143,9 @@ def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> N
 
 @pytest.mark.usefixtures("hold")
 def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
-    chain = project.inv("bench", "--quick", "--only=optimized", "collect")
-    assert chain.returncode == 0, chain.stderr
+    project.inv("bench", "--quick", "--only=optimized", "collect")
     (project.run_folder() / "SHA256SUMS").unlink()
     again = project.inv("collect", "--all")
-    assert again.returncode == 0
     assert ": 0 files came" in again.stdout
     assert again.stdout.endswith("every run is here\n")
     sums = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=project.run_folder(), check=False)
@@ -199,24 +156,21 @@ def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     damaged = bytearray(results[1].read_bytes())
     damaged[len(damaged) // 2] ^= 1
     results[1].write_bytes(damaged)
-    healed = project.inv("collect")
-    assert healed.returncode == 0, healed.stderr
-    assert ": 2 files came" in healed.stdout
+    assert ": 2 files came" in project.inv("collect").stdout
     assert all(TrialResult.read(path) for path in results)
 
     shutil.rmtree(project.folder / ".workers" / "worker-1")
-    gone = project.inv("collect")
-    assert gone.returncode == 3
-    assert "missing: optimized.worker-1" in gone.stdout
+    assert "missing: optimized.worker-1" in project.inv("collect", code=3).stdout
     assert TrialResult.read(results[1]), "what is here stays"
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(project) -> None:
-    before = sorted(str(path) for path in project.folder.rglob("*") if "__pycache__" not in path.parts)
+    def files() -> list[Path]:
+        return sorted(path for path in project.folder.rglob("*") if "__pycache__" not in path.parts)
+
+    before = files()
     planned = project.inv("bench", "--full", "--dry-run", "--spread=shard")
-    after = sorted(str(path) for path in project.folder.rglob("*") if "__pycache__" not in path.parts)
-    assert planned.returncode == 0, planned.stderr
-    assert before == after
+    assert files() == before
     assert "12 trials (shard) over 2 workers" in planned.stdout
     assert "no-checkpointing" in planned.stdout
 
@@ -265,9 +219,7 @@ def spoil(project, tmp_path: Path, what: str) -> dict[str, str]:
 def test_bad_input_is_refused_in_one_line_before_anything_starts(
     project, tmp_path: Path, what: str, words: str
 ) -> None:
-    refused = project.inv("bench", "--quick", **spoil(project, tmp_path, what))
-    assert refused.returncode == 2, refused.stderr
-    assert words in one_line(refused)
+    assert words in project.refused("bench", "--quick", **spoil(project, tmp_path, what))
     assert not (project.folder / "results").exists()
 
 
@@ -288,9 +240,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(
     ],
 )
 def test_bad_usage_is_refused_in_one_line(project, words: tuple[str, ...], said: str) -> None:
-    refused = project.inv(*words)
-    assert refused.returncode == 2, refused.stderr
-    assert said in one_line(refused)
+    assert said in project.refused(*words)
 
 
 def test_a_read_only_results_folder_is_said_before_anything_starts(project) -> None:
@@ -298,9 +248,7 @@ def test_a_read_only_results_folder_is_said_before_anything_starts(project) -> N
         (project.folder / "results").write_text("a file where the folder should be")
     else:
         (project.folder / "results").mkdir(mode=0o500)
-    refused = project.inv("bench", "--quick")
-    assert refused.returncode == 2
-    assert "results.folder" in one_line(refused)
+    assert "results.folder" in project.refused("bench", "--quick")
     assert not project.processes()
 
 
@@ -324,12 +272,9 @@ def test_a_results_folder_that_is_full_loses_nothing(project, hold: Path) -> Non
             except OSError:
                 pass
         hold.unlink()
-        _, stderr = run.communicate(timeout=60)
-        assert run.returncode == 3, stderr
-        assert "inv bench --resume=" in stderr
+        assert "inv bench --resume=" in project.ended(run, code=3)[1]
         filler.unlink()
-        resumed = project.inv("bench", "--resume")
-        assert resumed.returncode == 0, resumed.stderr
+        project.inv("bench", "--resume")
         assert_each_trial_ended_once_as(project, "SUCCEEDED")
         assert len(project.events("started")) == 2
     finally:

@@ -5,14 +5,10 @@ Not covered: GPUs, an image, a network between the pods other than this machine'
 """
 
 import json
-import os
-import signal
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from bench.records.result import TrialResult
 from tests.support import inv_pods
 from tests.support.hosts.stand_in_training import put_into
 from tests.support.kubernetes import Cluster
@@ -33,58 +29,43 @@ def pods(project, cluster: Cluster, workspace: Path, request: pytest.FixtureRequ
     (project.folder / "pods.yaml").write_text(json.dumps(settings))
     project.environment["INVOKE_BENCH_SPREAD"] = "shard"
     project.options = ("-f", "pods.yaml")
-    return project
-
-
-def ends(project) -> dict[str, str]:
-    count = Counter(event["trial_id"] for event in project.events("ended"))
-    assert set(count.values()) == {1}
-    return {event["trial_id"]: event["end"] for event in project.events("ended")}
-
-
-def result_of(project, trial_id: str) -> TrialResult:
-    return TrialResult.read(project.run_folder() / "trials" / trial_id / "result.json")
+    yield project
+    cluster.faults.clear()
 
 
 def assert_each_rank_measured(project, ranks: int) -> None:
-    found = {(m.name, m.context.get("rank")) for m in result_of(project, f"ddp-{ranks}").measurements}
+    found = {(m.name, m.context.get("rank")) for m in project.results()[f"ddp-{ranks}"].measurements}
     assert {("step_time_sec", rank) for rank in range(ranks)} <= found
 
 
 def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, cluster: Cluster) -> None:
     first = pods.start("bench", "--quick", INVOKE_BENCH_MEASURED_STEPS="500")  # 10 s
     started = pods.wait_until(lambda: len(pods.events("started")) == 2 and pods.events("started"), "two trials")
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate(timeout=10)
+    pods.kill(first)
     victim, other = started
     cluster.faults.delete_pod(inv_pods.pod_of(cluster, victim["worker"]), grace=0)
 
-    second = pods.inv("bench", "--resume")
-    assert second.returncode == 0, second.stderr
-    assert set(ends(pods).values()) == {"SUCCEEDED"}
+    pods.inv("bench", "--resume")
+    assert set(pods.ends().values()) == {"SUCCEEDED"}
     assert len([event for event in pods.events("started") if event["trial_id"] == other["trial_id"]]) == 1
 
     cluster.faults.delete_pod(inv_pods.pod_of(cluster, other["worker"]), grace=0)  # it was done; only its pod is gone
-    third = pods.inv("collect")
-    assert third.returncode == 0, third.stderr
+    pods.inv("collect")
     for event in started:
         folder = pods.run_folder() / "trials" / event["trial_id"]
         assert (folder / "telemetry.csv").exists()
-        assert result_of(pods, event["trial_id"]).worker.startswith("worker-")
+        assert pods.results()[event["trial_id"]].worker.startswith("worker-")
 
     (pods.folder / "pods.yaml").write_text((pods.folder / "pods.yaml").read_text().replace('"default"', '"other"'))
-    refused = pods.inv("bench", "--resume")
-    assert refused.returncode == 2
-    assert "was started with cluster.namespace: default, found other" in refused.stderr
+    assert "was started with cluster.namespace: default, found other" in pods.refused("bench", "--resume")
 
 
 @only_thorough
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_distributed_trial_has_a_rank_in_each_pod(pods, ranks: int) -> None:
     """Ranks of a training meet in two pods in every run of the suite: tests/system/train/test_inv_train_pods.py."""
-    done = pods.inv("bench", "--suite=distributed", f"--only=ddp-{ranks}", INVOKE_FLEET_SIZE="4")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert ends(pods) == {f"ddp-{ranks}": "SUCCEEDED"}
+    pods.inv("bench", "--suite=distributed", f"--only=ddp-{ranks}", INVOKE_FLEET_SIZE="4")
+    assert pods.ends() == {f"ddp-{ranks}": "SUCCEEDED"}
     assert {event["worker"] for event in pods.events("started")} == {"worker-0"}
     assert_each_rank_measured(pods, ranks)
 
@@ -108,9 +89,8 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
 
     pods.wait_until(lambda: ranks("worker-0") and ranks("worker-1"), "ranks in both pods")
     cluster.faults.delete_pod(inv_pods.pod_of(cluster, "worker-1"), grace=0)
-    out, err = running.communicate(timeout=300)
-    assert running.returncode == 0, out + err
-    assert ends(pods) == {"ddp-2": "SUCCEEDED"}
+    pods.ended(running, within_sec=300)
+    assert pods.ends() == {"ddp-2": "SUCCEEDED"}
     (retried,) = pods.events("retried")
     assert "rank 1" in retried["reason"]
     assert [event["attempt"] for event in pods.events("started")] == [1, 2]
@@ -119,9 +99,7 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
 
 def test_credentials_that_expired_are_refused_before_anything_starts(pods, cluster: Cluster) -> None:
     cluster.faults.expire_credentials()
-    refused = pods.inv("bench", "--quick")
-    cluster.faults.clear()
-    assert refused.returncode == 2
+    refused = pods.inv("bench", "--quick", code=2)
     assert refused.stderr.count("\n") == 1
     assert "renew the kubeconfig" in refused.stderr
     assert refused.stdout.startswith("cluster: context tests (")
@@ -133,27 +111,23 @@ def test_a_credential_program_that_fails_is_told_and_is_no_success_of_a_look(pod
     settings.write_text(settings.read_text().replace(f'"{cluster.kubeconfig}"', f'"{cluster.by_program()}"'))
     cluster.break_program()
     try:
-        refused = pods.inv("bench", "--quick")
-        looked = pods.inv("monitor", "--once")
+        refused = pods.refused("bench", "--quick")
+        looked = pods.refused("monitor", "--once", code=3)
     finally:
         cluster.mend_program()
-    assert (refused.returncode, looked.returncode) == (2, 3)
-    assert refused.stderr.count("\n") == looked.stderr.count("\n") == 1
     for one in (refused, looked):
-        assert "getting credentials: exec: executable" in one.stderr
-        assert "the kubeconfig's credential program fails: log in again" in one.stderr
-    assert "2 of 2 workers could not be asked" in looked.stderr
+        assert "getting credentials: exec: executable" in one
+        assert "the kubeconfig's credential program fails: log in again" in one
+    assert "2 of 2 workers could not be asked" in looked
 
 
 def test_a_run_is_planned_through_an_api_server_that_restarts(pods, cluster: Cluster) -> None:
     cluster.faults.server_gone(seconds=3.0)
     planned = pods.inv("bench", "--quick", "--dry-run")
-    assert planned.returncode == 0, planned.stderr
     (line,) = (line for line in planned.stdout.splitlines() if "asked again" in line)
     assert line.endswith("; asked again, for up to 60 s (fleet.lost_after_sec)")
 
 
 def test_too_few_pods_for_a_gang_are_refused_before_anything_starts(pods) -> None:
-    refused = pods.inv("bench", "--suite=distributed", "--dry-run", INVOKE_FLEET_SIZE="2")
-    assert refused.returncode == 2
-    assert "ddp-4 has 4 ranks, one in each pod, and the fleet has 2 pods" in refused.stderr
+    refused = pods.refused("bench", "--suite=distributed", "--dry-run", INVOKE_FLEET_SIZE="2")
+    assert "ddp-4 has 4 ranks, one in each pod, and the fleet has 2 pods" in refused

@@ -8,16 +8,13 @@ import contextlib
 import datetime
 import json
 import shutil
-import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.records.result import TrialResult
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
@@ -50,6 +47,7 @@ def operators(project, cluster: Cluster, workspace: Path, tmp_path: Path) -> Ite
     second.environment |= {name: project.environment[name] for name in ("INVOKE_MODEL_PATH", "INVOKE_DATA_PATH")}
     yield over_pods(project, cluster, workspace), over_pods(second, cluster, workspace)
     second.clear_away()
+    cluster.faults.clear()
 
 
 def trials_in(cluster: Cluster, pod: str) -> set[str]:
@@ -60,21 +58,9 @@ def trials_in(cluster: Cluster, pod: str) -> set[str]:
     return set()
 
 
-def one_line(said: str) -> str:
-    lines = said.strip().splitlines()
-    assert len(lines) == 1, said
-    return lines[0]
-
-
-def results(project: Any) -> list[TrialResult]:
-    return [TrialResult.read(path) for path in sorted(project.run_folder().glob("trials/*/result.json"))]
-
-
 def assert_exactly_its_own_trials(project: Any) -> None:
-    ends = Counter(event["trial_id"] for event in project.events("ended"))
-    assert ends == Counter(event["trial_id"] for event in project.events("planned"))
-    assert {event["end"] for event in project.events("ended")} == {"SUCCEEDED"}
-    assert {result.run_id for result in results(project)} == {project.run_folder().name}
+    assert set(project.ends().values()) == {"SUCCEEDED"}
+    assert {result.run_id for result in project.results().values()} == {project.run_folder().name}
     assert project.events("retried") == []
 
 
@@ -98,24 +84,25 @@ def test_two_benches_typed_in_the_same_moment_never_share_a_gpu(operators: tuple
             assert_exactly_its_own_trials(operator)
         else:  # the first one's trials had begun when this one looked
             assert code == 3, out + err
-            assert "is still busy with" in one_line(err)
+            (line,) = err.splitlines()
+            assert "is still busy with" in line
             assert operator.ledger() == []
 
     # The clocks are 14 h apart, and nothing that is reported depends on it.
     project = operators[codes.index(0)]
-    done = project.inv("collect")
-    assert done.returncode == 0, done.stderr
-    started = {result.worker: datetime.datetime.fromisoformat(result.started_at or "") for result in results(project)}
+    project.inv("collect")
+    results = list(project.results().values())
+    started = {result.worker: datetime.datetime.fromisoformat(result.started_at or "") for result in results}
     apart = started["worker-0"] - started["worker-1"]
     assert abs(apart.total_seconds() - 2 * OFFSET_SEC) < took_sec + 1
-    for result in results(project):
+    for result in results:
         assert sum(result.phases.values()) <= (result.wall_time_sec or 0) + 1
         assert 0 < sum(result.steps.step_time_sec) < (result.wall_time_sec or 0) < took_sec
         telemetry = (project.run_folder() / "trials" / result.trial_id / "telemetry.csv").read_text().splitlines()
         at = [float(line.split(",")[telemetry[0].split(",").index("elapsed_sec")]) for line in telemetry[1:]]
         assert at == sorted(at)
         assert at[-1] < took_sec
-    held = billed(results(project))
+    held = billed(results)
     assert held is not None
     assert 0 < held.useful_sec < held.held_sec < PODS * took_sec
 
@@ -138,13 +125,12 @@ def test_jobs_are_stopped_at_their_deadline_and_give_signs_of_life_whatever_the_
 
 def test_expired_credentials_stop_a_collect_in_one_line(operators: tuple[Any, Any], cluster: Cluster) -> None:
     first, _ = operators
-    assert first.inv("bench", "--quick", "--only=baseline", "--spread=shard").returncode == 0
+    first.inv("bench", "--quick", "--only=baseline", "--spread=shard")
     cluster.faults.expire_credentials()
-    refused = first.inv("collect")
+    refused = first.refused("collect")
     cluster.faults.clear()
-    assert refused.returncode == 2
-    assert "renew the kubeconfig" in one_line(refused.stderr)
-    assert first.inv("collect").returncode == 0
+    assert "renew the kubeconfig" in refused
+    first.inv("collect")
 
 
 def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_line(
@@ -155,17 +141,13 @@ def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_lin
     hold.touch()
     running = first.start("bench", "--only=baseline", "--quick")
     first.wait_until(lambda: first.events("started"), "a trial to begin")
-    refused: subprocess.CompletedProcess[str] = second.inv("bench", "--quick", "--only=baseline")
+    line = second.refused("bench", "--quick", "--only=baseline", code=3)
     hold.unlink()
-    out, err = running.communicate(timeout=300)
-    assert running.returncode == 0, out + err
-    assert refused.returncode == 3, refused.stderr
-    line = one_line(refused.stderr)
+    first.ended(running, within_sec=300)
     run_id = first.run_folder().name
     assert f"of run {run_id}" in line
     assert "another operator's" in line
     assert "type the same again" in line
     assert second.ledger() == []
-    again = second.inv("bench", "--quick", "--only=baseline")
-    assert again.returncode == 0, again.stderr
+    second.inv("bench", "--quick", "--only=baseline")
     assert_exactly_its_own_trials(second)

@@ -39,9 +39,8 @@ def test_no_layer_holds_a_cache_or_our_compiled_files(built: BuildVm) -> None:
 
 
 def test_verify_says_what_is_inside_and_what_does_not_work(built: BuildVm) -> None:
-    done = built.inv("image.verify")
     # The small lock has no torch, so the last proof, a trial, fails; that it is tried is what this shows.
-    assert done.returncode == 1
+    done = built.inv("image.verify", code=1)
     assert "python -m bench selfcheck: the stack cannot be imported: No module named 'torch'" in done.stderr
     assert "tinystack 1.0" in done.stdout
     profiles = built.project / "image" / "profiles.yaml"
@@ -49,14 +48,14 @@ def test_verify_says_what_is_inside_and_what_does_not_work(built: BuildVm) -> No
     profiles.write_text(
         text.replace("stack_bytes: 30000000\n  runs_on_cpu: true", "stack_bytes: 30000000\n  runs_on_cpu: false")
     )
-    done = built.inv("image.verify", check=True)
+    done = built.inv("image.verify")
     assert "trains on one only: no trial was run" in done.stdout
     assert f"{IMAGE}: whole" in done.stdout
     profiles.write_text(text)
 
 
 def test_sizes_are_told_by_layer_and_for_push_pull_and_node(built: BuildVm) -> None:
-    done = built.inv("image.size", "--mbps", "100", "--allocatable-gb", "0.1", check=True)
+    done = built.inv("image.size", "--mbps", "100", "--allocatable-gb", "0.1")
     assert "COPY bench /opt/qlora-fleet/bench" in done.stdout
     assert "an edit of bench pushes 0." in done.stdout
     assert "a node with 100 Mb/s pulls it in" in done.stdout
@@ -65,41 +64,34 @@ def test_sizes_are_told_by_layer_and_for_push_pull_and_node(built: BuildVm) -> N
 
 def test_an_archive_is_verified_loads_again_and_is_refused_when_cut_short(built: BuildVm) -> None:
     folder, wanted = f"{built.tmpdir}/archives", image_id(built)
-    done = built.inv("image.archive", folder, check=True)
+    done = built.inv("image.archive", folder)
     (path,) = Path(folder).glob("*.tar.*[!6]")
     assert path.name in done.stdout
     built.vm.run("sh", "-c", f"cd '{folder}' && sha256sum --check --quiet *.sha256")
-    assert "holds this image already" in built.inv("image.archive", folder, check=True).stdout
+    assert "holds this image already" in built.inv("image.archive", folder).stdout
     built.docker("rmi", "--force", IMAGE)
-    assert wanted in built.inv("image.load", str(path), check=True).stdout
+    assert wanted in built.inv("image.load", str(path)).stdout
     assert image_id(built) == wanted
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    done = built.inv("image.load", str(path))
-    assert done.returncode == 4
-    assert "its sha256 is not the one in" in done.stderr
+    assert "its sha256 is not the one in" in built.inv("image.load", str(path), code=4).stderr
     path.unlink()
-    assert "not found" in built.inv("image.load", str(path)).stderr
+    assert "not found" in built.inv("image.load", str(path), code=4).stderr
 
 
 def test_docker_save_that_fails_behind_the_pipe_leaves_no_archive(built: BuildVm) -> None:
-    client = built.gate("save", before="echo 'Error response from daemon: something broke' >&2; exit 1")
-    built.open_gate()
-    folder = f"{built.tmpdir}/broken"
-    done = built.inv("image.archive", folder, IMAGE_CLIENT=client)
-    assert done.returncode == 1
-    assert "something broke" in done.stderr
+    broken = "echo 'Error response from daemon: something broke' >&2; exit 1"
+    client, folder = built.gate("save", before=broken, is_open=True), f"{built.tmpdir}/broken"
+    assert "something broke" in built.inv("image.archive", folder, code=1, IMAGE_CLIENT=client).stderr
     assert list(Path(folder).iterdir()) == []
 
 
 def test_an_archive_that_does_not_fit_leaves_nothing_behind(built: BuildVm) -> None:
     built.vm.small_disk("/mnt/archives", megabytes=160, owner=USER)
     room = "$(($(stat -f -c '%a*%S' /mnt/archives) - 5000000))"
-    client = built.gate("save", before=f"fallocate -l {room} /mnt/archives/somebody-elses")
-    built.open_gate()
-    done = built.inv("image.archive", "/mnt/archives", IMAGE_CLIENT=client)
-    assert done.returncode == 3
+    client = built.gate("save", before=f"fallocate -l {room} /mnt/archives/somebody-elses", is_open=True)
+    done = built.inv("image.archive", "/mnt/archives", code=3, IMAGE_CLIENT=client)
     assert "No space left on device" in done.stderr
     assert built.vm.run("ls", "-A", "/mnt/archives").stdout.split() == ["lost+found", "somebody-elses"]
     built.vm.run("rm", "/mnt/archives/somebody-elses")
-    built.inv("image.archive", "/mnt/archives", check=True)
+    built.inv("image.archive", "/mnt/archives")

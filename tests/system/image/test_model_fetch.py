@@ -123,11 +123,13 @@ class Town:
         argv = ("-c", AS_INV, "model.fetch", *words)
         return self.server.start(*argv, cwd=self.project, env=self.environment, **pipes)
 
-    def fetch(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def fetch(self, *words: str, code: int = 0) -> str:
+        """Type `inv model.fetch`; asserts its exit code. What it said, an error alone if it failed."""
         done = self.server.inv("model.fetch", *words, cwd=self.project, env=self.environment, timeout_sec=120)
         print(done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
-        return done
+        assert done.returncode == code
+        return done.stderr if code else done.stdout
 
     def whole(self) -> bool:
         """Is exactly the model there, and does `sha256sum -c` agree?"""
@@ -159,16 +161,14 @@ def town(town_of_module: Town) -> Town:
 
 
 def test_a_model_is_fetched_verified_and_not_fetched_again_until_a_byte_flips(town: Town) -> None:
-    done = town.fetch()
-    assert done.returncode == 0
+    said = town.fetch()
     assert town.whole()
-    assert f"{MODEL} at {COMMIT}: 6 files" in done.stdout
+    assert f"{MODEL} at {COMMIT}: 6 files" in said
     assert town.sent("pytorch_model.bin") == town.sent("consolidated.safetensors") == 0
 
     before = len(town.requests())
-    done = town.fetch("--revision", "main")  # resolved once, and written down
-    assert done.returncode == 0
-    assert "it was there already; nothing was fetched" in done.stdout
+    said = town.fetch("--revision", "main")  # resolved once, and written down
+    assert "it was there already; nothing was fetched" in said
     assert len(town.requests()) == before
 
     path = town.folder / SHARDS[1]
@@ -176,9 +176,7 @@ def test_a_model_is_fetched_verified_and_not_fetched_again_until_a_byte_flips(to
     data[100_000] ^= 1
     path.write_bytes(data)
     (town.folder / "tokenizer.json").unlink()
-    done = town.fetch()
-    assert done.returncode == 0
-    assert f"{SHARDS[1]}, tokenizer.json: not what the manifest says" in done.stdout
+    assert f"{SHARDS[1]}, tokenizer.json: not what the manifest says" in town.fetch()
     assert town.whole()
     assert town.sent(SHARDS[0]) == len(town.content[SHARDS[0]])  # that one was right, and came once
 
@@ -188,8 +186,7 @@ def test_a_download_that_is_cut_goes_on_inside_the_file(town: Town) -> None:
     (town.hub / "files" / SHARDS[0]).write_bytes(large)
     town.content[SHARDS[0]] = large
     town.faults(cut=12_000_000, cuts=2)  # the hub's client keeps what it has in pieces of 10 MiB
-    done = town.fetch()
-    assert done.returncode == 0
+    town.fetch()
     assert town.whole()
     assert any(line["range"] for line in town.requests())
     total = sum(len(town.content[name]) for name in SHARDS)
@@ -199,26 +196,20 @@ def test_a_download_that_is_cut_goes_on_inside_the_file(town: Town) -> None:
 @pytest.mark.parametrize("fault", ["flip", "truncate"])
 def test_a_shard_that_comes_spoilt_every_time_is_refused_and_nothing_counts_as_whole(town: Town, fault: str) -> None:
     town.faults(**{fault: SHARDS[1]})
-    done = town.fetch()
-    assert done.returncode == 4
-    assert f"{SHARDS[1]}: came with a wrong digest, twice; nothing of it was kept" in done.stderr
+    assert f"{SHARDS[1]}: came with a wrong digest, twice; nothing of it was kept" in town.fetch(code=4)
     assert not (town.folder / "manifest.json").exists()
     assert not (town.folder / SHARDS[1]).exists()
     town.faults()
-    assert town.fetch().returncode == 0
+    town.fetch()
     assert town.whole()
     assert town.sent(SHARDS[0]) == len(town.content[SHARDS[0]])
 
 
 def test_a_gated_model_needs_a_token_which_is_found_nowhere(town: Town) -> None:
     town.faults(gated=True, token=TOKEN)
-    done = town.fetch()
-    assert done.returncode == 2
-    assert "is gated: it needs a token; accept its terms at" in done.stderr
+    assert "is gated: it needs a token; accept its terms at" in town.fetch(code=2)
     town.with_token("hf_another")
-    done = town.fetch()
-    assert done.returncode == 2
-    assert "this token may not read it" in done.stderr
+    assert "this token may not read it" in town.fetch(code=2)
 
     town.with_token(TOKEN)
     town.faults(gated=True, token=TOKEN, slow=0.02)
@@ -251,9 +242,7 @@ def test_what_the_hub_does_not_have_is_said(town: Town) -> None:
         (("--revision", "v99"), "has no revision 'v99'"),
         (("--model", "../etc"), "is no model's name"),
     ):
-        done = town.fetch(*words)
-        assert done.returncode == 2
-        assert said in done.stderr
+        assert said in town.fetch(*words, code=2)
     assert not town.folder.exists() or not (town.folder / "manifest.json").exists()
 
 
@@ -264,22 +253,20 @@ def test_a_vm_that_cannot_have_the_hubs_client_is_told_what_it_lacks(town: Town)
     town.settings["image"]["index_url"] = "file:///no/such/index"
     town.write_settings()
     try:
-        done = town.fetch()
+        said = town.fetch(code=2)
     finally:
         aside.rename(pth)
         town.settings["image"]["index_url"] = None
         town.write_settings()
-    assert done.returncode == 2
-    assert "huggingface_hub is not on the VM and cannot be installed" in done.stderr
-    assert "or bring the model from a cache (--cache, --cache-here)" in done.stderr
+    assert "huggingface_hub is not on the VM and cannot be installed" in said
+    assert "or bring the model from a cache (--cache, --cache-here)" in said
 
 
 def test_a_disk_too_small_is_said_before_and_one_filled_meanwhile_when_it_happens(town: Town) -> None:
     town.network.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
-    done = town.fetch("--tmpdir", "/mnt/small")
-    assert done.returncode == 3
-    assert "GB free, the rest of the model needs" in done.stderr
-    assert "inv model.fetch --tmpdir /mnt/small" in done.stderr
+    said = town.fetch("--tmpdir", "/mnt/small", code=3)
+    assert "GB free, the rest of the model needs" in said
+    assert "inv model.fetch --tmpdir /mnt/small" in said
 
     town.network.vm.small_disk("/mnt/next", megabytes=96, owner="ubuntu")
     town.faults(slow=0.1)
@@ -293,7 +280,7 @@ def test_a_disk_too_small_is_said_before_and_one_filled_meanwhile_when_it_happen
     assert "no space left" in said
     town.network.vm.run("rm", "/mnt/next/filler")
     town.faults()
-    assert town.fetch("--tmpdir", "/mnt/next").returncode == 0
+    town.fetch("--tmpdir", "/mnt/next")
 
 
 def test_a_laptop_that_is_cut_off_finds_the_same_job_again(town: Town) -> None:
@@ -304,9 +291,7 @@ def test_a_laptop_that_is_cut_off_finds_the_same_job_again(town: Town) -> None:
     first.kill()  # the lid is closed
     first.communicate()
     town.network.cable.mend()
-    done = town.fetch()
-    assert done.returncode == 0
-    assert "is being fetched already" in done.stdout
+    assert "is being fetched already" in town.fetch()
     assert town.whole()
     assert len(list((town.network.home / ".qlora-fleet" / "jobs").iterdir())) == 1
     assert sum(map(town.sent, SHARDS)) == sum(len(town.content[name]) for name in SHARDS)
@@ -339,12 +324,10 @@ def test_a_cache_is_as_good_as_the_hub_and_is_verified_as_well(town: Town, where
     blob = (home / "snapshots" / COMMIT / SHARDS[0]).resolve()
     data = blob.read_bytes()
     blob.write_bytes(data[:5000] + b"?" + data[5001:])
-    done = town.fetch(f"--{where}", str(at))
-    assert done.returncode == 4
-    assert SHARDS[0] in done.stderr
-    assert "; name another source" in done.stderr
+    said = town.fetch(f"--{where}", str(at), code=4)
+    assert SHARDS[0] in said
+    assert "; name another source" in said
     blob.write_bytes(data)
-    done = town.fetch(f"--{where}", str(at))
-    assert done.returncode == 0
+    town.fetch(f"--{where}", str(at))
     assert town.whole()
     assert town.requests() == []

@@ -26,23 +26,21 @@ def test_what_another_user_made_in_our_place_is_refused_by_every_task_and_nothin
         ours = share / "qlora-fleet"
         build_vm.as_other_user(script.format(ours=ours, precious=precious))
         for words in (("build",), ("build", "--dry-run"), ("model.fetch", "--model", "org/name"), ("vm.engine",)):
-            done = build_vm.inv(*words, "--tmpdir", str(share))
-            assert (done.returncode, done.stdout) == (4, ""), (what, words, done.stderr)
-            assert f"{ours}: " in done.stderr
-            assert f"{OTHER_USER} (uid {OTHER_UID})" in done.stderr
+            refused = build_vm.refused(*words, "--tmpdir", str(share), code=4)
+            assert f"{ours}: " in refused, what
+            assert f"{OTHER_USER} (uid {OTHER_UID})" in refused
     assert (precious / "thesis.tex").read_text() == "all of it"
     assert build_vm.jobs() == jobs
     # Root is as careful: the disk that the other user made is not mounted.
-    done = build_vm.inv_as_root_of_the_vm("vm.engine", "--tmpdir", str(build_vm.folder / "share-2"), check=False)
-    assert done.returncode == 4
+    done = build_vm.inv_as_root_of_the_vm("vm.engine", "--tmpdir", str(build_vm.folder / "share-2"), code=4)
     assert f"{OTHER_USER} (uid {OTHER_UID})" in done.stderr
     assert build_vm.vm.run("findmnt", "/var/lib/qlora-fleet-engine", check=False).stdout == ""
 
 
 def test_a_login_finds_its_way_past_what_others_left_in_memory(build_vm: BuildVm) -> None:
-    build_vm.inv("build", check=True)
+    build_vm.inv("build")
     build_vm.as_other_user("ln -s /nowhere /dev/shm/qlora-fleet-login-mallory")
     try:
-        assert build_vm.inv("push", check=True).returncode == 0
+        build_vm.inv("push")
     finally:
         build_vm.as_other_user("rm /dev/shm/qlora-fleet-login-mallory")

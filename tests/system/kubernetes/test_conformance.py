@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster
 from tests.support.kubernetes.store.resources import document
-
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 RECORDED: dict[str, Any] = document("recorded.json")
 IMAGE = "registry.local/busybox:1"
@@ -151,15 +149,8 @@ def scene(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = json.dumps(thing("ConfigMap", "conf", data={"a": "2"})).encode()
     words = ("apply", "--server-side", "--field-manager=other-tool", "--force-conflicts", "-f", "-")
     assert cluster.kubectl(*words, stdin=other).returncode == 0
-    running = {
-        "running": "err",
-        "two": "err",
-        "bare-2": "ctl",
-        "terminating": "ev",
-        "stays": "err-term",
-        "user": "ev-quota",
-    }
-    for name, namespace in running.items():
+    for where in ("err/running", "err/two", "ctl/bare-2", "ev/terminating", "err-term/stays", "ev-quota/user"):
+        namespace, _, name = where.partition("/")
         cluster.wait_for_pod(name, namespace)
     cluster.wait_for_pod("finished", "err", phase="Succeeded")
     assert cluster.kubectl("delete", "namespace", "err-term", "--wait=false").returncode == 0
@@ -202,16 +193,12 @@ def test_kubectl_is_told_no_in_the_recorded_words(cluster: Cluster, scene: Path,
 @pytest.mark.parametrize("how", sorted(RECORDED["endings"]))
 def test_kubectl_ends_as_recorded_when_an_exec_ends_wrongly(cluster: Cluster, scene: Path, how: str) -> None:
     del scene
-    recorded = RECORDED["endings"][how]
     cluster.faults.exec(how, pod="running")
     words = ("exec", "-n", "err", "running", "--", "sh", "-c", "echo partial output; sleep 0.3; exit 7")
     done = cluster.kubectl(*words)
     last = (done.stderr.decode().splitlines() or [""])[-1]
-    assert (done.returncode, done.stdout.decode(), last) == (
-        recorded["exit_code"],
-        recorded["stdout"],
-        recorded["last_line"],
-    )
+    found = {"exit_code": done.returncode, "stdout": done.stdout.decode(), "last_line": last}
+    assert found == RECORDED["endings"][how]
 
 
 def requests_of(cluster: Cluster, start: int) -> list[str]:

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.kubernetes import Cluster, unavailable
-
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+from tests.support.kubernetes import Cluster
 
 SHELL = ("exec", "worker", "-i", "--", "sh", "-c")
 
@@ -28,6 +26,11 @@ def spec(*argv: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def pod(*argv: str, **more: Any) -> dict[str, Any]:
+    """A pod named worker."""
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, "spec": spec(*argv, **more)}
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with Cluster(nodes=2, toleration_scale=0.001) as made:
@@ -37,9 +40,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def worker(cluster: Cluster) -> Iterator[str]:
     """A pod on node-0; its name."""
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, "spec": spec("sleep", "3600")}
-    pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node-0"}
-    cluster.apply(pod)
+    cluster.apply(pod("sleep", "3600", nodeSelector={"kubernetes.io/hostname": "node-0"}))
     cluster.wait_for_pod("worker")
     yield "worker"
     cluster.faults.clear()
@@ -99,10 +100,10 @@ def test_a_restarted_kubelet_ends_streams_with_exit_0_and_keeps_its_pods(cluster
 @pytest.mark.parametrize(("how", "word"), [("oom_kill", "OOMKilled"), ("evict", "Error")])
 def test_a_killed_pod_says_why(cluster: Cluster, worker: str, how: str, word: str) -> None:
     getattr(cluster.faults, how)(worker)
-    pod = cluster.wait_for_pod(worker, phase="Failed")
-    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    status = cluster.wait_for_pod(worker, phase="Failed")["status"]
+    ended = status["containerStatuses"][0]["state"]["terminated"]
     assert (ended["reason"], ended["exitCode"]) == (word, 137)
-    assert pod["status"].get("reason") == ("Evicted" if how == "evict" else None)
+    assert status.get("reason") == ("Evicted" if how == "evict" else None)
 
 
 def test_an_index_on_a_lost_node_is_replaced_while_its_old_pod_stays_terminating(cluster: Cluster) -> None:
@@ -119,9 +120,10 @@ def test_an_index_on_a_lost_node_is_replaced_while_its_old_pod_stays_terminating
     def pods() -> list[dict[str, Any]]:
         return [pod for pod in cluster.objects("pods", "default") if pod["metadata"]["name"].startswith("bench-0-")]
 
-    first = cluster.wait_until(lambda: [p for p in pods() if p.get("status", {}).get("phase") == "Running"], "the pod")[
-        0
-    ]
+    def running() -> list[dict[str, Any]]:
+        return [one for one in pods() if one.get("status", {}).get("phase") == "Running"]
+
+    (first,) = cluster.wait_until(running, "the pod")
     node = first["spec"]["nodeName"]
     cluster.faults.lose_node(node, processes_die=False)
     found = cluster.wait_until(lambda: pods() if len(pods()) == 2 else None, "the replacement")
@@ -138,10 +140,9 @@ def test_an_index_on_a_lost_node_is_replaced_while_its_old_pod_stays_terminating
 
 def test_a_full_disk_is_full() -> None:
     with Cluster(nodes=1, tainted=False, disk_bytes=2**20) as cluster:
-        volume = {"volumes": [{"name": "w", "emptyDir": {}}]}
-        made = spec("sleep", "3600", **volume)
-        made["containers"][0]["volumeMounts"] = [{"name": "w", "mountPath": "/workspace"}]
-        cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, "spec": made})
+        made = pod("sleep", "3600", volumes=[{"name": "w", "emptyDir": {}}])
+        made["spec"]["containers"][0]["volumeMounts"] = [{"name": "w", "mountPath": "/workspace"}]
+        cluster.apply(made)
         cluster.wait_for_pod("worker")
         done = cluster.kubectl(*SHELL, "head -c 3000000 /dev/zero > /workspace/f")
         assert done.returncode != 0
@@ -150,9 +151,7 @@ def test_a_full_disk_is_full() -> None:
 
 def test_a_server_leaves_nothing_behind() -> None:
     with Cluster(nodes=1, tainted=False) as cluster:
-        cluster.apply(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, "spec": spec("sleep", "4321")}
-        )
+        cluster.apply(pod("sleep", "4321"))
         cluster.wait_for_pod("worker")
         processes = cluster.processes("worker")
         folder = cluster.kubeconfig.parent

@@ -5,22 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.kubernetes import Cluster, unavailable
 from tests.support.kubernetes.cluster import Faults
-from tests.support.kubernetes.given import AnyCluster, given
+from tests.support.kubernetes.given import AnyCluster, given_or_own
 
 
 @pytest.fixture(scope="module")
 def kube(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyCluster]:
     """The cluster of this run."""
-    other = given(pytestconfig, tmp_path_factory.mktemp("kube-cache"))
-    if other is not None:
-        yield other
-        return
-    if why := unavailable():
-        pytest.skip(why)
-    with Cluster(nodes=2) as made:
-        yield made
+    with given_or_own(pytestconfig, tmp_path_factory.mktemp("kube-cache"), nodes=2) as found:
+        yield found
 
 
 @pytest.fixture

@@ -84,16 +84,10 @@ def test_a_command_whose_link_is_gone_ends_at_its_deadline_on_the_host(
 ) -> None:
     impatient(monkeypatch)
     monkeypatch.setattr(remote.ssh.session, "MARGIN_SEC", 1.0)
+    script = f"echo up; {sleeper(1)}; true"
     with from_laptop(network) as host:
         with pytest.raises((HostUnreachable, CommandTimedOut)):
-            run(
-                host,
-                "sh",
-                "-c",
-                f"echo up; {sleeper(1)}; true",
-                on_stdout=lambda _: network.cable.cut("drop"),
-                timeout_sec=5.0,
-            )
+            run(host, "sh", "-c", script, on_stdout=lambda _: network.cable.cut("drop"), timeout_sec=5.0)
         wait_for(lambda: not vm_runs(network, sleeper(1)), "its end on the host")
 
 
@@ -136,9 +130,6 @@ def test_a_push_whose_cable_is_cut_goes_on_inside_the_file(
     target = network.home / "pushed"
 
     def cut_and_mend() -> None:
-        def arrived() -> int:
-            return sum(path.stat().st_size for path in target.glob("*.part"))
-
         wait_for(lambda: any(path.stat().st_size > 4 << 20 for path in target.glob(".*.part")), "the first bytes")
         network.cable.cut("drop")
         time.sleep(3.0)

@@ -52,15 +52,8 @@ def checkpoints(project) -> list[str]:
     return [path.name for path in sorted(project.folder.glob(".workers/worker-0/runs/*/checkpoints/step-*"))]
 
 
-def one_line(completed: subprocess.CompletedProcess[str]) -> str:
-    lines = completed.stderr.strip().splitlines()
-    assert len(lines) == 1, completed.stderr
-    return lines[0]
-
-
 def adapter_of(project) -> str:
-    done = project.inv("collect")
-    assert done.returncode == 0, done.stderr
+    project.inv("collect")
     return (project.run_folder() / "adapter" / "adapter_model.safetensors").read_text()
 
 
@@ -72,18 +65,15 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
     operator = project.start("train")
     under_way(project)
     hold.touch()
-    os.killpg(operator.pid, signal.SIGKILL)
-    operator.communicate(timeout=10)
+    project.kill(operator)
     assert project.trainers(), "the training goes on without its operator"
 
     # Whoever follows it now has a clock that is 7 h behind.
     library = skewed_clock(project.folder)
     followed = project.start("train", "--resume", LD_PRELOAD=str(library), CLOCK_OFFSET_SEC=str(-7 * 3600))
-    for pid in project.trainers():
-        os.kill(pid, signal.SIGKILL)
+    project.kill_trainers()
     hold.unlink()
-    out, err = followed.communicate(timeout=120)
-    assert followed.returncode == 0, out + err
+    project.ended(followed, within_sec=120)
     assert [event["end"] for event in project.events("ended")] == ["SUCCEEDED"]
     assert len(project.events("started")) == 2
     assert "killed by SIGKILL" in project.events("retried")[0]["reason"]
@@ -95,7 +85,7 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
     checked = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=project.run_folder(), check=False)
     assert checked.returncode == 0
     again = project.inv("train", "--resume")
-    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stderr == ""
     assert "nothing to resume" in again.stdout
 
 
@@ -105,11 +95,9 @@ def test_what_a_restart_cost_is_in_the_ledger(project, hold: Path) -> None:
     under_way(project)
     hold.touch()
     project.wait_until(lambda: any(one.get("checkpoint_step") for one in project.progress()), "its progress to say so")
-    for pid in project.trainers():
-        os.kill(pid, signal.SIGKILL)
+    project.kill_trainers()
     hold.unlink()
-    out, err = operator.communicate(timeout=120)
-    assert operator.returncode == 0, out + err
+    out, _ = project.ended(operator, within_sec=120)
     (cost,) = project.events("restarted")
     assert cost["workers"] == 2
     assert cost["lost_sec"] > 0
@@ -120,41 +108,29 @@ def test_what_a_restart_cost_is_in_the_ledger(project, hold: Path) -> None:
 def test_ctrl_c_leaves_the_training_alone_and_cancel_stops_it_with_a_checkpoint(project, hold: Path) -> None:
     operator = project.start("train")
     under_way(project)
-    operator.send_signal(signal.SIGINT)
-    _, err = operator.communicate(timeout=60)
-    assert operator.returncode == 130
-    assert "it goes on without being followed; `inv train --resume=" in err
+    assert "it goes on without being followed; `inv train --resume=" in project.interrupt(operator)
     hold.touch()
     assert project.trainers()
 
-    shown = project.inv("tensorboard", "--once")
-    assert shown.returncode == 0, shown.stderr
-    (events,) = (project.folder / shown.stdout.strip() / "train").iterdir()
+    shown = project.inv("tensorboard", "--once").stdout.strip()
+    (events,) = (project.folder / shown / "train").iterdir()
     assert events.read_bytes().count(b"train/loss") >= 5  # so far, though nobody follows it
 
-    second = project.inv("train")
-    assert second.returncode == 3
-    assert "inv train --resume=" in one_line(second)
-    cancelled = project.inv("cancel")
-    assert cancelled.returncode == 0, cancelled.stderr
-    assert "`inv train --resume=" in cancelled.stdout
+    assert "inv train --resume=" in project.refused("train", code=3)
+    assert "`inv train --resume=" in project.inv("cancel").stdout
     assert project.trainers() == {}
     hold.unlink()
-    resumed = project.inv("train", "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    project.inv("train", "--resume")
     assert adapter_of(project) == SUM_OF_STEPS
 
 
 def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(project, hold: Path) -> None:
-    limited = project.inv("train", "--workers", "1", INVOKE_TRAIN_BUDGET_USD="0.05")
-    assert limited.returncode == 3, limited.stderr
-    assert "stopped by train.max_hours at step" in one_line(limited)
-    assert "raise train.budget_usd, then `inv train --resume=" in one_line(limited)
+    limited = project.refused("train", "--workers", "1", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
+    assert "stopped by train.max_hours at step" in limited
+    assert "raise train.budget_usd, then `inv train --resume=" in limited
     assert len(project.events("started")) == 1
-    same = project.inv("train", "--resume", INVOKE_TRAIN_BUDGET_USD="0.05")
-    assert same.returncode == 3
-    resumed = project.inv("train", "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    project.inv("train", "--resume", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
+    project.inv("train", "--resume")
     assert adapter_of(project) == SUM_OF_STEPS
     assert not hold.exists()
 
@@ -164,13 +140,10 @@ def test_restarts_end_with_max_restarts_and_the_command_that_goes_on(project, ho
     operator = project.start("train", INVOKE_TRAIN_MAX_RESTARTS="1")
     for number in (1, 2):
         project.wait_until(lambda n=number: len(project.events("started")) == n and project.trainers(), "an attempt")
-        for pid in project.trainers():
-            os.kill(pid, signal.SIGKILL)
-    _, err = operator.communicate(timeout=60)
-    assert operator.returncode == 3, err
-    assert "goes on from its last checkpoint" in err
+        project.kill_trainers()
+    assert "goes on from its last checkpoint" in project.ended(operator, code=3)[1]
     hold.unlink()
-    assert project.inv("train", "--resume").returncode == 0
+    project.inv("train", "--resume")
 
 
 def test_what_changed_meanwhile_stops_the_resume_unless_asked_for(project, hold: Path) -> None:
@@ -183,30 +156,24 @@ def test_what_changed_meanwhile_stops_the_resume_unless_asked_for(project, hold:
     operator = project.start("train")
     project.wait_until(project.trainers, "it to begin")
     away = data.rename(project.folder / "away.jsonl")
-    for pid in project.trainers():
-        os.kill(pid, signal.SIGKILL)
-    _, err = operator.communicate(timeout=60)
-    assert operator.returncode == 2
+    project.kill_trainers()
+    _, err = project.ended(operator, code=2)
     assert "mine.jsonl: cannot be read" in err
     assert "Once that is put right, `inv train --resume=" in err
     away.rename(data)
     operator = project.start("train", "--resume")
     project.wait_until(project.trainers, "it to go on")
-    operator.send_signal(signal.SIGINT)
-    operator.communicate(timeout=60)
-    assert project.inv("cancel").returncode == 0
+    project.interrupt(operator)
+    project.inv("cancel")
     with data.open("a") as file:
         file.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
-    resumed = project.inv("train", "--resume")
-    assert resumed.returncode == 4, resumed.stderr
-    assert "mine.jsonl is not what it was when the training began" in one_line(resumed)
-    assert "--changed`" in one_line(resumed)
-    slower = project.inv("train", "--resume", INVOKE_TRAIN_LEARNING_RATE="0.0001")
-    assert (slower.returncode, slower.stdout) == (2, "")
-    assert "train.learning_rate: 0.0002 as planned, 0.0001 now; put it back" in one_line(slower)
+    refused = project.refused("train", "--resume", code=4)
+    assert "mine.jsonl is not what it was when the training began" in refused
+    assert "--changed`" in refused
+    slower = project.refused("train", "--resume", INVOKE_TRAIN_LEARNING_RATE="0.0001")
+    assert "train.learning_rate: 0.0002 as planned, 0.0001 now; put it back" in slower
     hold.unlink()
-    asked = project.inv("train", "--resume", "--changed", INVOKE_TRAIN_LEARNING_RATE="0.0001")
-    assert asked.returncode == 0, asked.stderr
+    project.inv("train", "--resume", "--changed", INVOKE_TRAIN_LEARNING_RATE="0.0001")
     *_, opened = project.events("reopened")
     assert [words.partition(":")[0] for words in opened["changed"]] == [
         "train.learning_rate",
@@ -236,8 +203,7 @@ def test_killed_at_moments_of_a_seed_every_step_counts_once(project, seed: int) 
 
     def followed_anew() -> None:
         nonlocal operator
-        os.killpg(operator.pid, signal.SIGKILL)
-        operator.communicate(timeout=10)
+        project.kill(operator)
         operator = project.start("train", "--resume")
 
     strikes = [
@@ -252,8 +218,7 @@ def test_killed_at_moments_of_a_seed_every_step_counts_once(project, seed: int) 
         project.wait_until(lambda before=before: checkpoints(project)[-1:] > before[-1:], "it to go on")
         time.sleep(chooser.uniform(0.0, 1.0))
         strike()
-    out, err = operator.communicate(timeout=300)
-    assert operator.returncode == 0, out + err
+    project.ended(operator, within_sec=300)
     assert [event["end"] for event in project.events("ended")] == ["SUCCEEDED"]
     assert len(project.events("started")) == 7
     assert adapter_of(project) == f"{steps * (steps + 1) // 2}\n"
@@ -270,7 +235,7 @@ def test_data_that_changes_at_moments_of_five_seeds_is_not_gone_on_with(project)
     (project.folder / "real.json").write_text(json.dumps({"train": {"data": [str(data)], **real}}))
     project.options = ("-f", "real.json")
     project.environment["INVOKE_FLEET_SIZE"] = "1"
-    assert project.inv("train").returncode == 0
+    project.inv("train")
     quiet = TrainingRecord.read(project.run_folder() / "training.json")
     for seed in range(1, 6):
         chooser = random.Random(seed)
@@ -281,14 +246,12 @@ def test_data_that_changes_at_moments_of_five_seeds_is_not_gone_on_with(project)
             lambda step=step: any((one.get("step") or 0) >= step for one in project.progress()), f"step {step}"
         )
         data.write_bytes(chooser.choice((cut, without_its_head)))
-        for pid in project.trainers():
-            os.kill(pid, signal.SIGKILL)
-        _, err = operator.communicate(timeout=120)
-        assert (operator.returncode, len(project.events("started"))) == (2, 2), err
+        project.kill_trainers()
+        _, err = project.ended(operator, code=2, within_sec=120)
+        assert len(project.events("started")) == 2, err
         assert "mine.jsonl: " in err or "made with another data" in err
         data.write_bytes(content)
-        resumed = project.inv("train", "--resume")
-        assert resumed.returncode == 0, resumed.stderr
+        project.inv("train", "--resume")
         found = TrainingRecord.read(project.run_folder() / "training.json")
         assert (found.adapter_sha256, found.steps.loss) == (quiet.adapter_sha256, quiet.steps.loss)
         assert found.restarts
@@ -310,8 +273,6 @@ def test_what_cannot_be_is_refused_in_one_line_and_nothing_begins(project, hold:
         (("--resume",), {}, "there is no run yet"),
     ]
     for words, environment, message in cases:
-        done = project.inv("train", *words, **environment)
-        assert (done.returncode, done.stdout) == (2, ""), (words, environment, done.stdout, done.stderr)
-        assert message in one_line(done)
+        assert message in project.refused("train", *words, **environment)
     assert list(project.folder.glob("results/*-train")) == []
     assert not hold.exists()

@@ -6,9 +6,7 @@ repeated or left out shows. Not covered: GPUs, a network between pods other than
 """
 
 import json
-import os
 import random
-import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +17,7 @@ import pytest
 
 from bench.records.training import TrainingRecord
 from tests.support import inv_pods
+from tests.support.hosts.local_fleet import wait_for_words
 from tests.support.hosts.stand_in_finetune import put_into
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
@@ -63,14 +62,6 @@ class Training:
         self.project.wait_until(lambda: self.checkpoint >= step, f"checkpoint {step}")
         self.hold.touch()
 
-    def follows(self, process: Any) -> None:
-        while "followed again" not in (line := process.stdout.readline()):
-            assert line, process.communicate()
-
-    def says(self, process: Any) -> str:
-        """The next line of an operator."""
-        return str(process.stdout.readline())
-
     def node_of(self, worker: str) -> str:
         return str(self.cluster.pod(self.pod_of(worker))["spec"]["nodeName"])
 
@@ -78,8 +69,7 @@ class Training:
         return inv_pods.pod_of(self.cluster, worker)
 
     def ends_well(self, process: Any) -> str:
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, out + err
+        out, err = self.project.ended(process, within_sec=300)
         assert [event["end"] for event in self.project.events("ended")][-1] == "SUCCEEDED"
         assert "verified" in out
         adapter = self.project.run_folder() / "adapter" / "adapter_model.safetensors"
@@ -102,9 +92,7 @@ def test_pods_a_node_and_operators_go_one_after_the_other_and_every_step_counts_
     project, faults = training.project, training.cluster.faults
     operator = project.start("train")
     training.goes_on_to(5)
-    second = project.inv("train", INVOKE_RESULTS_FOLDER="of another operator")
-    assert (second.returncode, second.stderr.count("\n")) == (3, 1), second.stderr
-    assert "another operator's" in second.stderr
+    assert "another operator's" in project.refused("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
 
     faults.delete_pod(training.pod_of("worker-1"))  # as a drain does it, with time to write a checkpoint
     project.wait_until(lambda: len(project.events("started")) == 2, "a second attempt")
@@ -115,14 +103,13 @@ def test_pods_a_node_and_operators_go_one_after_the_other_and_every_step_counts_
     faults.delete_pod(training.pod_of("worker-1"), grace=0)
     project.wait_until(lambda: len(project.events("started")) == 4, "a fourth attempt")
     training.goes_on_to(20)
-    os.killpg(operator.pid, signal.SIGKILL)
-    operator.communicate(timeout=10)
+    project.kill(operator)
 
     node = training.node_of("worker-0")
     operator = project.start("train", "--resume")
-    training.follows(operator)
+    wait_for_words(operator, "followed again")
     faults.silence_node(node)
-    assert "worker-0: worker lost" in training.says(operator)
+    assert "worker-0: worker lost" in operator.stdout.readline()
     faults.find_node(node)
     training.hold.unlink()
     training.ends_well(operator)
@@ -151,13 +138,11 @@ def test_struck_at_moments_of_a_seed_every_step_counts_once(training: Training, 
 
     def second() -> None:
         training.hold.touch()
-        second = project.inv("train", INVOKE_RESULTS_FOLDER="of another operator")
-        assert (second.returncode, second.stderr.count("\n")) == (3, 1), second.stderr
+        project.refused("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
 
     def killed() -> None:
         nonlocal operator
-        os.killpg(operator.pid, signal.SIGKILL)
-        operator.communicate(timeout=10)
+        project.kill(operator)
         operator = project.start("train", "--resume")
 
     strikes = [
@@ -197,11 +182,9 @@ def test_without_a_volume_checkpoints_come_home_and_an_elastic_training_goes_on_
     training.hold.touch()
     training.cluster.faults.lose_node(training.node_of("worker-0"))
     project.wait_until(lambda: [one["worker"] for one in project.events("started")][-1:] == ["worker-1"], "worker-1")
-    os.killpg(operator.pid, signal.SIGKILL)
-    said, _ = operator.communicate(timeout=10)
-    assert "it goes on with worker-1" in said
+    assert "it goes on with worker-1" in project.kill(operator)
     operator = project.start("train", "--resume")
-    training.follows(operator)
+    wait_for_words(operator, "followed again")
     training.hold.unlink()
     training.ends_well(operator)
 
@@ -212,9 +195,7 @@ def test_real_ranks_in_two_pods_train_one_adapter_and_it_comes_home(training: Tr
     training.hold.unlink(missing_ok=True)
     real = {"max_steps": steps, "max_seq_len": 64, "micro_batch_size": 1, "rows_per_step": 2, "checkpoint_sec": 0.0}
     training.set(fleet={"workspace": str(ROOT)}, train=real)
-    done = project.inv("train")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "verified" in done.stdout
+    assert "verified" in project.inv("train").stdout
     found = TrainingRecord.read(project.run_folder() / "training.json")
     assert (found.world_size, found.stop, found.steps.step) == (2, "finished", list(range(1, steps + 1)))
     assert (found.fingerprint["backend"], found.restarts) == ("gloo", [])

@@ -27,7 +27,7 @@ import pytest
 from bench.kinds.distributed.torchrun import descendants
 from bench.records.training import TrainingRecord
 from tests.support import inv_pods
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.pods import job, volume
 from tests.support.thorough import only_thorough
@@ -133,8 +133,7 @@ class Struck(ABC):
         os.kill(random.choice(self.ranks()), signal.SIGKILL)
 
     def operator_(self) -> None:
-        os.killpg(self.operator.pid, signal.SIGKILL)
-        self.operator.communicate(timeout=60)
+        self.project.kill(self.operator)
         self.operator = self.project.start("train", "--resume")
 
     def many_times(self, chooser: random.Random) -> None:
@@ -152,8 +151,7 @@ class Struck(ABC):
                 self.await_(lambda before=before: not set(before) <= set(self.ranks()), f"{name} to strike")
 
     def end(self) -> TrainingRecord:
-        out, err = self.operator.communicate(timeout=2 * PATIENCE_SEC)
-        assert self.operator.returncode == 0, out + err
+        self.project.ended(self.operator, within_sec=2 * PATIENCE_SEC)
         assert [event["end"] for event in self.project.events("ended")] == ["SUCCEEDED"]
         return TrainingRecord.read(self.project.run_folder() / "training.json")
 
@@ -259,8 +257,6 @@ def workspace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(real: tuple[Path, Path], workspace: Path) -> Iterator[Cluster]:
-    if why := unavailable():
-        pytest.skip(why)
     seen = [real[0], real[1].parent, workspace]
     with Cluster(nodes=RANKS, image_paths=seen, image_environment=inv_pods.LOOPBACK) as cluster:
         cluster.apply(*volume(), job(RANKS, grace_sec=30))
