@@ -18,9 +18,8 @@ from typing import Any, Self
 import yaml
 
 from remote.cluster.errors import ClusterError, Misconfigured
-from remote.cluster.kubectl import not_installed
+from remote.cluster.kubectl import documents, not_installed
 from remote.cluster.labels import SERVE, Object
-from remote.cluster.yamltext import documents
 from remote.hosts.host import CommandTimedOut, one_line
 from remote.hosts.process import CannotStart, run_program
 from remote.hosts.scratch import scratch_folder
