@@ -96,10 +96,15 @@ class Facts:
         with errors():
             return self.cluster.first().version()
 
-    def _nodes(self) -> list[NodeReport]:
-        cluster = self.cluster.get()
-        self.version.get()  # of a server that does not answer one line is enough
+    @contextlib.contextmanager
+    def reached(self) -> Iterator[Cluster]:
+        """The cluster, whose errors become a task's. Raises NotAsked where it does not answer: one line is enough."""
+        self.version.get()
         with errors():
+            yield self.cluster.get()
+
+    def _nodes(self) -> list[NodeReport]:
+        with self.reached() as cluster:
             nodes = cluster.nodes()
             try:
                 pods = cluster.pods_everywhere()
