@@ -20,7 +20,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     """A file to be written that then becomes `path`: readers see the old one, the new one or none, also after a crash.
 
     A temporary file beside it, fsync, rename, fsync of the folder. Raises OSError.
@@ -31,7 +31,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide a result on a shared volume from its own operator
+        os.chmod(temporary, mode)  # mkstemp's 0600 would hide a result on a shared volume from its own operator
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,10 @@
-"""kubectl: how it is called for one cluster, and what its standard error means."""
+"""kubectl: how it is called for one cluster, what it reads, and what its standard error means."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import yaml
 
 from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 
@@ -27,6 +30,18 @@ class Kubectl:
 def not_installed(error: Exception) -> Misconfigured:
     """The error for a kubectl that could not be started."""
     return Misconfigured(f"kubectl cannot be started: {error}; install kubectl 1.28 or newer, or put it on PATH")
+
+
+class _Quoting(yaml.SafeDumper):
+    """Every text in quotes: PyYAML writes 12e34567 without, which Go's readers take for a number."""
+
+
+_Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
+
+
+def documents(objects: Iterable[Any]) -> str:
+    """One YAML document for each object."""
+    return yaml.dump_all(objects, Dumper=_Quoting, sort_keys=False)
 
 
 _SHOWN = 400  # characters of standard error in a message

@@ -18,9 +18,8 @@ from typing import Any, Self
 import yaml
 
 from remote.cluster.errors import ClusterError, Misconfigured
-from remote.cluster.kubectl import not_installed
+from remote.cluster.kubectl import documents, not_installed
 from remote.cluster.labels import SERVE, Object
-from remote.cluster.yamltext import documents
 from remote.hosts.host import CommandTimedOut, one_line
 from remote.hosts.process import CannotStart, run_program
 from remote.hosts.scratch import scratch_folder
@@ -45,13 +44,14 @@ class Image:
     requires: str | None = None
 
     @classmethod
-    def parse(cls, reference: str, size_bytes: int | None = None) -> Self:
+    def parse(cls, reference: str, size_bytes: int | None = None, requires: str | None = None) -> Self:
         """From HOST/REPOSITORY[:TAG]@sha256:...; ValueError for anything else: a tag can move, a digest cannot."""
         match = _DIGEST_FORM.match(reference)
         if match is None:
             raise ValueError(f"{reference!r} names no digest")
         host, _, path = match["repository"].rpartition("/")
-        return cls(repository=f"{host}/{path.split(':')[0]}".lstrip("/"), digest=match["digest"], size_bytes=size_bytes)
+        repository = f"{host}/{path.split(':')[0]}".lstrip("/")
+        return cls(repository=repository, digest=match["digest"], size_bytes=size_bytes, requires=requires)
 
     @property
     def reference(self) -> str:

@@ -49,7 +49,6 @@ class Place:
     kind: str
     device: int
     free_bytes: int
-    size_bytes: int
     writable: bool
 
 

@@ -89,16 +89,12 @@ class Wanted:
     def home(self) -> str:
         return home_below(self.tmpdir)
 
-    @property
-    def has_extension(self) -> bool:
-        return any(file.place.startswith("extension/") for file in self.code)
-
     def options(self) -> dict[str, str]:
         """The Dockerfile's arguments for what is not in every image. Raises ContextError."""
         made: dict[str, str] = {}
         if self.torch == "source":
             made["TORCH"] = "source"
-        if self.has_extension:
+        if any(file.place.startswith("extension/") for file in self.code):
             made["EXTENSION"] = "own"
         if made:
             made["TOOLKIT"] = " ".join(self.profile.toolkit())

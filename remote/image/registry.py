@@ -14,13 +14,13 @@ LOGIN_FOLDER = "qlora-fleet-login-"
 _LOGIN_SEC = 120.0
 
 
-def log_in(host: Host, client: Client, registry: str, user: str, password: Secret, *, tidy: bool) -> str:
+def log_in(host: Host, client: Client, registry: str, user: str, password: Secret) -> str:
     """Log the engine's client in, with a configuration folder of its own; returns that folder on the host.
 
-    The caller removes the folder. `tidy` removes those that killed logins left. The password goes over standard input.
+    The caller removes the folder; those that killed logins left go now. The password goes over standard input.
     Raises LoginRefused, HostUnreachable for a registry that did not answer, EngineError, and as `Host.run`.
     """
-    make = once(host, "remote.image.onvm.scripts.login", LOGIN_FOLDER, "tidy" if tidy else "keep")
+    make = once(host, "remote.image.onvm.scripts.login", LOGIN_FOLDER)
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_SEC)).stdout.decode().strip()
     login = Command(
         argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),

@@ -19,7 +19,7 @@ from docker.transport.basehttpadapter import BaseHTTPAdapter
 
 from remote.hosts.command import Command
 from remote.hosts.host import Host, HostUnreachable
-from remote.image.engine import Client, EngineError, EngineFacts
+from remote.image.engine import Client, EngineError, observe
 from remote.ssh.host import SshHost
 
 if TYPE_CHECKING:
@@ -50,16 +50,17 @@ class ImageLayer:
 
 
 @contextlib.contextmanager
-def connected(host: Host, client: Client, facts: EngineFacts) -> Iterator[docker.DockerClient]:
-    """The SDK on the engine of `host`. Errors of the SDK are raised as EngineError or HostUnreachable."""
+def connected(host: Host, client: Client) -> Iterator[docker.DockerClient]:
+    """The SDK on the engine of `host`. Raises as `observe`; errors of the SDK as EngineError or HostUnreachable."""
+    version = observe(host, client).api_version
     if isinstance(host, SshHost):
-        sdk = docker.DockerClient(base_url=_NOWHERE, version=facts.api_version, timeout=int(CALL_SEC))
+        sdk = docker.DockerClient(base_url=_NOWHERE, version=version, timeout=int(CALL_SEC))
         words = ("-H", client.address) if client.address is not None else ()
         dial = Command(argv=(client.program, *words, "system", "dial-stdio"))
         sdk.api.mount("http://", _Adapter(lambda: host.dial(dial)))
     else:
         address = client.address or "unix:///var/run/docker.sock"
-        sdk = docker.DockerClient(base_url=address, version=facts.api_version, timeout=int(CALL_SEC))
+        sdk = docker.DockerClient(base_url=address, version=version, timeout=int(CALL_SEC))
     sdk.api.send = _bounded(host.name, sdk.api.send)  # type: ignore[method-assign]
     try:
         yield sdk

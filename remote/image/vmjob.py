@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from remote.hosts.command import Command
 from remote.hosts.delivery import PYTHON_FLAGS, program
@@ -34,10 +34,6 @@ class JobFailed(HostError):
         super().__init__(message if log is None else f"{message}; log: {log}")
         self.kind, self.message = kind, message
 
-    def logged_at(self, log: str) -> Self:
-        """The same, with its log at another place."""
-        return type(self)(self.kind, self.message, log)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
@@ -50,10 +46,9 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The job's own facts, its folder, and how long it took."""
+    """The job's own facts, and how long it took."""
 
     facts: Mapping[str, Any]
-    folder: str
     wall_time_sec: float
 
 
@@ -174,4 +169,4 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
     outcome = json.loads(text)
     if not outcome["ok"]:
         raise JobFailed(outcome["kind"], outcome["message"], log)
-    return Outcome(facts=outcome, folder=job.folder, wall_time_sec=status.wall_time_sec or 0.0)
+    return Outcome(facts=outcome, wall_time_sec=status.wall_time_sec or 0.0)

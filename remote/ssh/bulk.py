@@ -17,7 +17,6 @@ import re
 import shlex
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,21 +49,12 @@ class Progress:
     percent: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BulkMoved:
-    """What a move did. `way` is rsync or tar; `sent_bytes` is the data of files that were not there already."""
-
-    way: str
-    sent_bytes: int
-    wall_time_sec: float
-
-
 Listener = Callable[[Progress], None]
 
 
 def push_folder(
-    host: SshHost, source: Path, target: str, *, timeout_sec: float, on_progress: Listener | None = None
-) -> BulkMoved:
+    host: SshHost, source: Path, target: str, *, timeout_sec: float, on_progress: Listener = lambda _: None
+) -> None:
     """Copy the files below `source` here into the folder `target` on the host; other files there stay.
 
     Raises NoSpace, HostUnreachable (worth calling again), CommandTimedOut, CommandFailed, and as `SshHost.connect`.
@@ -75,7 +65,7 @@ def push_folder(
     check(host, command, host.run(command, timeout_sec=_ASK_SEC))
 
     move = _Move(host=host, source=source, target=target, timeout_sec=timeout_sec, on_progress=on_progress)
-    return move.by_rsync() if _has_rsync(host) else move.by_tar()
+    move.by_rsync() if _has_rsync(host) else move.by_tar()
 
 
 def ssh_argv(host: SshHost) -> tuple[str, ...]:
@@ -101,9 +91,9 @@ class _Move:
     source: Path
     target: str
     timeout_sec: float
-    on_progress: Listener | None
+    on_progress: Listener
 
-    def by_rsync(self) -> BulkMoved:
+    def by_rsync(self) -> None:
         name = self.host.destination.host
         place = f"[{name}]" if ":" in name else name
         command = Command(
@@ -113,31 +103,27 @@ class _Move:
                 *("--rsh", shlex.join(ssh_argv(self.host)), "--", f"{self.source}/", f"{place}:{self.target}/"),
             )
         )
-        heard = _Heard(self.on_progress)
-        began = time.monotonic()
         ended = run_program(
             command.argv,
             label=command.render(),
             environment={**os.environ, "LC_ALL": "C"},
-            on_stdout=heard,
+            on_stdout=_Heard(self.on_progress),
             timeout_sec=self.timeout_sec,
         )
         if ended.exit_code != 0:
             raise self._explained(command, ended)
-        return BulkMoved(way="rsync", sent_bytes=heard.byte_count, wall_time_sec=time.monotonic() - began)
 
-    def by_tar(self) -> BulkMoved:
+    def by_tar(self) -> None:
         there = self._there()
         names = [name for name, seen in _listed(self.source).items() if there.get(name) != seen]
         pack = ("tar", "--create", "--file=-", f"--directory={self.source}", "--no-recursion", "--null", "-T-")
         unpack = shlex.join(("tar", "--extract", "--file=-", f"--directory={self.target}"))
-        return self._pipe(pack, (*ssh_argv(self.host), "--", self.host.destination.host, f"exec {unpack}"), names)
+        if names:
+            self._pipe(pack, (*ssh_argv(self.host), "--", self.host.destination.host, f"exec {unpack}"), names)
 
-    def _pipe(self, packer: Sequence[str], taker: Sequence[str], names: Sequence[str]) -> BulkMoved:
+    def _pipe(self, packer: Sequence[str], taker: Sequence[str], names: Sequence[str]) -> None:
         """`packer | taker`, with the file names on the packer's input; both exit codes count."""
-        began, command = time.monotonic(), Command(argv=tuple(taker))
-        if not names:
-            return BulkMoved(way="tar", sent_bytes=0, wall_time_sec=0.0)
+        command = Command(argv=tuple(taker))
         with contextlib.ExitStack() as stack:
             listed, complaints = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             listed.write(b"".join(os.fsencode(f"./{name}") + b"\0" for name in names))
@@ -164,7 +150,6 @@ class _Move:
             ended = Completed(exit_code=code if code > 0 else 128 - code, stderr=complaint)
         if ended.exit_code != 0:
             raise self._explained(command, ended)
-        return BulkMoved(way="tar", sent_bytes=pipe.byte_count, wall_time_sec=time.monotonic() - began)
 
     def _there(self) -> dict[str, tuple[int, int]]:
         """As `_listed`, of the target."""
@@ -201,27 +186,26 @@ def _listed(folder: Path) -> dict[str, tuple[int, int]]:
 class _Heard:
     """Reads rsync's progress: `  1,234,567  12%  ...` after each carriage return."""
 
-    def __init__(self, on_progress: Listener | None) -> None:
-        self._listener, self._rest, self.byte_count = on_progress, b"", 0
+    def __init__(self, on_progress: Listener) -> None:
+        self._listener, self._rest = on_progress, b""
 
     def __call__(self, piece: bytes) -> None:
         *lines, self._rest = re.split(rb"[\r\n]", self._rest + piece)
         for line in lines:
             if progress := _PROGRESS.match(line):
-                self.byte_count = int(progress[1].replace(b",", b""))
-                if self._listener is not None:
-                    self._listener(Progress(byte_count=self.byte_count, percent=int(progress[2])))
+                byte_count = int(progress[1].replace(b",", b""))
+                self._listener(Progress(byte_count=byte_count, percent=int(progress[2])))
 
 
 class _Counted:
     """A stream that counts what is read of it."""
 
-    def __init__(self, read: Callable[[int], bytes], on_progress: Listener | None) -> None:
-        self._read, self._listener, self.byte_count = read, on_progress, 0
+    def __init__(self, read: Callable[[int], bytes], on_progress: Listener) -> None:
+        self._read, self._listener, self._byte_count = read, on_progress, 0
 
     def read(self, size: int, /) -> bytes:
         piece = self._read(size)
-        self.byte_count += len(piece)
-        if self._listener is not None and piece:
-            self._listener(Progress(byte_count=self.byte_count))
+        self._byte_count += len(piece)
+        if piece:
+            self._listener(Progress(byte_count=self._byte_count))
         return piece

@@ -7,7 +7,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from invoke.context import Context
@@ -34,33 +33,26 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Where to; exactly one is given."""
-
-    folder: str | None = None
-    oci: str | None = None
-    bucket: str | None = None
-
-
-def push_adapter(context: Context, run: str | None, target: Target, *, merged: bool) -> None:
+def push_adapter(
+    context: Context, run: str | None, *, folder: str | None, oci: str | None, bucket: str | None, merged: bool
+) -> None:
     settings = load(context)
-    if sum(one is not None for one in (target.folder, target.oci, target.bucket)) != 1:
+    if sum(one is not None for one in (folder, oci, bucket)) != 1:
         raise UsageError(
             "adapter.push: where to? name one of --folder=DIR, --oci=HOST/REPOSITORY:TAG and "
             "--bucket=oci://BUCKET@NAMESPACE/PREFIX"
         )
-    if (target.oci or "").startswith("oci://"):
-        raise UsageError(f"adapter.push: --oci: {target.oci}: that is a bucket; type: --bucket={target.oci}")
+    if (oci or "").startswith("oci://"):
+        raise UsageError(f"adapter.push: --oci: {oci}: that is a bucket; type: --bucket={oci}")
     trained = open_training(settings, run)
     with tempfile.TemporaryDirectory() as scratch:
         files = files_of(trained, Path(scratch), merged=merged)
-        if target.folder is not None:
-            into_folder(files, Path(target.folder))
-        elif target.oci is not None:
-            _into_registry(settings, trained, files, target.oci, "model" if merged else "adapter")
-        elif target.bucket is not None:
-            _into_bucket(settings, trained, files, target.bucket)
+        if folder is not None:
+            into_folder(files, Path(folder))
+        elif oci is not None:
+            _into_registry(settings, trained, files, oci, "model" if merged else "adapter")
+        elif bucket is not None:
+            _into_bucket(settings, trained, files, bucket)
 
 
 def files_of(trained: Trained, scratch: Path, *, merged: bool) -> dict[str, Path]:

@@ -52,7 +52,8 @@ def check_served(context: Context, url: str, run: str | None, *, model: str | No
     for one in asked:
         verdict = "same" if one.is_same else "alike" if one.is_alike else "differs"
         ended = "" if one.said.has_ended else ", did not end"
-        table.add_row(*map(_short, (one.prompt[-SHOWN_CHARS:], one.recorded, one.said.text)), f"{verdict}{ended}")
+        texts = (one.prompt[-SHOWN_CHARS:], one.recorded, one.said.text)
+        table.add_row(*(one_line(text[:SHOWN_CHARS]) for text in texts), f"{verdict}{ended}")
     console().print(table)
     print(conclusion(trained, url, asked))
 
@@ -120,7 +121,3 @@ def asking(settings: Settings, url: str, model: str | None, key_file: str | None
         raise UsageError(str(error)) from None
     except ServerAway as error:
         raise Resumable(f"{error}; when it answers, type the same again") from None
-
-
-def _short(text: str) -> str:
-    return one_line(text[:SHOWN_CHARS])

@@ -56,9 +56,9 @@ def push(
     bucket: str | None = None,
 ) -> None:
     """Bring an adapter into a folder, registry or bucket."""
-    from tasks.adapter.push import Target, push_adapter
+    from tasks.adapter.push import push_adapter
 
-    push_adapter(context, run, Target(folder=folder, oci=oci, bucket=bucket), merged=merged)
+    push_adapter(context, run, folder=folder, oci=oci, bucket=bucket, merged=merged)
 
 
 @task(

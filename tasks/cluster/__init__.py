@@ -1,7 +1,6 @@
 """`inv nodes`, `deploy`, `teardown`, `status`, `shell` and `logs`.
 
 verbs     signatures and help
-desired   what the settings ask for, as the values of the manifests
 nodes     which nodes can take a pod, and why not the others
 checks    nodes, controllers, rights, and results that would be lost, before a plan changes the cluster
 deploy    observe, plan, act, wait

@@ -8,9 +8,10 @@ from functools import partial
 from invoke.context import Context
 
 from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.diagnosis.readiness import Fleet
 from remote.cluster.labels import Object
-from remote.cluster.manifests import JOB, Image, render
+from remote.cluster.manifests import JOB, Image, Values, render
 from remote.cluster.plan import Plan, Verb, plan
 from remote.cluster.pullsecret import pull_secret
 from remote.hosts.command import Secret
@@ -24,7 +25,6 @@ from tasks.cluster.checks import (
     refuse_losing_results,
     write_down,
 )
-from tasks.cluster.desired import values_of
 from tasks.cluster.wait import state_of, wait
 from tasks.connect.cluster import cluster_of, errors
 from tasks.connect.pushed import image_of
@@ -118,6 +118,29 @@ def bring(settings: Settings, choices: Choices, more: Addition | None = None) ->
         if jobs and more.waits:
             old_pods = not any(action.kind == "Job" for action in planned.changes)
             await_pods(new_login=makes_secret and old_pods)
+
+
+def values_of(settings: Settings, image: Image) -> Values:
+    """The values of the manifests: every text and number of section cluster, and some of others."""
+    cluster = settings.cluster
+    given = {**dict(cluster), **dict(cluster.fss), "size": settings.fleet.size, "profile": settings.bench.profile}
+    given |= {"model": settings.model.path, "data": settings.data.path}
+    given |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}
+    asked = {
+        "several-per-node": not cluster.one_per_node,
+        "gpu-product": cluster.gpu not in (None, ANY_PRODUCT),
+        "cpu-limit": cluster.cpu_limit is not None,
+    }
+    return Values(
+        namespace=cluster.namespace,
+        overlay=cluster.overlay,
+        image=image,
+        preemptible=cluster.preemptible,
+        pull_secret=cluster.pull_secret,
+        volume_handle=cluster.fss.volume_handle,
+        copied={name: value for name, value in given.items() if isinstance(value, (str, int))},
+        components=tuple(name for name, is_asked in asked.items() if is_asked),
+    )
 
 
 def _makes_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:

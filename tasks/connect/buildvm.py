@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from remote.hosts.host import AddressWrong, Host, HostError, HostKeyRefused, LoginRefused, TooMuchOutput, one_line
 from remote.hosts.local import LocalHost
@@ -50,12 +49,7 @@ def _host(settings: Settings) -> Iterator[Host]:
         yield LocalHost(name="this machine", workdir=str(settings.root / LOCAL_FOLDER))
         return
     with ending_as(UsageError, ValueError, before="build.host: "):
-        destination = Destination(
-            host=section.host,
-            user=section.user,
-            port=section.port,
-            identity=None if section.identity is None else str(Path(section.identity).expanduser()),
-        )
+        destination = Destination(host=section.host, user=section.user, port=section.port, identity=section.identity)
     with SshHost(name=section.host, destination=destination) as host:
         yield host
 

@@ -1,6 +1,5 @@
 """The image that pods run, by its digest."""
 
-import dataclasses
 import json
 
 from remote.cluster.manifests import Image
@@ -30,7 +29,8 @@ def image_of(settings: Settings) -> Image:
     try:
         sizes = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
         size = sum(sizes) if all(isinstance(one, int) for one in sizes) else None
-        image, requires = Image.parse(f"{pushed['repository']}@{pushed['digest']}", size), pushed.get("requires")
-        return dataclasses.replace(image, requires=requires if isinstance(requires, str) else None)
+        requires = pushed.get("requires")
+        reference = f"{pushed['repository']}@{pushed['digest']}"
+        return Image.parse(reference, size, requires if isinstance(requires, str) else None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: not what `inv push` writes ({error}); `inv push` writes it anew") from None

@@ -56,10 +56,6 @@ def nodes(causes: Collection[str]) -> Rows:
     return list(dict.fromkeys(found))
 
 
-def fleet() -> Rows:
-    return nodes(("instance-type",))
-
-
 _NODE: dict[str, Any] = {
     "metadata": {"name": "NODE", "labels": {INSTANCE_TYPE: _TYPE}},
     "spec": {},
@@ -204,9 +200,7 @@ def models() -> Rows:
 
 
 def room() -> Rows:
-    place = Place(
-        path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, size_bytes=0, writable=True
-    )
+    place = Place(path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True)
     root = replace(place, path="DATA-ROOT", device=2)
     facts = EngineFacts(api_version="1.44", data_root="DATA-ROOT", storage_driver="overlay2")
     return [

@@ -81,14 +81,6 @@ class Facts:
     def close(self) -> None:
         self._closing.close()
 
-    @property
-    def image(self) -> Image | None:
-        """The image that pods run; None where none was pushed or named."""
-        try:
-            return image_of(self.settings)
-        except UsageError:
-            return None
-
     def _cluster(self) -> Cluster:
         section = self.settings.cluster
         is_meant = self.settings.fleet.kind == "pods" or section.context or section.kubeconfig or section.image
@@ -104,16 +96,25 @@ class Facts:
         with errors():
             return self.cluster.first().version()
 
-    def _nodes(self) -> list[NodeReport]:
-        cluster = self.cluster.get()
-        self.version.get()  # of a server that does not answer one line is enough
+    @contextlib.contextmanager
+    def reached(self) -> Iterator[Cluster]:
+        """The cluster, whose errors become a task's. Raises NotAsked where it does not answer: one line is enough."""
+        self.version.get()
         with errors():
+            yield self.cluster.get()
+
+    def _nodes(self) -> list[NodeReport]:
+        with self.reached() as cluster:
             nodes = cluster.nodes()
             try:
                 pods = cluster.pods_everywhere()
             except Forbidden:
                 pods = None
-        return examine(nodes, pods, need_of(self.settings, self.image))
+        try:
+            image: Image | None = image_of(self.settings)
+        except UsageError:  # none was pushed or named
+            image = None
+        return examine(nodes, pods, need_of(self.settings, image))
 
     def _vm(self) -> Host:
         if self.settings.build.host is None and not self.only & {"vm", "registry"}:

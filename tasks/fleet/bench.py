@@ -110,7 +110,7 @@ def cancel_run(context: Context, name: str | None) -> None:
         if is_ordered(run):
             stop.cancel(settings, run, folder, ledger)
             return
-        for fleet in execute.fleets_of(settings, run, folder, ledger, workers(settings), None):
+        for fleet in execute.fleets_of(settings, run, folder, ledger, workers(settings)):
             fleet.stop()
             fleet.run()
         entries = ledger.entries.values()
@@ -138,9 +138,11 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:
     each = expected_sec(settings.results_folder, run.planned)
+    repeats = run.settings["bench"]["repeats"]
+    times = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
     print(
         f"plan: suite {run.suite}, profile {run.profile}, {text.count(len(run.planned), 'trial')} "
-        f"({', '.join(_times(run))}) over {text.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
+        f"({times}) over {text.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
     is_mixed = any(planned.trial.kind != "training" for planned in run.planned)
     rows = table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
@@ -161,11 +163,6 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     total = expected_total_sec(run.planned, len(run.workers), each)
     took = "unknown: not every trial has run here before" if total is None else f"about {duration(total)}"
     print(f"expected time: {took}; nothing was touched")
-
-
-def _times(run: RunRecord) -> list[str]:
-    repeats = run.settings["bench"]["repeats"]
-    return [run.spread, *([f"{repeats} repeats"] if repeats > 1 else [])]
 
 
 def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:

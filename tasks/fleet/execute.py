@@ -9,9 +9,9 @@ import datetime
 import secrets
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bench.records import Trial
 from bench.records.layout import LEDGER_FILE, RUN_FILE
@@ -36,13 +36,6 @@ from tasks.fleet.liveview import LiveView
 from tasks.fleet.plan import expected_sec
 from tasks.fleet.uncollected import DISCARDED_FILE
 from tasks.settings.load import Settings
-
-
-class EventSink(Protocol):
-    """What takes a fleet's events, such as the live view."""
-
-    def handle(self, event: FleetEvent) -> None: ...
-
 
 # A command to a dead node ends after 15 s of silence, and the last one has to end within fleet.lost_after_sec.
 ONE_TRY_SEC = {"local": 0.0, "pods": 15.0}
@@ -162,7 +155,7 @@ def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts
     was_stopped = False
     with ledger_errors(run.run_id), interrupted_by(signal.SIGTERM), view:
         try:
-            for fleet in fleets_of(settings, run, folder, ledger, hosts, view):
+            for fleet in fleets_of(settings, run, folder, ledger, hosts, view.handle):
                 if was_stopped:
                     fleet.stop()
                 fleet.run()
@@ -180,11 +173,11 @@ def fleets_of(
     folder: Path,
     ledger: Ledger,
     hosts: list[Host],
-    view: EventSink | None,
+    on_event: Callable[[FleetEvent], None] = lambda _: None,
     *,
     keeper: Keeper | None = None,
 ) -> Iterator[Fleet]:
-    """The run's fleets, to be run one after the other."""
+    """The run's fleets, to be run one after the other; `on_event` is told what happens."""
     strict = run.settings.get("bench", {}).get("strict", False)
     patience, attempts = settings.fleet.give_up_after_sec, settings.fleet.max_attempts
     if run.suite == TRAIN:
@@ -196,7 +189,7 @@ def fleets_of(
             run_folder=folder,
             ledger=ledger,
             launch=launcher(settings, run.run_id, strict=strict),
-            on_event=(lambda _: None) if view is None else view.handle,
+            on_event=on_event,
             limits=Limits(
                 lost_after_sec=max(1.0, settings.fleet.lost_after_sec - ONE_TRY_SEC[settings.fleet.kind]),
                 give_up_after_sec=patience,

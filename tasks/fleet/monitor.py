@@ -76,7 +76,9 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
         elif plain or not console.is_terminal:
             _print_lines(console, watch)
         else:
-            _show_live(console, watch)
+            with Live(console=console, auto_refresh=False) as live:
+                for looks in _rounds(watch):
+                    live.update(shown(looks, console.width), refresh=True)
     except KeyboardInterrupt:
         return  # the usual way to leave
     finally:
@@ -247,9 +249,3 @@ def _print_lines(console: Console, watch: Watch) -> None:
         for one in looks:
             if one.training is not None:
                 console.print(one.training, markup=False, soft_wrap=True)
-
-
-def _show_live(console: Console, watch: Watch) -> None:
-    with Live(console=console, auto_refresh=False) as live:
-        for looks in _rounds(watch):
-            live.update(shown(looks, console.width), refresh=True)

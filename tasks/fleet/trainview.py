@@ -32,9 +32,8 @@ from tasks.settings.load import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What a training has taken so far, over all its attempts: seconds, and US dollars (None: no price is known)."""
+    """What a training has taken so far, over all its attempts: US dollars (None: no price is known) and restarts."""
 
-    seconds: float
     usd: float | None
     restarts: int
 
@@ -46,9 +45,8 @@ def spent(folder: Path, trial_id: str, price: Price | None) -> Spent:
 
 def spent_by(held: Sequence[Held], price: Price | None) -> Spent:
     """What a training has taken so far, by its attempts."""
-    now = time.time()
-    usd = None if price is None else attempts.worker_sec(held, now) / 3600.0 * price.usd_per_gpu_hour
-    return Spent(seconds=attempts.took_sec(held, now), usd=usd, restarts=max(0, len(held) - 1))
+    usd = None if price is None else attempts.worker_sec(held, time.time()) / 3600.0 * price.usd_per_gpu_hour
+    return Spent(usd=usd, restarts=max(0, len(held) - 1))
 
 
 def parts(progress: Progress | None, spent: Spent, left_sec: float | None = None) -> list[str]:

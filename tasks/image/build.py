@@ -104,7 +104,8 @@ def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> Buil
         want = wanted(settings, tmp)
         facts = engine.observe(host, want.client)
         look = engine.look(host, (tmp, facts.data_root), want.model_folders())
-        labels = labels_of(host, want.client, want.image)
+        existing = inspect(host, want.client, want.image) or {}
+        labels = dict(existing.get("Config", {}).get("Labels") or {})
         if not anew and buildplan.is_built(want, look, labels):
             return None
         return buildplan.plan(want, facts, look, labels)
@@ -113,9 +114,8 @@ def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> Buil
 def wanted(settings: Settings, tmp: str) -> Wanted:
     """The image that settings and project folder ask for. Raises ContextError, UsageError."""
     image = settings.image
-    profile = profiles.read(settings)
     return Wanted(
-        profile=profile,
+        profile=profiles.read(settings),
         image=profiles.image_name(settings),
         target=image.target,
         tmpdir=tmp,
@@ -146,12 +146,6 @@ def _code(settings: Settings) -> tuple[CodeFile, ...]:
 
 def client(settings: Settings) -> Client:
     return Client(program=settings.image.client, address=settings.image.engine)
-
-
-def labels_of(host: Host, client: Client, image: str) -> dict[str, str]:
-    """The labels of the image of this name; empty where there is none."""
-    facts = inspect(host, client, image) or {}
-    return dict(facts.get("Config", {}).get("Labels") or {})
 
 
 def render(plan: BuildPlan) -> str:
@@ -190,7 +184,7 @@ def _login(settings: Settings, agent: Agent, again: str) -> str | None:
     if not any(name.startswith(f"{where.host}/") for name in names):
         return None
     secret = registry_password(settings, user, where.host, again)
-    return registry.log_in(agent.host, client(settings), where.host, user, secret, tidy=True)
+    return registry.log_in(agent.host, client(settings), where.host, user, secret)
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:

@@ -25,7 +25,7 @@ def follow(settings: Settings, job: Job) -> Outcome:
         outcome = vmjob.follow(job, show_line, show_cut)
     except JobFailed as failure:
         kept = keep_log(settings, job)
-        raise failure if kept is None else failure.logged_at(str(kept)) from None
+        raise failure if kept is None else JobFailed(failure.kind, failure.message, str(kept)) from None
     keep_log(settings, job)
     return outcome
 

@@ -130,7 +130,7 @@ def _work(
     host, user = request["host"], request["user"]
     secret = password()
     for login in range(1, LOGINS + 1):
-        folder = registry.log_in(agent.host, client(settings), host, user, secret, tidy=True)
+        folder = registry.log_in(agent.host, client(settings), host, user, secret)
         job = vmjob.new(agent, "push", f"{request['path']}-{request['tag']}", request)
         try:
             vmjob.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)

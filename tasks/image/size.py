@@ -7,7 +7,6 @@ import tarfile
 
 from invoke.context import Context
 
-from remote.image import engine
 from remote.image import sdk as images
 from remote.image.context import bench_files
 from remote.image.sdk import ImageLayer
@@ -26,10 +25,8 @@ def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
     bandwidth = number("image.size: --mbps", mbps, "a number above 0", lambda given: given > 0)
     room = number("image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda given: given > 0)
     name = profiles.image_name(settings)
-    with build_vm(settings, "inv image.size") as host:
-        facts = engine.observe(host, client(settings))
-        with images.connected(host, client(settings), facts) as sdk:
-            layers = images.layers(sdk.images.get(name))
+    with build_vm(settings, "inv image.size") as host, images.connected(host, client(settings)) as sdk:
+        layers = images.layers(sdk.images.get(name))
     for layer in layers:
         print(f"{layer.size / 1e6:12.2f} MB  {layer.kind:<8} {layer.step[:80]}")
     total = sum(layer.size for layer in layers)

@@ -5,7 +5,6 @@ from functools import partial
 
 from invoke.context import Context
 
-from remote.image import engine
 from remote.image import sdk as images
 from remote.image.sdk import Ended
 from tasks.connect.buildvm import build_vm
@@ -24,20 +23,18 @@ def verify_image(context: Context, *, on_node: bool) -> None:
         verify_on_node(settings)
         return
     name = profiles.image_name(settings)
-    with build_vm(settings, "inv image.verify") as host:
-        facts = engine.observe(host, client(settings))
-        with images.connected(host, client(settings), facts) as sdk:
-            image = sdk.images.get(name)
-            print(f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e9:.2f} GB unpacked")
-            for key, value in sorted(image.labels.items()):
-                print(f"  {key} = {value}")
-            run = partial(images.run_check, sdk, name)
-            check = ("python", "/opt/qlora-fleet/selfcheck.py", "--verify", "--json")
-            report = report_of(name, run(check, timeout_sec=VERIFY_SEC))
-            wrong = [*report["wrong"], *differing_models(report, images.model_digests(image.labels))]
-            show(report)
-            if not wrong:
-                wrong += _two_steps(settings, run, has_gpu=report["device"]["visible"])
+    with build_vm(settings, "inv image.verify") as host, images.connected(host, client(settings)) as sdk:
+        image = sdk.images.get(name)
+        print(f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e9:.2f} GB unpacked")
+        for key, value in sorted(image.labels.items()):
+            print(f"  {key} = {value}")
+        run = partial(images.run_check, sdk, name)
+        check = ("python", "/opt/qlora-fleet/selfcheck.py", "--verify", "--json")
+        report = report_of(name, run(check, timeout_sec=VERIFY_SEC))
+        wrong = [*report["wrong"], *differing_models(report, images.model_digests(image.labels))]
+        show(report)
+        if not wrong:
+            wrong += _two_steps(settings, run, has_gpu=report["device"]["visible"])
     conclude(name, wrong)
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -98,8 +97,12 @@ def _check_tensorboard(port: int) -> None:
 
 def _serve(where: Path, port: int, run_id: str, live: Live, *, goes_on: bool) -> None:
     """Until Ctrl-C, or until TensorBoard ends, which is an error."""
+    argv = (
+        *(sys.executable, "-m", "tensorboard.main", "--logdir", str(where), "--host", ADDRESS, "--port", str(port)),
+        *("--reload_interval", f"{EVERY_SEC:g}"),
+    )
     with tempfile.TemporaryFile() as said, interrupted_by(signal.SIGTERM):
-        process = subprocess.Popen(_command(where, port), stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         try:
             print(f"http://{ADDRESS}:{port}/ shows run {run_id}; Ctrl-C ends it", flush=True)
             while process.poll() is None:
@@ -112,11 +115,6 @@ def _serve(where: Path, port: int, run_id: str, live: Live, *, goes_on: bool) ->
         said.seek(0)
         words = said.read().decode(errors="replace").strip().splitlines()
         raise TaskFailed(f"TensorBoard ended with exit code {process.returncode}: {words[-1] if words else 'no word'}")
-
-
-def _command(where: Path, port: int) -> Sequence[str]:
-    serve = (sys.executable, "-m", "tensorboard.main", "--logdir", str(where), "--host", ADDRESS, "--port", str(port))
-    return (*serve, "--reload_interval", f"{EVERY_SEC:g}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -83,7 +83,8 @@ def read(config: Config, text_keys: Mapping[str, Keys]) -> SettingsLayers:
     """
     prefix = config._project_prefix
     root = Path(prefix).absolute() if prefix is not None else Path(__file__).resolve().parents[2]
-    project = _first_existing(root)
+    candidates = [root / f"invoke.{suffix}" for suffix in ("yaml", "yml", "json", "py")]
+    project = next((path for path in candidates if path.exists()), None)
     if project is None:
         raise UsageError(f"{shown(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` brings it back")
     layers = [
@@ -130,19 +131,11 @@ def shown(path: Path) -> str:
     return str(path)
 
 
-def _first_existing(root: Path) -> Path | None:
-    candidates = [root / f"invoke.{suffix}" for suffix in ("yaml", "yml", "json", "py")]
-    return next((path for path in candidates if path.exists()), None)
-
-
 def _environment(text_keys: Mapping[str, Keys]) -> SettingsLayer:
     data: dict[str, Any] = {}
     for name, keys in text_keys.items():
         if name in os.environ:
-            section = data
-            for key in keys[:-1]:
-                section = section.setdefault(key, {})
-            section[keys[-1]] = os.environ[name]
+            put(data, keys, os.environ[name])
     return SettingsLayer(data=data, environment=True)
 
 
@@ -297,6 +290,13 @@ def found_text(value: object) -> str:
         return clip(json.dumps(value, ensure_ascii=False, default=str))
     except ValueError:  # more digits than Python agrees to print
         return "a number too long to show"
+
+
+def put(into: dict[str, Any], keys: Keys, value: Any) -> None:
+    """Set one value, in sections that are made where they are missing."""
+    for key in keys[:-1]:
+        into = into.setdefault(key, {})
+    into[keys[-1]] = value
 
 
 def _merge(into: dict[Any, Any], data: Mapping[Any, Any]) -> None:

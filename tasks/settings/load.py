@@ -80,7 +80,7 @@ def load(context: Context) -> Settings:
     for name, keys in ENVIRONMENT.items():
         strongest = found.strongest(keys)
         if strongest is not None and strongest.environment:
-            _put(merged, keys, _cast(os.environ[name], field(keys)))
+            layers.put(merged, keys, _cast(os.environ[name], field(keys)))
     for old, new in RENAMED.items():
         _rename(merged, found, old, new)
     try:
@@ -108,7 +108,7 @@ def _rename(merged: dict[Any, Any], found: SettingsLayers, old: Keys, new: Keys)
         raise UsageError(
             f"{names}, and both are set, to {found_text(value)} and {found_text(newer)}; remove the old one"
         )
-    _put(merged, new, value)
+    layers.put(merged, new, value)
     _print_once(f"{names}; rename it there")
 
 
@@ -204,12 +204,6 @@ def _cast(text: str, info: FieldInfo) -> Any:
         except ValueError:
             return text  # validation names it
     return text
-
-
-def _put(into: dict[str, Any], keys: Keys, value: Any) -> None:
-    for key in keys[:-1]:
-        into = into.setdefault(key, {})
-    into[keys[-1]] = value
 
 
 def _first_problem(error: ValidationError, found: SettingsLayers) -> str:

@@ -1,7 +1,6 @@
 """What each setting may hold: its type, range and default, section by section. `invoke.yaml` explains them."""
 
 import re
-import types
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -256,6 +255,7 @@ _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # Kubernetes: RFC 1123 label
 _QUANTITY = r"^[1-9][0-9]*(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 
 Name = Annotated[str, Field(pattern=_NAME)]
+NodeLabel = Annotated[Text, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
 Quantity = Annotated[str, BeforeValidator(_as_text), Field(pattern=_QUANTITY)]
 _NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
 
@@ -282,15 +282,11 @@ class ClusterSection(Section):
     ] = "pods"
     image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
     pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_WORDS)
-    instance_type: Text = Field(
-        default="VM.GPU.A10.1", pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", description="a node's label"
-    )
+    instance_type: NodeLabel = Field(default="VM.GPU.A10.1", description="a node's label")
     preemptible: bool = False
     one_per_node: bool = True
     gpus_per_pod: int = Field(default=1, ge=1, le=16)
-    gpu: Text | None = Field(
-        default=None, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", description="a node's label, or any"
-    )
+    gpu: NodeLabel | None = Field(default=None, description="a node's label, or any")
     cpu: Quantity = Field(default="4", description="a Kubernetes quantity like 4 or 500m")
     cpu_limit: Quantity | None = Field(default=None, description="a Kubernetes quantity like 4 or 500m")
     memory: Quantity = Field(default="24Gi", description="a Kubernetes quantity like 24Gi")
@@ -389,9 +385,7 @@ def expected(info: FieldInfo) -> str:
 def kind_of(info: FieldInfo) -> tuple[Any, bool]:
     """A field's type without `| None` and annotations, and whether it may be null."""
     kind: Any = info.annotation
-    parts = (
-        typing.get_args(kind) if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union else ()
-    )
+    parts = typing.get_args(kind)
     nullable = type(None) in parts
     if nullable:
         kind = next(part for part in parts if part is not type(None))

@@ -5,7 +5,6 @@ A pool is shrunk only where no result would be lost. Which nodes go, OKE decides
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from invoke.context import Context
 from oci.container_engine import ContainerEngineClient
@@ -26,20 +25,12 @@ MOST_NODES = 1000
 _RIGHT = "manage cluster-node-pools"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """What was typed. `shrink` is True for all nodes, or a number as text."""
-
-    pool: str | None
-    grow: str | None
-    shrink: str | bool | None
-    dry_run: bool
-    yes: bool
-
-
-def resize(context: Context, choices: Choices) -> None:
+def resize(
+    context: Context, name: str | None, *, grow: str | None, shrink: str | bool | None, dry_run: bool, yes: bool
+) -> None:
+    """What was typed: a pool's name or OCID, how many nodes more or less. `shrink` is True for all nodes."""
     settings = load(context)
-    change = _change(choices)
+    change = _change(grow, shrink)
     entry = access(settings)
     compartment, where = compartment_of(settings, entry)
     pools = [pool for pool in node_pools(entry, compartment) if pool.has_gpus]
@@ -48,7 +39,7 @@ def resize(context: Context, choices: Choices) -> None:
         return
     client = entry.client(ContainerEngineClient)
     asked = Asked(doing="asking for the node pool", right="read cluster-node-pools")
-    response = entry.response(asked, client.get_node_pool, chosen(pools, choices.pool).id)
+    response = entry.response(asked, client.get_node_pool, chosen(pools, name).id)
     pool, etag = pool_of(entry.of_kind(asked, response.data, dict)), response.headers.get("etag")
     size = 0 if change == "all" else pool.size + int(change)
     if size < 0 or size > MOST_NODES:
@@ -62,11 +53,11 @@ def resize(context: Context, choices: Choices) -> None:
         _refuse_beyond_limit(entry, pool, size)
     else:
         refuse_losing(settings, pool)
-    if choices.dry_run:
+    if dry_run:
         print("dry run: nothing was changed")
         return
     verb = "Grow" if size > pool.size else "Shrink"
-    if not choices.yes and not asks(f"{verb} pool {pool.name} from {pool.size} to {size} nodes?"):
+    if not yes and not asks(f"{verb} pool {pool.name} from {pool.size} to {size} nodes?"):
         raise Refused("nothing was changed; type the same with --yes if it is meant")
     asked = Asked(doing=f"resizing pool {pool.name}", right=_RIGHT)
     details = UpdateNodePoolDetails(node_config_details=UpdateNodePoolNodeConfigDetails(size=size))
@@ -79,13 +70,13 @@ def resize(context: Context, choices: Choices) -> None:
         await_ready(settings, grown)
 
 
-def _change(choices: Choices) -> int | str | None:
+def _change(grow: str | None, shrink: str | bool | None) -> int | str | None:
     """By how many nodes; "all" for none left; None where nothing is to change. Raises UsageError."""
-    if choices.grow is not None and choices.shrink is not None:
+    if grow is not None and shrink is not None:
         raise UsageError("tenancy.nodes: --grow or --shrink, not both")
-    if choices.shrink is True:
+    if shrink is True:
         return "all"
-    flag, text, sign = ("--grow", choices.grow, 1) if choices.grow is not None else ("--shrink", choices.shrink, -1)
+    flag, text, sign = ("--grow", grow, 1) if grow is not None else ("--shrink", shrink, -1)
     if text is None or text is False:
         return None
     if not str(text).isdecimal() or not 1 <= int(text) <= MOST_NODES:

@@ -1,10 +1,10 @@
 """Files that nobody else may read, written whole or not at all."""
 
-import contextlib
 import datetime
 import os
-import tempfile
 from pathlib import Path
+
+from bench.records.durable import replacing
 
 
 def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -14,18 +14,8 @@ def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.", suffix=".part")  # 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, real)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    with replacing(real, mode=mode) as file:  # 0600 until it is whole
+        file.write(content)
 
 
 def keep_old(path: Path, *, mode: int = 0o600) -> Path:

@@ -79,6 +79,6 @@ def nodes(
 ) -> None:
     """Show the GPU node pools, or grow or shrink one."""
     with needs_sdk():
-        from tasks.tenancy.nodes import Choices, resize
+        from tasks.tenancy.nodes import resize
 
-    resize(context, Choices(pool=pool, grow=grow, shrink=shrink, dry_run=dry_run, yes=yes))
+    resize(context, pool, grow=grow, shrink=shrink, dry_run=dry_run, yes=yes)

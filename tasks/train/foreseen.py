@@ -31,7 +31,6 @@ from tasks.fleet.pricing import price_of
 from tasks.settings.load import Settings
 from tasks.train.planned import limits_of
 
-CONTEXT_BYTES = 600 << 20  # of the driver and the kernels' modules, and what the allocator cannot hand out
 SAME = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer", "layout", "model"),
     *("lora_rank", "lora_dropout", "lora_targets"),
@@ -61,7 +60,6 @@ class Foreseen:
     """
 
     steps: int
-    rows: int
     workers: int
     seconds: Amount | None
     basis: str
@@ -188,7 +186,6 @@ def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
     usd = None if price is None or seconds is None else seconds.times(workers * price.usd_per_gpu_hour / 3600.0)
     return Foreseen(
         steps=steps,
-        rows=rows,
         workers=workers,
         seconds=seconds,
         basis=basis,

@@ -80,7 +80,9 @@ class Going:
 
     def _once(self, view: TrainingView) -> None:
         keeper = self._keeper()
-        fleets = execute.fleets_of(self.settings, self.run, self.folder, self.ledger, self.hosts, view, keeper=keeper)
+        fleets = execute.fleets_of(
+            self.settings, self.run, self.folder, self.ledger, self.hosts, view.handle, keeper=keeper
+        )
         for fleet in fleets:
             fleet.run(stops_when_interrupted=False)
         keeper.wait()
@@ -119,7 +121,8 @@ class Going:
         attempts = [one for one in self.ledger.entries[TRIAL_ID].attempts if one.reason is None]
         for attempt in attempts:
             if (host := by_name.get(attempt.worker)) is not None:
-                _stop(host, attempt.folder)
+                with contextlib.suppress(HostError):  # one that does not answer; its job has lost its ranks
+                    Job(Agent(host), attempt.folder).cancel(grace_sec=CANCEL_SEC)
         (before,) = self.run.planned
         names = [host.name for host in self.hosts[: trial.world_size]]
         planned = dataclasses.replace(before, trial=trial, worker=names[0])
@@ -166,9 +169,3 @@ def answering(hosts: Sequence[Host]) -> list[Host]:
 
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         return [host for host, there in zip(hosts, pool.map(is_there, hosts), strict=True) if there]
-
-
-def _stop(host: Host, folder: str) -> None:
-    """End an earlier attempt's job. A host that does not answer cannot be asked; its job has lost its ranks."""
-    with contextlib.suppress(HostError):
-        Job(Agent(host), folder).cancel(grace_sec=CANCEL_SEC)

@@ -39,21 +39,17 @@ def check(settings: Settings) -> None:
         )
 
 
-def overlay_of(settings: Settings, workers: int) -> str:
-    """cluster.overlay where that trains by itself, else one for this many pods."""
-    chosen = settings.cluster.overlay
-    return chosen if chosen.startswith(JOB) else f"{JOB}1gpu" if workers == 1 else f"{JOB}4gpu"
-
-
 def new(settings: Settings, planned: PlannedTrial, names: list[str], seen: Mapping[str, Any]) -> RunRecord:
     """The run of a training that a Job will run. `seen` is what a worker has said of its inputs; where there was none,
     the pods look at the data, and say what is wrong.
     """
-    overlay, shared = overlay_of(settings, len(names)), settings.shared_results
+    overlay: str = settings.cluster.overlay
+    if not overlay.startswith(JOB):  # then one that trains by itself, for this many pods
+        overlay = f"{JOB}1gpu" if len(names) == 1 else f"{JOB}4gpu"
     inputs = {
         "model": {"path": planned.trial.model},
         **seen,
-        "job": {"overlay": overlay, "shared": shared, "turn": 1, "after": 0},
+        "job": {"overlay": overlay, "shared": settings.shared_results, "turn": 1, "after": 0},
     }
     return execute.record_of(settings, TRAIN, [planned], names, inputs=inputs)
 

@@ -51,10 +51,10 @@ def train_fleet(context: Context, given: Choices) -> None:
     foreseen.refuse(settings, trial, seen)
     trial = foreseen.limited(settings, trial, seen.device)
     predicted = foreseen.foresee(settings, trial, seen)
-    if given.dry_run:
-        printed.show_plan(console(), trial, seen, predicted, [host.name for host in hosts[:count]])
-        return
     names = [host.name for host in hosts[:count]]
+    if given.dry_run:
+        printed.show_plan(console(), trial, seen, predicted, names)
+        return
     run = execute.record_of(
         as_set, TRAIN, [_planned(trial, names[0])], names, inputs=foreseen.inputs(trial, seen, predicted)
     )
@@ -68,8 +68,9 @@ def train_fleet(context: Context, given: Choices) -> None:
 
 def _order(settings: Settings, trial: Trial, given: Choices) -> None:
     """Have Kubernetes train. Where a worker of the fleet answers it looks at data and model first; else the pods do."""
-    names, seen = [f"worker-{rank}" for rank in range(trial.world_size)], _seen_by_a_worker(settings, trial)
-    known = {}
+    names, known = [f"worker-{rank}" for rank in range(trial.world_size)], {}
+    there = answering(pod_hosts(settings, target_of(settings))[:1])  # which cluster that is says whoever deploys
+    seen = foreseen.ask(settings, there, trial) if there else None
     if seen is None:
         print("no worker is there to look at the data: hours and dollars are unknown; `inv deploy` makes workers")
     else:
@@ -83,11 +84,6 @@ def _order(settings: Settings, trial: Trial, given: Choices) -> None:
     run = order.new(settings, _planned(trial, names[0]), names, known)
     order.order(settings, run, given, lambda: execute.write_plan(settings, run))
     order.say(run.run_id, given)
-
-
-def _seen_by_a_worker(settings: Settings, trial: Trial) -> foreseen.Seen | None:
-    there = answering(pod_hosts(settings, target_of(settings))[:1])  # which cluster that is says whoever deploys
-    return foreseen.ask(settings, there, trial) if there else None
 
 
 def _planned(trial: Trial, leader: str) -> PlannedTrial:

@@ -49,10 +49,6 @@ class Search:
     def results(self) -> dict[str, float | None]:
         return {key: rate if end == MEASURED else None for key, (end, rate) in self._outcomes().items()}
 
-    @property
-    def best(self) -> float | None:
-        return max((rate for rate in self.results.values() if rate is not None), default=None)
-
     def next(self, limit: MemoryLimit, count: int) -> list[Candidate]:
         """The next wave, up to `count` candidates; empty when the waves are over. See `choose`."""
         return choose(self._surrogate, self._outcomes(), limit, count)

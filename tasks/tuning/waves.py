@@ -145,18 +145,13 @@ def _answer(settings: Settings, record: TuneRecord, finder: Search, run_id: str,
             f"search {record.tune_id}: no finalist succeeded; `inv collect report --run={run_id}` says why"
         )
     kept = answer.front(measured)
+    runs = filter(None, (*record.waves, record.final))
     about = {
         "tune_id": record.tune_id,
         "gpu": record.gpu,
         "tried": len(finder.results),
-        "worker_sec": _worker_sec(settings, record),
+        "worker_sec": sum(result.wall_time_sec or 0.0 for run in runs for result in _results(settings, run)),
         "final_run": run_id,
     }
     record.write_answer(answer.document(kept, about), kept[0].trial.to_text())
     show_answer(settings, record, kept, about)
-
-
-def _worker_sec(settings: Settings, record: TuneRecord) -> float:
-    """Worker-seconds of the search: how long its trials held a worker, from each process's start to its end."""
-    runs = [*record.waves, *([record.final] if record.final is not None else [])]
-    return sum(result.wall_time_sec or 0.0 for run_id in runs for result in _results(settings, run_id))

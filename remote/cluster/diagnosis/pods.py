@@ -248,8 +248,8 @@ def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Finding]:
             patience_sec = None if rule.cause == "first-consumer" else 60.0
             return [Finding(rule.cause, message, rule.remedy, patience_sec, subject)]
     if phase == "Lost":
-        lost = Finding("volume-lost", "its volume is gone", "delete the claim, then `inv deploy`")
-        return [lost.of(subject)]
+        remedy = "delete the claim, then `inv deploy`"
+        return [Finding("volume-lost", "its volume is gone", remedy, subject=subject)]
     return []
 
 

@@ -153,7 +153,8 @@ def _one(watcher: Watcher, folder: Path, source: Source, entry: Entry) -> tuple[
             came = path.stat().st_size
         with Shown(watcher, f"verifying {entry['path']}", path.stat().st_size) as shown:
             size, sha256, git_sha1 = digests(path, shown.add)
-        if _matches(entry, size, sha256, git_sha1):
+        actual = {"size": size, "sha256": sha256, "git_sha1": git_sha1}
+        if all(entry.get(key) in (None, value) for key, value in actual.items()):
             return came, sha256
         path.unlink()
         _forget(folder, entry["path"])
@@ -164,11 +165,6 @@ def _one(watcher: Watcher, folder: Path, source: Source, entry: Entry) -> tuple[
         "refused",
         f"{entry['path']}: came with a wrong digest, twice; nothing of it was kept; name another source",
     )
-
-
-def _matches(entry: Entry, size: int, sha256: str, git_sha1: str) -> bool:
-    actual = {"size": size, "sha256": sha256, "git_sha1": git_sha1}
-    return all(entry.get(key) in (None, value) for key, value in actual.items())
 
 
 def _damaged(watcher: Watcher, folder: Path, files: list[Entry]) -> list[str]:

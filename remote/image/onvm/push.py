@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from remote.image.onvm.client import ask, follow, follow_push, reason
@@ -36,16 +35,15 @@ def push(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     registry = Registry(job["host"], job["path"], login_of(job["login"], job["host"]), job["token_hosts"])
     reference = f"{job['host']}/{job['path']}:{job['tag']}"
     there = patiently(watcher, registry, job["tag"])
-    if not is_this(there, image["Id"]):
+    sent = not is_this(there, image["Id"])
+    if sent:
         code, lines = follow(watcher, [*docker, "tag", image["Id"], reference], environment)
         if code != 0:
             raise reason(lines, code)
         registry.check_may_push()
         there = send(watcher, docker, environment, registry, reference, job["tag"], image["Id"])
-        sent = True
     else:
         watcher.say(f"{reference} has this image already; nothing is sent", "push")
-        sent = False
     assert there is not None  # noqa: S101 - for the type checker
     digest, manifest = there
     parts = [manifest.get("config"), *(manifest.get("layers") or ())]
@@ -55,20 +53,16 @@ def push(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     if registry.manifest(digest) is None:
         raise Failed("transient", f"{reference}: the registry does not have {digest}, which it has just named")
     watcher.say(f"{reference}@{digest}: confirmed by the registry", "confirmed")
+    # What the image's base says of the drivers on which it starts.
+    variables = dict(one.split("=", 1) for one in image["Config"].get("Env") or () if "=" in one)
     return {
         "digest": digest,
         "size_bytes": image["Size"],
         "compressed_bytes": sum(part["size"] for part in parts),
         "labels": image["Config"].get("Labels") or {},
-        "requires": required(image["Config"].get("Env") or ()),
+        "requires": variables.get("NVIDIA_REQUIRE_CUDA"),
         "sent": sent,
     }
-
-
-def required(variables: Iterable[str]) -> str | None:
-    """Of an image's variables the one by which its base says on which drivers it starts."""
-    pairs = (one.partition("=") for one in variables)
-    return next((value for name, _, value in pairs if name == "NVIDIA_REQUIRE_CUDA"), None)
 
 
 def send(

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from remote.cluster.client import Cluster
 from remote.cluster.errors import Forbidden
 from remote.cluster.kinds import CSI_DRIVER, KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.cluster.kubectl import not_installed
@@ -125,8 +124,8 @@ def _minor(version: str) -> tuple[int, int]:
     MAY_NOT_DEPLOY,
 )
 def rights(facts: Facts) -> Answer:
-    cluster, asked = _cluster(facts), [(verb, KINDS[kind], "") for kind in _CHANGED for verb in DEPLOYS]
-    with errors():
+    asked = [(verb, KINDS[kind], "") for kind in _CHANGED for verb in DEPLOYS]
+    with facts.reached() as cluster:
         to_run, to_deploy = missing_rights(cluster, RUNS), missing_rights(cluster, asked)
     values = {"user": cluster.target.user, "namespace": cluster.target.namespace}
     if to_run:
@@ -143,10 +142,8 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 @CHECKS.asks("namespace", "Is the namespace there, and which Pod Security has it?", NO_NAMESPACE, TERMINATING)
 def namespace(facts: Facts) -> Answer:
-    cluster = _cluster(facts)
-    name = cluster.target.namespace
-    with errors():
-        found = cluster.namespace()
+    with facts.reached() as cluster:
+        name, found = cluster.target.namespace, cluster.namespace()
     if found is None:
         return NO_NAMESPACE.seen(namespace=name)
     if found["metadata"].get("deletionTimestamp"):
@@ -157,10 +154,10 @@ def namespace(facts: Facts) -> Answer:
 
 @CHECKS.asks("pull secret", "Has it the registry's login?", NO_SECRET)
 def secret(facts: Facts) -> Answer:
-    cluster, name = _cluster(facts), facts.settings.cluster.pull_secret
-    if name is None:
-        raise NotAsked("cluster.pull_secret is null: the image is public")
-    with errors():
+    name = facts.settings.cluster.pull_secret
+    with facts.reached() as cluster:
+        if name is None:
+            raise NotAsked("cluster.pull_secret is null: the image is public")
         if not cluster.has_secret(name):
             return NO_SECRET.seen(namespace=cluster.target.namespace, secret=name)
     return fine(f"pull secret {name} is there")
@@ -168,8 +165,7 @@ def secret(facts: Facts) -> Answer:
 
 @CHECKS.asks("quota", "Do the namespace's quotas leave room for the pods that are still missing?", QUOTA, QUOTA_LIMITS)
 def quota(facts: Facts) -> Answer | list[Answer]:
-    cluster = _cluster(facts)
-    with errors():
+    with facts.reached() as cluster:
         quotas, pods = cluster.every(RESOURCE_QUOTA), cluster.pods()
     if not quotas:
         return fine("none in the namespace")
@@ -198,10 +194,9 @@ def over(quotas: Sequence[Mapping[str, Any]], settings: Settings, more: int) -> 
 
 @CHECKS.asks("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
 def storage(facts: Facts) -> Answer:
-    cluster = _cluster(facts)
-    if facts.settings.cluster.fss.volume_handle is None:
-        return NO_VOLUME.seen()
-    with errors():
+    with facts.reached() as cluster:
+        if facts.settings.cluster.fss.volume_handle is None:
+            return NO_VOLUME.seen()
         if not cluster.has(CSI_DRIVER, FSS_DRIVER):
             return NO_CSI.seen(driver=FSS_DRIVER)
     return fine(f"the CSI driver {FSS_DRIVER} is there")
@@ -209,11 +204,11 @@ def storage(facts: Facts) -> Answer:
 
 @CHECKS.asks("controller", "Is the controller installed that the overlay needs?", NO_CONTROLLER)
 def controller(facts: Facts) -> Answer:
-    cluster, overlay = _cluster(facts), facts.settings.cluster.overlay
-    if overlay not in CONTROLLERS:
-        return fine(f"the overlay {overlay} needs none beside Kubernetes' own")
-    group, name = CONTROLLERS[overlay]
-    with errors():
+    overlay = facts.settings.cluster.overlay
+    with facts.reached() as cluster:
+        if overlay not in CONTROLLERS:
+            return fine(f"the overlay {overlay} needs none beside Kubernetes' own")
+        group, name = CONTROLLERS[overlay]
         if not cluster.knows_group(group):
             return NO_CONTROLLER.seen(overlay=overlay, controller=name)
     return fine(f"{name} is installed")
@@ -221,8 +216,7 @@ def controller(facts: Facts) -> Answer:
 
 @CHECKS.asks("runtime class", "Is there a runtime class nvidia?")
 def runtime(facts: Facts) -> Answer:
-    cluster = _cluster(facts)
-    with errors():
+    with facts.reached() as cluster:
         try:
             names = [str(one["metadata"]["name"]) for one in cluster.every(RUNTIME_CLASS)]
         except Forbidden as error:
@@ -233,8 +227,7 @@ def runtime(facts: Facts) -> Answer:
 
 @CHECKS.asks("DNS", "Do names resolve in the cluster?", NO_DNS)
 def dns(facts: Facts) -> Answer:
-    cluster = _cluster(facts)
-    with errors():
+    with facts.reached() as cluster:
         try:
             pods = cluster.every(POD, namespace="kube-system", selector="k8s-app=kube-dns")
         except Forbidden as error:
@@ -247,9 +240,3 @@ def dns(facts: Facts) -> Answer:
         for one in pod.get("status", {}).get("conditions") or []
     )
     return fine(f"{ready} of {len(pods)} pods of DNS are Ready") if ready else NO_DNS.seen(count=len(pods))
-
-
-def _cluster(facts: Facts) -> Cluster:
-    """The cluster, of which it is known that it answers."""
-    facts.version.get()
-    return facts.cluster.get()

@@ -31,7 +31,11 @@ _ABOUT = {
 }
 
 
-@CHECKS.asks("enough", "Do as many nodes qualify as the fleet has pods, with one kind of GPU?", others=examples.fleet)
+@CHECKS.asks(
+    "enough",
+    "Do as many nodes qualify as the fleet has pods, with one kind of GPU?",
+    others=partial(examples.nodes, ("instance-type",)),
+)
 def enough(facts: Facts) -> Answer:
     reports, settings = facts.nodes.first(), facts.settings
     check_kinds(settings, reports)

@@ -1,7 +1,6 @@
 """The pods: what is deployed, and why a pod is not up, as `inv status` says it."""
 
 from tasks.cluster.wait import state_of
-from tasks.connect.cluster import errors
 from tasks.doctor import examples
 from tasks.doctor.answer import Answer, Mark, NotAsked, fine
 from tasks.doctor.check import Checks
@@ -14,9 +13,7 @@ CHECKS = Checks("pods")
     "up", "Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.", others=examples.pods
 )
 def up(facts: Facts) -> Answer | list[Answer]:
-    facts.version.get()
-    cluster = facts.cluster.get()
-    with errors():
+    with facts.reached() as cluster:
         jobs = cluster.list_of("Job")
         if not jobs:
             raise NotAsked(f"nothing is deployed in namespace {cluster.target.namespace}: `inv deploy`")

@@ -6,8 +6,9 @@ from pathlib import Path
 from tasks.doctor.answer import Answer, NotAsked, fine
 from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
+from tasks.tenancy.access.needed import needs_sdk
 
-CHECK_LOGIN = "tasks.tenancy.access.check"  # imported when it is asked: without Oracle's SDK that import raises
+CLIENTS = "tasks.tenancy.access.clients"  # imported when it is asked: it needs Oracle's SDK
 CHECKS = Checks("tenancy")
 
 
@@ -17,5 +18,8 @@ def login(facts: Facts) -> Answer:
     file = Path(section.config_file).expanduser()
     if section.auth == "config" and not file.exists() and "tenancy" not in facts.only:
         raise NotAsked(f"{section.config_file} is not there: nothing is asked of Oracle Cloud from here")
-    found = importlib.import_module(CHECK_LOGIN).check_login(facts.settings)
-    return fine(f"{found.credentials}: accepted in {found.region}, namespace {found.namespace}")
+    with needs_sdk():
+        clients = importlib.import_module(CLIENTS)
+    entry = clients.access(facts.settings)
+    namespace = clients.namespace_of(entry)  # which every user may know
+    return fine(f"{entry.asker.credentials}: accepted in {entry.region}, namespace {namespace}")

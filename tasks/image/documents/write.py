@@ -42,8 +42,7 @@ def write_documents(context: Context, *, push: bool) -> None:
     where, user = address(settings) if push else (None, "")
     lock = settings.root / "image" / "locks" / f"{settings.image.profile}.txt"
     with build_vm(settings, "inv image.bom") as host:
-        facts = engine.observe(host, client(settings))
-        with images.connected(host, client(settings), facts) as sdk:
+        with images.connected(host, client(settings)) as sdk:
             image = sdk.images.get(name)
             ended = images.run_check(sdk, name, _LOOK, timeout_sec=LOOK_SEC)
         base = engine.inspect(host, client(settings), image.labels.get("org.opencontainers.image.base.name", "none"))

@@ -6,5 +6,4 @@ clients: the SDK's clients with deadlines and retries, the region, the compartme
 instance: the SDK's signer for an instance of the tenancy, such as the build VM
 failures: an error of the API as a task's: what, where, what to type next; the policy that is missing
 needed: without the SDK one line says how to get it
-check: are the credentials there, whole and accepted; for whoever wants to know
 """

@@ -98,13 +98,7 @@ class Access:
 
     def content(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> bytes:
         """The file that a call answers with, whole."""
-
-        def read() -> bytes:
-            whole: bytes = call(*arguments, **options).data.content
-            return whole
-
-        found: bytes = self.response(asked, read)
-        return found
+        return bytes(self.response(asked, lambda: call(*arguments, **options).data.content))
 
     def all(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> list[Json]:
         """All objects of a list, page by page."""
@@ -204,5 +198,4 @@ def namespace_of(entry: Access) -> str:
     """The tenancy's namespace, under which its repositories are. Raises a task's error."""
     asked = Asked(doing="asking for the tenancy's namespace", right="read objectstorage-namespaces")
     client = entry.client(ObjectStorageClient)
-    namespace: str = entry.of_kind(asked, entry.response(asked, client.get_namespace).data, str)
-    return namespace
+    return str(entry.of_kind(asked, entry.response(asked, client.get_namespace).data, str))

@@ -51,13 +51,14 @@ def test_a_folder_goes_there_and_a_second_time_only_what_changed(
     network: Network, tmp_path: Path, way: str, name: str
 ) -> None:
     content, target = fill(tmp_path / "so urce"), f"{network.home}/it's a {way} {name}"
-    heard: list[bulk.Progress] = []
+    heard, again = list[bulk.Progress](), list[bulk.Progress]()
     with from_laptop(network, name) as host:
-        moved = bulk.push_folder(host, tmp_path / "so urce", target, timeout_sec=60.0, on_progress=heard.append)
-        assert moved.way == way
+        bulk.push_folder(host, tmp_path / "so urce", target, timeout_sec=60.0, on_progress=heard.append)
+        assert {one.percent is not None for one in heard} == {way == "rsync"}
         assert tree(Path(target)) == content
-        assert heard[-1].byte_count == moved.sent_bytes >= sum(map(len, content.values()))
-        assert bulk.push_folder(host, tmp_path / "so urce", target, timeout_sec=60.0).sent_bytes == 0
+        assert heard[-1].byte_count >= sum(map(len, content.values()))
+        bulk.push_folder(host, tmp_path / "so urce", target, timeout_sec=60.0, on_progress=again.append)
+        assert not any(one.byte_count for one in again)
 
         Path(target, "plain").write_bytes(b"newer and longer than it was" * 99)
         bulk.push_folder(host, tmp_path / "so urce", target, timeout_sec=60.0)

@@ -220,7 +220,7 @@ class Registry:
             login = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
             try:
                 more = {"Authorization": login} if login and _origin(url) == _origin(self.base) else {}
-                return self._open(url, {**(headers or {}), **more}, method=method, data=data, most=most)
+                return self._open(url, {**(headers or {}), **more}, method, data, most)
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     return None
@@ -232,15 +232,7 @@ class Registry:
                 raise _broken(error, self.host) from None
         raise AssertionError("unreachable")
 
-    def _open(
-        self,
-        url: str,
-        headers: dict[str, str],
-        *,
-        method: str = "GET",
-        data: bytes | Path | None = None,
-        most: int = MANIFEST_BYTES,
-    ) -> _Answer:
+    def _open(self, url: str, headers: dict[str, str], method: str, data: bytes | Path | None, most: int) -> _Answer:
         """The answer. `data` is sent: bytes, or a file's content."""
         content = bytearray()
         data = b"" if method == "POST" else data
@@ -275,7 +267,7 @@ class Registry:
         realm = fields.get("realm", "")
         self._check_realm(realm)
         try:
-            answer = json.loads(self._open(f"{realm}?{query}", headers, most=TOKEN_BYTES).content)
+            answer = json.loads(self._open(f"{realm}?{query}", headers, "GET", None, TOKEN_BYTES).content)
             return str(answer.get("token") or answer["access_token"])
         except urllib.error.HTTPError as error:
             if error.code in PASSING:

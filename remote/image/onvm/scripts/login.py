@@ -1,6 +1,6 @@
 """Makes a configuration folder for one login of the engine's client and prints its path.
 
-    python -c THIS PREFIX tidy|keep     tidy: removes folders of this user that killed logins left
+    python -c THIS PREFIX     removes folders of this user that killed logins left under this prefix, too
 
 The folder is in memory where the VM has such a place. Its empty entry keeps the client from handing the password to a
 keyring.
@@ -25,10 +25,10 @@ def is_ours(path: Path) -> bool:
 
 
 def main() -> None:
-    prefix, tidy = sys.argv[1], sys.argv[2] == "tidy"
+    prefix = sys.argv[1]
     in_memory = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"))  # noqa: S108 - made with a name of its own below
     parent = next((place for place in in_memory if place and os.access(place, os.W_OK)), tempfile.gettempdir())
-    for path in Path(parent).iterdir() if tidy else ():
+    for path in Path(parent).iterdir():
         if path.name.startswith(prefix) and is_ours(path):
             shutil.rmtree(path, ignore_errors=True)
     folder = tempfile.mkdtemp(prefix=prefix, dir=parent)

@@ -38,7 +38,6 @@ def place(path: str, mounted: list[tuple[str, str]]) -> dict[str, Any]:
         "kind": max(around, key=lambda mount: len(mount[0]))[1] if around else "unknown",
         "device": real.stat().st_dev,
         "free_bytes": room.f_bavail * room.f_frsize,
-        "size_bytes": room.f_blocks * room.f_frsize,
         "writable": os.access(real, os.W_OK | os.X_OK),
     }
 

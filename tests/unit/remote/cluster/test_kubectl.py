@@ -1,9 +1,10 @@
-"""What kubectl's standard error means, on texts recorded from kubectl."""
+"""What kubectl's standard error means, on texts recorded from kubectl; and texts that look like numbers, for it."""
 
 import pytest
+import yaml
 
 from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
-from remote.cluster.kubectl import refusal
+from remote.cluster.kubectl import documents, refusal
 
 # The standard error of kubectl as recorded, and what becomes of it.
 COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
@@ -81,3 +82,18 @@ def test_what_kubectl_complains_of_becomes_one_line_of_the_right_kind(case: str)
 def test_what_no_rule_knows_is_of_the_kind_that_the_caller_names() -> None:
     error = refusal("kubectl exec", "I1120 websocket.go:296] Unknown stream id 1, discarding message\n", Unreachable)
     assert (type(error), str(error)) == (Unreachable, "kubectl exec: no message")
+
+
+# What kubectl makes of such a text is seen in tests/system/cluster, where digests are annotations.
+@pytest.mark.parametrize("text", ["12e34567", "1234567890123456", "0x1f", "1_000", "no", "null", "~", "", "a: b"])
+def test_a_text_is_quoted_whatever_it_looks_like(text: str) -> None:
+    written = documents([{"digest": text, "replicas": 4, "none": None, "yes": True}])
+    assert '"digest": "' in written
+    assert yaml.safe_load(written) == {"digest": text, "replicas": 4, "none": None, "yes": True}
+
+
+def test_each_object_is_a_document_and_keeps_its_order() -> None:
+    written = documents([{"b": 1, "a": ["x"]}, {"c": 2}])
+    assert written.count("---") == 1
+    assert list(yaml.safe_load_all(written)) == [{"b": 1, "a": ["x"]}, {"c": 2}]
+    assert written.index('"b"') < written.index('"a"')

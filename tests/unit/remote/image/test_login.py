@@ -39,5 +39,5 @@ def test_each_cause_of_a_failed_login_is_named_with_its_own_remedy(
 ) -> None:
     vm = Vm(complaint)
     with pytest.raises(kind, match=says):
-        registry.log_in(vm, Client(), "fra.ocir.io", "ns/me", Secret("token"), tidy=True)
+        registry.log_in(vm, Client(), "fra.ocir.io", "ns/me", Secret("token"))
     assert vm.ran[-1] == ("rm", "-rf", "--", "/dev/shm/qlora-fleet-login-x")

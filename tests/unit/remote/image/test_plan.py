@@ -46,7 +46,6 @@ def place(path: str, free_gb: float, device: int, **changes: Any) -> Place:
         kind="ext4",
         device=device,
         free_bytes=int(free_gb * GB),
-        size_bytes=200 * GB,
         writable=True,
     )
     return dataclasses.replace(made, **changes)

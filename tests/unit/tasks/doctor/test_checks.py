@@ -308,12 +308,12 @@ def test_what_nobody_configured_is_not_asked(ask: Ask) -> None:
 
 
 def test_credentials_of_the_tenancy_that_cannot_be_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`check_login` itself, with Oracle's SDK: the tests of tasks/tenancy."""
+    """`access` itself, with Oracle's SDK: the tests of tasks/tenancy."""
 
     def refused(_: object) -> None:
         raise UsageError("~/.oci/config: no profile DEFAULT; there are OTHER; set tenancy.profile")
 
-    monkeypatch.setattr(tenancy.importlib, "import_module", lambda _: SimpleNamespace(check_login=refused))
+    monkeypatch.setattr(tenancy.importlib, "import_module", lambda _: SimpleNamespace(access=refused))
     said = ask("tenancy login", "{}", "tenancy")
     assert (said.mark, said.remedy) == (Mark.WRONG, "there are OTHER; set tenancy.profile")
     assert ask("tenancy login").mark is Mark.UNASKED

@@ -1,7 +1,6 @@
 """The real SDK against a stand-in that verifies each signature: what it sends, and what its errors become."""
 
 import functools
-import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -11,16 +10,18 @@ import pytest
 
 pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
 
-from invoke import Context
+from invoke import Config, Context
 from oci.container_engine import ContainerEngineClient
 from oci.identity import IdentityClient
 
+from tasks.doctor.answer import fine
+from tasks.doctor.checks import tenancy as doctor
+from tasks.doctor.facts import Facts
 from tasks.errors import Refused, Resumable, TaskFailed, UsageError
-from tasks.settings.load import Settings
+from tasks.settings.load import Settings, load
 from tasks.tenancy import verbs
 from tasks.tenancy.access import clients
-from tasks.tenancy.access.check import check_login
-from tasks.tenancy.access.clients import access, compartment_of
+from tasks.tenancy.access.clients import access, compartment_of, namespace_of
 from tasks.tenancy.access.failures import Asked
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, Keys, ocid
 
@@ -35,9 +36,8 @@ def listed(settings: Settings) -> list[dict[str, object]]:
 
 
 def test_credentials_that_are_accepted_say_where(tenancy: FakeTenancy, settings: Make) -> None:
-    login = check_login(settings())
-    assert (login.region, login.namespace) == ("eu-frankfurt-1", "axns")
-    assert login.credentials == "profile DEFAULT of ~/.oci/config"
+    said = doctor.login(Facts(settings(), Config()))
+    assert said == fine("profile DEFAULT of ~/.oci/config: accepted in eu-frankfurt-1, namespace axns")
     assert tenancy.asked("GET /n") == 1
 
 
@@ -102,7 +102,7 @@ def test_nobody_who_answers_is_something_that_may_pass(settings: Make, monkeypat
 def test_a_key_that_is_not_uploaded_any_more_is_named(tenancy: FakeTenancy, settings: Make) -> None:
     tenancy.key_id = "another"
     with pytest.raises(UsageError, match=r"profile DEFAULT of ~/.oci/config is not accepted .* still uploaded"):
-        check_login(settings())
+        namespace_of(access(settings()))
     assert tenancy.asked("GET /n") == 1  # a wrong key is not asked with again
 
 
@@ -110,13 +110,13 @@ def test_a_key_that_is_not_uploaded_any_more_is_named(tenancy: FakeTenancy, sett
 def test_a_clock_that_is_wrong_is_named(tenancy: FakeTenancy, settings: Make, skew_sec: float, words: str) -> None:
     tenancy.skew_sec = skew_sec
     with pytest.raises(UsageError, match=f"this machine's clock is {words}"):
-        check_login(settings())
+        namespace_of(access(settings()))
 
 
 @pytest.mark.parametrize("phrase", ["plain", "p äss'\"$(rm)\\n;=%s 🔑", "#hash"])
 def test_a_key_with_a_pass_phrase_of_any_letters_signs(settings: Make, project: Path, keys: Keys, phrase: str) -> None:
     keys.config_into(project.parent / "home", phrase=phrase)
-    assert check_login(settings()).namespace == "axns"
+    assert namespace_of(access(settings())) == "axns"
 
 
 def test_a_session_signs_with_its_token(tenancy: FakeTenancy, settings: Make, project: Path, keys: Keys) -> None:
@@ -125,7 +125,7 @@ def test_a_session_signs_with_its_token(tenancy: FakeTenancy, settings: Make, pr
     token.chmod(0o600)
     keys.config_into(project.parent / "home", security_token_file=str(token))
     tenancy.key_id = f"ST${token.read_text()}"
-    assert check_login(settings()).namespace == "axns"
+    assert namespace_of(access(settings())) == "axns"
 
 
 def test_a_compartment_is_found_by_its_name(settings: Make) -> None:
@@ -182,7 +182,7 @@ def test_without_the_sdk_one_line_says_how_to_get_it(
     for name in [name for name in sys.modules if name.startswith("tasks.tenancy.") and not name.endswith("verbs")]:
         monkeypatch.delitem(sys.modules, name)
     if verb == "check":
-        ask = functools.partial(importlib.import_module, "tasks.tenancy.access.check")
+        ask = functools.partial(doctor.login, Facts(load(context()), Config()))
     else:
         ask = functools.partial(getattr(verbs, verb), context())
     with pytest.raises(UsageError, match=r"need Oracle's SDK \(oci.* is missing\); type: pip install '\.\[tenancy\]'"):

@@ -19,8 +19,7 @@ from tasks.errors import Resumable, UsageError
 from tasks.settings.load import Settings
 from tasks.tenancy import __main__ as token
 from tasks.tenancy.access import instance
-from tasks.tenancy.access.check import check_login
-from tasks.tenancy.access.clients import Access, access
+from tasks.tenancy.access.clients import Access, access, namespace_of
 from tasks.tenancy.access.failures import Asked
 from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, ocid, token_refused, verified
@@ -53,8 +52,9 @@ def clusters(entry: Access) -> int:
 
 
 def test_an_instance_signs_with_the_token_for_its_certificate(here: FakeInstance, settings: Make) -> None:
-    login = check_login(settings(AS_INSTANCE))
-    assert (login.credentials, login.region, login.namespace) == ("this instance", "eu-frankfurt-1", "axns")
+    entry = access(settings(AS_INSTANCE))
+    assert (entry.asker.credentials, entry.region) == ("this instance", "eu-frankfurt-1")
+    assert namespace_of(entry) == "axns"
     assert len(here.sessions) == 1
 
 
@@ -95,7 +95,7 @@ def test_a_right_that_is_missing_is_one_of_a_dynamic_group(tenancy: FakeTenancy,
 @pytest.mark.usefixtures("here")
 def test_a_service_that_stumbles_is_asked_again(tenancy: FakeTenancy, settings: Make) -> None:
     tenancy.fail("/opc/v2/identity/key.pem|POST /v1/x509", 503, "Busy", times=1)
-    assert check_login(settings(AS_INSTANCE)).namespace == "axns"
+    assert namespace_of(access(settings(AS_INSTANCE))) == "axns"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from remote.cluster.kubeconfig import Target
 from tasks.errors import Refused, Resumable, TaskFailed, UsageError
 from tasks.fleet.uncollected import Uncollected
 from tasks.tenancy import nodes, ready
-from tasks.tenancy.nodes import Choices, gpus_of, resize
+from tasks.tenancy.nodes import gpus_of, resize
 from tasks.tenancy.ready import not_ready
 from tasks.tenancy.survey import pool_of
 from tests.support.machines.fake_tenancy import FakeTenancy, ocid
@@ -58,14 +58,14 @@ def cluster(there: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tenanc
     tenancy.world.work = [{"status": state} for state in STATES]
 
 
-def typed(**changed: Any) -> Choices:
-    return Choices(**{"pool": None, "grow": None, "shrink": None, "dry_run": False, "yes": True, **changed})
+def typed(**changed: Any) -> dict[str, Any]:
+    return {"name": None, "grow": None, "shrink": None, "dry_run": False, "yes": True, **changed}
 
 
 def test_a_pool_grows_with_its_price_said_and_its_nodes_awaited(
     tenancy: FakeTenancy, context: Make, capsys: Said
 ) -> None:
-    resize(context(), typed(grow="2"))
+    resize(context(), **typed(grow="2"))
     said = capsys.readouterr().out
     assert "pool gpus (VM.GPU.A10.1): 2 -> 4 nodes" in said
     assert "$4.01 an hour more, then $8.01 an hour in all" in said
@@ -76,17 +76,17 @@ def test_a_pool_grows_with_its_price_said_and_its_nodes_awaited(
 
 
 def test_a_dry_run_and_a_missing_yes_change_nothing(tenancy: FakeTenancy, context: Make, capsys: Said) -> None:
-    resize(context(), typed(grow="1", dry_run=True))
+    resize(context(), **typed(grow="1", dry_run=True))
     assert "dry run: nothing was changed" in capsys.readouterr().out
     with pytest.raises(Refused, match="nothing was changed; type the same with --yes"):
-        resize(context(), typed(grow="1", yes=False))
+        resize(context(), **typed(grow="1", yes=False))
     assert tenancy.asked("^PUT") == 0
 
 
 def test_a_pool_shrinks_by_some_or_to_none(tenancy: FakeTenancy, context: Make) -> None:
-    resize(context(), typed(shrink="1"))
+    resize(context(), **typed(shrink="1"))
     tenancy.world.work = [{"status": "SUCCEEDED"}]
-    resize(context(), typed(shrink=True))
+    resize(context(), **typed(shrink=True))
     assert [body["nodeConfigDetails"]["size"] for body in tenancy.bodies] == [1, 0]
 
 
@@ -96,7 +96,7 @@ def test_a_pool_with_results_in_its_pods_is_not_shrunk(
     lost = [Uncollected(folder=Path(), line="run r1: never collected; `inv collect --run=r1` brings it")]
     monkeypatch.setattr(ready, "uncollected", lambda *_: lost)
     with pytest.raises(Refused, match=r"results would be lost: nothing was changed; run r1: .*inv collect --run=r1"):
-        resize(context(), typed(shrink=True))
+        resize(context(), **typed(shrink=True))
     assert tenancy.asked("^PUT") == 0
 
 
@@ -105,31 +105,31 @@ def test_a_pool_of_another_cluster_is_not_shrunk(
 ) -> None:
     there[:] = [node(ocid("instance", "elsewhere"))]
     with pytest.raises(UsageError, match="context one has none of pool gpus's nodes"):
-        resize(context(), typed(shrink=True))
+        resize(context(), **typed(shrink=True))
     assert tenancy.asked("^PUT") == 0
 
 
 def test_somebody_who_changes_the_pool_too_is_noticed_by_its_etag(tenancy: FakeTenancy, context: Make) -> None:
     tenancy.fail("^PUT", 412, "NoEtagMatch", "The etag does not match.")
     with pytest.raises(Refused, match="resizing pool gpus: 412 NoEtagMatch"):
-        resize(context(), typed(grow="1"))
+        resize(context(), **typed(grow="1"))
 
 
 def test_a_change_that_fails_says_why(tenancy: FakeTenancy, context: Make) -> None:
     tenancy.world.work = [{"status": "FAILED"}]
     tenancy.world.lists["/errors"] = [{"code": "x", "message": "Out of host capacity."}]
     with pytest.raises(TaskFailed, match=r"FAILED: Out of host capacity.; that kind of GPU is used up there"):
-        resize(context(), typed(grow="1"))
+        resize(context(), **typed(grow="1"))
 
 
 def test_a_change_that_takes_too_long_goes_on_by_itself(tenancy: FakeTenancy, context: Make) -> None:
     tenancy.world.work = [{"status": "IN_PROGRESS"}]
     with pytest.raises(Resumable, match=r"it goes on by itself: `inv tenancy.nodes` shows it"):
-        resize(context(text="cluster: {ready_within_sec: 1.0}"), typed(grow="1"))
+        resize(context(text="cluster: {ready_within_sec: 1.0}"), **typed(grow="1"))
 
 
 def test_the_pools_are_shown_with_what_they_cost(context: Make, capsys: Said) -> None:
-    resize(context(), typed())
+    resize(context(), **typed())
     row = capsys.readouterr().out.splitlines()[-1].split()
     assert row[:5] == ["gpus", "VM.GPU.A10.1", "2", "2", "4.01"]
 
@@ -141,8 +141,8 @@ def test_the_pools_are_shown_with_what_they_cost(context: Make, capsys: Said) ->
         ({"grow": "two"}, "--grow: expected a whole number from 1 to 1000, found 'two'"),
         ({"shrink": "0"}, "--shrink: expected a whole number from 1"),
         ({"shrink": "3"}, "pool gpus has 2 nodes; -1 is not from 0 to 1000"),
-        ({"grow": "1", "pool": "cpus"}, "no GPU pool cpus in this compartment; there are gpus"),
-        ({"grow": "1", "pool": ocid("cluster", "one")}, "that is the OCID of a cluster"),
+        ({"grow": "1", "name": "cpus"}, "no GPU pool cpus in this compartment; there are gpus"),
+        ({"grow": "1", "name": ocid("cluster", "one")}, "that is the OCID of a cluster"),
         ({"grow": "4"}, r"4 more A10 GPUs are needed, and the limit leaves 3 \(1 of 4 in use\)"),
     ],
 )
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused_before_anything_changes(
     tenancy: FakeTenancy, context: Make, words: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        resize(context(), typed(**words))
+        resize(context(), **typed(**words))
     assert tenancy.asked("^PUT") == 0
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 
 from invoke import Context
 
-from tasks.adapter.push import Target, push_adapter
+from tasks.adapter.push import push_adapter
 from tasks.errors import Refused, Resumable, TaskFailed, UsageError
 from tasks.settings.load import Settings
 from tasks.tenancy.access import clients
@@ -203,10 +203,10 @@ def test_the_command_notes_where_the_adapter_is(
     digest = hashlib.sha256(b"weights").hexdigest()
     dataclasses.replace(RECORD, adapter_sha256=digest).write(run)
     with pytest.raises(UsageError, match=r"name one of --folder=DIR, --oci=HOST/REPOSITORY:TAG and --bucket=oci://"):
-        push_adapter(context(), None, Target(folder="here", bucket=PLACE), merged=False)
+        push_adapter(context(), None, folder="here", oci=None, bucket=PLACE, merged=False)
     with pytest.raises(UsageError, match=r"that is a bucket; type: --bucket=oci://adapters@axns/team/one"):
-        push_adapter(context(), None, Target(oci=PLACE), merged=False)
-    push_adapter(context(), None, Target(bucket="oci://adapters"), merged=False)
+        push_adapter(context(), None, folder=None, oci=PLACE, bucket=None, merged=False)
+    push_adapter(context(), None, folder=None, oci=None, bucket="oci://adapters", merged=False)
     noted = json.loads((run / "adapter-push.json").read_text())
     assert noted["place"] == "oci://adapters@axns/r"
     assert noted["sha256"]["adapter_model.safetensors"] == digest

@@ -35,7 +35,6 @@ REPORT = DataReport(
 )  # fmt: skip
 PREDICTED = foreseen.Foreseen(
     steps=3,
-    rows=9,
     workers=2,
     seconds=Amount(value=1800.0, low=1440.0, high=2160.0),
     basis="from 30 steps measured on NVIDIA A10 (run r)",

@@ -211,6 +211,10 @@ def run_search(folder: Path, limit: MemoryLimit = LIMIT, world: World = true_rat
     return finder
 
 
+def best_rate(finder: search.Search) -> float:
+    return max(rate for rate in finder.results.values() if rate is not None)
+
+
 def test_the_first_wave_begins_with_the_best_prediction_and_is_not_one_guess_four_times(tmp_path):
     wave = made_search(tmp_path).next(LIMIT, 4)
     assert wave[0].score == max(one.score for one in predicted() if LIMIT.fits(one))
@@ -233,7 +237,7 @@ def test_a_search_finds_the_best_where_its_predictions_are_wrong(tmp_path, unlik
 
     fitting = [one for one in predicted() if LIMIT.fits(one)]
     finder = run_search(tmp_path, world=world)
-    assert (finder.best or 0) >= 0.98 * max(map(world, fitting)), unlike
+    assert best_rate(finder) >= 0.98 * max(map(world, fitting)), unlike
     assert len(finder.results) <= 0.15 * len(fitting)
 
 
@@ -276,13 +280,14 @@ def test_what_was_told_is_known_to_the_next_process(tmp_path):
 def test_a_candidate_that_failed_counts_as_tried_and_is_never_the_best(tmp_path):
     finder, one = made_search(tmp_path), predicted()[0]
     finder.tell(one, None)
-    assert (finder.results, finder.best) == ({one.key: None}, None)
+    assert finder.results == {one.key: None}
+    assert not finder.finalists(MemoryLimit(21 * GIB), 3)
 
 
 def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_fast(tmp_path):
     finder = run_search(tmp_path)
     best, smallest, *close = finder.finalists(LIMIT, 3)
-    assert true_rate(best) == finder.best
+    assert true_rate(best) == best_rate(finder)
     assert true_rate(smallest) >= 0.45 * true_rate(best)
     assert smallest.peak_bytes == min(
         one.peak_bytes or 0 for one in predicted() if true_rate(one) >= 0.55 * true_rate(best)
