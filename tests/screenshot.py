@@ -28,7 +28,7 @@ def main(file: Path = FILE) -> None:
         sys.exit("no Chromium on PATH; on Debian: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
         run, shot = Path(folder, showcase.RUN_ID), Path(folder, "shot.png")
-        showcase.write(run, workers=2, machine=showcase.A10, out_of_memory=("no-checkpointing", "seq-2048"))
+        showcase.write_a10(run)
         page = build(run).index
         text = page.read_text(encoding="utf-8")
         if KICKER not in text:

@@ -4,9 +4,11 @@ A benchmark is a module beside this file with `main() -> list[Figure]`; what is 
 alternating, so that a busy machine slows both sides.
 """
 
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.records.interval import Interval
+from bench.records.interval import Interval, summarize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,3 +24,26 @@ class Figure:
 def spread(interval: Interval, unit: str) -> str:
     """A median with its 95 % interval and its number of values, e.g. `0.108 s [0.106, 0.111] n=15`."""
     return f"{interval.median:.3g} {unit} [{interval.low:.3g}, {interval.high:.3g}] n={interval.n}"
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """How long it takes by the clock on the wall."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def beside(pairs: Sequence[tuple[float, float]], name: str, other: str, *, of: str, goal: str) -> list[Figure]:
+    """Seconds of ours with their ratio, pair by pair, to the other's; the other's seconds. `of` is its short name."""
+    ours, others = (summarize(list(each)) for each in zip(*pairs, strict=True))
+    ratio = summarize([mine / theirs for mine, theirs in pairs])
+    return [
+        Figure(name=name, value=spread(ours, "s"), ratio=f"{spread(ratio, 'x')} of {of}", goal=goal),
+        Figure(name=other, value=spread(others, "s")),
+    ]
+
+
+def say(figures: Iterable[Figure]) -> None:
+    """A line for each, its fields apart by tabs: what a benchmark prints that is run by itself."""
+    for figure in figures:
+        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))

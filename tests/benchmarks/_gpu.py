@@ -40,6 +40,13 @@ class Draw:
         return {"watts": self.watts, "sm_clock_mhz": self.sm_clock_mhz, "power_capped_percent": self.capped_percent}
 
 
+def limit(torch: Any, *, limited: bool = True) -> None:
+    """This process may use LIMIT_BYTES of the GPU, or again all of it."""
+    if torch.cuda.is_available():
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / whole if limited else 1.0)
+
+
 @contextlib.contextmanager
 def metered() -> Iterator[Draw]:
     """Reads the first GPU every PERIOD_SEC while the block runs; on a machine without one, nothing is read."""

@@ -32,8 +32,8 @@ from typing import Any
 
 from bench.records import ATTENTION_PROJECTIONS, Trial
 from bench.records.interval import Interval, summarize
-from tests.benchmarks import Figure, spread
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP
+from tests.benchmarks import Figure, say, spread
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit
 
 GOAL, GOAL_IN_EIGHT = ">= 1.15x", ">= 1.7x"
 CASE_SEC = 300.0
@@ -92,7 +92,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         print(f"{name}: {json.dumps({k: v for k, v in found[name].items() if k != 'times'})}", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps({"versions": _versions(), "cases": found}, indent=1))
-    return _figures(found)
+    rates = {name: one["tokens"] / one["step_sec"] for name, one in found.items() if "failed" not in one}
+    return [_figure(name, one, rates) for name, one in found.items()]
 
 
 def _in_a_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
 
     modules = stack.load()
     placement = place(modules)
-    _limit(modules.torch)
+    limit(modules.torch)
     trial = Trial(
         name=case.name,
         reason="a benchmark",
@@ -192,7 +193,7 @@ def _unsloth(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     from unsloth import FastLanguageModel  # isort: skip - before everything that it patches
     import torch
 
-    _limit(torch)
+    limit(torch)
     loaded, _ = FastLanguageModel.from_pretrained(
         model_name=model,
         max_seq_length=case.max_seq_len,
@@ -228,19 +229,9 @@ def _unsloth(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     return train, torch, f"use_gradient_checkpointing={case.checkpointing!r}; training {count:,} in {trained[0].dtype}"
 
 
-def _limit(torch: Any) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / torch.cuda.get_device_properties(0).total_memory)
-
-
 def _versions() -> dict[str, str]:
     names = ("unsloth", "unsloth_zoo", "torch", "transformers", "peft", "trl", "triton", "bitsandbytes", "xformers")
     return {name: importlib.metadata.version(name) for name in names if importlib.util.find_spec(name) is not None}
-
-
-def _figures(found: dict[str, dict[str, Any]]) -> list[Figure]:
-    rates = {name: one["tokens"] / one["step_sec"] for name, one in found.items() if "failed" not in one}
-    return [_figure(name, one, rates) for name, one in found.items()]
 
 
 def _figure(name: str, one: dict[str, Any], rates: dict[str, float]) -> Figure:
@@ -274,5 +265,4 @@ def _case(name: str) -> Case:
 
 
 if __name__ == "__main__":
-    for figure in main(sys.argv[1:]):
-        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
+    say(main(sys.argv[1:]))

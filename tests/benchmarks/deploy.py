@@ -7,11 +7,10 @@ count.
 
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 from bench.records.interval import summarize
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, seconds, spread
 from tests.support.forked import INV, ForkServer
 from tests.support.kubernetes import Cluster, unavailable
 from tests.system.cluster.conftest import Operator, make_operator
@@ -20,8 +19,7 @@ ROUNDS = 7
 
 
 def main() -> list[Figure]:
-    why = unavailable()
-    if why:
+    if why := unavailable():
         raise RuntimeError(why)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -30,11 +28,11 @@ def main() -> list[Figure]:
     ):
         operator = make_operator(cluster, Path(folder), server)
         operator.set(size=4)
-        first = _seconds(operator, "a password\n")
+        first = seconds(lambda: operator.inv("deploy", stdin="a password\n"))
         before = len(cluster.requests())
-        unchanged = [_seconds(operator) for _ in range(ROUNDS)]
+        unchanged = [seconds(lambda: operator.inv("deploy")) for _ in range(ROUNDS)]
         calls = (len(cluster.requests()) - before) / ROUNDS
-        rendered = [_kustomize(operator) for _ in range(ROUNDS)]
+        rendered = [seconds(lambda: _kustomize(operator)) for _ in range(ROUNDS)]
         cluster.faults.fail_pulls("*", "timeout")
         waited = _calls_while_waiting(operator)
     return [
@@ -46,17 +44,9 @@ def main() -> list[Figure]:
     ]
 
 
-def _seconds(operator: Operator, stdin: str = "") -> float:
-    began = time.perf_counter()
-    operator.inv("deploy", stdin=stdin)
-    return time.perf_counter() - began
-
-
-def _kustomize(operator: Operator) -> float:
-    began = time.perf_counter()
+def _kustomize(operator: Operator) -> None:
     folder = str(operator.project / "manifests" / "overlays" / "pods")
     subprocess.run(("kubectl", "kustomize", folder), stdout=subprocess.DEVNULL, check=True, timeout=60)
-    return time.perf_counter() - began
 
 
 def _calls_while_waiting(operator: Operator) -> float:
@@ -65,7 +55,5 @@ def _calls_while_waiting(operator: Operator) -> float:
     operator.inv("deploy", code=3)
     operator.set(ready_within_sec=30.0)
     before = len(operator.cluster.requests())
-    began = time.perf_counter()
-    operator.inv("deploy", code=3)
-    minutes = (time.perf_counter() - began) / 60
+    minutes = seconds(lambda: operator.inv("deploy", code=3)) / 60
     return (len(operator.cluster.requests()) - before) / minutes / 4

@@ -20,8 +20,7 @@ ROUNDS = 7
 
 
 def main() -> list[Figure]:
-    why = unavailable()
-    if why:
+    if why := unavailable():
         raise RuntimeError(why)
     with running_build_vm() as build_vm, Cluster(nodes=2) as cluster, seen_beside(build_vm, cluster) as settings:
         shutil.copytree(ROOT / "manifests", build_vm.project / "manifests")

@@ -12,19 +12,19 @@ are paired by seed, with Student's 95 % interval.
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from bench import stack
-from bench.data.batches import Batch
 from bench.qlora.recipes import eight
 from bench.qlora.step import place
 from bench.records import Trial
 from bench.records.trial import PRODUCTS
 from reports.statistics.student import quantile
-from tests.benchmarks import Figure
+from tests.benchmarks import Figure, say
 from tests.benchmarks.fast_equal import Equality
 
 HELD_OUT = 64  # batches
@@ -103,17 +103,15 @@ class Quality:
         with self._torch.no_grad():
             for batch in self._held_out:
                 count = int((batch.labels[:, 1:] != -100).sum())
-                total += float(model(**self._inputs(batch)).loss) * count
+                total += float(model(**self._equal.inputs(batch)).loss) * count
                 targets += count
         return total / targets
-
-    def _inputs(self, batch: Batch) -> dict[str, Any]:
-        return {name: getattr(batch, name).to(self._equal.placement.device) for name in ("input_ids", "labels")}
 
 
 def _figure(choice: str, losses: dict[str, list[dict[str, float]]]) -> Figure:
     held_out = [one["held_out"] for one in losses[choice]]
-    value = f"held-out loss {statistics.fmean(held_out):.4f}, training {_mean(losses[choice], 'training'):.4f}"
+    training = statistics.fmean(one["training"] for one in losses[choice])
+    value = f"held-out loss {statistics.fmean(held_out):.4f}, training {training:.4f}"
     apart = [one / plain["held_out"] - 1 for one, plain in zip(held_out, losses["bf16"], strict=True)]
     if choice == "bf16" or len(apart) < 2:
         return Figure(name=f"trained with products {choice}", value=value)
@@ -123,12 +121,5 @@ def _figure(choice: str, losses: dict[str, list[dict[str, float]]]) -> Figure:
     return Figure(name=f"trained with products {choice}", value=value, ratio=ratio)
 
 
-def _mean(found: Sequence[dict[str, float]], name: str) -> float:
-    return statistics.fmean(one[name] for one in found)
-
-
 if __name__ == "__main__":
-    import sys
-
-    for figure in main(sys.argv[1:]):
-        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
+    say(main(sys.argv[1:]))

@@ -9,6 +9,8 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bench.records.interval import summarize
@@ -18,11 +20,11 @@ from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
 from tasks.fleet.execute import ONE_TRY_SEC
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, beside, seconds, spread
 from tests.support.kubernetes import Cluster, unavailable
+from tests.support.paths import ROOT
 from tests.support.pods import PodFleet, hosts_of, pods_of
 
-ROOT = Path(__file__).resolve().parents[2]
 PODS, AT_ONCE, PAIRS = 64, 16, 5
 COLLECTED_BYTES = 200 * 10**6
 WATCHED_SEC, TRIAL_SEC, TRIALS = 60.0, 60.0, 8
@@ -49,54 +51,33 @@ def _fan_out(pods: PodFleet) -> list[Figure]:
     names = "".join(f"{pod['name']}\n" for pod in pods.live()).encode()
     argv = ("xargs", "-P", str(AT_ONCE), "-I", "{}", "kubectl", "exec", "{}", "-c", "bench", "--", "true")
     hosts = pods.pod_hosts()
-
     broken = []
 
-    def bare() -> float:
-        began = time.perf_counter()
+    def bare() -> None:
         done = subprocess.run(
             argv, input=names, env=pods.cluster.environment, stderr=subprocess.PIPE, check=False, timeout=300
         )
         broken.append(done.stderr.count(b"error:"))  # kubectl by itself is not always lucky on a busy machine
-        return time.perf_counter() - began
 
-    def ours() -> float:
-        began = time.perf_counter()
+    def ours() -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             done = list(pool.map(lambda host: host.run(TRIVIAL, timeout_sec=120.0).exit_code, hosts))
         assert done == [0] * PODS
-        return time.perf_counter() - began
 
-    ours(), bare()  # caches of kubectl and of the file system
-    pairs = [(ours(), bare()) for _ in range(PAIRS)]
-    ratio = summarize([mine / theirs for mine, theirs in pairs])
-    return [
-        Figure(
-            name=f"a command in {PODS} pods, {AT_ONCE} at a time",
-            value=spread(summarize([mine for mine, _ in pairs]), "s"),
-            ratio=f"{spread(ratio, 'x')} of xargs -P and bare kubectl exec",
-            goal="1.2 x",
-        ),
-        Figure(
-            name="the same by xargs -P",
-            value=spread(summarize([theirs for _, theirs in pairs]), "s"),
-            ratio=f"{sum(broken)} of {PODS * len(broken)} failed",
-        ),
-    ]
+    ours()
+    bare()  # caches of kubectl and of the file system
+    pairs = [(seconds(ours), seconds(bare)) for _ in range(PAIRS)]
+    name = f"a command in {PODS} pods, {AT_ONCE} at a time"
+    fleet, xargs = beside(pairs, name, "the same by xargs -P", of="xargs -P and bare kubectl exec", goal="1.2 x")
+    return [fleet, replace(xargs, ratio=f"{sum(broken)} of {PODS * len(broken)} failed")]
 
 
 def _memory(pods: PodFleet) -> list[Figure]:
     """The largest an operator's process has been after a fan-out over few pods and over many."""
     found = {}
     for count in (4, PODS):
-        argv = (
-            sys.executable,
-            "-m",
-            "tests.benchmarks.fanout",
-            str(pods.cluster.kubeconfig),
-            pods.label,
-            str(count),
-        )
+        words = (str(pods.cluster.kubeconfig), pods.label, str(count))
+        argv = (sys.executable, "-m", "tests.benchmarks.fanout", *words)
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
         found[count] = int(done.stdout)
     return [
@@ -127,21 +108,18 @@ def _collect(pods: PodFleet, folder: Path) -> list[Figure]:
     pod = str(pods.pod_of("worker-1")["name"])
     tar = f"set -o pipefail; kubectl exec {pod} -c bench -- tar cf - -C {place} big | tar xf - -C"
 
-    def ours(number: int) -> float:
-        began = time.perf_counter()
-        moved = pull(Agent(host), place, folder / f"ours-{number}")
-        assert moved.byte_count == COLLECTED_BYTES
-        return time.perf_counter() - began
+    def ours(into: Path) -> None:
+        assert pull(Agent(host), place, into).byte_count == COLLECTED_BYTES
 
-    def raw(number: int) -> float:
-        into = folder / f"raw-{number}"
+    def raw(into: Path) -> None:
         into.mkdir()
-        began = time.perf_counter()
         argv = ("bash", "-c", f"{tar} {into} && sync {into}/big")
         subprocess.run(argv, env=pods.cluster.environment, check=True, timeout=300)
-        return time.perf_counter() - began
 
-    pairs = [(ours(number), raw(number)) for number in range(3)]
+    pairs = [
+        (seconds(partial(ours, folder / f"ours-{number}")), seconds(partial(raw, folder / f"raw-{number}")))
+        for number in range(3)
+    ]
     ratio = summarize([theirs / mine for mine, theirs in pairs])
     return [
         Figure(

@@ -15,22 +15,23 @@ import dataclasses
 import gc
 import json
 import statistics
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from bench import stack
 from bench.data import demo
-from bench.data.batches import load_tokenizer, make_batches, make_rows
+from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.chats import read_data
 from bench.kernels import nf4
 from bench.qlora import recipes
 from bench.qlora.recipes import adapters
 from bench.qlora.step import Placement, TrainingStep, load_base, place
 from bench.records import Trial
-from tests.benchmarks import Figure
+from tests.benchmarks import Figure, say
 
 STEPS = 200
 LAST = 50  # steps at the end over which mean losses are compared
@@ -131,7 +132,7 @@ class Equality:
         """Every adapter's gradient, end to end in the order of names, float32 on the host."""
         torch = self.modules.torch
         batch = self.batches[0]
-        inputs = {name: getattr(batch, name).to(self.placement.device) for name in ("input_ids", "labels")}
+        inputs = self.inputs(batch)
         mask = {"attention_mask": batch.attention_mask.to(self.placement.device)}
         if recipe == "exact":
             before = torch.get_float32_matmul_precision()
@@ -146,16 +147,17 @@ class Equality:
             bf16 = recipe == "reference" and self.placement.compute_dtype == torch.bfloat16
             with self._random_b(model), torch.autocast(self.placement.device.type, torch.bfloat16, enabled=bf16):
                 model(**inputs, **(mask if recipe == "reference" else {})).loss.backward()
-        trained = sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters())
-        found = torch.cat([each.grad.float().flatten().cpu() for _, each in trained if each.grad is not None])
+        found = torch.cat([each.grad.float().flatten().cpu() for _, each in _named(model) if each.grad is not None])
         self.free()
         return found
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        return {name: getattr(batch, name).to(self.placement.device) for name in ("input_ids", "labels")}
 
     def _random_b(self, model: Any) -> Any:
         torch = self.modules.torch
         generator = torch.Generator().manual_seed(3)
-        named = sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters())
-        for name, each in named:
+        for name, each in _named(model):
             if "lora_B" in name:
                 with torch.no_grad():
                     each.copy_(0.01 * torch.randn(each.shape, generator=generator))
@@ -170,7 +172,8 @@ class Equality:
         torch = self.modules.torch
         trial = dataclasses.replace(self.trial, lora_dropout=0.0)
         base = load_base(self.modules, trial, self.placement)
-        for layer in _quantized(self.modules, base):
+        quantized = self.modules.bitsandbytes.nn.Linear4bit
+        for layer in (module for module in base.modules() if isinstance(module, quantized)):
             weight = nf4.dequantize_reference(nf4.from_bitsandbytes(layer.weight))
             layer.forward = lambda x, weight=weight: torch.nn.functional.linear(x, weight)
         for parameter in base.parameters():
@@ -184,8 +187,9 @@ class Equality:
             self.modules.torch.cuda.empty_cache()
 
 
-def _quantized(modules: stack.Stack, base: Any) -> Iterator[Any]:
-    yield from (module for module in base.modules() if isinstance(module, modules.bitsandbytes.nn.Linear4bit))
+def _named(model: Any) -> list[tuple[str, Any]]:
+    """Parameters in the order of their names, which are the same whatever the recipe wraps the model in."""
+    return sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters())
 
 
 def _apart(one: list[float], other: list[float]) -> float:
@@ -193,7 +197,4 @@ def _apart(one: list[float], other: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    import sys
-
-    for figure in main(sys.argv[1:]):
-        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
+    say(main(sys.argv[1:]))

@@ -19,6 +19,7 @@ import gc
 import json
 import multiprocessing
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -41,8 +42,8 @@ from bench.qlora.session import Session
 from bench.qlora.step import Placement, load_base, place
 from bench.records import ALL_LINEAR, Trial
 from bench.records.interval import summarize
-from tests.benchmarks import Figure, spread
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP, drawn, metered
+from tests.benchmarks import Figure, say, spread
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, drawn, limit, metered
 
 PRODUCTS = "the step's products alone"
 SPREAD, SHORTEST = 0.75, 16
@@ -54,7 +55,7 @@ class Case:
 
     name: str
     group: str
-    recipe: str
+    recipe: str = "reference"
     against: str = ""
     goal: str = "-"
     max_seq_len: int = 512
@@ -67,101 +68,51 @@ class Case:
 def cases() -> tuple[Case, ...]:
     plain = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
     held = {**plain, "held_layers": HELD_LAYERS}
-    kept = {"recipe": "fast", "limited": True, "changes": held}
     again = {"gradient_checkpointing": True, "optimizer": "adamw_torch"}
+    lean = {**again, "offload_checkpoints": True}
     wide = {"lora_targets": ALL_LINEAR}
-    packed = {"layout": "varlen"}
+    varlen = {"layout": "varlen"}
+    of_1024: dict[str, Any] = {"max_seq_len": 1024, "micro_batch_size": 4}
+    to_dense, to_long = {"against": "dense reference"}, {"against": "long reference", **of_1024}
+    to_wide, to_padded = {"against": "all-linear reference"}, {"against": "ragged reference padded", "ragged": True}
     return (
-        Case(name="dense reference", group="dense", recipe="reference"),
-        Case(name="dense fast", group="dense", recipe="fast", against="dense reference", limited=True, changes=plain),
-        Case(name="dense fast held", group="dense", against="dense reference", goal=">= 2.6x", **kept),
-        Case(
-            name="dense fast lean",
-            group="dense",
-            recipe="fast",
-            against="dense reference",
-            goal=">= 1.6x at <= 0.6x memory",
-            limited=True,
-            changes={**again, "offload_checkpoints": True},
-        ),
-        *_in_eight("dense", "dense reference", held, goals=(">= 3.2x", ">= 4.0x")),
-        Case(
-            name="dense eight lean",
-            group="dense",
-            recipe="fast",
-            against="dense reference",
-            goal=">= 2.4x at <= 0.5x memory",
-            limited=True,
-            changes={**again, "offload_checkpoints": True, "products": "eight"},
-        ),
-        Case(name="dense reference again", group="dense", recipe="reference", against="dense reference"),
-        Case(name="long reference", group="long", recipe="reference", max_seq_len=1024, micro_batch_size=4),
-        Case(
-            name="long fast",
-            group="long",
-            against="long reference",
-            goal=">= 2.6x",
-            max_seq_len=1024,
-            micro_batch_size=4,
-            **kept,
-        ),
-        *_in_eight("long", "long reference", held, goals=("-", ">= 3.9x"), max_seq_len=1024, micro_batch_size=4),
-        Case(name="all-linear reference", group="wide", recipe="reference", changes=wide),
-        Case(
-            name="all-linear fast",
-            group="wide",
-            recipe="fast",
-            against="all-linear reference",
-            goal=">= 3.0x",
-            limited=True,
-            changes={**held, **wide, "held_layers": HELD_LAYERS - 1},  # more adapters, more room
-        ),
-        *_in_eight("wide", "all-linear reference", {**held, **wide}, goals=("-", ">= 5x"), fewer=2),
-        Case(name="ragged reference padded", group="packed", recipe="reference", ragged=True),
-        Case(
-            name="ragged reference bucketed",
-            group="packed",
-            recipe="reference",
-            against="ragged reference padded",
-            ragged=True,
-            changes={"layout": "bucket"},
-        ),
-        Case(
-            name="ragged reference packed",
-            group="packed",
-            recipe="reference",
-            against="ragged reference padded",
-            ragged=True,
-            changes=packed,
-        ),
-        Case(
-            name="ragged fast packed",
-            group="packed",
-            recipe="fast",
-            against="ragged reference padded",
-            goal=">= 7.5x",
-            ragged=True,
-            limited=True,
-            changes={**held, **packed},
-        ),
-        *_in_eight("packed", "ragged reference padded", {**held, **packed}, goals=("-", ">= 11x"), ragged=True),
+        Case(name="dense reference", group="dense"),
+        _fast("dense", "dense fast", plain, **to_dense),
+        _fast("dense", "dense fast held", held, goal=">= 2.6x", **to_dense),
+        _fast("dense", "dense fast lean", lean, goal=">= 1.6x at <= 0.6x memory", **to_dense),
+        *_in_eight("dense", held, goals=(">= 3.2x", ">= 4.0x"), **to_dense),
+        _fast("dense", "dense eight lean", {**lean, "products": "eight"}, goal=">= 2.4x at <= 0.5x memory", **to_dense),
+        Case(name="dense reference again", group="dense", **to_dense),
+        Case(name="long reference", group="long", **of_1024),
+        _fast("long", "long fast", held, goal=">= 2.6x", **to_long),
+        *_in_eight("long", held, goals=("-", ">= 3.9x"), **to_long),
+        Case(name="all-linear reference", group="wide", changes=wide),
+        # More adapters, more room.
+        _fast("wide", "all-linear fast", {**held, **wide, "held_layers": HELD_LAYERS - 1}, goal=">= 3.0x", **to_wide),
+        *_in_eight("wide", {**held, **wide}, goals=("-", ">= 5x"), fewer=2, **to_wide),
+        Case(name="ragged reference padded", group="packed", ragged=True),
+        Case(name="ragged reference bucketed", group="packed", changes={"layout": "bucket"}, **to_padded),
+        Case(name="ragged reference packed", group="packed", changes=varlen, **to_padded),
+        _fast("packed", "ragged fast packed", {**held, **varlen}, goal=">= 7.5x", **to_padded),
+        *_in_eight("packed", {**held, **varlen}, goals=("-", ">= 11x"), **to_padded),
         # Last, because Liger patches transformers for the whole process.
-        Case(name="dense stock", group="stock", recipe="stock", against="dense reference", changes=plain),
-        Case(name="dense stock lean", group="stock", recipe="stock", against="dense reference", changes=again),
+        Case(name="dense stock", group="stock", recipe="stock", changes=plain, **to_dense),
+        Case(name="dense stock lean", group="stock", recipe="stock", changes=again, **to_dense),
     )
 
 
+def _fast(group: str, name: str, changes: dict[str, Any], **more: Any) -> Case:
+    return Case(name=name, group=group, recipe="fast", limited=True, changes=changes, **more)
+
+
 def _in_eight(
-    group: str, against: str, changes: dict[str, Any], goals: tuple[str, str], *, fewer: int = 0, **shape: Any
+    group: str, changes: dict[str, Any], *, goals: tuple[str, str], fewer: int = 0, **more: Any
 ) -> list[Case]:
     """The recipe fast with its input gradients in 8 bits, and with both products; with so many layers less held."""
     return [
-        Case(
-            name=f"{group} {products}", group=group, recipe="fast", against=against, goal=goal, limited=True,
-            changes={**changes, "products": products, "held_layers": held - fewer}, **shape,
-        )
-        for (products, held), goal in zip(HELD_IN_EIGHT.items(), goals, strict=True)
-    ]  # fmt: skip
+        _fast(group, f"{group} {name}", {**changes, "products": name, "held_layers": held - fewer}, goal=goal, **more)
+        for (name, held), goal in zip(HELD_IN_EIGHT.items(), goals, strict=True)
+    ]
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
@@ -223,7 +174,7 @@ class Bench:
         """Step times in seconds, tokens, peak bytes; an out of memory is an answer too."""
         torch = self.modules.torch
         trial = self._trial(case)
-        self._limit(case.limited)
+        limit(torch, limited=case.limited)
         try:
             times, counts, peak, loss, note, draw = self._train(trial, case)
         except torch.OutOfMemoryError as error:
@@ -389,13 +340,8 @@ class Bench:
         """The bf16 matrix product of this GPU, TFLOP/s, hot from the cases before it."""
         if not self.placement.is_cuda:
             return None
-        self._limit(False)
+        limit(self.modules.torch, limited=False)
         return hardware.bf16_matmul_tflops(Session(modules=self.modules, placement=self.placement)).median
-
-    def _limit(self, limited: bool) -> None:
-        if self.placement.is_cuda:
-            whole = self.modules.torch.cuda.get_device_properties(0).total_memory
-            self.modules.torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / whole if limited else 1.0)
 
     def _free(self) -> None:
         gc.collect()
@@ -451,7 +397,4 @@ def product_shapes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__":
-    import sys
-
-    for figure in main(sys.argv[1:]):
-        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
+    say(main(sys.argv[1:]))

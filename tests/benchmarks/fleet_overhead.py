@@ -5,23 +5,22 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from bench.records import Trial, suite
-from bench.records.interval import summarize
 from bench.records.layout import LEDGER_FILE
 from bench.records.result import TrialResult
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import PlannedTrial
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
 from remote.hosts.host import Host
 from remote.hosts.local import LocalHost
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, beside, seconds
+from tests.support.paths import ROOT
+from tests.support.reports import synthetic
 
-ROOT = Path(__file__).resolve().parents[2]
 TRIAL_SEC = 60.0
 PAIRS = 3
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -29,19 +28,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 def main() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
-        trial = _sixty_seconds(Path(folder))
         home = Path(folder)
+        trial = _sixty_seconds(home)
         pairs = [(_through_fleet(home, trial, f"r{n}"), _by_hand(home, trial, f"h{n}")) for n in range(PAIRS)]
-    ratio = summarize([fleet / hand for fleet, hand in pairs])
-    return [
-        Figure(
-            name="a trial through fleet and job",
-            value=spread(summarize([fleet for fleet, _ in pairs]), "s"),
-            ratio=f"{spread(ratio, 'x')} of by hand",
-            goal="1.03 x",
-        ),
-        Figure(name="the same trial by hand", value=spread(summarize([hand for _, hand in pairs]), "s")),
-    ]
+    return beside(pairs, "a trial through fleet and job", "the same trial by hand", of="by hand", goal="1.03 x")
 
 
 def _sixty_seconds(folder: Path) -> Trial:
@@ -61,16 +51,11 @@ def _sixty_seconds(folder: Path) -> Trial:
 def _by_hand(folder: Path, trial: Trial, name: str) -> float:
     path = folder / f"{name}.json"
     path.write_text(trial.to_text())
-    began = time.perf_counter()
-    subprocess.run(
-        (sys.executable, "-m", "bench", "run", "--trial", str(path), "--out", str(folder / name)),
-        cwd=ROOT,
-        env={**os.environ, **ONE_THREAD},
-        stdout=subprocess.DEVNULL,
-        check=True,
-        timeout=600,
+    argv = (sys.executable, "-m", "bench", "run", "--trial", str(path), "--out", str(folder / name))
+    environment = {**os.environ, **ONE_THREAD}
+    return seconds(
+        lambda: subprocess.run(argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=600)
     )
-    return time.perf_counter() - began
 
 
 def _through_fleet(folder: Path, trial: Trial, run_id: str) -> float:
@@ -79,25 +64,16 @@ def _through_fleet(folder: Path, trial: Trial, run_id: str) -> float:
         labels = ("--trial-id", planned.trial_id, "--worker", host.name, "--attempt", str(attempt))
         return Command(argv=(*host.python, "-m", "bench", *words, *labels), environment=ONE_THREAD, folder=str(ROOT))
 
-    planned = PlannedTrial(trial_id=trial.trial_id, trial=trial)
-    run = RunRecord(
-        run_id=run_id,
-        created_at="",
-        suite=trial.suite,
-        profile=trial.profile,
-        spread="shard",
-        fleet_kind="local",
-        workers=["worker-0"],
-        planned=[planned],
-        settings={},
-        provenance={},
-    )
+    run = synthetic.record((trial,), run_id=run_id, workers=1, spread="shard")
+    (planned,), (worker,) = run.planned, run.workers
     home = folder / run_id
     home.mkdir()
-    began = time.perf_counter()
-    ledger = Ledger.create(home / LEDGER_FILE, [planned.trial_id])
-    host = LocalHost(name="worker-0", workdir=str(folder / "worker-0"))
-    Fleet(hosts=[host], run=run, run_folder=home, ledger=ledger, launch=launch).run()
-    taken = time.perf_counter() - began
+
+    def fleet() -> None:
+        ledger = Ledger.create(home / LEDGER_FILE, [planned.trial_id])
+        host = LocalHost(name=worker, workdir=str(folder / worker))
+        Fleet(hosts=[host], run=run, run_folder=home, ledger=ledger, launch=launch).run()
+
+    taken = seconds(fleet)
     TrialResult.read(home / "trials" / planned.trial_id / "result.json")
     return taken

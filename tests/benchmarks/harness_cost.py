@@ -19,9 +19,9 @@ from typing import Any
 from bench.records import Trial, suite
 from bench.records.interval import summarize
 from bench.records.result import TrialResult
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, beside, spread
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BARE = Path(__file__).with_name("_bare_loop.py")
 PAIRS = 5
 MEASURED_STEPS = 30
@@ -110,9 +110,10 @@ def _figures(trial: Trial, pairs: Sequence[tuple[TrialResult, dict[str, Any]]]) 
     # All that the harness does between its steps is in its side of the mean: losses read, checks, log, progress.
     whole = [result.phases["measure"] / trial.measured_steps / said["mean_step_sec"] for result, said in pairs]
     # A busy machine disturbs single steps, and the mean with them; the median step is what a result reports.
-    ours = [summarize(result.steps.step_time_sec).median for result, _ in pairs]
-    bare = [summarize(said["step_sec"]).median for _, said in pairs]
-    ratio = summarize([here / there for here, there in zip(ours, bare, strict=True)])
+    ours, bare = "the median step through bench", "the median step in a bare loop"
+    medians = [
+        (summarize(result.steps.step_time_sec).median, summarize(said["step_sec"]).median) for result, said in pairs
+    ]
     apart = max(
         abs((loss if loss is not None else float("nan")) - other)
         for result, said in pairs
@@ -126,13 +127,7 @@ def _figures(trial: Trial, pairs: Sequence[tuple[TrialResult, dict[str, Any]]]) 
             ratio=f"{spread(summarize(whole), 'x')} of a bare loop",
             goal="1.05 x",
         ),
-        Figure(
-            name="the median step through bench",
-            value=spread(summarize(ours), "s"),
-            ratio=f"{spread(ratio, 'x')} of a bare loop",
-            goal="1.05 x",
-        ),
-        Figure(name="the median step in a bare loop", value=spread(summarize(bare), "s")),
+        *beside(medians, ours, bare, of="a bare loop", goal="1.05 x"),
         Figure(name="largest difference between their losses", value=f"{apart:.2g} n={len(pairs[0][1]['loss'])}"),
     ]
 

@@ -4,14 +4,13 @@ The base image and the stack are small stand-ins, so the seconds are those of an
 """
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.records.interval import summarize
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, seconds, spread
 from tests.support.machines.build_vm import DOCKER, BuildVm, running_build_vm
 
 UNCHANGED, EDITS, ARCHIVES = 7, 5, 5
@@ -36,7 +35,7 @@ def _build_vm() -> Iterator[BuildVm]:
 
 def _unchanged(build_vm: BuildVm) -> list[Figure]:
     logins, sent = build_vm.network.vm_sshd.logins(), build_vm.network.cable.sent_bytes()
-    took = [_sec(lambda: build_vm.inv("build")) for _ in range(UNCHANGED)]
+    took = [seconds(lambda: build_vm.inv("build")) for _ in range(UNCHANGED)]
     per_build = (build_vm.network.vm_sshd.logins() - logins) / UNCHANGED
     wire = (build_vm.network.cable.sent_bytes() - sent) / UNCHANGED
     return [
@@ -51,7 +50,7 @@ def _edits(build_vm: BuildVm) -> list[Figure]:
     for number in range(EDITS):
         before = set(build_vm.blobs())
         build_vm.edit_bench(f"edit {number}")
-        took.append(_sec(lambda: (build_vm.inv("build"), build_vm.inv("push"))))
+        took.append(seconds(lambda: (build_vm.inv("build"), build_vm.inv("push"))))
         stored.append(sum(size for digest, size in build_vm.blobs().items() if digest not in before) / 1e6)
     return [
         Figure(name="one edited line: inv build and inv push", value=spread(summarize(took), "s"), goal="10 s"),
@@ -66,9 +65,9 @@ def _archives(build_vm: BuildVm) -> Figure:
     for _ in range(ARCHIVES):
         for old in folder.glob("*"):
             old.unlink()
-        ours.append(_sec(lambda: build_vm.inv("image.archive", str(folder))))
+        ours.append(seconds(lambda: build_vm.inv("image.archive", str(folder))))
         pipe = f"{DOCKER} save {IMAGE} | gzip > '{build_vm.tmpdir}/usual.tar.gz'"
-        usual.append(_sec(lambda pipe=pipe: build_vm.vm.run("bash", "-o", "pipefail", "-c", pipe, timeout=600)))  # type: ignore[misc]
+        usual.append(seconds(lambda pipe=pipe: build_vm.vm.run("bash", "-o", "pipefail", "-c", pipe, timeout=600)))  # type: ignore[misc]
     ratio = sorted(gzip / mine for gzip, mine in zip(usual, ours, strict=True))[ARCHIVES // 2]
     (archive,) = folder.glob("*.tar.*[!6]")
     size = archive.stat().st_size / Path(build_vm.tmpdir, "usual.tar.gz").stat().st_size
@@ -78,9 +77,3 @@ def _archives(build_vm: BuildVm) -> Figure:
         ratio=f"{ratio:.2f} x as fast as `docker save | gzip` at {summarize(usual).median:.3g} s",
         goal="2 x",
     )
-
-
-def _sec(act: Callable[[], object]) -> float:
-    began = time.monotonic()
-    act()
-    return time.monotonic() - began

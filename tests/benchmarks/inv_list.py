@@ -2,35 +2,23 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from bench.records.interval import summarize
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, beside, seconds
+from tests.support.paths import ROOT
 
 ROUNDS = 25
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> list[Figure]:
     inv = (str(Path(sys.executable).with_name("inv")), "--list")
     least = (sys.executable, "-c", "import invoke")
     for command in (inv, least):
-        _seconds(command)  # fills the caches both then run from
-    pairs = [(_seconds(inv), _seconds(least)) for _ in range(ROUNDS)]
-    ratio = summarize([listed / imported for listed, imported in pairs])
-    return [
-        Figure(
-            name="inv --list",
-            value=spread(summarize([listed for listed, _ in pairs]), "s"),
-            ratio=f"{spread(ratio, 'x')} of python -c 'import invoke'",
-            goal="1.5 x",
-        ),
-        Figure(name="python -c 'import invoke'", value=spread(summarize([imported for _, imported in pairs]), "s")),
-    ]
+        _run(command)  # fills the caches both then run from
+    pairs = [(seconds(lambda: _run(inv)), seconds(lambda: _run(least))) for _ in range(ROUNDS)]
+    name = "python -c 'import invoke'"
+    return beside(pairs, "inv --list", name, of=name, goal="1.5 x")
 
 
-def _seconds(command: tuple[str, ...]) -> float:
-    began = time.perf_counter()
+def _run(command: tuple[str, ...]) -> None:
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=60, check=True)
-    return time.perf_counter() - began

@@ -9,15 +9,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 from bench.records.interval import summarize
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, seconds, spread
+from tests.support.paths import ROOT
 from tests.support.reports import showcase, synthetic
 
 ROUNDS = 5
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> list[Figure]:
@@ -29,17 +29,16 @@ def main() -> list[Figure]:
             showcase.write_telemetry(demo / "trials" / plan.trial_id / "telemetry.csv", plan.trial)
         showcase.write(full, workers=4, machine=showcase.A10, run_id="full")
         for run, called, goal in ((demo, "the demo's run", "5 s"), (full, "suite all on four nodes", "-")):
-            seconds = summarize([_report(results, run.name) for _ in range(ROUNDS)])
+            taken = [seconds(partial(_report, results, run.name)) for _ in range(ROUNDS)]
             drawn = len(list((run / "report" / "figures").glob("*.png")))
             size = (run / "report" / "index.html").stat().st_size
             name = f"inv report of {called}, {drawn} figures"
-            figures.append(Figure(name=name, value=spread(seconds, "s"), goal=goal))
+            figures.append(Figure(name=name, value=spread(summarize(taken), "s"), goal=goal))
             figures.append(Figure(name=f"page of {called}", value=f"{size / 1e6:.2f} MB", goal="2 MB"))
     return figures
 
 
-def _report(results: Path, run: str) -> float:
-    began = time.perf_counter()
+def _report(results: Path, run: str) -> None:
     subprocess.run(
         (sys.executable, "-m", "invoke", "report", f"--run={run}"),
         cwd=ROOT,
@@ -49,4 +48,3 @@ def _report(results: Path, run: str) -> float:
         timeout=600,
         check=True,
     )
-    return time.perf_counter() - began

@@ -7,6 +7,7 @@ truth: of the headline's ratio, and of its useful tokens per second on a healthy
 environment: runs a line (default 400).
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from reports.comparison.compare import Comparison, compare
+from reports.read.run import Run
 from reports.statistics.values import Estimate, Ratio
 from reports.summary import highlights, sentences
 from reports.summary.summarize import summarize
@@ -31,21 +33,17 @@ def main() -> list[Figure]:
 
 
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:
-    for workers in (2, 4, 8):
-        for processes in (0.0035, 0.005, 0.01):
-            world = replace(FULL, workers=workers, processes=processes)
-            found = [summarize(run) for run, _ in equal(world, runs)]
-            says = share(found, lambda one: sentences.recommendation(one).startswith("Train with"))
-            any_word = share(found, has_word)
-            yield figure(f"all equal, {said(world)}: Train with", says, "5 %")
-            yield figure(f"all equal, {said(world)}: any word in the table", any_word, "5 %")
-    for workers in (2, 4, 8):
-        for processes in (0.0035, 0.005, 0.01):
-            world = replace(FULL, workers=workers, processes=processes)
-            lost = regrets(world, runs)
-            goal = "0.3 %" if workers == 2 else "-"
-            yield Figure(name=f"spread, {said(world)}: mean regret", value=f"{100 * np.mean(lost):.2f} %", goal=goal)
-            yield figure(f"spread, {said(world)}: best named", float(np.mean(np.array(lost) == 0.0)), "-")
+    for world in of_each_size("full"):
+        found = [summarize(run) for run in equal(world, runs)]
+        says = share(found, lambda one: sentences.recommendation(one).startswith("Train with"))
+        any_word = share(found, has_word)
+        yield figure(f"all equal, {said(world)}: Train with", says, "5 %")
+        yield figure(f"all equal, {said(world)}: any word in the table", any_word, "5 %")
+    for world in of_each_size("full"):
+        lost = regrets(world, runs)
+        goal = "0.3 %" if world.workers == 2 else "-"
+        yield Figure(name=f"spread, {said(world)}: mean regret", value=f"{100 * np.mean(lost):.2f} %", goal=goal)
+        yield figure(f"spread, {said(world)}: best named", float(np.mean(np.array(lost) == 0.0)), "-")
 
 
 def coverages(runs: int = RUNS) -> Iterator[Figure]:
@@ -68,15 +66,11 @@ def coverages(runs: int = RUNS) -> Iterator[Figure]:
 
 
 def comparisons(runs: int = RUNS) -> Iterator[Figure]:
-    for suite in ("quick", "full"):
-        for workers in (2, 4, 8):
-            for processes in (0.0035, 0.005, 0.01):
-                world = World(suite=suite, workers=workers, processes=processes)
-                yield figure(f"compare, {said(world)}: false alarm", alarms(world, runs), "5 %")
-                goal = "95 %" if (workers, processes) == (4, 0.005) else "-"
-                yield figure(f"compare, {said(world)}: one 3 % slower, found", finds_one(world, runs), goal)
-                goal = "99 %" if (workers, processes) == (4, 0.005) else "-"
-                yield figure(f"compare, {said(world)}: all 3 % slower, found", finds_all(world, runs), goal)
+    for world in (*of_each_size("quick"), *of_each_size("full")):
+        one, every = ("95 %", "99 %") if (world.workers, world.processes) == (4, 0.005) else ("-", "-")
+        yield figure(f"compare, {said(world)}: false alarm", alarms(world, runs), "5 %")
+        yield figure(f"compare, {said(world)}: one 3 % slower, found", finds_one(world, runs), one)
+        yield figure(f"compare, {said(world)}: all 3 % slower, found", finds_all(world, runs), every)
     shifted = replace(QUICK, shift=0.005)
     yield figure(f"compare, {said(shifted)}, runs 0.5 % apart: false alarm", alarms(shifted, runs), "-")
     yield figure("  of these ended with exit code 1", alarms(shifted, runs, lambda one: bool(one.slower)), "-")
@@ -87,10 +81,17 @@ def comparisons(runs: int = RUNS) -> Iterator[Figure]:
         yield figure(f"compare, {said(world)}, {name}: false alarm", alarms(world, runs), "5 %")
 
 
-def equal(world: World, runs: int, seed: int = 1) -> Iterator[tuple[object, Mapping[str, float]]]:
-    random = np.random.default_rng(seed)
+def of_each_size(suite: str) -> list[World]:
+    return [
+        World(suite=suite, workers=workers, processes=processes)
+        for workers, processes in itertools.product((2, 4, 8), (0.0035, 0.005, 0.01))
+    ]
+
+
+def equal(world: World, runs: int) -> Iterator[Run]:
+    random = np.random.default_rng(1)
     for _ in range(runs):
-        yield world.run(random), {}
+        yield world.run(random)
 
 
 def regrets(world: World, runs: int, *, seed: int = 2, sd: float = 0.03) -> list[float]:

@@ -3,14 +3,13 @@
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from bench.records.interval import Interval, summarize
 from remote.hosts.command import Command
 from remote.ssh.host import SshHost
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, seconds, spread
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 
@@ -54,14 +53,8 @@ def main() -> list[Figure]:
 
 
 def _pairs(ours: Callable[[], None], least: Callable[[], None]) -> tuple[Interval, Interval]:
-    times = [(_ms(ours), _ms(least)) for _ in range(ROUNDS)]
+    times = [(1000 * seconds(ours), 1000 * seconds(least)) for _ in range(ROUNDS)]
     return summarize([pair[0] for pair in times]), summarize([pair[1] for pair in times])
-
-
-def _ms(act: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    act()
-    return (time.perf_counter() - began) * 1000
 
 
 def _times(ours: Interval, least: Interval) -> str:

@@ -25,7 +25,7 @@ from bench.records.interval import summarize
 from bench.records.training_data import DataReport, TrainingData
 from bench.train import check
 from bench.train.examples import AT_ONCE
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, say, spread
 
 LONGEST = 4096  # tokens
 
@@ -92,5 +92,4 @@ def _seconds(work: Callable[[], object]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    for figure in main(sys.argv[1:]):
-        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
+    say(main(sys.argv[1:]))

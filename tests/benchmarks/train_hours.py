@@ -22,7 +22,7 @@ from bench.data import demo
 from bench.records.interval import summarize
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, say, spread
 from tests.support.forked import INV, ForkServer
 from tests.system.conftest import Project, made_project
 
@@ -81,5 +81,4 @@ def _typed(project: Project, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    for figure in main(sys.argv[1:]):
-        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
+    say(main(sys.argv[1:]))

@@ -23,7 +23,7 @@ from bench import stack
 from bench.records import ALL_LINEAR, NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, Trial
 from bench.records.interval import summarize
 from bench.records.training import TrainingRecord
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, say, spread
 from tests.support import tiny_training
 from tests.support.forked import BENCH, ForkServer
 from tests.support.machines.machine import Link, Machine, require
@@ -172,5 +172,4 @@ def speed(record: TrainingRecord) -> float:
 
 
 if __name__ == "__main__":
-    for figure in main(sys.argv[1:]):
-        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
+    say(main(sys.argv[1:]))

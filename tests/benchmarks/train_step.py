@@ -18,11 +18,14 @@ Not covered: several ranks; reading the data; loading the model.
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,7 @@ from bench.records.training import Training
 from bench.records.training_data import TrainingData
 from bench.train.dataset import Dataset
 from bench.train.examples import Example
-from tests.benchmarks import Figure, spread
+from tests.benchmarks import Figure, say, spread
 
 BLOCKS = 6
 CLIPPED_AT = 1.0
@@ -100,8 +103,6 @@ class Bench:
             length = max(8, min(self.tokens, round(chooser.lognormvariate(0.0, 0.7) * 0.4 * self.tokens)))
             ids = chooser.choices(range(3, words), k=length)
             targets = bytes(length // 2) + b"\1" * (length - length // 2)
-            from array import array
-
             examples.append(Example(file="made", line=len(examples) + 1, ids=array("I", ids), targets=targets))
             positions += length
         return material.Material.of(
@@ -201,7 +202,7 @@ class Bench:
         trainer._checkpoint = lambda *, wait=False: True if wait else checkpoint()  # type: ignore[method-assign]
         upcoming = trainer._upcoming()  # the order of an epoch is found once in a training, not in each block
         first = next(upcoming)
-        trainer._upcoming = lambda: _again(first, upcoming)  # type: ignore[method-assign]
+        trainer._upcoming = lambda: itertools.chain([first], upcoming)  # type: ignore[method-assign]
         trainer.step.wait()
         start = time.perf_counter()
         trainer.run()
@@ -226,9 +227,9 @@ class Bench:
                 with loop.deterministic(self.torch, trainer.step.recipe):
                     trainer.rehearse()
                     trainer.begin(resume.find(folder, self.identity, lambda _: None))
-                    self._until(trainer, folder, until, steps)
+                    began = self._until(trainer, folder, until, steps)
                 if stops:
-                    resumed_sec = self._first_step_after(start, trainer)
+                    resumed_sec = began - start
             digests.append(hashlib.sha256(trainer.weights.flat().numpy().tobytes()).hexdigest())
             del trainer
         same = {"again": digests[0] == digests[1], "stopped": digests[0] == digests[2]}
@@ -241,32 +242,20 @@ class Bench:
             Figure(name="from a loaded model to the first step", value=f"{resumed_sec:.2f} s", goal="<= 5 s"),
         ], {"digests": digests, "resumed_sec": resumed_sec}
 
-    def _until(self, trainer: loop.Trainer, folder: Path, until: int, steps: int) -> None:
-        self._first = None
-        real = trainer._note
+    def _until(self, trainer: loop.Trainer, folder: Path, until: int, steps: int) -> float:
+        """Train up to a step; when the first one was done."""
+        real, moments = trainer._note, list[float]()
 
         def note(number: int, *values: Any) -> None:
-            if self._first is None:
-                self._first = time.perf_counter()
+            moments.append(time.perf_counter())
             if number == until - 1 and until < steps:
                 (folder / "stop").touch()
             real(number, *values)
 
         trainer._note = note  # type: ignore[assignment, method-assign]
         trainer.run()
-
-    def _first_step_after(self, start: float, _trainer: loop.Trainer) -> float:
-        assert self._first is not None
-        return self._first - start
-
-
-def _again(first: Any, rest: Any) -> Any:
-    yield first
-    yield from rest
+        return moments[0]
 
 
 if __name__ == "__main__":
-    import sys
-
-    for figure in main(sys.argv[1:]):
-        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
+    say(main(sys.argv[1:]))

@@ -29,16 +29,7 @@ from tasks.tuning.search import Search
 from tasks.tuning.space import CHOICES, Candidate, MemoryLimit, Observation
 from tasks.tuning.survey import SHORT_STEPS
 from tests.benchmarks import Figure
-from tests.benchmarks._tune_worlds import (
-    GRID,
-    RECIPES,
-    World,
-    changed,
-    measured,
-    points,
-    recompute_of,
-    space,
-)
+from tests.benchmarks._tune_worlds import GRID, RECIPES, World, changed, measured, points, recompute_of, space
 from tests.mistral_7b import CONFIG
 
 HELD_OUT = tuple(GRID.with_name(f"{name}_h200.jsonl") for name in ("held_out", "held_out_2", "no_dropout"))
@@ -123,9 +114,9 @@ KEPT = (
 )
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the grid ran on, and its points, each with its `trial`."""
-    about, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read() -> list[dict[str, Any]]:
+    """The grid's points, each with its `trial`."""
+    rows = [json.loads(line) for line in GRID.read_text(encoding="utf-8").splitlines()[1:]]
     for row in rows:
         row["trial"] = Trial(
             name="-".join(str(row[name]) for name in ("recipe", "layout", "max_seq_len", "micro_batch_size")),
@@ -138,12 +129,12 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             lora_targets=ALL_LINEAR[: row["targets"]],
             **{name: row[name] for name in KEPT},
         )
-    return about, rows
+    return rows
 
 
 def fitted_ratios() -> list[float]:
     """Predicted over measured peak, of each point that the constants of `bench.predict.footprint` were fitted to."""
-    return [footprint.peak_bytes(CONFIG, row["trial"], captured=False) / row["peak_bytes"] for row in read(GRID)[1]]
+    return [footprint.peak_bytes(CONFIG, row["trial"], captured=False) / row["peak_bytes"] for row in read()]
 
 
 def held_out(file: Path) -> list[dict[str, Any]]:
@@ -154,13 +145,11 @@ def held_out(file: Path) -> list[dict[str, Any]]:
 
 def held_out_ratios(file: Path) -> list[float]:
     """Predicted over measured peak of these, by `bench.predict.footprint` as it is now."""
-    return [
-        footprint.peak_bytes(CONFIG, _trial(row["trial"]), captured=False) / row["peak_bytes"] for row in held_out(file)
-    ]
-
-
-def _trial(said: dict[str, Any]) -> Trial:
-    return Trial.from_json({**said, "model": "models/m", "data": "data/d.jsonl"})
+    ratios = []
+    for row in held_out(file):
+        trial = Trial.from_json({**row["trial"], "model": "models/m", "data": "data/d.jsonl"})
+        ratios.append(footprint.peak_bytes(CONFIG, trial, captured=False) / row["peak_bytes"])
+    return ratios
 
 
 def memory_figures() -> list[Figure]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,8 +22,7 @@ ONE_PIXEL = bytes.fromhex(
 )
 
 
-def summarized(folder: Path, **how: Any) -> tuple[Summary, Run]:
-    showcase.write(folder, **how)
+def summarized(folder: Path) -> tuple[Summary, Run]:
     run = load(folder)
     return summarize(run), run
 
@@ -32,14 +30,17 @@ def summarized(folder: Path, **how: Any) -> tuple[Summary, Run]:
 @pytest.fixture(scope="session")
 def a10(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
     """Two A10 nodes, every kind of trial, two configurations out of memory. Read it, do not write."""
-    lost = ("no-checkpointing", "seq-2048")
-    return summarized(tmp_path_factory.mktemp("a10"), workers=2, machine=showcase.A10, out_of_memory=lost)
+    folder = tmp_path_factory.mktemp("a10")
+    showcase.write_a10(folder)
+    return summarized(folder)
 
 
 @pytest.fixture(scope="session")
 def h200(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
     """One H200, every kind of trial. Read it, do not write."""
-    return summarized(tmp_path_factory.mktemp("h200"))
+    folder = tmp_path_factory.mktemp("h200")
+    showcase.write(folder)
+    return summarized(folder)
 
 
 @pytest.fixture

@@ -47,9 +47,9 @@ _TELEMETRY_COLUMNS = (
 )
 
 
-def trials(*, is_tiny: bool = False) -> tuple[Trial, ...]:
+def trials() -> tuple[Trial, ...]:
     """Every trial of suite all."""
-    return suite("all", "tiny" if is_tiny else "gpu", MODEL, "/data/chats.jsonl")
+    return suite("all", "gpu", MODEL, "/data/chats.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,6 @@ A10 = Machine(gpu="NVIDIA A10", memory_bytes=23_680_000_000, limit_watts=150.0, 
 def write(
     folder: Path,
     *,
-    repeats: int = 1,
     workers: int = 1,
     out_of_memory: tuple[str, ...] = (),
     machine: Machine = H200,
@@ -87,27 +86,16 @@ def write(
 ) -> RunRecord:
     """Write the run; trials named in `out_of_memory` end that way. Replicated over `workers` when there are several."""
     names = [f"gpu-node-{number}" for number in range(1, workers + 1)]
-    plans = [
-        PlannedTrial(
-            trial_id=".".join([one.trial_id, *([name] if workers > 1 else []), *([f"r{n}"] if repeats > 1 else [])]),
-            trial=one,
-            worker=name if workers > 1 else None,
-        )
-        for one in trials()
-        for name in names
-        for n in range(1, repeats + 1)
-    ]
-    when, spread = "2026-11-20T18:15:00+00:00", "replicate" if workers > 1 else "shard"
-    where = {"profile": "gpu", "fleet_kind": "kubernetes"}
-    record = synthetic.record(run_id=run_id, created_at=when, suite="all", spread=spread, planned=plans, **where)
-    record = replace(record, workers=names)
+    where = {"workers": names, "spread": "replicate" if workers > 1 else "shard", "fleet_kind": "kubernetes"}
+    what = {"run_id": run_id, "created_at": "2026-11-20T18:15:00+00:00", "suite": "all", "profile": "gpu"}
+    record = synthetic.record(trials(), **what, **where)
     folder.mkdir(parents=True, exist_ok=True)
     record.write(folder)
     free_at: dict[str, float] = {}  # seconds after the run's start: a worker takes one trial after the other
-    for number, plan in enumerate(plans):
+    for number, plan in enumerate(record.planned):
         where = plan.worker or names[0]
         failed = plan.trial.name in out_of_memory
-        one = result(plan, where, seed=number, failed=failed, machine=machine, run_id=run_id)
+        one = _result(plan, where, seed=number, failed=failed, machine=machine, run_id=run_id)
         began, wall = free_at.get(where, 0.0), sum(one.phases.values()) + 1.5
         free_at[where] = began + wall + 2.0
         moment = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=began)
@@ -119,29 +107,26 @@ def write(
     return record
 
 
-def result(
-    plan: PlannedTrial,
-    worker: str,
-    *,
-    seed: int,
-    failed: bool = False,
-    machine: Machine = H200,
-    run_id: str = RUN_ID,
-) -> TrialResult:
-    """One trial's record; `failed` makes it OUT_OF_MEMORY in its warm-up."""
+def write_a10(folder: Path, run_id: str = RUN_ID) -> RunRecord:
+    """The run of two A10 nodes, two of whose configurations are out of memory."""
+    lost = ("no-checkpointing", "seq-2048")
+    return write(folder, workers=2, machine=A10, out_of_memory=lost, run_id=run_id)
+
+
+def _result(plan: PlannedTrial, worker: str, *, seed: int, failed: bool, machine: Machine, run_id: str) -> TrialResult:
+    """One trial's record without its times; `failed` makes it OUT_OF_MEMORY in its warm-up."""
     trial = plan.trial
     common: dict[str, Any] = {
         "trial_id": plan.trial_id,
         "trial": trial,
         "worker": worker,
         "run_id": run_id,
-        "started_at": "2026-11-20T18:16:00+00:00",
         "fingerprint": fingerprint(machine, trial, worker, seed),
     }
     if failed:
         reason = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB"
-        return TrialResult(status=End.OUT_OF_MEMORY, reason=reason, wall_time_sec=14.2, log_tail=[reason], **common)
-    done: dict[str, Any] = {"status": End.SUCCEEDED, "reason": None, "wall_time_sec": 42.0, **common}
+        return TrialResult(status=End.OUT_OF_MEMORY, reason=reason, log_tail=[reason], **common)
+    done: dict[str, Any] = {"status": End.SUCCEEDED, "reason": None, **common}
     if trial.kind in ("training", "distributed"):
         return _trained(trial, done, seed, machine)
     measured = {"hardware": _hardware, "loading": _loading, "inference": _inference}[trial.kind](trial)
@@ -320,10 +305,10 @@ def _inference(trial: Trial) -> list[Measurement]:
         default = {1: 59.1, 2: 118.0, 4: 235.0, 8: 467.0, 16: 949.0, 32: 1905.0}
         fast = {1: 134.0, 2: 246.0, 4: 446.0, 8: 743.0, 16: 1108.0, 32: 1532.0}
     base = {"precision": trial.base_precision, "prompt_tokens": trial.max_seq_len, "new_tokens": trial.new_tokens}
+    by_path = {"default": default, "fast": fast, "adapter": {batch: 0.9 * rate for batch, rate in fast.items()}}
     taken = []
     for batch in default:
-        adapter = {size: 0.9 * rate for size, rate in fast.items()}
-        for path, rates in (("default", default), ("fast", fast), ("adapter", adapter)):
+        for path, rates in by_path.items():
             context = {"batch": batch, "path": path, **base}
             first = (0.024 + 0.0095 * batch) * (1.0 if is_nf4 else 0.84) * (1.0 if path == "default" else 0.97)
             decode = rates[batch]
@@ -340,10 +325,7 @@ def _inference(trial: Trial) -> list[Measurement]:
                 ),
             ]
         taken.append(_said("agreeing_tokens_percent", 60.0 - batch, batch=batch, **base))
-    return [
-        *taken,
-        *(_said("largest_batch_sequences", 32, path=path, **base) for path in ("default", "fast", "adapter")),
-    ]
+    return taken + [_said("largest_batch_sequences", 32, path=path, **base) for path in by_path]
 
 
 def _distributed(trial: Trial, step_sec: float) -> list[Measurement]:
@@ -367,32 +349,15 @@ def _distributed(trial: Trial, step_sec: float) -> list[Measurement]:
         sizes = {"size_bytes": size, "is_gradient_size": size == 54_525_952, "dtype": "fp32", **ranks}
         taken.append(_measured("all_reduce_gb_per_sec", rate, 0.02, 20, **sizes))
         taken.append(_measured("all_reduce_bus_gb_per_sec", rate * 2 * (world - 1) / world, 0.02, 20, **sizes))
-    without = 100 * step_sec / (step_sec + bound)
-    taken.append(
-        _measured(
-            "communication_bound_sec",
-            bound,
-            0.05,
-            20,
-            gradient_bytes=54_525_952,
-            efficiency_without_overlap_percent=round(without, 3),
-            efficiency_with_full_overlap_percent=100.0,
-            **ranks,
-        )
-    )
+    bounds = {
+        "gradient_bytes": 54_525_952,
+        "efficiency_without_overlap_percent": round(100 * step_sec / (step_sec + bound), 3),
+        "efficiency_with_full_overlap_percent": 100.0,
+    }
+    taken.append(_measured("communication_bound_sec", bound, 0.05, 20, **bounds, **ranks))
     efficiency = {2: 100.6, 4: 99.6}[world]
-    taken.append(
-        _measured(
-            "efficiency_percent",
-            efficiency,
-            0.02,
-            30,
-            against="the same ranks without communication",
-            step_time_without_sec=step_sec,
-            blocks=6,
-            **ranks,
-        )
-    )
+    alike = {"against": "the same ranks without communication", "step_time_without_sec": step_sec, "blocks": 6}
+    taken.append(_measured("efficiency_percent", efficiency, 0.02, 30, **alike, **ranks))
     taken.append(
         Measurement(
             name="communication_share_no_sync_percent",
@@ -422,9 +387,7 @@ def _sampled(utilization: float, machine: Machine) -> list[Measurement]:
     ]
 
 
-def write_telemetry(
-    path: Path, trial: Trial, *, seed: int = 0, gpus: int | None = None, machine: Machine = H200
-) -> None:
+def write_telemetry(path: Path, trial: Trial, *, seed: int = 0, machine: Machine = H200) -> None:
     """telemetry.csv: imports, load, warm-up, a measured window at full load, and the writing of the result."""
     random = np.random.default_rng(seed)
     ends = (("import", 4.2), ("load", 6.4), ("data", 6.9), ("warmup", 10.6), ("measure", 27.0), ("ceilings", 27.8))
@@ -433,7 +396,7 @@ def write_telemetry(
     while elapsed < ends[-1][1]:
         phase = next(name for name, end in ends if elapsed < end)
         busy = phase in ("warmup", "measure", "ceilings")
-        for gpu in range(gpus or trial.world_size):
+        for gpu in range(trial.world_size):
             load = float(np.clip(random.normal(97, 1.5), 0, 100)) if busy else 35.0 if phase == "load" else 0.0
             watts = machine.watts * random.normal(1.0, 0.03) if busy else 0.2 * machine.watts * random.normal(1.0, 0.03)
             clock = machine.mhz * random.normal(1.0, 0.02) if busy else machine.max_mhz if phase == "load" else 345.0

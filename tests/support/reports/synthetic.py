@@ -4,6 +4,7 @@ A worker has its own speed (a few percent apart), a step its own jitter, now and
 towards a floor. Everything is seeded: the same arguments give the same bytes.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from bench.records import Trial
 from bench.records.interval import Interval
-from bench.records.layout import RESULT_FILE
 from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 
@@ -39,9 +39,7 @@ def trial(name: str = "baseline", *, max_seq_len: int = 128, micro_batch_size: i
 
 def quick() -> tuple[Trial, Trial]:
     """The two configurations of the quick suite at tiny scale."""
-    return trial("baseline", max_seq_len=128, micro_batch_size=4), trial(
-        "optimized", max_seq_len=64, micro_batch_size=8
-    )
+    return trial("baseline"), trial("optimized", max_seq_len=64, micro_batch_size=8)
 
 
 def planned(trials: tuple[Trial, ...], workers: list[str], spread: str = "replicate") -> list[PlannedTrial]:
@@ -56,10 +54,14 @@ def planned(trials: tuple[Trial, ...], workers: list[str], spread: str = "replic
 
 
 def record(
-    trials: tuple[Trial, ...] | None = None, *, workers: int = 4, spread: str = "replicate", **changed: Any
+    trials: tuple[Trial, ...] | None = None,
+    *,
+    workers: int | list[str] = 4,
+    spread: str = "replicate",
+    **changed: Any,
 ) -> RunRecord:
-    """A run's plan. `changed` replaces fields of the record."""
-    names = [f"worker-{number}" for number in range(1, workers + 1)]
+    """A run's plan on so many workers, or on these. `changed` replaces fields of the record."""
+    names = [f"worker-{number}" for number in range(1, workers + 1)] if isinstance(workers, int) else workers
     trials = quick() if trials is None else trials
     given: dict[str, Any] = {
         "run_id": RUN_ID,
@@ -201,35 +203,33 @@ def plan_of(run: RunRecord, trial_id: str) -> PlannedTrial:
     return next(plan for plan in run.planned if plan.trial_id == trial_id)
 
 
+def write_results(folder: Path, run: RunRecord, results: Iterable[TrialResult]) -> RunRecord:
+    """A run of these results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run.write(folder)
+    for one in results:
+        write_result(folder, one)
+    return run
+
+
 def write_run(
     folder: Path, run: RunRecord | None = None, *, speeds: dict[str, float] | None = None, exact: bool = False
 ) -> RunRecord:
     """A whole run, every trial SUCCEEDED. `speeds` maps a trial's name to its step time in seconds."""
     run = record() if run is None else run
-    folder.mkdir(parents=True, exist_ok=True)
-    run.write(folder)
     speeds = speeds or {"baseline": 0.160, "optimized": 0.155}
+    results = []
     for number, plan in enumerate(run.planned):
         worker = plan.worker or run.workers[number % len(run.workers)]
         drift = 1.0 if exact else 1.0 + 0.02 * run.workers.index(worker)
-        step_time = speeds.get(plan.trial.name, 0.15) * drift
-        write_result(
-            folder,
-            result(plan, worker=worker, step_time_sec=step_time, seed=number, exact=exact, run_id=run.run_id),
-        )
-    return run
+        taken = {"step_time_sec": speeds.get(plan.trial.name, 0.15) * drift, "seed": number, "exact": exact}
+        results.append(result(plan, worker=worker, run_id=run.run_id, **taken))
+    return write_results(folder, run, results)
 
 
 def exact_run(folder: Path, **changed: Any) -> RunRecord:
     """Steps of exactly 0.16 s and 0.08 s, of 4 and 8 samples: optimized is four times as fast per sample."""
     return write_run(folder, record(**changed), speeds={"baseline": 0.16, "optimized": 0.08}, exact=True)
-
-
-def replace_result(folder: Path, trial_id: str, text: bytes) -> Path:
-    """Put other bytes in the place of a result."""
-    path = folder / "trials" / trial_id / RESULT_FILE
-    path.write_bytes(text)
-    return path
 
 
 def measurement(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.records import Trial, suite
+from bench.records import suite
 from bench.records.interval import Interval
 from bench.records.result import Measurement, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
@@ -56,14 +56,17 @@ class World:
     def plan(self) -> RunRecord:
         """The run's plan: every trial of the suite on every worker, `repeats` times."""
         names = [f"gpu-node-{number}" for number in range(1, self.workers + 1)]
+        trials = suite(self.suite, "gpu", "/models/m", "/data/chats.jsonl")
         planned = [
-            PlannedTrial(trial_id=f"{one.trial_id}.{name}.{turn}", trial=one, worker=name)
-            for one in trials(self.suite, self.steps)
+            PlannedTrial(
+                trial_id=f"{one.trial_id}.{name}.{turn}", trial=replace(one, measured_steps=self.steps), worker=name
+            )
+            for one in trials
             for name in names
             for turn in range(self.repeats)
         ]
-        where = {"profile": "gpu", "fleet_kind": "kubernetes", "provenance": {}}
-        return replace(synthetic.record(run_id="before", suite=self.suite, planned=planned, **where), workers=names)
+        where = {"workers": names, "profile": "gpu", "fleet_kind": "kubernetes", "provenance": {}}
+        return synthetic.record(run_id="before", suite=self.suite, planned=planned, **where)
 
     @functools.cached_property
     def blank(self) -> tuple[TrialResult, ...]:
@@ -86,19 +89,17 @@ class World:
     @functools.cached_property
     def shell(self) -> Run:
         """The run as loaded, with blank results."""
-        labels = list(dict.fromkeys(plan.trial.name for plan in self.plan.planned))
         label_of = {plan.trial_id: plan.trial.name for plan in self.plan.planned}
-        table = trials_frame({one.trial_id: one for one in self.blank}, label_of)
         return Run(
             folder=Path("/nonexistent"),
             record=self.plan,
             configurations=tuple(
                 Configuration(label=name, planned=tuple(plan for plan in self.plan.planned if plan.trial.name == name))
-                for name in labels
+                for name in dict.fromkeys(label_of.values())
             ),
             results=self.blank,
             label_of=label_of,
-            trials=table,
+            trials=trials_frame({one.trial_id: one for one in self.blank}, label_of),
             measurements=measurements.frame({}, {}),
             rejected=(),
             missing=(),
@@ -166,12 +167,6 @@ class World:
             for one, row, own in zip(self.blank, times, taken, strict=True)
         )
         return replace(self.shell, record=replace(self.plan, run_id=run_id), results=results)
-
-
-def trials(name: str, steps: int) -> tuple[Trial, ...]:
-    """The trials of a suite, with so many measured steps."""
-    found = suite(name, "gpu", "/models/m", "/data/chats.jsonl")
-    return tuple(replace(one, measured_steps=steps) for one in found)
 
 
 @functools.lru_cache(maxsize=64)

@@ -46,9 +46,10 @@ pytestmark = pytest.mark.skipif(
 
 
 class Browser:
-    """One Chromium with a profile of its own."""
+    """One Chromium with a profile of its own, for pages that are called by the sort of their run."""
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, pages: dict[str, Path]) -> None:
+        self.pages = pages
         options = webdriver.ChromeOptions()
         options.binary_location = str(CHROMIUM)
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
@@ -68,7 +69,7 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def open(self, page: Path, width: int, *, dark: bool = False, script: bool = True) -> None:
+    def open(self, which: str, width: int, *, dark: bool = False, script: bool = True) -> None:
         """Load a page as a screen of this width would show it."""
         self.resize(width)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -76,7 +77,7 @@ class Browser:
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         for log in ("browser", "performance"):
             self.driver.get_log(log)  # what belongs to the page before
-        self.driver.get(page.as_uri())
+        self.driver.get(self.pages[which].as_uri())
         time.sleep(SETTLE_SEC)  # for a late console message
 
     def evaluate(self, expression: str) -> Any:
@@ -104,16 +105,9 @@ class Browser:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    one = Browser(tmp_path_factory.mktemp("profile"))
-    yield one
-    one.driver.quit()
-
-
-@pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs of every sort: good, bad (whatever makes a page wide), other kinds alone, and all kinds on four GPUs."""
-    good, bad, full = (tmp_path_factory.mktemp(name) for name in ("good", "bad", "full"))
+    good, bad, kinds, full, earlier = map(tmp_path_factory.mktemp, ("good", "bad", "kinds", "full", "earlier"))
     synthetic.write_run(good)
     long_name = "w" * 60 + " <b>|=cmd"
     trials = (*synthetic.quick(), synthetic.trial(long_name), synthetic.trial("too-big", max_seq_len=4096))
@@ -121,22 +115,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for plan in run.planned[-4:]:
         reason = "out of memory: " + "0123456789" * 30
         log = ["x" * 300, "<script>alert(1)</script>"]
-        synthetic.write_result(
-            bad, synthetic.result(plan, status=End.OUT_OF_MEMORY, reason=reason, steps=0, log_tail=log)
-        )
+        synthetic.rewrite(bad, plan, status=End.OUT_OF_MEMORY, reason=reason, steps=0, log_tail=log)
     (bad / "trials" / ("stranger-" * 15)).mkdir()
-    kinds = tmp_path_factory.mktemp("kinds")
     other = (*synthetic.other_kinds(), *(synthetic.trial(f"{long_name}{n}", kind="distributed") for n in range(3)))
     run = synthetic.write_run(kinds, synthetic.record(other, workers=1))
     for plan in run.planned:
         taken = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
         taken += [synthetic.measurement(f"number_{n}_gb_per_sec", 1234.5, note="n" * 200, wide=1) for n in range(30)]
         taken += [synthetic.measurement("x" * 90 + "_sec", 1e-5, **{"k" * 90: "v" * 300, "n": n}) for n in range(3)]
-        synthetic.write_result(kinds, synthetic.result(plan, measurements=taken, flags=["f" * 300]))
-    earlier = tmp_path_factory.mktemp("earlier")
-    lost = ("no-checkpointing", "seq-2048")
-    showcase.write(full, workers=2, machine=showcase.A10, out_of_memory=lost)
-    showcase.write(earlier, workers=2, machine=showcase.A10, out_of_memory=lost, run_id="20261119-080000-all")
+        synthetic.rewrite(kinds, plan, measurements=taken, flags=["f" * 300])
+    showcase.write_a10(full)
+    showcase.write_a10(earlier, "20261119-080000-all")
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studio, "MOST_PROCESSES", 1)  # several test processes share this machine already
@@ -149,9 +138,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         }
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory, pages: dict[str, Path]) -> Iterator[Browser]:
+    one = Browser(tmp_path_factory.mktemp("profile"), pages)
+    yield one
+    one.driver.quit()
+
+
 @pytest.mark.parametrize("which", ["good", "bad", "kinds", "full"])
-def test_nothing_is_wider_than_the_screen(browser: Browser, pages: dict[str, Path], which: str) -> None:
-    browser.open(pages[which], 390)
+def test_nothing_is_wider_than_the_screen(browser: Browser, which: str) -> None:
+    browser.open(which, 390)
     browser.unfold()
     for width in (390, 800, 1300, 1440):
         browser.resize(width)
@@ -160,16 +156,14 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, pages: dict[str, Pat
 
 
 @pytest.mark.parametrize("which", ["good", "bad", "kinds", "full"])
-def test_nothing_is_wider_than_a_printed_page(browser: Browser, pages: dict[str, Path], which: str) -> None:
-    browser.open(pages[which], A4_LANDSCAPE_PX)
+def test_nothing_is_wider_than_a_printed_page(browser: Browser, which: str) -> None:
+    browser.open(which, A4_LANDSCAPE_PX)
     browser.call("Emulation.setEmulatedMedia", media="print")
     assert browser.evaluate("document.documentElement.scrollWidth") <= A4_LANDSCAPE_PX
 
 
-def test_printed_it_has_figures_on_upright_pages_and_what_was_folded_away(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
-    browser.open(pages["full"], 1440)
+def test_printed_it_has_figures_on_upright_pages_and_what_was_folded_away(browser: Browser) -> None:
+    browser.open("full", 1440)
     printed = base64.b64decode(browser.call("Page.printToPDF", preferCSSPageSize=True)["data"])
     sizes = [tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", printed)]
     upright = sum(height > width for width, height in sizes)
@@ -182,48 +176,41 @@ def test_printed_it_has_figures_on_upright_pages_and_what_was_folded_away(
     assert browser.evaluate("document.querySelector('section[aria-labelledby=raw]').offsetHeight") == 0
 
 
-def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["full"], 1440)
+def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser) -> None:
+    browser.open("full", 1440)
     drawn = browser.evaluate("[...document.querySelectorAll('figure')].map(one => one.id)")
     assert drawn == [chart.name for chart in sorted(CHARTS, key=lambda one: one.folded)]
     assert browser.evaluate("[...document.querySelectorAll('details.figure summary span')].every(p => p.innerText)")
     browser.unfold()
     assert browser.evaluate("[...document.querySelectorAll('figcaption p')].every(p => p.innerText.length > 20)")
-    assert pages["full"].stat().st_size <= 2_000_000
+    assert browser.pages["full"].stat().st_size <= 2_000_000
 
 
 @pytest.mark.parametrize("which", ["good", "bad", "full"])
-def test_the_console_is_silent_and_nothing_else_is_fetched(
-    browser: Browser, pages: dict[str, Path], which: str
-) -> None:
-    browser.open(pages[which], 1440)
+def test_the_console_is_silent_and_nothing_else_is_fetched(browser: Browser, which: str) -> None:
+    browser.open(which, 1440)
     assert browser.driver.title != ""
     assert browser.complaints() == []
-    assert browser.requests() == [pages[which].as_uri()]
+    assert browser.requests() == [browser.pages[which].as_uri()]
 
 
-def test_heads_sort_by_mouse_ascending_then_descending_with_what_is_unknown_last(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
-    browser.open(pages["full"], 1440)
+def test_heads_sort_by_mouse_ascending_then_descending_with_what_is_unknown_last(browser: Browser) -> None:
+    browser.open("full", 1440)
     planned = browser.column(0)
     button = browser.driver.find_elements(By.CSS_SELECTOR, "table.sortable thead button")[6]
     head = button.find_element(By.XPATH, "./..")
     assert button.text.startswith("Useful tokens")
-    button.click()
-    rates = [float(cell.replace(",", "")) for cell in browser.column(6) if cell]
-    assert (rates, head.get_attribute("aria-sort")) == (sorted(rates), "ascending")
-    assert set(browser.column(0)[-2:]) == {"seq-2048", "no-checkpointing"}
-    button.click()
-    rates = [float(cell.replace(",", "")) for cell in browser.column(6) if cell]
-    assert (rates, head.get_attribute("aria-sort")) == (sorted(rates, reverse=True), "descending")
-    assert set(browser.column(0)[-2:]) == {"seq-2048", "no-checkpointing"}
+    for order in ("ascending", "descending"):
+        button.click()
+        rates = [float(cell.replace(",", "")) for cell in browser.column(6) if cell]
+        assert (rates, head.get_attribute("aria-sort")) == (sorted(rates, reverse=order == "descending"), order)
+        assert set(browser.column(0)[-2:]) == {"seq-2048", "no-checkpointing"}
     assert browser.column(0)[0].startswith("packed")
     assert sorted(browser.column(0)) == sorted(planned)
 
 
-def test_heads_sort_by_keyboard_and_the_focus_is_seen(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["full"], 1440)
+def test_heads_sort_by_keyboard_and_the_focus_is_seen(browser: Browser) -> None:
+    browser.open("full", 1440)
     body = browser.driver.find_element(By.TAG_NAME, "body")
     for _ in range(40):
         body.send_keys(Keys.TAB)
@@ -238,10 +225,8 @@ def test_heads_sort_by_keyboard_and_the_focus_is_seen(browser: Browser, pages: d
     assert browser.column(0) == names[::-1]
 
 
-def test_where_rows_are_cards_a_choice_sorts_them_and_gives_the_plans_order_back(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
-    browser.open(pages["full"], 390)
+def test_where_rows_are_cards_a_choice_sorts_them_and_gives_the_plans_order_back(browser: Browser) -> None:
+    browser.open("full", 390)
     planned = browser.column(0)
     choice = Select(browser.driver.find_element(By.CSS_SELECTOR, ".sorter select"))
     name = next(option.text for option in choice.options if option.text.startswith("US$") and "asc" in option.text)
@@ -251,11 +236,11 @@ def test_where_rows_are_cards_a_choice_sorts_them_and_gives_the_plans_order_back
     assert browser.column(0) == planned
 
 
-def test_without_its_script_the_page_reads_the_same(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["full"], 1440)
+def test_without_its_script_the_page_reads_the_same(browser: Browser) -> None:
+    browser.open("full", 1440)
     shown = "document.querySelector('main').innerText"
     words = browser.evaluate(shown)
-    browser.open(pages["full"], 1440, script=False)
+    browser.open("full", 1440, script=False)
     plain = browser.evaluate(shown)
     browser.call("Emulation.setScriptExecutionDisabled", value=False)
     assert len(words) > 1000
@@ -263,10 +248,8 @@ def test_without_its_script_the_page_reads_the_same(browser: Browser, pages: dic
 
 
 @pytest.mark.parametrize(("width", "seen"), [(390, "narrow"), (1440, "wide")])
-def test_each_figure_is_shown_once_in_the_shape_that_fits(
-    browser: Browser, pages: dict[str, Path], width: int, seen: str
-) -> None:
-    browser.open(pages["good"], width)
+def test_each_figure_is_shown_once_in_the_shape_that_fits(browser: Browser, width: int, seen: str) -> None:
+    browser.open("good", width)
     browser.unfold()
     shown = browser.evaluate(
         "[...document.querySelectorAll('figure svg')].filter(e => e.getBoundingClientRect().height > 0)"
@@ -279,8 +262,8 @@ def test_each_figure_is_shown_once_in_the_shape_that_fits(
 
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("which", ["bad", "full", "kinds"])
-def test_no_text_of_a_figure_is_cut_off(browser: Browser, pages: dict[str, Path], which: str, width: int) -> None:
-    browser.open(pages[which], width)
+def test_no_text_of_a_figure_is_cut_off(browser: Browser, which: str, width: int) -> None:
+    browser.open(which, width)
     browser.unfold()
     cut = browser.evaluate(
         """[...document.querySelectorAll('figure svg')].flatMap(svg => {
@@ -296,8 +279,8 @@ def test_no_text_of_a_figure_is_cut_off(browser: Browser, pages: dict[str, Path]
     assert cut == []
 
 
-def test_text_in_figures_is_large_enough_to_read_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["full"], 390)
+def test_text_in_figures_is_large_enough_to_read_on_a_phone(browser: Browser) -> None:
+    browser.open("full", 390)
     browser.unfold()
     smallest = browser.evaluate(
         "Math.min(...[...document.querySelectorAll('figure svg.narrow text')]"
@@ -330,33 +313,31 @@ CONTRAST = """(() => {
 
 @pytest.mark.parametrize("which", ["full", "bad"])
 @pytest.mark.parametrize("dark", [False, True])
-def test_all_text_stands_out_from_what_is_behind_it(
-    browser: Browser, pages: dict[str, Path], which: str, dark: bool
-) -> None:
-    browser.open(pages[which], 1440, dark=dark)
+def test_all_text_stands_out_from_what_is_behind_it(browser: Browser, which: str, dark: bool) -> None:
+    browser.open(which, 1440, dark=dark)
     weakest = browser.evaluate(CONTRAST)
     assert weakest[0][0] >= LEAST_CONTRAST, weakest
 
 
-def test_dark_mode_reaches_page_and_figures(browser: Browser, pages: dict[str, Path]) -> None:
+def test_dark_mode_reaches_page_and_figures(browser: Browser) -> None:
     look = """(() => {
         const light = c => c.match(/\\d+/g).slice(0, 3).map(Number).reduce((a, b) => a + b) / 765;
         const text = document.querySelector('figure svg.wide text');
         return [light(getComputedStyle(document.body).backgroundColor), light(getComputedStyle(document.body).color),
                 light(getComputedStyle(text).fill)];
     })()"""
-    browser.open(pages["good"], 1440, dark=False)
+    browser.open("good", 1440, dark=False)
     paper, ink, drawn = browser.evaluate(look)
     assert paper > 0.9
     assert max(ink, drawn) < 0.5
-    browser.open(pages["good"], 1440, dark=True)
+    browser.open("good", 1440, dark=True)
     paper, ink, drawn = browser.evaluate(look)
     assert paper < 0.2
     assert min(ink, drawn) > 0.6
 
 
-def test_the_finding_the_note_and_the_table_are_on_the_first_screen(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["good"], 1440)
+def test_the_finding_the_note_and_the_table_are_on_the_first_screen(browser: Browser) -> None:
+    browser.open("good", 1440)
     bottoms = browser.evaluate(
         "['h1', '.note', 'table'].map(s => document.querySelector(s).getBoundingClientRect().bottom)"
     )

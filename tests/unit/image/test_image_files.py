@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,7 +89,6 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "MODELS", tmp_path / "models")
     monkeypatch.setattr(sys, "argv", ["selfcheck.py", "--verify", "--json"])
     (tmp_path / "locks").mkdir()
-    (tmp_path / "models").mkdir()
     write_lock(tmp_path, "pydantic", "pyyaml")
     return module
 
@@ -101,9 +101,11 @@ def write_lock(folder: Path, *names: str, version: str | None = None) -> None:
     (folder / "locks" / "x.txt").write_text("".join(lines))
 
 
-def put_model(folder: Path) -> Path:
-    model = folder / "models" / "org--M"
-    model.mkdir()
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Those of the one model in the image."""
+    model = tmp_path / "models" / "org--M"
+    model.mkdir(parents=True)
     header = json.dumps({"w": {"dtype": "U8", "shape": [100], "data_offsets": [0, 100]}, "__metadata__": {}}).encode()
     weights = model / "model.safetensors"
     weights.write_bytes(struct.pack("<Q", len(header)) + header + bytes(100))
@@ -119,8 +121,7 @@ def ask(check: ModuleType, capsys: pytest.CaptureFixture[str]) -> tuple[int, dic
     return code, report
 
 
-def test_a_whole_image_is_whole(check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = put_model(tmp_path)
+def test_a_whole_image_is_whole(check: ModuleType, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = ask(check, capsys)
     assert (code, report["wrong"]) == (0, [])
     assert set(report["packages"]) == {"pydantic", "pyyaml"}
@@ -130,33 +131,29 @@ def test_a_whole_image_is_whole(check: ModuleType, tmp_path: Path, capsys: pytes
     assert model["bytes"] == weights.stat().st_size + manifest.stat().st_size
 
 
-FAULTS = {
-    "package missing": lambda weights: write_lock(weights.parents[2], "not-installed-anywhere", version="1"),
-    "another version": lambda weights: write_lock(weights.parents[2], "pydantic", version="0.0.1"),
-    "cut short": lambda weights: weights.write_bytes(weights.read_bytes()[:-1]),
-    "flipped byte": lambda weights: weights.write_bytes(weights.read_bytes()[:-1] + b"\x01"),
-    "shard gone": lambda weights: weights.unlink(),
-    "no manifest": lambda weights: weights.with_name("manifest.json").unlink(),
-    "manifest damaged": lambda weights: weights.with_name("manifest.json").write_text("{"),
-    "no safetensors": lambda weights: weights.write_bytes(b"x" * 200),
-}
-WORDS = {
-    "package missing": "1 is in the lock and not installed",
-    "another version": "pydantic: the lock says 0.0.1, installed is",
-    "cut short": "its header says",
-    "flipped byte": "its sha256 is not the manifest's",
-    "shard gone": "in the manifest and not in the image",
-    "no manifest": "has no manifest.json",
-    "manifest damaged": "manifest.json: cannot be read",
-    "no safetensors": "cut short, or no safetensors file",
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("words", "damage"),
+    [
+        (
+            "1 is in the lock and not installed",
+            lambda weights: write_lock(weights.parents[2], "not-installed-anywhere", version="1"),
+        ),
+        (
+            "pydantic: the lock says 0.0.1, installed is",
+            lambda weights: write_lock(weights.parents[2], "pydantic", version="0.0.1"),
+        ),
+        ("its header says", lambda weights: weights.write_bytes(weights.read_bytes()[:-1])),
+        ("its sha256 is not the manifest's", lambda weights: weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")),
+        ("in the manifest and not in the image", lambda weights: weights.unlink()),
+        ("has no manifest.json", lambda weights: weights.with_name("manifest.json").unlink()),
+        ("manifest.json: cannot be read", lambda weights: weights.with_name("manifest.json").write_text("{")),
+        ("cut short, or no safetensors file", lambda weights: weights.write_bytes(b"x" * 200)),
+    ],
+)
 def test_each_thing_that_is_wrong_is_found_and_named(
-    check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+    check: ModuleType, weights: Path, capsys: pytest.CaptureFixture[str], words: str, damage: Callable[[Path], object]
 ) -> None:
-    FAULTS[fault](put_model(tmp_path))
+    damage(weights)
     code, report = ask(check, capsys)
     assert code == 1
-    assert any(WORDS[fault] in line for line in report["wrong"]), report["wrong"]
+    assert any(words in line for line in report["wrong"]), report["wrong"]

@@ -19,7 +19,7 @@ FULL_ON_TWO = replace(BARE, workers=2)
 
 
 def test_of_twelve_equal_configurations_none_is_called_the_fastest():
-    found = [summarize(run) for run, _ in trust.equal(FULL_ON_TWO, 60)]
+    found = [summarize(run) for run in trust.equal(FULL_ON_TWO, 60)]
     assert trust.share(found, trust.has_word) <= 0.12  # 27 % before configurations shared their noise
     assert trust.share(found, lambda one: sentences.recommendation(one).startswith("Train with")) <= 0.08
 

@@ -1,6 +1,7 @@
 """What of this subject starts a process."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -79,7 +80,7 @@ HOSTILE = "=cmd|' /C calc'!A0 <b onload=x> ]]> &amp; --> $y$"
 
 def test_hostile_names_are_text_in_every_figure(tmp_path):
     trials = tuple(
-        showcase.replace(one, name=f"{HOSTILE} {number}"[:80], reason=HOSTILE)
+        replace(one, name=f"{HOSTILE} {number}"[:80], reason=HOSTILE)
         for number, one in enumerate(synthetic.other_kinds())
     )
     trials = (*synthetic.quick(), synthetic.trial(HOSTILE, lora_rank=8), *trials)

@@ -33,13 +33,6 @@ def rewrite(folder, run, of, **more):
             synthetic.rewrite(folder, plan, exact=True, fingerprint=synthetic.fingerprint(**changed), **more)
 
 
-def fail(folder, run, *names, status=End.FAILED, reason="no luck"):
-    """The trials of these names ended so; without names, all of them."""
-    for plan in run.planned:
-        if not names or plan.trial.name in names:
-            synthetic.rewrite(folder, plan, status=status, reason=reason)
-
-
 def test_golden_numbers_reach_every_file(exact):
     assert exact.finding == (
         "optimized processed 4.00x (4.00 to 4.00) as many samples per second as baseline "
@@ -233,7 +226,8 @@ def test_missing_and_rejected_are_listed_by_name(folder):
 def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure_of_an_earlier_one(folder):
     run = synthetic.exact_run(folder)
     figures = build(folder).index.parent / "figures"
-    fail(folder, run)
+    for plan in run.planned:
+        synthetic.rewrite(folder, plan, status=End.FAILED, reason="no luck")
     made = build(folder)
     assert made.exit_code == 1
     assert made.finding == "No trial of this run succeeded (8 FAILED): there is nothing to compare."
@@ -246,7 +240,9 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure
 @pytest.mark.usefixtures("undrawn")
 def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
     run = synthetic.exact_run(folder)
-    fail(folder, run, "baseline", status=End.TIMED_OUT, reason="too slow")
+    for plan in run.planned:
+        if plan.trial.name == "baseline":
+            synthetic.rewrite(folder, plan, status=End.TIMED_OUT, reason="too slow")
     made = build(folder)
     assert made.finding.startswith("optimized processed 100 (100 to 100) samples per second per worker on 4 workers")
     assert "baseline has no successful trial, so no configuration can be compared with it." in made.cautions

@@ -1,7 +1,5 @@
 """`inv report --watch`: renewed as results arrive, and how it ends. The clock and the sleeping are the test's own."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from reports.output import watch
@@ -125,4 +123,4 @@ def test_looking_tells_results_apart_by_trial_size_and_time(folder):
     run.arrive(1)
     after = watch.look(folder)
     assert (before.ended, after.ended, after.planned, after.is_over) == (0, 1, 4, False)
-    assert SimpleNamespace(seen=before.seen) != SimpleNamespace(seen=after.seen)
+    assert before.seen != after.seen

@@ -16,16 +16,15 @@ from tests.support.reports import synthetic
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script>"
 
 
-def write(folder, run_id, speeds=None, *, trials=None, workers=4, shake=0.002, changed=None, **more):
+def write(folder, run_id, speeds, *, trials=None, workers=4, shake=0.002, changed=lambda result: result, **more):
     """A run whose workers differ a little and whose steps do not: `speeds` maps a trial's name to its step time."""
     record = synthetic.record(trials, run_id=run_id, workers=workers, **more)
-    folder.mkdir()
-    record.write(folder)
+    results = []
     for plan in record.planned:
         place = record.workers.index(plan.worker) - (workers - 1) / 2
-        seconds = (speeds or {}).get(plan.trial.name, 0.2) * math.exp(shake * place)
-        result = synthetic.result(plan, step_time_sec=seconds, exact=True, run_id=run_id)
-        synthetic.write_result(folder, changed(result) if changed else result)
+        seconds = speeds.get(plan.trial.name, 0.2) * math.exp(shake * place)
+        results.append(changed(synthetic.result(plan, step_time_sec=seconds, exact=True, run_id=run_id)))
+    synthetic.write_results(folder, record, results)
     return load(folder)
 
 
@@ -72,17 +71,13 @@ def test_a_slower_configuration_is_named_and_fails_and_the_frame_holds_its_numbe
     assert table.loc[table["configuration"] == "optimized", "before_processes"].tolist() == [4.0, 4.0]
 
 
-def test_a_faster_configuration_passes(runs):
-    found = compare(runs({}, {"optimized": 0.18}))
-    assert words(found)["optimized", "b"] == "faster"
-    assert found.exit_code == 0
-
-
-def test_slower_within_the_tolerance_is_still_called_slower_but_passes(runs):
-    slower = runs({}, {"optimized": 0.203})
-    assert words(compare(slower))["optimized", "b"] == "slower"
-    assert compare(slower, tolerance=0.02).exit_code == 0
-    assert compare(slower, tolerance=0.01).exit_code == 1
+@pytest.mark.parametrize(
+    ("speed", "tolerance", "word", "exit_code"),
+    [(0.18, 0.01, "faster", 0), (0.203, 0.02, "slower", 0), (0.203, 0.01, "slower", 1)],
+)
+def test_a_faster_configuration_and_a_slower_one_within_the_tolerance_pass(runs, speed, tolerance, word, exit_code):
+    found = compare(runs({}, {"optimized": speed}), tolerance=tolerance)
+    assert (words(found)["optimized", "b"], found.exit_code) == (word, exit_code)
 
 
 def test_every_later_run_is_compared_with_the_first(runs):
@@ -128,12 +123,11 @@ def test_repeats_on_one_unknown_machine_say_nothing_about_the_next_machine(tmp_p
     for name in "ab":
         record = synthetic.record(run_id=name, workers=1)
         plans = [replace(plan, trial_id=f"{plan.trial_id}.{turn}") for plan in record.planned for turn in range(3)]
-        record = replace(record, planned=plans)
-        (tmp_path / name).mkdir()
-        record.write(tmp_path / name)
-        for number, plan in enumerate(plans):
-            result = synthetic.result(plan, step_time_sec=0.2 + number * 1e-4, exact=True, run_id=name)
-            synthetic.write_result(tmp_path / name, result)
+        results = [
+            synthetic.result(plan, step_time_sec=0.2 + number * 1e-4, exact=True, run_id=name)
+            for number, plan in enumerate(plans)
+        ]
+        synthetic.write_results(tmp_path / name, replace(record, planned=plans), results)
         both.append(load(tmp_path / name))
     found = compare(both)
     assert {row.verdict for row in found.rows} == {"unknown"}

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from bench.records.result import End
 from reports.comparison.compare import compare
-from reports.read.run import Configuration, Run
+from reports.read.load import load
+from tests.benchmarks.report_trust import has_alarm, share
 from tests.support.reports import synthetic
 from tests.support.reports.noise import ON_A_GPU, Noise
 from tests.support.thorough import examples
@@ -25,76 +25,49 @@ pytestmark = pytest.mark.slow
 
 RUNS = examples(400)
 STEPS = 20
-EMPTY = pd.DataFrame()  # compare reads results, not frames
 
 
 @pytest.fixture(scope="module")
 def laid_out(tmp_path_factory):
-    """Two runs as loaded, without steps yet; each worker has the same GPU in both, as environment.json says."""
-    shells = []
+    """Two runs as loaded; each worker has the same GPU in both, as environment.json says."""
+    runs = []
     for name in ("before", "after"):
         folder: Path = tmp_path_factory.mktemp(name)
         trials = tuple(replace(one, measured_steps=STEPS, profile="gpu") for one in synthetic.quick())
         record = synthetic.record(trials, run_id=name, profile="gpu", fleet_kind="kubernetes")
-        empty = {}
+        told = synthetic.fingerprint(device="cuda", gpu_name="NVIDIA A10", gpu_driver="580.95")
         for plan in record.planned:
-            place = folder / "trials" / plan.trial_id
-            place.mkdir(parents=True)
+            path = synthetic.rewrite(folder, plan, exact=True, run_id=name, fingerprint=told)
             gpu = {"uuid": f"GPU-{plan.worker}", "driver": "580.95"}
-            (place / "environment.json").write_text(json.dumps({"kind": "environment", "gpus": [gpu]}))
-            told = synthetic.fingerprint(device="cuda", gpu_name="NVIDIA A10", gpu_driver="580.95")
-            one = synthetic.result(plan, exact=True, run_id=name, fingerprint=told)
-            empty[plan.trial_id] = replace(one, warmup=replace(one.warmup, step_time_sec=[]))
-        shells.append((folder, record, empty))
-    return shells
+            path.with_name("environment.json").write_text(json.dumps({"kind": "environment", "gpus": [gpu]}))
+        record.write(folder)
+        runs.append(load(folder))
+    return runs
 
 
-def as_loaded(shell, slower_by, speeds, noise, random):
-    """A run whose steps are drawn anew. `slower_by` maps a configuration to a share, `speeds` a worker to its own."""
-    folder, record, empty = shell
+def drawn_anew(run, slower_by, speeds, noise, random):
+    """The run with other steps. `slower_by` maps a configuration to a share, `speeds` a worker to its own."""
     results = []
-    for plan in record.planned:
-        middle = speeds[plan.worker] + np.log1p(slower_by.get(plan.trial.name, 0.0))
+    for one in run.results:
+        middle = speeds[one.worker] + np.log1p(slower_by.get(one.trial.name, 0.0))
         times = 0.2 * np.exp(noise.process(random, STEPS, middle))
-        one = empty[plan.trial_id]
         results.append(replace(one, steps=replace(one.steps, step_time_sec=times.tolist())))
-    names = dict.fromkeys(plan.trial.name for plan in record.planned)
-    planned = {name: tuple(plan for plan in record.planned if plan.trial.name == name) for name in names}
-    label_of = {plan.trial_id: plan.trial.name for plan in record.planned}
-    return Run(
-        folder=folder,
-        record=record,
-        configurations=tuple(Configuration(label=name, planned=plans) for name, plans in planned.items()),
-        results=tuple(results),
-        label_of=label_of,
-        trials=EMPTY,
-        measurements=EMPTY,
-        rejected=(),
-        missing=(),
-    )
+    return replace(run, results=tuple(results))
 
 
 def comparisons(laid_out, slower_by, noise, *, same_gpus=True, seed=1, runs=RUNS):
     """Comparisons of `runs` pairs of simulated runs."""
     random = np.random.default_rng(seed)
-    workers = laid_out[0][1].workers
+    workers = laid_out[0].record.workers
     for _ in range(runs):
         speeds = {worker: random.normal(0.0, noise.workers) for worker in workers}
         again = speeds if same_gpus else {worker: random.normal(0.0, noise.workers) for worker in workers}
         yield compare(
             [
-                as_loaded(laid_out[0], {}, speeds, noise, random),
-                as_loaded(laid_out[1], slower_by, again, noise, random),
+                drawn_anew(laid_out[0], {}, speeds, noise, random),
+                drawn_anew(laid_out[1], slower_by, again, noise, random),
             ]
         )
-
-
-def share(found, holds):
-    return np.mean([holds(one) for one in found])
-
-
-def has_alarm(one):
-    return any(row.verdict in ("faster", "slower") for row in one.rows)
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +114,7 @@ def test_where_noise_hides_a_slowdown_the_word_is_unknown_and_equal_runs_are_not
 @pytest.fixture
 def other_gpus(laid_out):
     """The second run's workers have GPUs of their own."""
-    folder = laid_out[1][0]
-    files = list(folder.glob("trials/*/environment.json"))
+    files = list(laid_out[1].folder.glob("trials/*/environment.json"))
     before = [path.read_text() for path in files]
     for path, text in zip(files, before, strict=True):
         path.write_text(text.replace("GPU-", "GPU-other-"))
@@ -159,4 +131,4 @@ def test_every_simulated_trial_counts(laid_out):
     (one,) = comparisons(laid_out, {}, ON_A_GPU, runs=1)
     assert {row.after.n_processes for row in one.rows} == {4}
     assert {row.configuration for row in one.rows} == {"baseline", "optimized"}
-    assert all(result.status is End.SUCCEEDED for result in laid_out[0][2].values())
+    assert all(result.status is End.SUCCEEDED for result in laid_out[0].results)

@@ -41,10 +41,8 @@ def run(folder, run_id, *, told=None, full=None, profile="gpu", fleet_kind="kube
 @pytest.fixture
 def two(tmp_path):
     def make(first=None, second=None):
-        found = []
-        for name, given in (("a", first or {}), ("b", second or {})):
-            found.append(run(tmp_path / name, name, **{"full": environment()} | given))
-        return found
+        each = {"a": first or {}, "b": second or {}}
+        return [run(tmp_path / name, name, **{"full": environment()} | given) for name, given in each.items()]
 
     return make
 

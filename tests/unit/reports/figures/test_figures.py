@@ -107,10 +107,8 @@ def test_published_results_stand_beside_no_run_of_another_model_or_profile(tmp_p
     showcase.write(tmp_path / "gpu")
     run = load(tmp_path / "gpu")
     assert published.beside(run) is not None
-    result = run.results[-1]
-    showcase.synthetic.write_result(
-        tmp_path / "gpu", showcase.replace(result, fingerprint={**result.fingerprint, "model_parameters": 1_000})
-    )
+    other = {**run.results[-1].fingerprint, "model_parameters": 1_000}
+    synthetic.write_result(tmp_path / "gpu", replace(run.results[-1], fingerprint=other))
     assert published.beside(load(tmp_path / "gpu")) is None
     synthetic.write_run(tmp_path / "tiny")
     assert published.beside(load(tmp_path / "tiny")) is None
@@ -142,8 +140,7 @@ def test_loading_and_inference_take_their_values_over_workers(a10):
 
 
 def test_what_generated_tokens_cost_is_said_for_every_path(a10):
-    summary, run = a10
-    figure = inference.gather(summary, run)
+    figure = inference.gather(*a10)
     assert "Dotted: the same step with LoRA adapters on." in figure.caption
     priced = replace(figure, usd_per_hour=3.6)
     line = figure.lines[0][0]
@@ -176,7 +173,7 @@ def test_the_way_from_the_baseline_to_what_is_recommended_changes_one_thing_afte
     assert useful.marks[2].words.endswith("1.91x the row above")
     assert minutes.marks[3].value == pytest.approx(2.04, rel=0.01)
     settings = {one.label: one.planned[0].trial for one in run.configurations}
-    alone = showcase.replace(summary, rows=tuple(row for row in summary.rows if row.label in ("baseline", "packed")))
+    alone = replace(summary, rows=tuple(row for row in summary.rows if row.label in ("baseline", "packed")))
     assert diagnostic.journey(alone, settings) == []
 
 
@@ -186,7 +183,7 @@ def test_memory_shows_predictions_where_there_are_any_and_bars_alone_where_there
     assert figure.groups[0].panels[0].at == pytest.approx(150.0)
     assert all(mark.limit for mark in rows_of(figure).values())
     without = run.measurements[run.measurements["name"] != memory.PREDICTED]
-    bare = memory.gather(summary, showcase.replace(run, measurements=without))
+    bare = memory.gather(summary, replace(run, measurements=without))
     assert {mark.limit for mark in rows_of(bare).values()} == {None}
     assert "no prediction" in bare.caption
 
@@ -198,7 +195,7 @@ def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200,
     peaks = {row.label: row.peak_vram_bytes for row in summary.rows}
     these = frame["name"] == memory.PREDICTED
     frame.loc[these, "value"] = [predicted * peaks[label] for label in frame.loc[these, "configuration"]]
-    marks = rows_of(memory.gather(summary, showcase.replace(run, measurements=frame)))
+    marks = rows_of(memory.gather(summary, replace(run, measurements=frame)))
     assert {mark.words.split("predicted, ")[1].split("  ")[0] for mark in marks.values()} == {says}
 
 
@@ -236,24 +233,22 @@ def test_the_titles_of_the_costs_are_whole(a10, sheet):
 
 def with_medians(summary, medians_of):
     """The summary with these step times by worker, of each configuration that was measured."""
-    rows = (
-        row
-        if row.measured is None
-        else showcase.replace(row, measured=showcase.replace(row.measured, worker_medians=medians_of(row.label)))
+    rows = [
+        replace(row, measured=row.measured and replace(row.measured, worker_medians=medians_of(row.label)))
         for row in summary.rows
-    )
-    return showcase.replace(summary, rows=tuple(rows))
+    ]
+    return replace(summary, rows=tuple(rows))
 
 
 def out_of_memory_on(summary, label, amount):
     """The summary in which `amount` trials of `label` ended so, beside those that succeeded."""
     rows = tuple(
-        showcase.replace(row, planned=row.planned + amount, ends={**row.ends, End.OUT_OF_MEMORY: amount})
+        replace(row, planned=row.planned + amount, ends={**row.ends, End.OUT_OF_MEMORY: amount})
         if row.label == label
         else row
         for row in summary.rows
     )
-    return showcase.replace(summary, rows=rows)
+    return replace(summary, rows=rows)
 
 
 def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
@@ -271,7 +266,7 @@ def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
 
 def test_memory_shows_what_ran_out_of_it_also_without_a_prediction(a10):
     summary, run = a10
-    bare = showcase.replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED])
+    bare = replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED])
     figure = memory.gather(summary, bare)
     assert rows_of(figure)["seq-2048"].words == "out of memory: it needs more than 23.7 GB"
     assert rows_of(figure)["seq-2048"].is_hollow
@@ -332,7 +327,7 @@ def test_telemetry_is_averaged_into_bins_and_cut_rows_are_left_out(tmp_path):
 def test_telemetry_of_several_gpus_is_one_line_each(a10):
     summary, run = a10
     ranked = next(one for one in run.results if one.trial.world_size == 4)
-    alone = showcase.replace(run, results=(ranked,))
+    alone = replace(run, results=(ranked,))
     data = telemetry_figure.gather(summary, alone)
     assert [curve.gpu for curve in data.lanes[0].curves] == [0, 1, 2, 3]
     assert [name for name, _, _ in data.phases][:3] == ["import", "load", "data"]
@@ -344,8 +339,7 @@ def test_a_quantity_that_a_short_trial_never_sampled_has_no_lane():
 
 
 def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(a10):
-    summary, run = a10
-    data = telemetry_figure.gather(summary, run)
+    data = telemetry_figure.gather(*a10)
     assert [lane.lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
     assert data.lanes[1].heading.endswith(" of 150")
     assert data.over.title.endswith("above the target of 80 %; its power limit held the clock down 76 % of that time")
@@ -370,14 +364,14 @@ def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
     summary, run = a10
     silent = {"gpu_power_limit_watts": None, "gpu_max_sm_clock_mhz": None}
     results = tuple(
-        showcase.replace(
+        replace(
             one,
             fingerprint=one.fingerprint | silent,
             measurements=[each for each in one.measurements if each.name != telemetry_figure.CAPPED],
         )
         for one in run.results
     )
-    data = telemetry_figure.gather(summary, showcase.replace(run, results=results))
+    data = telemetry_figure.gather(summary, replace(run, results=results))
     assert [lane.lines for lane in data.lanes] == [(80.0,), (), (), ()]
     assert data.over.title.endswith("above the target of 80 %")
     assert "at most" not in data.caption
@@ -386,9 +380,9 @@ def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
 def test_a_loss_that_does_not_fall_is_the_title(folder):
     run = synthetic.write_run(folder)
     rising = synthetic.result(run.planned[0], step_time_sec=0.16)
-    losses = showcase.replace(rising.steps, loss=sorted(rising.steps.loss))
+    losses = replace(rising.steps, loss=sorted(rising.steps.loss))
     for plan in run.planned[:4]:
-        again = showcase.replace(rising, trial_id=plan.trial_id, worker=plan.worker, steps=losses, warmup=losses)
+        again = replace(rising, trial_id=plan.trial_id, worker=plan.worker, steps=losses, warmup=losses)
         synthetic.write_result(folder, again)
     loaded = load(folder)
     data = loss_curves.gather(summarize(loaded), loaded)

@@ -54,11 +54,14 @@ def test_it_is_refused_by_name_and_the_rest_stands(folder, case):
     assert all(case.startswith((name, "(")) for name in lost)
 
 
-def test_a_ledger_that_is_no_file_is_refused_by_name(folder):
-    hostile.DAMAGE["a FIFO"](folder / "ledger.jsonl")
-    assert [(one.file, one.reason) for one in load(folder).rejected] == [
-        ("ledger.jsonl", "cannot be read: it is a pipe, not a file")
+@pytest.mark.parametrize(("damage", "what"), [("a FIFO", "a pipe"), ("a folder", "a folder")])
+def test_a_ledger_that_is_no_file_is_named_and_counted_and_the_rest_stands(folder, damage, what):
+    hostile.DAMAGE[damage](folder / "ledger.jsonl")
+    run = load(folder)
+    assert [(one.file, one.reason) for one in run.rejected] == [
+        ("ledger.jsonl", f"cannot be read: it is {what}, not a file")
     ]
+    assert (len(run.results), run.missing) == (len(run.record.planned), ())
 
 
 def test_a_folder_whose_name_is_no_text_is_named_with_escapes(folder):

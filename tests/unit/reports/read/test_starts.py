@@ -38,13 +38,3 @@ def test_the_held_time_of_a_run_goes_by_its_ledger_and_without_one_says_what_it_
     for plan in record.planned:
         ledger.started(plan.trial_id, 1, plan.worker, "/jobs")
     assert "the run's ledger is missing or incomplete" not in " ".join(summarize(load(tmp_path)).billed.unknown)
-
-
-def test_a_ledger_that_cannot_be_read_is_named_and_counted_and_the_rest_stands(tmp_path):
-    synthetic.write_run(tmp_path)
-    (tmp_path / LEDGER_FILE).mkdir()  # what root cannot read either
-    run = load(tmp_path)
-    assert [(one.file, one.reason) for one in run.rejected] == [
-        ("ledger.jsonl", "cannot be read: it is a folder, not a file")
-    ]
-    assert (len(run.results), run.missing) == (8, ())

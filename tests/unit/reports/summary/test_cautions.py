@@ -19,13 +19,11 @@ HEAT = "throttled: hw_thermal_slowdown in {} % of samples"
 def told(tmp_path):
     """The cautions of a run of six configurations on four workers; `changed` alters results by worker and number."""
 
-    def make(changed=lambda result, _: result):
+    def make(changed):
         trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 7))
         run = synthetic.record(trials)
-        tmp_path.mkdir(exist_ok=True)
-        run.write(tmp_path)
-        for number, plan in enumerate(run.planned):
-            synthetic.write_result(tmp_path, changed(synthetic.result(plan, exact=True), number))
+        results = [changed(synthetic.result(plan, exact=True), number) for number, plan in enumerate(run.planned)]
+        synthetic.write_results(tmp_path, run, results)
         return summarize(load(tmp_path)).cautions
 
     return make

@@ -20,10 +20,10 @@ FACTOR = Pricing(co2_kg_per_kwh=0.5, co2_source="our grid, 2026")
 @pytest.fixture
 def run(tmp_path):
     """Two configurations of 0.16 s and 0.08 s a step at 148 W, on four workers."""
-    record = synthetic.exact_run(tmp_path)
-    for plan in record.planned:
-        one = synthetic.result(plan, exact=True, step_time_sec=0.16 if plan.trial.name == "baseline" else 0.08)
-        synthetic.write_result(tmp_path, replace(one, measurements=synthetic.telemetry()))
+    record, seconds = synthetic.record(), {"baseline": 0.16, "optimized": 0.08}
+    seen = {"exact": True, "measurements": synthetic.telemetry()}
+    results = [synthetic.result(plan, step_time_sec=seconds[plan.trial.name], **seen) for plan in record.planned]
+    synthetic.write_results(tmp_path, record, results)
     return load(tmp_path)
 
 
@@ -47,7 +47,8 @@ def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_stand_in_files
     assert "J per 1,000 useful tokens" in markdown.render(summary, ())
     column = 'data-label="GPU energy, J per 1,000 useful tokens"'
     assert html.render(summary, run, ()).count(column) == len(summary.rows)
-    assert column not in html.render(summarize(without_watts(run)), without_watts(run), ())
+    silent = without_watts(run)
+    assert column not in html.render(summarize(silent), silent, ())
     said = highlights.energy(summary)
     assert said.startswith("With optimized: 30.8 J (30.8 to 30.8) per 1,000 useful tokens. The GPU uses 0.00411 kWh")
     assert "of CO2 at 0.500 kg a kWh (our grid, 2026); without the host" in said

@@ -86,13 +86,13 @@ def test_a_distributed_trial_that_measured_nothing_says_nothing():
 
 def test_a_report_prices_four_gpus_by_what_its_own_distributed_trials_measured(tmp_path):
     ddp = tuple(replace(OPTIMUM, name=f"ddp-{count}", kind="distributed", world_size=count) for count in (1, 4))
+    results = []
     record = synthetic.record((*synthetic.quick(), *ddp), workers=1)
-    record.write(tmp_path)
     for plan in record.planned:
-        count = plan.trial.world_size
-        one = ranks(count, 50.0 * (3.6 if count == 4 else 1.0)) if plan.trial.kind == "distributed" else None
-        result = synthetic.result(plan, exact=True)
-        synthetic.write_result(tmp_path, result if one is None else replace(result, measurements=one.measurements))
+        rate = {1: 50.0, 4: 3.6 * 50.0}[plan.trial.world_size]
+        taken = ranks(plan.trial.world_size, rate).measurements if plan.trial.kind == "distributed" else []
+        results.append(synthetic.result(plan, exact=True, measurements=taken))
+    synthetic.write_results(tmp_path, record, results)
     summary = summarize(load(tmp_path), Pricing(usd_per_gpu_hour=2.0, source="list"))
     baseline, optimized = summary.rows
     assert optimized.cost.fine_tunings[2].scaling.speedup == pytest.approx(3.6)

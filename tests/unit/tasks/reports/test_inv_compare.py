@@ -137,7 +137,7 @@ def test_a_plan_that_cannot_be_trusted_is_named(project):
 
 
 def test_a_damaged_result_is_said_and_the_others_are_compared(project, capsys):
-    synthetic.replace_result(project.root / "results/b", "baseline.worker-1", b"{}")
+    (project.root / "results/b/trials/baseline.worker-1/result.json").write_text("{}")
     compare(Context(), "a", "b")
     assert "! b: 1 file rejected; inv report --run=b says which and why" in " ".join(capsys.readouterr().out.split())
 
