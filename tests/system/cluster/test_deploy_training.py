@@ -51,6 +51,7 @@ def training_cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iter
     image = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(workspace)}
     folders = (tiny_model.parent, tiny_data.parent, workspace)
     with Cluster(nodes=PODS, image_paths=folders, image_environment=image) as cluster:
+        cluster.patience_sec = WAIT_SEC
         yield cluster
 
 
@@ -89,12 +90,12 @@ class Volume:
         self.hold.unlink(missing_ok=True)
         name = f"step-{step:08}"
         there = lambda: any(path.name >= name for path in self.folder.glob("checkpoints/step-*"))  # noqa: E731
-        self.operator.cluster.wait_until(there, name, within_sec=WAIT_SEC)
+        self.operator.cluster.wait_until(there, name)
         self.hold.touch()
 
     def attempt(self, number: int) -> None:
         there = self.folder / f"train.{number}"
-        self.operator.cluster.wait_until(there.exists, f"attempt {number}", within_sec=WAIT_SEC)
+        self.operator.cluster.wait_until(there.exists, f"attempt {number}")
 
 
 def pod(operator: Operator, index: int) -> str:
@@ -167,9 +168,7 @@ def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_a
     trainer.inv("train", "--job", f"--resume={run_id}")
     volume.goes_on_to(20)
     hold.unlink()
-    trainer.cluster.wait_until(
-        lambda: conditions(trainer).get("Complete") == "True", "the Job to complete", within_sec=WAIT_SEC
-    )
+    trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
     assert conditions(trainer).get("Failed") != "True"
 
     said = trainer.inv("collect", f"--run={run_id}")
