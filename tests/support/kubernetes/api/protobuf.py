@@ -1,4 +1,4 @@
-"""Just enough Protobuf for the bodies that kubectl 1.32 and later sends for `auth can-i` and `drain`."""
+"""Just enough Protobuf for the bodies that kubectl 1.32 and later sends for `auth can-i`, `auth whoami` and `drain`."""
 
 from collections.abc import Iterator
 
@@ -36,14 +36,14 @@ def _text(data: bytes, names: dict[int, str]) -> dict[str, str]:
 
 
 def decode(body: bytes) -> Json:
-    """The object as JSON. Raises Refusal (415) for every kind but the review of a user's own right to one thing, and
-    evictions, whose options are not read.
+    """The object as JSON. Raises Refusal (415) for every kind but the reviews of a user's own rights, and evictions,
+    whose options are not read.
     """
     envelope = dict(_fields(body[len(MAGIC) :]))
     about = _text(envelope.get(1, b""), {1: "apiVersion", 2: "kind"})
     if about.get("kind") == "Eviction":
         return {**about, "metadata": {}}
-    if about.get("kind") != "SelfSubjectAccessReview":
+    if not about.get("kind", "").startswith("SelfSubject"):
         message = "the body of the request was in an unknown format - accepted media types include: application/json"
         raise Refusal(415, "UnsupportedMediaType", message)
     spec: Json = {}

@@ -191,11 +191,18 @@ class Server:
             raise Refusal(400, "BadRequest", f"the object provided is unrecognized: {error}") from None
 
     def _review(self, at: Target, body: Any, user: str) -> Json | None:
-        """What `auth can-i` asks."""
-        if at.resource.kind != "SelfSubjectAccessReview":
-            return None
-        asked = body["spec"].get("resourceAttributes", {})
-        plural, group = asked.get("resource", ""), asked.get("group", "")
-        key = f"{plural}.{group}" if group else plural
-        names = (asked.get(part, "") for part in ("subresource", "namespace", "name"))
-        return {**body, "status": {"allowed": self.allowed(user, asked.get("verb", ""), key, *names)}}
+        """What `auth can-i` and `auth whoami` ask."""
+        kind = at.resource.kind
+        if kind == "SelfSubjectAccessReview":
+            asked = body["spec"].get("resourceAttributes", {})
+            plural, group = asked.get("resource", ""), asked.get("group", "")
+            key = f"{plural}.{group}" if group else plural
+            names = (asked.get(part, "") for part in ("subresource", "namespace", "name"))
+            allowed = self.allowed(user, asked.get("verb", ""), key, *names)
+            return {**body, "status": {"allowed": allowed}}
+        if kind == "SelfSubjectReview":
+            return {**body, "status": {"userInfo": {"username": user, "groups": ["system:authenticated"]}}}
+        if kind == "SelfSubjectRulesReview":
+            every = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+            return {**body, "status": {"resourceRules": [every], "nonResourceRules": [], "incomplete": True}}
+        return None

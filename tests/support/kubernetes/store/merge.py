@@ -84,15 +84,37 @@ def _reorder(made: Json, field: str, order: list[Any], schema: Json) -> None:
 
 
 def json_patch(live: Json, operations: list[Json]) -> Json:
-    """RFC 6902, of which kubectl sends `replace` of a field alone (of the managed ones). Raises Refusal (422)."""
+    """RFC 6902, without `copy` and `move`. Raises Refusal (422) when a test or a path fails."""
     made = copied(live)
     for step in operations:
-        *way, field = step["path"].split("/")[1:]
-        at = made
-        for part in way:
-            at = at.get(part, {})
-        if step["op"] != "replace" or field not in at:
+        *way, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
+        at: Any = made
+        try:
+            for part in way:
+                at = at[int(part)] if isinstance(at, list) else at[part]
+            _one(at, last, step)
+        except (KeyError, IndexError, ValueError, TypeError):
             message = f"the server rejected our request due to an error in our request: {step}"
-            raise Refusal(422, "Invalid", message)
-        at[field] = step["value"]
+            raise Refusal(422, "Invalid", message) from None
     return made
+
+
+def _one(at: Any, last: str, step: Json) -> None:
+    index: Any = last
+    if isinstance(at, list):
+        index = len(at) if last == "-" else int(last)
+    match step["op"]:
+        case "add" if isinstance(at, list):
+            at.insert(index, step["value"])
+        case "add":
+            at[index] = step["value"]
+        case "replace":
+            at[index]  # it must be there
+            at[index] = step["value"]
+        case "remove":
+            del at[index]
+        case "test":
+            if at[index] != step["value"]:
+                raise ValueError(step["path"])
+        case _:
+            raise ValueError(step["op"])
