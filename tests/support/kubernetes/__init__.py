@@ -16,7 +16,6 @@ Its limits. What is not here cannot be shown by a test that runs on it:
 - Every image is the machine itself, read-only. Resources are counted, not enforced: `oom_kill` is a switch, cpu and
   memory limits do nothing; memory-backed and (`disk_bytes`) other emptyDirs are truly full when they are full.
 - Memory-backed emptyDirs are each container's own and begin empty after a restart. Claims are folders.
-- `kubectl get` without -o prints names and ages alone: the Table answers are none.
 - Exec speaks WebSocket v5 and v4, not SPDY: a user who may `create` but not `get` pods/exec is refused. That
   containerd closes standard input early (once a process has closed its output) happens by the switch `stdin-cut` alone.
 - No RBAC: rules are denied by switch, roles and bindings are only stored. Tokens, no client certificates.

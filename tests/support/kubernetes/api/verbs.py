@@ -16,6 +16,7 @@ from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_req
 from tests.support.kubernetes.api.exec import Session, pick_container
 from tests.support.kubernetes.api.logs import serve_log
 from tests.support.kubernetes.api.selectors import label_selector, wanted
+from tests.support.kubernetes.api.tables import table
 from tests.support.kubernetes.api.write import Writer
 from tests.support.kubernetes.store.resources import Resource, Target
 from tests.support.kubernetes.store.store import Store, Watch, held, now, set_condition
@@ -56,21 +57,33 @@ class Api:
 
     async def _read(self, request: web.Request, at: Target) -> web.StreamResponse:
         key = at.resource.key
+        as_table = "as=Table" in request.headers.get("Accept", "")
+        whole = request.query.get("includeObject") == "Object"
         if at.name:
-            return web.json_response(self._typed(at.resource, self.store.get(key, at.namespace, at.name)))
+            found = self.store.get(key, at.namespace, at.name)
+            version = found["metadata"]["resourceVersion"]
+            return web.json_response(
+                table(key, [found], version, whole=whole) if as_table else self._typed(at.resource, found)
+            )
         holds = wanted(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         if request.query.get("watch") in ("true", "1"):
-            return await self._watch(request, at, holds)
+            return await self._watch(request, at, holds, as_table)
         found_all = [obj for obj in self.store.list(key, at.namespace) if holds(obj)]
         start = int(request.query.get("continue") or 0)
         limit = int(request.query.get("limit") or 0) or len(found_all) + 1
         page, left = found_all[start : start + limit], len(found_all) - start - limit
         more = {"continue": str(start + limit), "remainingItemCount": left} if left > 0 else {}
+        version = str(self.store.version)
+        if as_table:
+            made = table(key, page, version, whole=whole)
+            made["metadata"] |= more
+            return web.json_response(made)
+        resource = at.resource
         return web.json_response(
             {
-                "kind": f"{at.resource.kind}List",
-                "apiVersion": at.resource.api_version,
-                "metadata": {"resourceVersion": str(self.store.version), **more},
+                "kind": f"{resource.kind}List",
+                "apiVersion": resource.api_version,
+                "metadata": {"resourceVersion": version, **more},
                 "items": [{k: v for k, v in obj.items() if k not in ("kind", "apiVersion")} for obj in page],
             }
         )
@@ -79,17 +92,23 @@ class Api:
     def _typed(resource: Resource, obj: Json) -> Json:
         return {"kind": resource.kind, "apiVersion": resource.api_version, **obj}
 
-    async def _watch(self, request: web.Request, at: Target, holds: Any) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, at: Target, holds: Any, as_table: bool) -> web.StreamResponse:
         asked = request.query.get("resourceVersion", "")
         since = int(asked) if asked not in ("", "0") else None
         deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         watch = Watch(self.store, at.resource.key, at.namespace, since, holds)
+        columns = True
 
         async def send(kind: str, obj: Json) -> None:
-            shown = {"type": kind, "object": self._typed(at.resource, obj)}
-            await response.write(json.dumps(shown).encode() + b"\n")
+            nonlocal columns
+            shown = self._typed(at.resource, obj)
+            if as_table:
+                version = obj["metadata"]["resourceVersion"]
+                shown = table(at.resource.key, [obj], version, whole=False, columns=columns)
+                columns = False
+            await response.write(json.dumps({"type": kind, "object": shown}).encode() + b"\n")
 
         try:
             for kind, obj in watch.past():

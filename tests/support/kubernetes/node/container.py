@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.kubernetes.api.answers import Json
-from tests.support.kubernetes.store.store import now
+from tests.support.kubernetes.store.store import now, now_micro
 
 _SANDBOX = Path(__file__).with_name("sandbox.py")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -22,12 +22,12 @@ class Log:
     """What a container wrote, by lines, for anybody who reads or follows."""
 
     def __init__(self) -> None:
-        self.lines: list[bytes] = []
+        self.lines: list[tuple[str, bytes]] = []
         self.open = True
         self._more = asyncio.Event()
 
     def add(self, line: bytes) -> None:
-        self.lines.append(line)
+        self.lines.append((now_micro(), line))
         self._wake()
 
     def close(self) -> None:
@@ -38,7 +38,7 @@ class Log:
         self._more.set()
         self._more = asyncio.Event()
 
-    async def follow(self, start: int) -> AsyncIterator[bytes]:
+    async def follow(self, start: int) -> AsyncIterator[tuple[str, bytes]]:
         """Lines from `start` on, until the container has ended."""
         at = start
         while True:
