@@ -58,6 +58,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--checkpoint-sec", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
+    if arguments.steps < 2 * BLOCKS:
+        parser.error(f"--steps: at least {2 * BLOCKS}, two for each of {BLOCKS} blocks; found {arguments.steps}")
     modules = stack.load()
     placement = place(modules)
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +137,7 @@ class Bench:
         trainer.rehearse()
         trainer.begin(None)
         rates: dict[str, list[float]] = {"bare": [], "training": []}
-        each = max(2, self.steps // BLOCKS)
+        each = self.steps // BLOCKS
         with loop.deterministic(self.torch, trainer.step.recipe):
             self._bare(trainer, each)  # warms up
             for block in range(BLOCKS):
