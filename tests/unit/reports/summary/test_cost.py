@@ -7,7 +7,7 @@ import pytest
 
 from reports.statistics.values import Estimate
 from reports.summary import cost
-from reports.summary.cost import Amount, BootVolume, Price, Scaling
+from reports.summary.cost import Amount, BootVolume, Hosted, Price, Scaling
 from reports.summary.prices import Pricing
 from tests.support.reports import synthetic
 
@@ -78,6 +78,8 @@ def test_every_dollar_names_its_price_its_source_and_its_day_and_without_a_price
     assert set_by_hand.price().words == "$2.00 per GPU hour (my contract)"
     assert Pricing(source="somewhere").price() is None
     assert Pricing(hosted_source="somewhere").hosted() is None
+    service = Pricing(hosted_usd_per_10000_samples=10.0, hosted_source="a list of today")
+    assert service.hosted() == Hosted(usd_per_10000_samples=10.0, source="a list of today")
 
 
 @pytest.mark.parametrize("amount", [0.0, -1.0, float("inf"), float("nan")])

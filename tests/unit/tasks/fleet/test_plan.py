@@ -11,12 +11,22 @@ import pytest
 from invoke import Context
 
 from bench.records import SUITES, Trial, suite
+from bench.records.result import End
 from bench.records.run import PlannedTrial
 from remote.hosts.local import LocalHost
 from tasks.connect.workers import launcher
 from tasks.errors import UsageError
-from tasks.fleet.plan import KINDS_WITH_STEPS, plan_trials, read_trials, size_of, steps_of
+from tasks.fleet.plan import (
+    KINDS_WITH_STEPS,
+    expected_sec,
+    expected_total_sec,
+    plan_trials,
+    read_trials,
+    size_of,
+    steps_of,
+)
 from tasks.settings.load import Settings, load
+from tests.support.reports import synthetic
 
 Make = Callable[..., Context]
 TRIALS = suite("quick", "tiny", "models/m", "data/d.jsonl")
@@ -47,6 +57,23 @@ def test_each_repeat_has_an_id_of_its_own(spread: str) -> None:
     named = ids(spread, 3)
     assert max(Counter(named).values()) == 1
     assert Counter(name.rsplit(".", 1)[1] for name in named) == dict.fromkeys(("r1", "r2", "r3"), len(named) // 3)
+
+
+def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_took(tmp_path: Path) -> None:
+    known, unknown = synthetic.quick()
+    for run_id, first, second, broken in (("20260301", 90.0, 91.0, 92.0), ("20260302", 20.0, 30.0, 40.0)):
+        run = synthetic.record((known,), workers=3, run_id=run_id)
+        ends = (End.SUCCEEDED, first), (End.SUCCEEDED, second), (End.FAILED, broken)
+        results = [
+            synthetic.result(one, status=end, reason=None if end is End.SUCCEEDED else "it broke", wall_time_sec=sec)
+            for one, (end, sec) in zip(run.planned, ends, strict=True)
+        ]
+        synthetic.write_results(tmp_path / run_id, run, results)
+    planned = plan_trials((known, unknown), WORKERS, "shard")
+    each = expected_sec(tmp_path, planned)
+    assert each == {known.trial_id: 30.0, unknown.trial_id: None}
+    assert expected_total_sec(planned, 2, each) is None
+    assert expected_total_sec(planned, 2, each | {unknown.trial_id: 10.0}) == 20.0
 
 
 def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
