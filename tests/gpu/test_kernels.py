@@ -2,8 +2,8 @@
 
     python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_kernels.py
 
-Without a GPU, Triton's interpreter runs the same kernels, in six minutes: `pip install triton`, 3.9 or later, and
-TRITON_INTERPRET=1 before the command.
+Without a GPU, Triton's interpreter runs the same kernels in six minutes: put TRITON_INTERPRET=1 before the command. It
+needs torch, pytest, pytest-timeout and Triton 3.9 or later. Install them outside .venv, whose tests expect no Triton.
 """
 
 import os
