@@ -23,7 +23,8 @@ def write_atomic(path: Path, content: bytes) -> None:
 def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     """A file to be written that then becomes `path`: readers see the old one, the new one or none, also after a crash.
 
-    A temporary file beside it, fsync, rename, fsync of the folder. Raises OSError.
+    A temporary file beside it (mode 0600 until it is whole, then `mode`), fsync, rename, fsync of the folder. Raises
+    OSError.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:

@@ -65,7 +65,10 @@ def push_folder(
     check(host, command, host.run(command, timeout_sec=_ASK_SEC))
 
     move = _Move(host=host, source=source, target=target, timeout_sec=timeout_sec, on_progress=on_progress)
-    move.by_rsync() if _has_rsync(host) else move.by_tar()
+    if _has_rsync(host):
+        move.by_rsync()
+    else:
+        move.by_tar()
 
 
 def ssh_argv(host: SshHost) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class Part:
 
     @property
     def reference(self) -> str:
-        """Unique: readable as far as SPDX allows its signs, then a digest of what tells this part from all others."""
+        """Readable in the characters that SPDX allows, and unique by a digest of the purl."""
         readable = re.sub(r"[^A-Za-z0-9.-]", "-", f"{self.name}-{self.version}")
         return f"{self.kind}-{readable}-{hashlib.sha256(self.purl.encode()).hexdigest()[:8]}"
 

@@ -1,6 +1,6 @@
 """Makes a configuration folder for one login of the engine's client and prints its path.
 
-    python -c THIS PREFIX     removes folders of this user that killed logins left under this prefix, too
+    python -c THIS PREFIX     first removes this user's folders of that prefix, which killed logins have left
 
 The folder is in memory where the VM has such a place. Its empty entry keeps the client from handing the password to a
 keyring.
