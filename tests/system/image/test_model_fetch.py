@@ -57,10 +57,13 @@ class Town:
         self.faults()
         argv = (sys.executable, "-m", "tests.support.machines.fake_hub", str(self.hub), "8080")
         network.vm.start(*argv, log="hub.log", cwd=ROOT)
-        # The VM's own Python finds the hub's client as it would after `pip install --user huggingface_hub`.
+        # The VM's own Python finds the hub's client as it would after `pip install --user huggingface_hub`; by a mount,
+        # since the VM's user may not pass the folders above this project.
+        network.vm.run("mkdir", "/mnt/packages")
+        network.vm.run("mount", "--bind", sysconfig.get_paths()["purelib"], "/mnt/packages")
         site = network.vm.run("python3", "-m", "site", "--user-site", user="ubuntu", check=False).stdout.strip()
         Path(site).mkdir(parents=True)
-        Path(site, "client.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        Path(site, "client.pth").write_text("/mnt/packages\n")
         network.vm.run("chown", "-R", "ubuntu", str(network.home))
         listening = ("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080")
         wait_for(lambda: network.vm.run(*listening, check=False).returncode == 0, "the hub")
