@@ -1,6 +1,7 @@
 """Checks that the image is complete: in its build, as its health check, by `inv image.verify`. Standard library alone.
 
-    python selfcheck.py             every package of the lock in its version, the stack imported, models with sizes
+    python selfcheck.py             every package of the lock in its version, the stack imported, models with sizes,
+                                    and the C compiler that Triton needs
     python selfcheck.py --verify    and every file of every model against the sha256 of its manifest
     python selfcheck.py --health    quickly: does the interpreter start and find its packages?
     python selfcheck.py --json      one JSON line for a program instead of lines for people
@@ -14,8 +15,13 @@ import argparse
 import hashlib
 import importlib
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
+import sysconfig
+import tempfile
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -68,6 +74,25 @@ def check_imports(names: list[str]) -> list[str]:
         except Exception as error:  # noqa: BLE001 - any error at import is a finding
             wrong.append(f"{name}: import {module}: {type(error).__name__}: {error}")
     return wrong
+
+
+def check_compiler(versions: dict[str, str]) -> list[str]:
+    """Build as Triton does for every kernel that it starts on a GPU: with a C compiler and Python's headers."""
+    if "triton" not in versions:
+        return []
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return ["triton: no C compiler, and none of its kernels can be started without one"]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "module.c")
+        source.write_text("#include <Python.h>\n", encoding="utf-8")
+        words = ["-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", str(source), "-o", f"{folder}/module.so"]
+        try:
+            done = subprocess.run([compiler, *words], capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return [f"triton: {compiler}: {error}"]
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return [f"triton: {compiler} does not build against Python's headers: {said[0]}"] if done.returncode else []
 
 
 def _modules(package: metadata.Distribution) -> list[str]:
@@ -155,7 +180,8 @@ def main() -> int:
         return 1 if wrong else 0
     folders = sorted(path for path in MODELS.iterdir() if path.is_dir()) if MODELS.is_dir() else []
     looked = [look_at_model(folder, verify=arguments.verify) for folder in folders]
-    wrong = check_packages(versions) + check_imports(list(direct)) + [line for _, lines in looked for line in lines]
+    wrong = check_packages(versions) + check_imports(list(direct)) + check_compiler(versions)
+    wrong += [line for _, lines in looked for line in lines]
     report = {
         "python": sys.version.split()[0],
         "packages": direct,

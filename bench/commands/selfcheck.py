@@ -43,7 +43,8 @@ def preflight() -> int:
     """Print one JSON line: the GPU and the versions that a trial of the profile gpu finds. Raises InputError."""
     require_gpu_of("gpu")
     modules = _stack()
-    check(modules, suite("quick", "gpu", "MODEL", "DATA")[0])
+    for trial in suite("recipes", "gpu", "MODEL", "DATA"):
+        check(modules, trial)
     facts = fingerprint.device_facts(modules.torch) | fingerprint.host_facts()
     print(json.dumps({name: facts.get(name) for name in ("gpu_name", "gpu_driver", "cuda", *fingerprint.PACKAGES)}))
     return 0

@@ -1,12 +1,15 @@
-"""Checks that CUDA and bitsandbytes can do what the trial needs, right after the stack is imported.
+"""Checks that CUDA, bitsandbytes and Triton can do what the trial needs, right after the stack is imported.
 
 A GPU that cannot be used is refused with the remedy: the trial must not run on the CPU unnoticed.
 
 Not covered: whether there is a GPU at all (`bench.machine.isolation`).
 """
 
+import importlib.util
 import os
 import re
+import shutil
+import sysconfig
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ def check(stack: Stack, trial: Trial) -> None:
     if stack.torch.cuda.is_available():
         _check_bf16(stack.torch, trial)
         _check_bitsandbytes(stack, trial)
+        _check_compiler(trial)
     elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in nvml.HIDING_ALL:
         reason = _why_not(stack.torch)
         raise InputError(
@@ -69,6 +73,10 @@ def _needs_bitsandbytes(trial: Trial) -> bool:
     )
 
 
+def _has_kernels(trial: Trial) -> bool:
+    return trial.kind == "inference" or (trial.kind not in ("hardware", "loading") and trial.recipe != "reference")
+
+
 def _check_bf16(torch: Any, trial: Trial) -> None:
     # On older chips torch emulates bf16 by float32: no error, and meaningless numbers.
     found = torch.cuda.get_device_capability()
@@ -91,3 +99,18 @@ def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:
         f"{have}; install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
         "or set BNB_CUDA_VERSION to a build it holds; `python -m bitsandbytes` says more"
     )
+
+
+def _check_compiler(trial: Trial) -> None:
+    """Triton builds what starts its kernels with a C compiler and Python's headers when a kernel is first launched."""
+    if not _has_kernels(trial) or importlib.util.find_spec("triton") is None:
+        return
+    install = "apt-get install g++ python3-dev, or take the image that `inv build` makes"
+    wanted = os.environ.get("CC")
+    if not any(map(shutil.which, (wanted,) if wanted else ("gcc", "clang"))):
+        reason = f"CC={wanted}: no such program" if wanted else "neither gcc nor clang is on PATH"
+        raise InputError(f"{reason}: Triton builds what starts its kernels with a C compiler; {install}")
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # Debian's own, as Triton does
+    header = Path(sysconfig.get_path("include", scheme), "Python.h")
+    if not header.exists():
+        raise InputError(f"{header}: not there, and Triton builds with it what starts its kernels; {install}")

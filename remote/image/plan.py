@@ -24,7 +24,7 @@ INLINE = "inline"  # of image.cache_to: what a later build needs to know goes in
 # nvcc's is the first; the rest is what torch's own build needs of CUDA beside the lock's wheels.
 TOOLKIT = ("cuda-minimal-build", "cuda-libraries-dev", "cuda-cupti-dev", "cuda-nvtx", "cuda-profiler-api")
 TORCH_SOURCE_BYTES = 40_000_000_000  # toolkit, sources, objects and ccache; estimated, never measured here
-BASE_BYTES = 600_000_000
+BASE_BYTES = 900_000_000
 HEADROOM_BYTES = 500_000_000  # for logs and the cache's bookkeeping, and so that the disk is never quite full
 # The stack is in its stage, in the image, and as pip's cache of wheels (about 0.6 of what they unpack to).
 STACK_COPIES = 2.6

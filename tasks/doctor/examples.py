@@ -242,4 +242,8 @@ def gpu() -> Rows:
             "install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
             "or set BNB_CUDA_VERSION to a build it holds; `python -m bitsandbytes` says more",
         ),
+        (
+            "neither gcc nor clang is on PATH: Triton builds what starts its kernels with a C compiler",
+            "apt-get install g++ python3-dev, or take the image that `inv build` makes",
+        ),
     ]

@@ -1,4 +1,4 @@
-"""The GPU of this machine: is it seen, by torch and by bitsandbytes? Asked where trials run here, and one is here."""
+"""The GPU of this machine: can torch, bitsandbytes and Triton use it? Asked where trials run here, and one is here."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ _LOAD_SEC = 60.0  # torch and transformers from a cold disk; the checks' own dea
 CHECKS = Checks("gpu")
 
 
-@CHECKS.asks("usable", "Is a GPU here seen by torch, and has bitsandbytes kernels for its CUDA?", others=examples.gpu)
+@CHECKS.asks("usable", "Can torch, bitsandbytes and Triton use the GPU that is here?", others=examples.gpu)
 def usable(facts: Facts) -> Answer:
     settings = facts.settings
     if settings.fleet.kind == "pods" and "gpu" not in facts.only:

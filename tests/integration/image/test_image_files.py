@@ -20,6 +20,22 @@ def test_hadolint_has_nothing_to_say() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.parametrize(("variables", "said"), [
+    ({"PATH": "/usr/bin"}, ""),
+    ({"PATH": "/nowhere"}, "triton: no C compiler, and none of its kernels can be started without one"),
+    ({"CC": "/bin/false"}, "triton: /bin/false does not build against Python's headers: exit code 1"),
+    ({"CC": "/no/cc"}, "triton: /no/cc: [Errno 2] No such file or directory: '/no/cc'"),
+])  # fmt: skip
+def test_the_image_checks_that_triton_can_build_what_starts_its_kernels(variables: dict[str, str], said: str) -> None:
+    """With this machine's Python and compiler. That Triton's own source builds, no test shows: it needs a driver."""
+    if "CC" not in variables and not Path("/usr/bin/gcc").exists():
+        pytest.skip("gcc is not installed")
+    check = "import selfcheck; print(*selfcheck.check_compiler({'triton': '3.6.0'}))"
+    argv = ("/usr/bin/python3", "-c", check)
+    done = subprocess.run(argv, env=variables, cwd=IMAGE, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == said
+
+
 def test_a_moment_of_the_archive_takes_the_place_of_the_archive_in_every_source(tmp_path: Path) -> None:
     """The Dockerfile's own lines, on the sources of Ubuntu and NVIDIA. No archive is asked."""
     lines = (IMAGE / "Dockerfile").read_text().split('if [ -n "${APT_SNAPSHOT}" ]; then', 1)[1].split("    fi; ", 1)[0]

@@ -37,6 +37,12 @@ def test_what_changes_most_comes_last_and_weights_before_anything_of_ours() -> N
     assert max(places) < min(ours)
 
 
+def test_what_triton_builds_with_is_where_trials_run() -> None:
+    base = DOCKERFILE.split("FROM base AS toolkit")[0]
+    assert {"g++", '"libpython${PYTHON_VERSION}-dev"'} <= set(base.split())
+    assert re.search(r"^FROM base AS models$.*^FROM models AS prod$", DOCKERFILE, re.MULTILINE | re.DOTALL)
+
+
 def test_the_arguments_defaults_are_the_default_profile() -> None:
     defaults = dict(re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, re.MULTILINE))
     assert defaults["BASE_IMAGE"] == PROFILES["current"]["base"]

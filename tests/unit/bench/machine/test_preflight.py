@@ -1,5 +1,9 @@
 """A GPU too old for what a trial computes in is refused before an hour is spent on numbers that say nothing."""
 
+import importlib.util
+import shutil
+import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,3 +44,41 @@ def test_a_gpu_without_bf16_is_refused_by_its_name(make_trial, kind):
 )
 def test_chips_with_bf16_are_welcome_and_what_the_chip_itself_reaches_is_measured_on_any(make_trial, capability, kind):
     preflight.check(machine(capability), make_trial(kind=kind))
+
+
+@pytest.mark.parametrize(("programs", "variables", "has_header", "said"), [
+    ({"gcc"}, {}, True, None),
+    ({"clang"}, {}, True, None),
+    ({"cc2"}, {"CC": "cc2"}, True, None),
+    (set(), {}, True, "neither gcc nor clang is on PATH: Triton builds what starts its kernels with a C "),
+    ({"gcc"}, {"CC": "cc2"}, True, "CC=cc2: no such program: Triton builds what starts its kernels with a C "),
+    ({"gcc"}, {}, False, "INCLUDE/Python.h: not there, and Triton builds with it what starts its kernels; "),
+])  # fmt: skip
+def test_kernels_are_refused_where_triton_could_not_start_them(
+    make_trial, monkeypatch, tmp_path, programs, variables, has_header, said
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in programs else None)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if has_header:
+        Path(tmp_path, "Python.h").touch()
+    for kind, recipe in (("hardware", "reference"), ("loading", "reference"), ("training", "reference")):
+        preflight.check(machine((8, 6)), make_trial(kind=kind, recipe=recipe))
+    for kind, recipe in (
+        ("training", "fast"),
+        ("training", "stock"),
+        ("distributed", "fast"),
+        ("inference", "reference"),
+    ):
+        trial = make_trial(kind=kind, recipe=recipe)
+        if said is None:
+            preflight.check(machine((8, 6)), trial)
+            continue
+        with pytest.raises(InputError) as caught:
+            preflight.check(machine((8, 6)), trial)
+        assert (
+            str(caught.value).replace(str(tmp_path), "INCLUDE").startswith(said)
+        )

@@ -170,13 +170,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], EngineFacts, str]] = {
     "engine full": (
         {"root": place("/var/lib/docker", 30, 2)},
         FACTS,
-        r"/var/lib/docker: 30\.0 GB free, this build needs 30\.7 GB there; free some \(`docker builder prune`",
+        r"/var/lib/docker: 30\.0 GB free, this build needs 31\.0 GB there; free some \(`docker builder prune`",
     ),
     "share full": ({"tmp": place("/mnt/fss", 5, 1)}, FACTS, r"/mnt/fss: 5\.0 GB free, this build needs 5\.5 GB"),
     "one disk for both": (
         {"tmp": place("/mnt/fss", 33, 2), "root": place("/var/lib/docker", 33, 2)},
         FACTS,
-        r"/mnt/fss and /var/lib/docker: 33\.0 GB free, this build needs 36\.2 GB",
+        r"/mnt/fss and /var/lib/docker: 33\.0 GB free, this build needs 36\.5 GB",
     ),
 }
 

@@ -1,5 +1,6 @@
 """docs/troubleshooting.md is what the checks say, and holds every entry of the knowledge that users were promised."""
 
+import importlib.util
 import re
 from collections.abc import Callable
 from functools import partial
@@ -91,11 +92,16 @@ def test_what_bench_says_of_a_gpu_is_what_the_document_says(monkeypatch: pytest.
     library = SimpleNamespace(
         __version__="VERSION", __file__=f"{tmp_path}/__init__.py", cextension=SimpleNamespace(lib=0)
     )
-    trial = suite("quick", "gpu", "MODEL", "DATA")[0]
+    whole = SimpleNamespace(cextension=SimpleNamespace(lib=type("Library", (), {"compiled_with_cuda": True})()))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: "triton")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    trial, with_kernels = (suite(name, "gpu", "MODEL", "DATA")[-1] for name in ("quick", "recipes"))
     acts = (
         lambda: isolation.require_gpu([], is_there=False, chosen=None),
         lambda: preflight.check(SimpleNamespace(torch=_Torch(None), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=library), trial),  # type: ignore[arg-type]
+        lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=whole), with_kernels),  # type: ignore[arg-type]
     )
     assert [refused(act, str(tmp_path), "/dev/nvidiactl") for act in acts] == list(examples.gpu())
 
