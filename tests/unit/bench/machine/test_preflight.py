@@ -79,6 +79,4 @@ def test_kernels_are_refused_where_triton_could_not_start_them(
             continue
         with pytest.raises(InputError) as caught:
             preflight.check(machine((8, 6)), trial)
-        assert (
-            str(caught.value).replace(str(tmp_path), "INCLUDE").startswith(said)
-        )
+        assert str(caught.value).replace(str(tmp_path), "INCLUDE").startswith(said)
