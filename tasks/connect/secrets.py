@@ -11,8 +11,11 @@ from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
 
 
-def read(settings: Settings, setting: str, name: str) -> Secret:
-    """The text of the file that `setting` names, less its last line break. Raises UsageError."""
+def read(settings: Settings, setting: str, name: str, *, is_key: bool = False) -> Secret:
+    """The text of the file that `setting` names, less its last line break. Raises UsageError.
+
+    But for a key in PEM it is one line: what is put into a header stands in the error of a client that refuses it.
+    """
     path = Path(name).expanduser()
     path = path if path.is_absolute() else settings.root / path
     with touching(f"{setting}: {path}: cannot be read"):
@@ -22,7 +25,10 @@ def read(settings: Settings, setting: str, name: str) -> Secret:
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
     if not text.strip():
         raise UsageError(f"{setting}: {path}: is empty")
-    return Secret(text.removesuffix("\n"))
+    text = text.removesuffix("\n")
+    if not is_key and not text.isprintable():
+        raise UsageError(f"{setting}: {path}: expected the secret alone, on one line; take out what else is in it")
+    return Secret(text)
 
 
 def check_registry_user(user: str, repository: str) -> None:

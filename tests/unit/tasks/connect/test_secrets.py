@@ -46,6 +46,8 @@ def test_a_password_file_comes_before_standard_input(tmp_path: Path, monkeypatch
     [
         ("token\n", 0o640, "others may read it; type: chmod 600"),
         (" \n", 0o600, "is empty"),
+        ("# of the server\ntoken\n", 0o600, "expected the secret alone, on one line"),
+        ("token\x1b\n", 0o600, "expected the secret alone, on one line"),
         (None, 0o600, "cannot be read: No such file or directory"),
     ],
 )
