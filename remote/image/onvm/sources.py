@@ -60,6 +60,11 @@ class Hub:
     def listed(self) -> tuple[str, list[Entry]]:
         answer = self._ask({"verb": "list", "revision": self._job["revision"] or "main"})
         self._commit = str(answer["revision"])
+        for entry in answer["files"]:
+            digest = entry["sha256"] or entry["git_sha1"]
+            if not (isinstance(entry["path"], str) and isinstance(entry["size"], int) and isinstance(digest, str)):
+                where = self._job["endpoint"] or "the hub"
+                raise Failed("refused", f"{where} lists {entry['path']!r} without size and digest; name another source")
         return self._commit, list(answer["files"])
 
     def fetch(self, entry: Entry, into: Path) -> None:
