@@ -77,7 +77,7 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
             document = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise Misconfigured(f"kubeconfig {name}: cannot be read: {one_line(error)}; mend it") from None
         if not isinstance(document, dict):
             raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig; mend it")
@@ -115,6 +115,10 @@ def connect(target: Target) -> "ApiClient":
         load_kube_config(target.kubeconfig, target.context, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError, ValueError) as error:
         raise Misconfigured(f"context {target.context}: {one_line(error)}; mend the kubeconfig") from None
+    except (AttributeError, TypeError):  # a number where the client expects text; its message may hold the value
+        raise Misconfigured(
+            f"context {target.context}: a value is no text; put quotes around it in the kubeconfig"
+        ) from None
     finally:
         root.handlers = before
     if logged.buffer and not configuration.api_key and not configuration.cert_file:
