@@ -59,7 +59,7 @@ def _conversation(server: Server, model: str) -> None:
     turns: list[dict[str, str]] = []
     while True:
         if has_terminal:
-            print(f"{one_line(model)}> ", end="", flush=True)
+            print(f"{model}> ", end="", flush=True)
         line = sys.stdin.readline()
         if not line:
             return
