@@ -108,6 +108,15 @@ def test_a_credential_program_that_fails_is_said_before_anything_is_asked(tmp_pa
     assert "log in again" in str(caught.value)
 
 
+def test_a_private_key_lies_where_a_killed_process_does_not_leave_it_for_ever(tmp_path: Path) -> None:
+    user = {"client-certificate-data": "YQ==", "client-key-data": "Yg=="}
+    path = kubeconfig(tmp_path / "k", "a", current="a", user=user)
+    made = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+    key = Path(str(made.configuration.key_file))
+    assert (key.read_bytes(), key.stat().st_mode & 0o777) == (b"b", 0o600)
+    assert key.parent.name.startswith("qlora-fleet-kubeconfig-"), "of which the next process removes those left"
+
+
 class Server(Serving):
     """An API server that answers everything with `answer`, and notes the Authorization of each request."""
 
