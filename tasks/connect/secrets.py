@@ -31,6 +31,17 @@ def read(settings: Settings, setting: str, name: str, *, is_key: bool = False) -
     return Secret(text)
 
 
+def index_of(settings: Settings) -> str | None:
+    """image.index_url, which becomes an argument on the VM. Raises UsageError where a login stands in it."""
+    index = settings.image.index_url
+    if index is not None and "@" in index.partition("://")[2].partition("/")[0]:
+        raise UsageError(
+            "image.index_url: a login stands in it, and everybody on the VM may read arguments; leave it out here, and "
+            "put it into a pip.conf there (image.pip_conf)"
+        )
+    return index
+
+
 def check_registry_user(user: str, repository: str) -> None:
     """Raises UsageError for a registry.user that the repository's registry would refuse."""
     with ending_as(UsageError, NameWrong, before="registry.user: "):

@@ -87,7 +87,7 @@ def fetch_models(context: Context, given: Choices, *, dry_run: bool) -> None:
                 folder=f"{home}/{model.replace('/', '--')}",
                 revision=given.revision,
                 endpoint=settings.hub.endpoint,
-                index_url=settings.image.index_url,
+                index_url=secrets.index_of(settings),
                 cache=given.cache,
                 cache_here=None if given.cache_here is None else Path(given.cache_here),
             )
