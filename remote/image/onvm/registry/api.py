@@ -83,7 +83,10 @@ class Registry:
         self.bearer: str | None = None
         tls = ssl.create_default_context()
         for certificate in CERTIFICATES.joinpath(host).glob("*.crt"):
-            tls.load_verify_locations(certificate)
+            try:
+                tls.load_verify_locations(certificate)
+            except OSError as error:
+                raise Failed("usage", f"{certificate}: cannot be read: {error.strerror or error}; mend it") from None
         # This machine is asked without TLS, so not through a proxy, which would read the login.
         proxies = {kind: proxy for kind, proxy in urllib.request.getproxies().items() if kind != "http"}
         handlers = (urllib.request.HTTPSHandler(context=tls), urllib.request.ProxyHandler(proxies), _Redirects(host))

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,15 @@ def test_a_redirect_that_stays_with_its_server_keeps_the_login(proxy: RegistryPr
     proxy.arm(Redirect(to=f"http://{proxy.host}"), times=1)
     assert registry(proxy).manifest("1.0") is not None
     assert [authorization for _, _, authorization in proxy.asked] == [f"Basic {LOGIN}"] * 2
+
+
+def test_a_certificate_of_the_registry_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registries, "CERTIFICATES", tmp_path)
+    file = tmp_path / "registry.example.com" / "ca.crt"
+    file.parent.mkdir()
+    file.write_text("none")
+    with fails("usage", f"{file}: cannot be read: .*no certificate"):
+        Registry("registry.example.com", "ns/repo", LOGIN)
 
 
 def test_redirects_without_end_are_given_up(proxy: RegistryProxy) -> None:
