@@ -8,6 +8,7 @@ has a longest size and a longest time.
 import http.client
 import json
 import re
+import ssl
 import time
 import urllib.parse
 import urllib.request
@@ -84,7 +85,13 @@ def at(url: str, key: Secret | None) -> "Server":
                     raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
                 return Answer(status=answer.status, reason=answer.reason, content=bytes(content))
         except (OSError, ValueError) as error:
-            raise ServerAway(f"{base}{path}: {getattr(error, 'reason', None) or error}") from None
+            why = getattr(error, "reason", None) or error
+            if isinstance(why, ssl.SSLCertVerificationError):
+                raise ServerWrong(
+                    f"{base}: its certificate is not trusted: {why.verify_message}; the authority of one's own is named "
+                    "by the variable SSL_CERT_FILE"
+                ) from None
+            raise ServerAway(f"{base}{path}: {why}") from None
         except http.client.HTTPException as error:
             raise ServerAway(f"{base}{path}: no answer over HTTP: {error!r}") from None
 

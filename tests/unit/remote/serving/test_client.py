@@ -2,12 +2,14 @@
 
 import contextlib
 import time
+from pathlib import Path
 
 import pytest
 
 from remote.hosts.command import Secret
 from remote.serving import client
 from remote.serving.client import Said, ServerAway, ServerWrong, at
+from tests.support.kubernetes import pki
 from tests.support.machines.answering import Answering, Serving
 from tests.support.machines.openai_stand_in import StandIn
 
@@ -77,6 +79,18 @@ def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPat
         proxy.models = ("of the proxy",)
         assert at(served.url, Secret("k")).models() == ["tuned"]
         assert at("http://10.0.0.7", None).models() == ["of the proxy"]
+
+
+def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, context = pki.make(tmp_path)
+    with StandIn({}, key="k") as served:
+        served.socket = context.wrap_socket(served.socket, server_side=True)
+        with pytest.raises(ServerWrong, match=r"not trusted: unable to get .*SSL_CERT_FILE"):
+            at(f"https://{served.host}", Secret("k")).models()
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        assert at(f"https://{served.host}", Secret("k")).models() == ["tuned"]
 
 
 def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:
