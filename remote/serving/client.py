@@ -51,17 +51,8 @@ class Answer:
 
 def at(url: str, key: Secret | None) -> "Server":
     """The server at `url`, e.g. http://127.0.0.1:8000. Raises ServerWrong."""
-    expected = ServerWrong(f"{url!r}: expected an address like http://127.0.0.1:8000")
-    try:
-        parts = urllib.parse.urlsplit(url)
-        has_port = parts.port != 0  # which raises for a port that is no number
-    except ValueError:
-        raise expected from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port or "@" in parts.netloc:
-        raise expected
-    if parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
-        raise expected
-    is_here = _LOOPBACK.match(parts.hostname) is not None
+    parts = _parts(url)
+    is_here = _LOOPBACK.match(parts.hostname or "") is not None
     if key is not None and parts.scheme == "http" and not is_here:
         raise ServerWrong(
             f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"
@@ -84,18 +75,32 @@ def at(url: str, key: Secret | None) -> "Server":
                 if answer.length and len(content) <= MOST_BYTES:  # `length` is what has not come
                     raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
                 return Answer(status=answer.status, reason=answer.reason, content=bytes(content))
-        except (OSError, ValueError) as error:
-            why = getattr(error, "reason", None) or error
-            if isinstance(why, ssl.SSLCertVerificationError):
-                raise ServerWrong(
-                    f"{base}: its certificate is not trusted: {why.verify_message}; the authority of one's own is named "
-                    "by the variable SSL_CERT_FILE"
-                ) from None
-            raise ServerAway(f"{base}{path}: {why}") from None
-        except http.client.HTTPException as error:
-            raise ServerAway(f"{base}{path}: no answer over HTTP: {error!r}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _no_answer(f"{base}{path}", error) from None
 
     return Server(base, fetch)
+
+
+def _parts(url: str) -> urllib.parse.SplitResult:
+    """An address, taken apart. Raises ServerWrong."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0  # it raises for no number
+    except ValueError:
+        is_one = False
+    if not is_one or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
+        raise ServerWrong(f"{url!r}: expected an address like http://127.0.0.1:8000")
+    return parts
+
+
+def _no_answer(url: str, error: Exception) -> ServerWrong | ServerAway:
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+        return ServerAway(f"{url}: no answer over HTTP: {error!r}")
+    why = getattr(error, "reason", None) or error
+    if isinstance(why, ssl.SSLCertVerificationError):
+        trust = "name the file of an authority of your own in the variable SSL_CERT_FILE"
+        return ServerWrong(f"{url}: its certificate is not trusted: {why.verify_message}; {trust}")
+    return ServerAway(f"{url}: {why}")
 
 
 class Server:
@@ -158,4 +163,4 @@ class _AsItIs(urllib.request.HTTPErrorProcessor):
     def http_response(self, _request: Any, response: Any) -> Any:
         return response
 
-    https_response = http_response
+    https_response = http_response  # type: ignore[assignment]

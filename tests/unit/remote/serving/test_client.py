@@ -53,7 +53,7 @@ def test_what_is_no_answer_is_named(
 
 
 def test_a_list_of_models_of_another_form_is_named() -> None:
-    with StandIn({}, models=(7,)) as served, pytest.raises(ServerWrong, match="names no model"):  # type: ignore[arg-type]
+    with StandIn({}, models=(7,)) as served, pytest.raises(ServerWrong, match="names no model"):
         at(served.url, None).models()
     with StandIn({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(ServerWrong, match="names no model"):
         at(served.url, None).models()
