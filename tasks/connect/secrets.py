@@ -11,10 +11,10 @@ from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
 
 
-def read(settings: Settings, setting: str, name: str, *, is_key: bool = False) -> Secret:
+def read(settings: Settings, setting: str, name: str, *, in_header: bool = False) -> Secret:
     """The text of the file that `setting` names, less its last line break. Raises UsageError.
 
-    But for a key in PEM it is one line: what is put into a header stands in the error of a client that refuses it.
+    What goes into a header as it is must be one line: it stands in the error of a client that refuses it.
     """
     path = Path(name).expanduser()
     path = path if path.is_absolute() else settings.root / path
@@ -26,8 +26,10 @@ def read(settings: Settings, setting: str, name: str, *, is_key: bool = False) -
     if not text.strip():
         raise UsageError(f"{setting}: {path}: is empty")
     text = text.removesuffix("\n")
-    if not is_key and not text.isprintable():
-        raise UsageError(f"{setting}: {path}: expected the secret alone, on one line; take out what else is in it")
+    if in_header and not (text.isascii() and text.isprintable()):
+        raise UsageError(
+            f"{setting}: {path}: expected the secret alone, one line of ASCII; take out what else is in it"
+        )
     return Secret(text)
 
 

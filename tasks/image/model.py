@@ -126,7 +126,7 @@ def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
 def _token(settings: Settings, wanted: Fetch) -> Secret | None:
     if settings.hub.token_file is None or wanted.cache is not None or wanted.cache_here is not None:
         return None
-    return secrets.read(settings, "hub.token_file", settings.hub.token_file)
+    return secrets.read(settings, "hub.token_file", settings.hub.token_file, in_header=True)
 
 
 class _SentLines:

@@ -21,7 +21,7 @@ def signing_key(settings: Settings) -> EllipticCurvePrivateKey | None:
     name = settings.image.sign_key
     if name is None:
         return None
-    pem = secrets.read(settings, "image.sign_key", name, is_key=True).reveal()
+    pem = secrets.read(settings, "image.sign_key", name).reveal()
     with ending_as(UsageError, KeyWrong, before=f"image.sign_key: {name}: "):
         try:
             return signature.private_key(pem, None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.connect.secrets import index_of, registry_password
+from tasks.connect.secrets import index_of, read, registry_password
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.settings.sections import ImageSection, RegistrySection
@@ -46,8 +46,6 @@ def test_a_password_file_comes_before_standard_input(tmp_path: Path, monkeypatch
     [
         ("token\n", 0o640, "others may read it; type: chmod 600"),
         (" \n", 0o600, "is empty"),
-        ("# of the server\ntoken\n", 0o600, "expected the secret alone, on one line"),
-        ("token\x1b\n", 0o600, "expected the secret alone, on one line"),
         (None, 0o600, "cannot be read: No such file or directory"),
     ],
 )
@@ -58,6 +56,16 @@ def test_an_unusable_password_file_is_named(text: str | None, mode: int, problem
     with pytest.raises(UsageError, match=r"^registry\.password_file: .*token: ") as refused:
         password(tmp_path, "token")
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["# of the server\nhidden\n", "hidden\x1b\n", "hidden \u0456\n"])
+def test_what_goes_into_a_header_is_one_line_and_not_shown(text: str, tmp_path: Path) -> None:
+    (tmp_path / "key").touch(mode=0o600)
+    (tmp_path / "key").write_text(text)
+    with pytest.raises(UsageError, match=r"--key-file: .*key: expected the secret alone, one line") as refused:
+        read(Settings(root=tmp_path), "--key-file", "key", in_header=True)
+    assert "hidden" not in str(refused.value)
+    assert password(tmp_path, "key") == text.removesuffix("\n"), "which is sent encoded"
 
 
 def test_a_login_in_the_address_of_an_index_is_refused_and_not_shown(tmp_path: Path) -> None:
