@@ -67,9 +67,13 @@ class Cluster:
 
     def _parsed(self, path: str, text: bytes) -> dict[str, Any]:
         try:
-            document: dict[str, Any] = json.loads(text)
-        except ValueError:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
             raise Unreachable(f"{self.target.server}: the answer to {path} was cut short; the same again") from None
+        if not isinstance(document, dict):
+            raise Unreachable(
+                f"{self.target.server}: no answer of Kubernetes to {path}: {text[:60]!r}; {CHECK_NETWORK}"
+            )
         return document
 
     @contextlib.contextmanager
@@ -96,6 +100,7 @@ class Cluster:
                 body=body,
                 auth_settings=["BearerToken"],
             )
+            self._check_headers(parts[2])
             response = self._client.call_api(*parts, _request_timeout=(_CONNECT_SEC, read_sec)).response
             try:
                 if not 200 <= response.status < 300:
@@ -109,9 +114,19 @@ class Cluster:
             reason = one_line(getattr(error, "reason", None) or error)
             raise Unreachable(f"{self.target.server} does not answer: {reason}; {CHECK_NETWORK}") from None
 
+    def _check_headers(self, headers: dict[str, str]) -> None:
+        """As kubectl, without the line break at the end of a token's file. The client's own error would show it."""
+        for name, value in headers.items():
+            headers[name] = value.strip()
+            if not (headers[name].isascii() and headers[name].isprintable()):
+                raise Misconfigured(
+                    f"context {self.target.context}: the token of {self.target.user} is more than a line of ASCII; "
+                    f"{LOG_IN}"
+                )
+
     def _refusal(self, status: int, body: object, path: str) -> ClusterError:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # what is none of Kubernetes' answers
             text = json.loads(text).get("message") or text
         message = one_line(text)[:300]
         if status == 401:

@@ -4,7 +4,10 @@ The kubeconfig is the setting's, else KUBECONFIG's, else ~/.kube/config; the con
 current one. Reading starts nothing; a credential plugin (`oci ce cluster generate-token`) is run by `connect`.
 """
 
+import atexit
+import contextlib
 import datetime
+import functools
 import logging
 import os
 import re
@@ -19,6 +22,7 @@ import yaml
 
 from remote.cluster.errors import Misconfigured
 from remote.hosts.host import one_line
+from remote.hosts.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -77,7 +81,7 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
             document = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise Misconfigured(f"kubeconfig {name}: cannot be read: {one_line(error)}; mend it") from None
         if not isinstance(document, dict):
             raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig; mend it")
@@ -97,6 +101,17 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
     return contexts, clusters, current
 
 
+@functools.cache
+def _keys_folder() -> Path:
+    """Where the client lays a kubeconfig's private keys while this process lives: it can read them from files alone.
+
+    Its own place is the system's for temporary files, where those of a killed process stay for ever.
+    """
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(scratch_folder("qlora-fleet-kubeconfig-"))
+
+
 def connect(target: Target) -> "ApiClient":
     """A client for the target; runs its credential plugin. Raises Misconfigured when there are no credentials."""
     from kubernetes.client import ApiClient, Configuration  # 0.2 s to import
@@ -112,9 +127,18 @@ def connect(target: Target) -> "ApiClient":
     # Taken, not shown: what the client logs while it loads a kubeconfig must not reach the terminal.
     before, root.handlers = root.handlers, [logged]
     try:
-        load_kube_config(target.kubeconfig, target.context, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        load_kube_config(  # type: ignore[no-untyped-call]
+            target.kubeconfig,
+            target.context,
+            client_configuration=configuration,
+            temp_file_path=str(_keys_folder()),
+        )
     except (ConfigException, OSError, ValueError) as error:
         raise Misconfigured(f"context {target.context}: {one_line(error)}; mend the kubeconfig") from None
+    except (AttributeError, TypeError):  # a number where the client expects text; its message may hold the value
+        raise Misconfigured(
+            f"context {target.context}: a value is no text; put quotes around it in the kubeconfig"
+        ) from None
     finally:
         root.handlers = before
     if logged.buffer and not configuration.api_key and not configuration.cert_file:

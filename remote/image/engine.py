@@ -76,7 +76,13 @@ class Look:
 def observe(host: Host, client: Client) -> EngineFacts:
     """Ask the engine. Raises EngineError for one that is missing, down, shut to this user, or without BuildKit."""
     version = _ask(host, client, "version", "--format", "{{json .}}")
-    ours, server = version["Client"], version["Server"]
+    try:
+        ours, server = version["Client"], {key: str(version["Server"][key]) for key in ("Version", "ApiVersion")}
+    except (KeyError, TypeError):  # podman says `Client` alone
+        raise EngineError(
+            f"{host.name}: {client.program} speaks to no engine of Docker's (podman under that name does not); install "
+            "Docker there, or name its client in image.client"
+        ) from None
     if _numbers(server["Version"]) < _BUILDKIT_SINCE:
         raise EngineError(f"{host.name}: engine {server['Version']} has no BuildKit; install Docker 20.10 or newer")
     if _numbers(ours["Version"]) >= (23,):

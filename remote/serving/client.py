@@ -1,12 +1,15 @@
 """A server that speaks OpenAI's protocol, as vLLM does: which models it has, chats and completions, greedily.
 
 It is asked over HTTP (`at`) or in its pod (`remote.serving.inpod`). The key goes to the server's own address and, but
-for this machine, over TLS alone; no redirect is followed. Every answer has a longest size and a longest time.
+for this machine, over TLS alone; this machine is not asked through a proxy, and no redirect is followed. Every answer
+has a longest size and a longest time.
 """
 
+import http.client
 import json
 import re
-import urllib.error
+import ssl
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +20,7 @@ from remote.hosts.command import Secret
 
 MOST_BYTES, MOST_SAID = 8 << 20, 500  # of an answer; of a refusal
 ASK_SEC = 300.0
+_PIECE = 1 << 16
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
 
@@ -47,10 +51,9 @@ class Answer:
 
 def at(url: str, key: Secret | None) -> "Server":
     """The server at `url`, e.g. http://127.0.0.1:8000. Raises ServerWrong."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
-        raise ServerWrong(f"{url!r}: expected an address like http://127.0.0.1:8000")
-    if key is not None and parts.scheme == "http" and not _LOOPBACK.match(parts.hostname):
+    parts = _parts(url)
+    is_here = _LOOPBACK.match(parts.hostname or "") is not None
+    if key is not None and parts.scheme == "http" and not is_here:
         raise ServerWrong(
             f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"
         )
@@ -58,20 +61,46 @@ def at(url: str, key: Secret | None) -> "Server":
     headers = {"Content-Type": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key.reveal()}"
-    opener = urllib.request.build_opener(_NoRedirects())
+    opener = urllib.request.build_opener(_AsItIs(), *([urllib.request.ProxyHandler({})] if is_here else []))
 
     def fetch(path: str, data: bytes | None) -> Answer:
         request = urllib.request.Request(f"{base}{path}", data=data, headers=headers)  # noqa: S310 - http(s), checked
+        until, content = time.monotonic() + ASK_SEC, bytearray()
         try:
             with opener.open(request, timeout=ASK_SEC) as answer:
-                return Answer(status=answer.status, reason=answer.reason, content=answer.read(MOST_BYTES + 1))
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(status=error.code, reason=error.reason, content=error.read(MOST_SAID))
-        except (OSError, ValueError) as error:
-            raise ServerAway(f"{base}{path}: {getattr(error, 'reason', None) or error}") from None
+                while len(content) <= MOST_BYTES and (piece := answer.read1(_PIECE)):
+                    content += piece
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"no whole answer within {ASK_SEC:.0f} s")
+                if answer.length and len(content) <= MOST_BYTES:  # `length` is what has not come
+                    raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
+                return Answer(status=answer.status, reason=answer.reason, content=bytes(content))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _no_answer(f"{base}{path}", error) from None
 
     return Server(base, fetch)
+
+
+def _parts(url: str) -> urllib.parse.SplitResult:
+    """An address, taken apart. Raises ServerWrong."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0  # it raises for no number
+    except ValueError:
+        is_one = False
+    if not is_one or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
+        raise ServerWrong(f"{url!r}: expected an address like http://127.0.0.1:8000")
+    return parts
+
+
+def _no_answer(url: str, error: Exception) -> ServerWrong | ServerAway:
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+        return ServerAway(f"{url}: no answer over HTTP: {error!r}")
+    why = getattr(error, "reason", None) or error
+    if isinstance(why, ssl.SSLCertVerificationError):
+        trust = "name the file of an authority of your own in the variable SSL_CERT_FILE"
+        return ServerWrong(f"{url}: its certificate is not trusted: {why.verify_message}; {trust}")
+    return ServerAway(f"{url}: {why}")
 
 
 class Server:
@@ -82,8 +111,8 @@ class Server:
 
     def models(self) -> list[str]:
         """The names of the models that it serves."""
-        found = self._ask("models")
-        names = [one.get("id") for one in found.get("data") or [] if isinstance(one, dict)]
+        data = self._ask("models").get("data")
+        names = [one.get("id") for one in data if isinstance(one, dict)] if isinstance(data, list) else []
         if not names or not all(isinstance(name, str) for name in names):
             raise ServerWrong(f"{self.url}/v1/models: names no model; is it a server of OpenAI's protocol?")
         return [str(name) for name in names]
@@ -128,8 +157,10 @@ class Server:
         return found
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """An HTTPError instead: the key and the prompts go nowhere else."""
+class _AsItIs(urllib.request.HTTPErrorProcessor):
+    """Every answer with its status. A redirect is one, too: the key and the prompts go nowhere else."""
 
-    def redirect_request(self, *_given: Any) -> None:
-        return None
+    def http_response(self, _request: Any, response: Any) -> Any:
+        return response
+
+    https_response = http_response  # type: ignore[assignment]

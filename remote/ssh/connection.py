@@ -101,7 +101,12 @@ class Connection:
             raise HostKeyRefused(policy.complaint(error.key)) from None
         except AuthFailure as error:
             raise keys.complaint(error) from None
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except (
+            paramiko.SSHException,
+            OSError,
+            EOFError,
+            ValueError,
+        ) as error:  # the last: what came is no text, or no key
             raise _explained(hop, error) from None
         finally:
             keys.close()
@@ -162,8 +167,9 @@ def _through_program(command: str) -> Iterator[socket.socket]:
 
 def _explained(hop: Hop, error: Exception) -> HostError:
     message = str(error) or type(error).__name__
-    if isinstance(error, socket.gaierror):
-        if error.errno == socket.EAI_AGAIN:
+    is_no_name = "idna" in message and isinstance(error, UnicodeError)  # a label is empty, or longer than 63 letters
+    if is_no_name or isinstance(error, socket.gaierror):
+        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
             return HostUnreachable(
                 f"{hop}: its name cannot be looked up now: {error.strerror}; is this machine online?"
             )

@@ -96,13 +96,13 @@ def _into_registry(settings: Settings, trained: Trained, files: Mapping[str, Pat
     again = f"inv adapter.push --run={trained.folder.name}{' --merged' if what == 'model' else ''} --oci={oci}"
     secret = registry_password(settings, user, where.host, again)
     login = base64.b64encode(f"{user}:{secret.reveal()}".encode()).decode()
-    registry = Registry(where.host, where.path, login, settings.registry.token_hosts)
     notes = {
         "org.opencontainers.image.title": f"{what} of run {trained.run.run_id}",
         "qlora-fleet.adapter-sha256": str(trained.record.adapter_sha256),
         "qlora-fleet.base-sha256": str(trained.model_sha256),
     }
     try:
+        registry = Registry(where.host, where.path, login, settings.registry.token_hosts)
         facts = artifact.push(registry, where, files, KIND.format(what), notes, said)
     except Failed as failed:
         kind = KINDS.get(failed.kind, TaskFailed)

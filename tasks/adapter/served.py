@@ -105,7 +105,7 @@ def conclusion(trained: Trained, url: str, asked: list[Asked]) -> str:
 
 def asking(settings: Settings, url: str, model: str | None, key_file: str | None, ask: Callable[[Server, str], T]) -> T:
     """What `ask` finds of the server's model; errors as those of a task."""
-    key = None if key_file is None else secrets.read(settings, "--key-file", key_file)
+    key = None if key_file is None else secrets.read(settings, "--key-file", key_file, in_header=True)
     try:
         if url == CLUSTER:
             server, model = within(server_pod(settings)), model or settings.serve.name

@@ -11,8 +11,11 @@ from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
 
 
-def read(settings: Settings, setting: str, name: str) -> Secret:
-    """The text of the file that `setting` names, less its last line break. Raises UsageError."""
+def read(settings: Settings, setting: str, name: str, *, in_header: bool = False) -> Secret:
+    """The text of the file that `setting` names, less its last line break. Raises UsageError.
+
+    What goes into a header as it is must be one line: it stands in the error of a client that refuses it.
+    """
     path = Path(name).expanduser()
     path = path if path.is_absolute() else settings.root / path
     with touching(f"{setting}: {path}: cannot be read"):
@@ -22,7 +25,23 @@ def read(settings: Settings, setting: str, name: str) -> Secret:
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
     if not text.strip():
         raise UsageError(f"{setting}: {path}: is empty")
-    return Secret(text.removesuffix("\n"))
+    text = text.removesuffix("\n")
+    if in_header and not (text.isascii() and text.isprintable()):
+        raise UsageError(
+            f"{setting}: {path}: expected the secret alone, one line of ASCII; take out what else is in it"
+        )
+    return Secret(text)
+
+
+def index_of(settings: Settings) -> str | None:
+    """image.index_url, which becomes an argument on the VM. Raises UsageError where a login stands in it."""
+    index = settings.image.index_url
+    if index is not None and "@" in index.partition("://")[2].partition("/")[0]:
+        raise UsageError(
+            "image.index_url: a login stands in it, and everybody on the VM may read arguments; leave it out here, and "
+            "put it into a pip.conf there (image.pip_conf)"
+        )
+    return index
 
 
 def check_registry_user(user: str, repository: str) -> None:

@@ -24,7 +24,7 @@ from remote.jobs.job import HostBusy, Job
 from tasks.cli.git import git
 from tasks.connect.buildvm import build_vm_job, tmpdir_on
 from tasks.connect.registry import address
-from tasks.connect.secrets import registry_password
+from tasks.connect.secrets import index_of, registry_password
 from tasks.errors import Resumable, TaskFailed, UsageError, ending_as
 from tasks.image import jobs, profiles
 from tasks.settings.load import Settings, load
@@ -122,7 +122,7 @@ def wanted(settings: Settings, tmp: str) -> Wanted:
         code=_code(settings),
         models=image.models,
         extra_packages=image.extra_packages,
-        index_url=image.index_url,
+        index_url=index_of(settings),
         pip_conf=image.pip_conf,
         network=image.network,
         torch=image.torch,

@@ -87,7 +87,7 @@ def fetch_models(context: Context, given: Choices, *, dry_run: bool) -> None:
                 folder=f"{home}/{model.replace('/', '--')}",
                 revision=given.revision,
                 endpoint=settings.hub.endpoint,
-                index_url=settings.image.index_url,
+                index_url=secrets.index_of(settings),
                 cache=given.cache,
                 cache_here=None if given.cache_here is None else Path(given.cache_here),
             )
@@ -126,7 +126,7 @@ def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
 def _token(settings: Settings, wanted: Fetch) -> Secret | None:
     if settings.hub.token_file is None or wanted.cache is not None or wanted.cache_here is not None:
         return None
-    return secrets.read(settings, "hub.token_file", settings.hub.token_file)
+    return secrets.read(settings, "hub.token_file", settings.hub.token_file, in_header=True)
 
 
 class _SentLines:

@@ -109,7 +109,8 @@ def _bring(
 
 def chosen(listed: list[Entry]) -> list[Entry]:
     """The files that are fetched: those of `ALLOWED`, at the top. Raises Failed if there are no weights."""
-    entries = [entry for entry in listed if any(fnmatch.fnmatchcase(entry["path"], name) for name in ALLOWED)]
+    at_top = [entry for entry in listed if _is_plain(entry["path"])]  # to fnmatch, * is also LICENSE/../..
+    entries = [entry for entry in at_top if any(fnmatch.fnmatchcase(entry["path"], name) for name in ALLOWED)]
     if not any(entry["path"].endswith(".safetensors") for entry in entries):
         raise Failed("usage", "the model has no safetensors weights, and pickles are not read; name another model")
     return entries
@@ -177,10 +178,11 @@ def _damaged(watcher: Watcher, folder: Path, files: list[Entry]) -> list[str]:
         if right:
             with Shown(watcher, f"verifying {entry['path']}", entry["size"]) as shown:
                 right = digests(path, shown.add)[1] == entry["sha256"]
-        if not right and _is_plain(entry["path"]):
+        if not right:
             wrong.append(entry["path"])
-            path.unlink(missing_ok=True)
-            _forget(folder, entry["path"])
+            if _is_plain(entry["path"]):
+                path.unlink(missing_ok=True)
+                _forget(folder, entry["path"])
     return wrong
 
 

@@ -18,6 +18,7 @@ SETTLED = {
     "HF_HUB_OFFLINE": "0",
 }
 LIST_MEMORY_BYTES = 768 << 20
+LIST_SEC = 60.0  # of silence; the client's own is without end
 # Classes of the client's errors, and of those below it, after which another try may succeed.
 TRANSIENT = frozenset(
     (
@@ -36,7 +37,7 @@ def listed(asked: dict[str, Any]) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_DATA, (LIST_MEMORY_BYTES, before[1]))
     try:
         api = HfApi(endpoint=asked["endpoint"], token=asked["token"] or False)
-        info = api.model_info(asked["model"], revision=asked["revision"], files_metadata=True)
+        info = api.model_info(asked["model"], revision=asked["revision"], files_metadata=True, timeout=LIST_SEC)
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
     files = [

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from remote.image.onvm.client import ANSWER_BYTES
+from remote.image.onvm.client import ANSWER_BYTES, STALL_ENDS_SEC
 from remote.image.onvm.job import Failed, Watcher, retried
 from remote.jobs.onhost.files import PIECE
 
@@ -60,22 +61,30 @@ class Hub:
     def listed(self) -> tuple[str, list[Entry]]:
         answer = self._ask({"verb": "list", "revision": self._job["revision"] or "main"})
         self._commit = str(answer["revision"])
+        for entry in answer["files"]:
+            digest = entry["sha256"] or entry["git_sha1"]
+            if not (isinstance(entry["path"], str) and isinstance(entry["size"], int) and isinstance(digest, str)):
+                where = self._job["endpoint"] or "the hub"
+                raise Failed("refused", f"{where} lists {entry['path']!r} without size and digest; name another source")
         return self._commit, list(answer["files"])
 
     def fetch(self, entry: Entry, into: Path) -> None:
         name, total = entry["path"], entry["size"] or 0
 
-        def size_now() -> int:
-            here = [into / name, *(into / ".cache").rglob("*.incomplete")]
-            return max((path.stat().st_size for path in here if path.is_file()), default=0)
+        def sizes() -> list[int]:  # also of what an earlier fetch has left
+            found = list[int]()
+            for path in (into / name, *(into / ".cache").rglob("*.incomplete")):
+                with contextlib.suppress(OSError):  # not there, or renamed a moment ago
+                    found.append(path.stat().st_size)
+            return found
 
-        with Shown(self._watcher, f"fetching {name}", total, size_now):
-            self._ask({"verb": "fetch", "revision": self._commit, "path": name})
+        with Shown(self._watcher, f"fetching {name}", total, lambda: max(sizes(), default=0)):
+            self._ask({"verb": "fetch", "revision": self._commit, "path": name}, sizes)
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        return retried(lambda: self._ask_once(question), _FIRST_WAIT_SEC, self._watcher.say)
+    def _ask(self, question: dict[str, Any], sizes: Callable[[], list[int]] = list) -> dict[str, Any]:
+        return retried(lambda: self._ask_once(question, sizes), _FIRST_WAIT_SEC, self._watcher.say)
 
-    def _ask_once(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _ask_once(self, question: dict[str, Any], sizes: Callable[[], list[int]]) -> dict[str, Any]:
         job = self._job
         common = {"model": job["model"], "endpoint": job["endpoint"], "folder": job["folder"], "token": self._token}
         asked = {**common, "home": str(Path.cwd() / "hub-home"), **question}
@@ -84,6 +93,7 @@ class Hub:
             with contextlib.suppress(BrokenPipeError):
                 cast("IO[bytes]", client.stdin).write(json.dumps(asked).encode() + b"\n")
                 cast("IO[bytes]", client.stdin).flush()
+            self._await_answer(client, sizes)
             said = cast("IO[bytes]", client.stdout).readline(ANSWER_BYTES)
             if len(said) == ANSWER_BYTES:
                 raise Failed("failed", f"the hub's client printed more than {ANSWER_BYTES >> 20} MiB; it was ended")
@@ -98,6 +108,17 @@ class Hub:
             raise
         self._client = client
         return answer
+
+    def _await_answer(self, client: subprocess.Popen[bytes], sizes: Callable[[], list[int]]) -> None:
+        """Raises Failed where nothing comes for STALL_ENDS_SEC: the client waits for as long as the hub tells it to."""
+        before, since = sizes(), time.monotonic()
+        while not select.select([cast("IO[bytes]", client.stdout)], [], [], _SHOWN_EVERY_SEC)[0]:
+            now = sizes()
+            before, since = now, (since if now == before else time.monotonic())
+            if time.monotonic() - since >= STALL_ENDS_SEC:
+                where, took = self._job["endpoint"] or "the hub", f"{STALL_ENDS_SEC / 60:.0f} min"
+                limited = "is it down, or does it limit how often this machine may ask (the log says so)?"
+                raise Failed("transient", f"{where} has sent nothing for {took}; {limited}")
 
     def _started(self) -> subprocess.Popen[bytes]:
         endpoint = self._job["endpoint"]

@@ -76,7 +76,7 @@ def secret_files(facts: Facts) -> Answer:
     if not named:
         raise NotAsked("no setting names a file with a secret; passwords are asked for")
     for name, path in named.items():
-        secrets.read(facts.settings, name, path)
+        secrets.read(facts.settings, name, path, in_header=name == "hub.token_file")
     return fine(f"{' and '.join(named)}: there, and closed to others")
 
 

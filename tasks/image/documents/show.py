@@ -127,6 +127,6 @@ def _same(sha256: object, digest: str) -> None:
 def _parsed(text: object) -> Json | None:
     try:
         found = json.loads(str(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

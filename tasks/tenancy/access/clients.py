@@ -74,13 +74,14 @@ class Access:
                 asked,
                 self.asker,
                 status=error.status,
-                code=error.code,
+                code=None if error.code is None else str(error.code),  # of a gateway it may be a number
                 message=error.message,
                 headers=error.headers,
                 request_id=error.request_id,
                 now=datetime.datetime.now(datetime.UTC),
             ) from None
-        except (OSError, ClientError, *NO_TOKEN) as error:  # the SDK's RequestException is an OSError
+        # The SDK's RequestException is an OSError; a proxy's page may be in another encoding than UTF-8.
+        except (OSError, UnicodeDecodeError, ClientError, *NO_TOKEN) as error:
             raise Resumable(
                 f"{asked.doing}: no whole answer from {self.region}: {root(error)}; check network and proxy, then the "
                 "same again"

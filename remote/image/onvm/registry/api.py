@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import http.client
 import json
 import re
 import ssl
@@ -41,6 +42,7 @@ PASSING = frozenset({429, 500, 502, 503, 504})
 TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
 MAKES_ONE = "where a repository is to be made first, make it (OCIR: `inv tenancy.repository`)"
 _PIECE = 1 << 16
+_NO_ANSWER = (OSError, ValueError, RecursionError, http.client.HTTPException)  # of a request, or of what came
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+)(:|$)")
 
 
@@ -81,8 +83,14 @@ class Registry:
         self.bearer: str | None = None
         tls = ssl.create_default_context()
         for certificate in CERTIFICATES.joinpath(host).glob("*.crt"):
-            tls.load_verify_locations(certificate)
-        self.opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=tls), _Redirects(host))
+            try:
+                tls.load_verify_locations(certificate)
+            except OSError as error:
+                raise Failed("usage", f"{certificate}: cannot be read: {error.strerror or error}; mend it") from None
+        # This machine is asked without TLS, so not through a proxy, which would read the login.
+        proxies = {kind: proxy for kind, proxy in urllib.request.getproxies().items() if kind != "http"}
+        handlers = (urllib.request.HTTPSHandler(context=tls), urllib.request.ProxyHandler(proxies), _Redirects(host))
+        self.opener = urllib.request.build_opener(*handlers)
 
     @property
     def user(self) -> str:
@@ -129,7 +137,7 @@ class Registry:
         following = re.match(r'<([^>]+)>; *rel="?next"?', answer.headers.get("Link", ""))
         if following is None:
             return answer.content, None
-        url = urllib.parse.urljoin(url, following[1])
+        url = self._address(url, following[1])
         if _origin(url) != _origin(self.base):
             raise Failed("refused", f"{self.host} continues its list at {_name_of(url)}; refused")
         return answer.content, url
@@ -152,7 +160,7 @@ class Registry:
             manifest = json.loads(content)
             if not isinstance(manifest, dict) or "schemaVersion" not in manifest:
                 raise ValueError
-        except ValueError:
+        except (ValueError, RecursionError):
             what = "a web page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
             advice = "correct registry.image, or a proxy on the VM's way there"
             raise Failed(
@@ -175,8 +183,8 @@ class Registry:
             return
         if begun is None:
             raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
-        with contextlib.suppress(ValueError, Failed):  # it expires by itself as well
-            place = urllib.parse.urljoin(url, begun.headers.get("Location", url))
+        with contextlib.suppress(Failed):  # it expires by itself as well
+            place = self._address(url, begun.headers.get("Location", url))
             if place != url and _origin(place) == _origin(self.base):
                 self._ask(place, method="DELETE")
 
@@ -191,7 +199,7 @@ class Registry:
         place = None if begun is None else begun.headers.get("Location")
         if not place:
             raise Failed("failed", f"{self.host} says no place to upload to for {self.path}")
-        url = urllib.parse.urljoin(url, place)
+        url = self._address(url, place)
         if not (url.startswith("https://") or (self.base.startswith("http://") and _is_loopback(url))):
             raise Failed("refused", f"{self.host} asks for the upload at {url}, which is not https; refused")
         url += f"{'&' if '?' in url else '?'}{urllib.parse.urlencode({'digest': digest})}"
@@ -205,6 +213,15 @@ class Registry:
         if answer is None:
             raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
         return bool(answer.headers.get("OCI-Subject"))
+
+    def _address(self, url: str, place: str) -> str:
+        """The address that an answer from `url` names."""
+        try:
+            url = urllib.parse.urljoin(url, place)
+            _origin(url)  # where it has a port that is none
+        except ValueError:
+            raise Failed("refused", f"{self.host} names an address that is none: {place[:200]!r}") from None
+        return url
 
     def _ask(
         self,
@@ -228,7 +245,7 @@ class Registry:
                 if error.code != 401 or is_last or not challenge.lower().startswith("bearer "):
                     raise self._refused(error) from None
                 self.bearer = self._token(challenge)
-            except (OSError, ValueError) as error:
+            except _NO_ANSWER as error:
                 raise _broken(error, self.host) from None
         raise AssertionError("unreachable")
 
@@ -265,15 +282,15 @@ class Registry:
         query = urllib.parse.urlencode({"service": fields.get("service", ""), "scope": scope})
         headers = {"Authorization": f"Basic {self.login}"} if self.login else {}
         realm = fields.get("realm", "")
-        self._check_realm(realm)
         try:
+            self._check_realm(realm)
             answer = json.loads(self._open(f"{realm}?{query}", headers, "GET", None, TOKEN_BYTES).content)
             return str(answer.get("token") or answer["access_token"])
         except urllib.error.HTTPError as error:
             if error.code in PASSING:
                 raise self._refused(error) from None
             raise Failed("unauthorized", f"{self.host} refuses user {self.user}: {_said(error)} to the login") from None
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (*_NO_ANSWER, KeyError, AttributeError) as error:
             raise _broken(error, f"{realm}, which {self.host} names") from None
 
     def _check_realm(self, realm: str) -> None:

@@ -1,14 +1,19 @@
-"""Which cluster is meant, and one line where that cannot be known."""
+"""Which cluster is meant, and one line where that cannot be known, or where what answers is none."""
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remote.cluster.errors import Misconfigured
+from remote.cluster import client
+from remote.cluster.client import Cluster
+from remote.cluster.errors import Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, connect, resolve
+from tests.support.machines.answering import Answering, Serving
 
 
 def kubeconfig(path: Path, *names: str, current: str | None = None, user: dict[str, Any] | None = None) -> Path:
@@ -65,6 +70,7 @@ def test_the_variable_may_name_several_files_and_the_first_wins(
     [
         (None, "not there; make one"),
         ("a: [", "cannot be read"),
+        ("[" * 20_000, "cannot be read"),
         ("just words", "holds no kubeconfig"),
         ("contexts: 5", "holds no kubeconfig"),
         ("contexts: [{}]", "holds no kubeconfig"),
@@ -100,3 +106,64 @@ def test_a_credential_program_that_fails_is_said_before_anything_is_asked(tmp_pa
     with pytest.raises(Misconfigured, match="no credentials: exec: process returned 3") as caught:
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
     assert "log in again" in str(caught.value)
+
+
+def test_a_private_key_lies_where_a_killed_process_does_not_leave_it_for_ever(tmp_path: Path) -> None:
+    user = {"client-certificate-data": "YQ==", "client-key-data": "Yg=="}
+    path = kubeconfig(tmp_path / "k", "a", current="a", user=user)
+    made = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+    key = Path(str(made.configuration.key_file))
+    assert (key.read_bytes(), key.stat().st_mode & 0o777) == (b"b", 0o600)
+    assert key.parent.name.startswith("qlora-fleet-kubeconfig-"), "of which the next process removes those left"
+
+
+class Server(Serving):
+    """An API server that answers everything with `answer`, and notes the Authorization of each request."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(_Handler)
+        self.answer, self.heard = (status, body), list[str | None]()
+
+
+class _Handler(Answering):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.heard.append(self.headers.get("Authorization"))
+        self.reply(*self.server.answer)
+
+
+@contextlib.contextmanager
+def asked(
+    folder: Path, user: dict[str, Any], status: int = 200, body: bytes = b"{}"
+) -> Iterator[tuple[Server, Cluster]]:
+    with Server(status, body) as server:
+        path = kubeconfig(folder / "k", "a", current="a", user=user)
+        path.write_text(path.read_text().replace("https://a:6443", f"http://{server.host}"))
+        yield server, Cluster(resolve(kubeconfig=str(path), context=None, namespace="n"))
+
+
+def test_the_line_break_of_a_tokens_file_is_no_part_of_the_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hidden\n")
+    with asked(tmp_path, {"tokenFile": str(tmp_path / "token")}) as (server, cluster):
+        assert cluster.namespace() == {}
+    assert server.heard == ["Bearer hidden"]
+
+
+@pytest.mark.parametrize(
+    "user", [{"token": "hidden\nhidden"}, {"token": "h\u0456dden"}, {"username": "u", "password": 7}]
+)
+def test_credentials_that_cannot_be_sent_are_named_and_not_shown(user: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="context a: ") as refused, asked(tmp_path, user) as (_, cluster):
+        cluster.namespace()
+    assert "dden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b'"no such page"', b"[" * 100_000])
+@pytest.mark.parametrize("status", [200, 503])
+def test_json_that_is_no_answer_of_kubernetes_is_an_api_server_that_does_not_answer(
+    status: int, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_PAUSES_SEC", ())
+    with asked(tmp_path, {"token": "t"}, status, body) as (_, cluster), pytest.raises(Unreachable):
+        cluster.pods()

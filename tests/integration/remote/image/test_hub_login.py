@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remote.image.onvm import hub
-from tests.support.machines.registry_proxy import Answer, Endless, Redirect, RegistryProxy
+from tests.support.machines.registry_proxy import Answer, Endless, Redirect, RegistryProxy, Stall
 
 TOKEN = "hf_of_the_operator"
 
@@ -45,6 +45,24 @@ def test_a_list_of_files_without_end_is_given_up_and_named(proxy: RegistryProxy,
     (answer,) = answers_to(proxy, tmp_path, {"verb": "list", "revision": "main"})
     assert answer["kind"] == "refused"
     assert "answers with more than 768 MiB can hold" in answer["message"]
+
+
+def test_a_list_of_files_that_never_comes_may_come_later(proxy: RegistryProxy, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    proxy.arm(Stall())
+    asked = {
+        "verb": "list",
+        "model": "org/name",
+        "revision": "main",
+        "endpoint": f"http://{proxy.host}",
+        "token": TOKEN,
+    }
+    impatient = "from remote.image.onvm import hub; hub.LIST_SEC = 0.3; hub.main()"
+    done = subprocess.run(
+        (sys.executable, "-c", impatient), input=json.dumps({**asked, "home": str(tmp_path)}) + "\n",
+        text=True, capture_output=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["kind"] == "transient"
 
 
 def test_the_hubs_token_is_taken_to_no_other_server(

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import signal
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ import pytest
 from remote.hosts.local import LocalHost
 from remote.image import vmjob
 from remote.image.modelfetch import Fetch, FetchError, _as_files, find, start
+from remote.image.onvm import sources
 from remote.image.onvm.fetch import chosen, digests, read_manifest, weights_of
 from remote.image.onvm.hub import failure
-from remote.image.onvm.job import Failed
+from remote.image.onvm.job import Failed, Watcher
 from remote.image.onvm.sources import Cache, files_of, snapshot_in
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.hosts.pythons import other_python
@@ -30,7 +33,8 @@ def test_of_a_models_files_only_those_that_a_trial_reads_are_brought() -> None:
     of_mistral = ("config.json", "consolidated.safetensors", "model-00001-of-00003.safetensors", "tokenizer.model.v3",
                   "model.safetensors.index.json", "params.json", "README.md", ".gitattributes", "tokenizer.json",
                   "pytorch_model.bin", "original/model.safetensors", "../model.safetensors", "LICENSE.txt",
-                  "modeling_custom.py", "chat_template.jinja", "runs/tokenizer.json")  # fmt: skip
+                  "modeling_custom.py", "chat_template.jinja", "runs/tokenizer.json",
+                  "LICENSES/MIT.txt", "tokenizer/tokenizer.json", "LICENSE/../../x")  # fmt: skip
     assert [entry["path"] for entry in chosen(entries(*of_mistral))] == [
         *("config.json", "model-00001-of-00003.safetensors", "model.safetensors.index.json", "tokenizer.json"),
         *("LICENSE.txt", "chat_template.jinja"),
@@ -67,6 +71,22 @@ def test_a_digest_is_sha256s_and_gits_own(tmp_path: Path) -> None:
         hashlib.sha256(b"hello\n").hexdigest(),
         "ce013625030ba8dba906f756967f9e9ca394464a",  # echo hello | git hash-object --stdin
     )
+
+
+def test_a_hub_that_sends_nothing_is_given_up_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client sleeps for as long as a Retry-After says."""
+    monkeypatch.chdir(tmp_path)
+    asleep = subprocess.Popen(("sleep", "60"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    monkeypatch.setattr(sources, "hub_python", lambda *_: "python")
+    monkeypatch.setattr(sources, "STALL_ENDS_SEC", 0.3)
+    monkeypatch.setattr(sources, "_SHOWN_EVERY_SEC", 0.1)
+    monkeypatch.setattr(sources.Hub, "_started", lambda _: asleep)
+    hub = sources.Hub(
+        Watcher(), {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}, None
+    )
+    with asleep, fails("transient", "the hub has sent nothing .* does it limit how often"):
+        hub._ask_once({"verb": "fetch"}, lambda: [7])
+    assert asleep.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "null"])

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import socketserver
 from pathlib import Path
 
 import paramiko
@@ -10,8 +11,9 @@ import pytest
 from remote.hosts.command import Command
 from remote.hosts.host import AddressWrong, HostError, HostUnreachable
 from remote.ssh.config import Destination, Hop, home, parse, route, strict_config
-from remote.ssh.connection import _explained
+from remote.ssh.connection import Connection, _explained
 from remote.ssh.host import SshHost
+from tests.support.machines.answering import Serving
 
 
 def way(tmp_path: Path, config: str, host: str = "vm", **choices: object) -> list[str]:
@@ -88,6 +90,22 @@ def test_every_way_of_not_getting_there_has_its_own_words(error: Exception, kind
     assert type(explained) is kind
     assert str(explained).startswith("vm (me@10.0.0.1 port 23): ")
     assert words in str(explained)
+
+
+class Garbled(socketserver.BaseRequestHandler):
+    """Greets as sshd does; its list of algorithms is not text."""
+
+    def handle(self) -> None:
+        packet = b"\x09\x14" + bytes(16) + b"\0\0\0\2\xff\xfe" * 10 + bytes(5 + 9)  # 9 bytes of padding
+        self.request.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" + len(packet).to_bytes(4, "big") + packet)
+        self.request.recv(1 << 16)
+
+
+def test_what_cannot_be_looked_up_or_read_is_one_line() -> None:
+    with pytest.raises(AddressWrong, match="no machine of that name"):
+        Connection((Hop(name="vm", hostname="a..b", user="me", port=22),))
+    with Serving(Garbled) as server, pytest.raises(HostUnreachable, match="broke while it was made: 'utf-8' codec"):
+        Connection((Hop(name="vm", hostname="127.0.0.1", user="me", port=server.server_address[1]),))
 
 
 def test_an_environment_that_no_shell_can_pass_on_is_refused_before_anything_is_opened() -> None:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from remote.hosts.command import Secret
-from remote.image.documents import signature
+from remote.image.documents import bom, signature
 from remote.image.documents.signature import KeyWrong, NeedsPassPhrase
 from remote.image.onvm.registry import ask as asking
 from remote.image.onvm.registry import beside
@@ -109,6 +109,14 @@ def test_what_no_registry_should_send_is_passed_over(registry: Registry, server:
     assert list(show._lines(found, []))[-1][0] == "documents"
     server.put(json.dumps(part).encode(), tag)
     assert beside.look(registry, "odd")["documents"] == []
+
+
+def test_a_document_nested_too_deep_is_named() -> None:
+    deep, wrong = "[" * 100_000, list[str]()
+    document = {"digest": DIGEST, "kind": bom.SPDX, "notes": {}, "text": deep}
+    found = {"digest": DIGEST, "manifest": {}, "config": deep, "lists": "x", "documents": [document]}
+    assert list(show._lines(found, wrong))[-1][0] == "documents"
+    assert wrong == [f"the document of kind {bom.SPDX} cannot be read"]
 
 
 def test_a_question_is_answered_although_the_registry_fails_once(

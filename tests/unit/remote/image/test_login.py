@@ -1,11 +1,11 @@
-"""Why a login failed: the registry's no, an engine that this user may not use, an engine that is down."""
+"""Why a login failed: the registry's no; an engine that is shut to this user, down, or not Docker's."""
 
 import pytest
 
 from remote.hosts.command import Command, Secret
 from remote.hosts.host import Completed, HostError, HostUnreachable, LoginRefused
 from remote.image import registry
-from remote.image.engine import Client, EngineError
+from remote.image.engine import Client, EngineError, observe
 
 
 class Vm:
@@ -41,3 +41,16 @@ def test_each_cause_of_a_failed_login_is_named_with_its_own_remedy(
     with pytest.raises(kind, match=says):
         registry.log_in(vm, Client(), "fra.ocir.io", "ns/me", Secret("token"))
     assert vm.ran[-1] == ("rm", "-rf", "--", "/dev/shm/qlora-fleet-login-x")
+
+
+class Podman(Vm):
+    """Answers as podman does, which the package podman-docker installs as `docker`."""
+
+    def run(self, *_: object, **_how: object) -> Completed:
+        return Completed(exit_code=0, stdout=self.complaint.encode())
+
+
+@pytest.mark.parametrize("version", ['{"Client": {"Version": "4.9.4-rhel"}}', '{"Client": {}, "Server": null}'])
+def test_an_engine_that_is_not_dockers_is_named(version: str) -> None:
+    with pytest.raises(EngineError, match=r"vm: docker speaks to no engine of Docker's .*image\.client"):
+        observe(Podman(version), Client())

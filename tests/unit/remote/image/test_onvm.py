@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remote.image.onvm import archive, build
+from remote.image.onvm import archive, build, fetch, sources
 from remote.image.onvm import job as jobs
 from remote.image.onvm.client import reason
 from remote.image.onvm.ground import NotOurs
@@ -231,6 +231,24 @@ def test_a_weight_that_became_shorter_is_named_with_the_words_there_are(
     }
     with pytest.raises(Failed, match=r"/context: unexpected end of data$"):
         build.act(watcher, asked)
+
+
+@pytest.mark.parametrize(("path", "size", "digest"), [("config.json", 2, None), ("config.json", "2", "a"), (7, 2, "a")])
+def test_a_file_that_the_hub_lists_without_size_or_digest_is_not_taken_for_verified(
+    path: object, size: object, digest: str | None, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"revision": "c", "files": [{"path": path, "size": size, "sha256": None, "git_sha1": digest}]}
+    monkeypatch.setattr(sources, "hub_python", lambda *_: "python")
+    monkeypatch.setattr(sources.Hub, "_ask", lambda *_: answer)
+    with fails("refused", f"the hub lists {path!r} without size and digest"):
+        sources.Hub(watcher, {"index_url": None, "endpoint": None, "revision": None}, None).listed()
+
+
+def test_damage_is_seen_also_in_a_folder_that_an_older_fetch_brought(watcher: Watcher, tmp_path: Path) -> None:
+    (tmp_path / "LICENSES").mkdir()
+    (tmp_path / "LICENSES" / "MIT.txt").write_text("damaged")
+    files = [{"path": "LICENSES/MIT.txt", "size": 7, "sha256": "0" * 64}]
+    assert fetch._damaged(watcher, tmp_path, files) == ["LICENSES/MIT.txt"]
 
 
 def test_progress_that_cannot_be_written_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,15 @@ def test_a_redirect_that_stays_with_its_server_keeps_the_login(proxy: RegistryPr
     assert [authorization for _, _, authorization in proxy.asked] == [f"Basic {LOGIN}"] * 2
 
 
+def test_a_certificate_of_the_registry_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registries, "CERTIFICATES", tmp_path)
+    file = tmp_path / "registry.example.com" / "ca.crt"
+    file.parent.mkdir()
+    file.write_text("none")
+    with fails("usage", f"{file}: cannot be read: .*no certificate"):
+        Registry("registry.example.com", "ns/repo", LOGIN)
+
+
 def test_redirects_without_end_are_given_up(proxy: RegistryProxy) -> None:
     proxy.arm(Redirect(to=f"http://{proxy.host}"))
     with fails("failed"):
@@ -130,10 +140,12 @@ INSTEAD = "instead of the manifest of ns/repo; correct registry.image"
     (page(b"<html>please log in to our network</html>"), "usage", f"answers with a web page {INSTEAD}"),
     (page(b"[]"), "usage", f"answers with 2 bytes of something else {INSTEAD}"),
     (page(b"{}"), "usage", f"answers with 2 bytes of something else {INSTEAD}"),
+    (page(b"[" * 100_000), "usage", f"answers with 100000 bytes of something else {INSTEAD}"),
     (page(b""), "usage", f"answers with 0 bytes of something else {INSTEAD}"),
     (Answer(status=401), "unauthorized", "refuses user ns/me for ns/repo: 401"),
     (Answer(status=403), "forbidden",
      "user ns/me may not push to ns/repo: 403 Forbidden; give that user the right to push there"),
+    (Answer(status=200, headers={"X": "x" * 70_000}), "transient", "LineTooLong: got more than 65536 bytes"),
     (Answer(status=500), "transient", "answers 500"),
     (Answer(status=400), "failed", "answers 400"),
 ])  # fmt: skip
@@ -143,6 +155,14 @@ def test_an_answer_that_is_no_manifest_is_named_with_its_registry_and_the_remedy
     proxy.arm(answer)
     with fails(kind, f"^{re.escape(proxy.host)}.* {re.escape(words)}"):
         registry(proxy).manifest("1.0")
+
+
+@pytest.mark.parametrize("place", ["https://[::1/uploads", "http://127.0.0.1:port/uploads"])
+def test_an_upload_to_no_address_is_refused(proxy: RegistryProxy, place: str) -> None:
+    proxy.arm(Answer(status=202, headers={"Location": place}), method="POST")
+    with fails("refused", f"names an address that is none: {re.escape(repr(place))}"):
+        registry(proxy).send_blob(MANIFEST, DIGEST)
+    registry(proxy).check_may_push()
 
 
 def test_a_user_without_the_right_to_push_is_told_so_before_anything_is_sent(proxy: RegistryProxy) -> None:

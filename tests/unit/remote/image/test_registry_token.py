@@ -5,6 +5,7 @@ Not covered: TLS, which tests/system has with a registry of Debian's.
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -83,11 +84,25 @@ def test_a_token_service_that_does_not_answer_may_pass(server: Server, registry:
         registry.manifest("1.0")
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"<html>", b"[]"])
+@pytest.mark.parametrize("body", [b"", b"{}", b"<html>", b"[]", b"[" * 100_000])
 def test_an_answer_without_a_token_is_named(server: Server, registry: Registry, body: bytes) -> None:
     server.token_body = body
     with fails("transient", f"http://{server.host}/token"):
         registry.manifest("1.0")
+
+
+@pytest.mark.parametrize("realm", ["https://[::1/token", "https://127.0.0.1:port/token"])
+def test_a_token_service_at_no_address_is_named(server: Server, registry: Registry, realm: str) -> None:
+    server.realm = realm
+    with fails("transient", re.escape(f"{realm}, which {server.host} names")):
+        registry.manifest("1.0")
+
+
+def test_this_machine_is_not_asked_through_a_proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server() as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
+        assert Registry(server.host, "ns/repo", LOGIN).manifest("1.0") is not None
+    assert proxy.asked == []
 
 
 def test_a_login_goes_nowhere_in_clear() -> None:

@@ -1,10 +1,16 @@
 """The client of a served model, before a server that speaks its protocol and before some that do not."""
 
+import contextlib
+import time
+from pathlib import Path
+
 import pytest
 
 from remote.hosts.command import Secret
 from remote.serving import client
 from remote.serving.client import Said, ServerAway, ServerWrong, at
+from tests.support.kubernetes import pki
+from tests.support.machines.answering import Answering, Serving
 from tests.support.machines.openai_stand_in import StandIn
 
 
@@ -33,6 +39,9 @@ def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:
             "something else than one choice",
         ),
         ((200, b"x" * 2000, {}), ServerWrong, "more than"),
+        ((200, b"{}", {"Content-Length": "9"}), ServerAway, "the answer ended 7 bytes early"),
+        ((200, b"ff\r\n{}", {"Content-Length": "9", "Transfer-Encoding": "chunked"}), ServerAway, "no answer over"),
+        ((200, b"{}", {"X": "x" * 70_000}), ServerAway, "no answer over HTTP: LineTooLong"),
     ],
 )
 def test_what_is_no_answer_is_named(
@@ -43,12 +52,54 @@ def test_what_is_no_answer_is_named(
         at(served.url, None).complete("tuned", "?", 9)
 
 
+def test_a_list_of_models_of_another_form_is_named() -> None:
+    with StandIn({}, models=(7,)) as served, pytest.raises(ServerWrong, match="names no model"):
+        at(served.url, None).models()
+    with StandIn({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(ServerWrong, match="names no model"):
+        at(served.url, None).models()
+
+
+def test_an_answer_that_trickles_in_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Answering):
+        def do_GET(self) -> None:
+            self.begin(200, {"Content-Length": "60"})
+            with contextlib.suppress(OSError):  # the client hangs up
+                for _ in range(60):
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)
+
+    monkeypatch.setattr(client, "ASK_SEC", 0.2)
+    with Serving(Slow) as served, pytest.raises(ServerAway, match="no whole answer within 0 s"):
+        at(f"http://{served.host}", None).models()
+
+
+def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StandIn({}, key="k") as served, StandIn({}) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        proxy.models = ("of the proxy",)
+        assert at(served.url, Secret("k")).models() == ["tuned"]
+        assert at("http://10.0.0.7", None).models() == ["of the proxy"]
+
+
+def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, context = pki.make(tmp_path)
+    with StandIn({}, key="k") as served:
+        served.socket = context.wrap_socket(served.socket, server_side=True)
+        with pytest.raises(ServerWrong, match=r"not trusted: unable to get .*SSL_CERT_FILE"):
+            at(f"https://{served.host}", Secret("k")).models()
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        assert at(f"https://{served.host}", Secret("k")).models() == ["tuned"]
+
+
 def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:
     with StandIn({}, key="k") as served, pytest.raises(ServerWrong, match=r"401 Unauthorized.*--key-file"):
         at(served.url, None).models()
     with pytest.raises(ServerWrong, match="would travel over plain HTTP"):
         at("http://10.0.0.7:8000", Secret("k"))
-    for wrong in ("127.0.0.1:8000", "ftp://here", "http://user:pw@here", "http:///v1"):
+    wrongs = ("127.0.0.1:8000", "ftp://here", "http://user:pw@here", "http:///v1", "http://[::1", "http://h:port")
+    for wrong in (*wrongs, "http://h:99999", "http://h/ x", "http://h/#x", "http://h?x", "http://\x1b[2J"):
         with pytest.raises(ServerWrong, match="expected an address"):
             at(wrong, None)
     with pytest.raises(ServerAway, match="refused"):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.connect.secrets import registry_password
+from tasks.connect.secrets import index_of, read, registry_password
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
-from tasks.settings.sections import RegistrySection
+from tasks.settings.sections import ImageSection, RegistrySection
 
 
 def password(root: Path, file: str | None = None) -> str:
@@ -56,3 +56,22 @@ def test_an_unusable_password_file_is_named(text: str | None, mode: int, problem
     with pytest.raises(UsageError, match=r"^registry\.password_file: .*token: ") as refused:
         password(tmp_path, "token")
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["# of the server\nhidden\n", "hidden\x1b\n", "hidden \u0456\n"])
+def test_what_goes_into_a_header_is_one_line_and_not_shown(text: str, tmp_path: Path) -> None:
+    (tmp_path / "key").touch(mode=0o600)
+    (tmp_path / "key").write_text(text)
+    with pytest.raises(UsageError, match=r"--key-file: .*key: expected the secret alone, one line") as refused:
+        read(Settings(root=tmp_path), "--key-file", "key", in_header=True)
+    assert "hidden" not in str(refused.value)
+    assert password(tmp_path, "key") == text.removesuffix("\n"), "which is sent encoded"
+
+
+def test_a_login_in_the_address_of_an_index_is_refused_and_not_shown(tmp_path: Path) -> None:
+    for address in ("https://me:hidden@index.example/simple", "https://hidden@index.example"):
+        with pytest.raises(UsageError, match=r"image\.index_url: a login stands in it.*image\.pip_conf") as refused:
+            index_of(Settings(root=tmp_path, image=ImageSection(index_url=address)))
+        assert "hidden" not in str(refused.value)
+    for plain in (None, "https://index.example/@scope/simple"):
+        assert index_of(Settings(root=tmp_path, image=ImageSection(index_url=plain))) == plain

@@ -23,6 +23,7 @@ from tasks.tenancy import verbs
 from tasks.tenancy.access import clients
 from tasks.tenancy.access.clients import access, compartment_of, namespace_of
 from tasks.tenancy.access.failures import Asked
+from tests.support.machines.answering import Answering, Serving
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, Keys, ocid
 
 pytestmark = pytest.mark.usefixtures("tenancy")
@@ -91,6 +92,27 @@ def test_a_page_of_some_proxy_is_not_taken_for_an_answer(tenancy: FakeTenancy, s
     tenancy.fail("/clusters", 200, html=True)
     with pytest.raises(Resumable, match="not the API's answer: '<html>"):
         listed(settings())
+
+
+class Gateway(Answering):
+    """What stands before the API and answers in its place, in its own form."""
+
+    def do_GET(self) -> None:
+        if "/clusters" in self.path:
+            self.reply(403, b'{"code": 7, "message": "blocked"}', {"Content-Type": "application/json"})
+        else:
+            self.reply(200, "<html>Größe</html>".encode("latin-1"), {"Content-Type": "text/html"})
+
+
+def test_a_gateways_answer_may_have_another_encoding_and_a_number_for_its_code(
+    settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Serving(Gateway) as gateway:
+        monkeypatch.setattr(clients, "ENDPOINT", f"http://{gateway.host}")
+        with pytest.raises(UsageError, match="listing clusters: 403 7: blocked"):
+            listed(settings())
+        with pytest.raises(Resumable, match=r"no whole answer .*'utf-8' codec .*check network and proxy"):
+            namespace_of(access(settings()))
 
 
 def test_nobody_who_answers_is_something_that_may_pass(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
