@@ -272,7 +272,8 @@ def _difference(
     if mean.half is not None:
         row = replace(row, low=math.exp(mean.value - mean.half), high=math.exp(mean.value + mean.half))
     lonely = min(len(old), len(new)) < 2
-    if lonely or mean.df is None or (mean.over == "processes" and not same_gpus):
+    is_one_worker = same_gpus and len({one.worker for one in (*old, *new)}) == 1
+    if lonely or mean.df is None or (mean.over == "processes" and not is_one_worker):
         why = (
             "a single process on a side cannot show how processes differ"
             if lonely

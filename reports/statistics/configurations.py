@@ -7,7 +7,7 @@ the mean of its processes), else processes, else the steps of the only process, 
 two workers there is one degree of freedom and the interval is wide; that is what two workers know. An interval is
 never narrower than the steps within the processes allow, nor than the processes of the whole run (`pooling`), so two
 processes that agree by chance do not look exact. The only process of a run that repeats nothing is taken to be
-ASSUMED_NOISE away from the next.
+ASSUMED_NOISE away from the next, and so is one worker from another where a ratio rests on one of each.
 
 The value of a configuration is the geometric mean over its workers of their processes' median step times; rates are
 the mean amount per step over that median, per worker; elapsed rates are all amounts over all of the steps' time, so
@@ -42,6 +42,7 @@ QUANTITIES = ("step_time_sec", *RATES, *ELAPSED)
 ASSUMED_NOISE = 0.01
 OUTLIERS_TO_FLAG = 0.1  # of the steps; fewer do not move a median
 NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
+_MOST_DEGREES = 1e4  # of freedom; more say the same
 
 
 class Sample(NamedTuple):
@@ -283,7 +284,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _welch(mine: Mean, other: Mean, level: float, apart: float) -> Mean:
-    """`apart` is how far two workers are taken to differ, where each side is a single process."""
+    """`apart` is how far two workers are taken to differ, where a side knows one worker alone."""
     value, floor = mine.value - other.value, math.hypot(mine.floor, other.floor)
     units = min(mine.units, other.units)
     if mine.df is None and other.df is None:
@@ -296,13 +297,18 @@ def _welch(mine: Mean, other: Mean, level: float, apart: float) -> Mean:
     if mine.df is None or other.df is None:
         many = other if mine.df is None else mine
         error, df = many.error * math.sqrt(many.units + 1.0), many.df or 1.0
-        over = many.over
+        over, alone = many.over, 0 if many.over == "workers" else 2
     else:
         error = math.hypot(mine.error, other.error)
         # Welch and Satterthwaite; without any noise every number of degrees says the same.
         parts = mine.error**4 / mine.df + other.error**4 / other.df
         df = error**4 / parts if parts > 0 else mine.df + other.df
         over = mine.over if mine.over == other.over else "processes"
+        alone = [mine.over, other.over].count("processes")
+    wider = math.hypot(error, math.sqrt(alone) * apart)
+    if wider > error:
+        df = min(df * (wider / error) ** 4 if error else math.inf, _MOST_DEGREES)  # what is assumed has any number
+        error = wider
     return _mean(value, error, df, floor, over or "processes", units, level)
 
 

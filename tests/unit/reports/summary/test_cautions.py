@@ -87,6 +87,14 @@ def test_what_a_cancelled_trial_did_not_say_is_not_compared(told):
     assert said.startswith("1 of 24 planned trials gave no measurement")
 
 
+def test_configurations_on_other_workers_than_the_baseline_are_named(tmp_path):
+    run = synthetic.record(workers=2, spread="shard")
+    synthetic.write_run(tmp_path, run, exact=True)
+    assert "optimized ran on other workers than baseline: that workers are within about 1 % of each other" in "".join(
+        summarize(load(tmp_path)).cautions
+    )
+
+
 def jumping(random, far, share, count=30):
     return 0.2 * np.exp(random.normal(0.0, 0.003, count) + far * (random.random(count) < share))
 
