@@ -154,22 +154,22 @@ def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: 
 
 def _times(ratio: Ratio) -> str:
     """Three decimals close to 1: `1.00x slower` says nothing."""
-    places = 3 if abs(ratio.value - 1.0) < 0.02 else 2
+    places = text.ratio_places(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
     return f"{text.number(ratio.value, places)}x {text.span(ratio.low, ratio.high, places)}".rstrip()
 
 
 def _title(found: list[tuple[ConfigurationRow, str, object, str]], panel: Panel) -> str:
     effects = [
-        (mark.value, words)
+        (mark.value, words, text.ratio_places(mark.low, mark.high))
         for mark, (*_, words) in zip(panel.marks, found, strict=True)
         if mark.value is not None and mark.tone == OTHER_TONE
     ]
     if not effects:
         return f"No single factor was shown to change the speed of {CENTRE}"
-    value, words = max(effects)
+    value, words, places = max(effects)
     if value <= 1.0:
         return f"No single factor makes {CENTRE} faster in useful tokens"
-    return f"What helps {CENTRE} most on its own: {words}, {text.number(value, 2)}x the useful tokens per second"
+    return f"What helps {CENTRE} most on its own: {words}, {text.number(value, places)}x the useful tokens per second"
 
 
 DIAGNOSTIC = Chart(
