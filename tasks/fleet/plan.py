@@ -81,8 +81,9 @@ def plan_trials(
 
     Each repeat is a process of its own. One round of all trials ends before the next begins, so that slow changes
     (heat, a neighbour) affect all configurations alike. Where rounds would give a trial the same worker each time, each
-    round begins one trial later: one worker alone says nothing of how workers differ. Over pods a distributed trial takes several workers at once and
-    runs once a round, with either `spread`. Raises UsageError where there are too few workers.
+    round begins one trial later: one worker alone says nothing of how workers differ. Over pods a distributed trial
+    takes several workers at once and runs once a round, with either `spread`. Raises UsageError where there are too few
+    workers.
     """
     planned = []
     falls_alike = spread == "shard" and len(workers) > 1 and len(trials) % len(workers) == 0
