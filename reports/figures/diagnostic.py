@@ -82,7 +82,7 @@ def _steps(way: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> Gr
         names=tuple(names),
         panels=(
             Panel(title="Useful tokens per second, per worker", marks=tuple(useful)),
-            Panel(title="Minutes per 1,000 samples, one GPU", marks=tuple(minutes)),
+            Panel(title="Minutes per 1,000 samples, 1 GPU", marks=tuple(minutes)),
         ),
     )
 

@@ -219,9 +219,17 @@ def test_dollars_are_drawn_at_one_price_the_others_are_named_and_a_thousand_samp
     assert len(titles) == 3
     assert all(title.endswith("$2.00") or "at $2.00" in title for title in titles)
     assert any("0.60" in fact for fact in figure.over.facts)
-    minutes = dict(zip(figure.groups[0].names, panels["Minutes per 1,000 samples, one GPU"].marks, strict=True))
-    rate = next(row for row in summary.rows if row.label == "packed").measured.samples_per_sec.value
+    minutes = dict(zip(figure.groups[0].names, panels["Minutes per 1,000 samples, 1 GPU"].marks, strict=True))
+    rate = next(row for row in summary.rows if row.label == "packed").measured.elapsed_samples_per_sec.value
     assert minutes["packed"].value == pytest.approx(1000 / rate / 60)
+
+
+def test_dollars_are_told_of_what_is_recommended_not_of_what_was_cheaper_and_ran_out_of_memory(a10):
+    summary, run = a10
+    assert cost.gather(summary, run).over.title.startswith("packed is cheapest: $0.7")
+    figure = cost.gather(out_of_memory_on(summary, "packed", 9), run)
+    assert figure.over.title.startswith("seq-256 costs $1.")
+    assert figure.groups[1].names[0] == "seq-256, 1 GPU"
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -279,7 +287,7 @@ def test_memory_shows_what_ran_out_of_it_also_without_a_prediction(a10):
 
 def test_the_map_of_workers_names_a_sick_one_and_leaves_empty_what_it_did_not_measure(a10):
     summary, run = a10
-    assert worker_map.gather(summary, run).over.title.startswith("No worker stands out: each is within 0.")
+    assert worker_map.gather(summary, run).over.title.startswith("No worker is slow throughout: each is within 0.")
 
     def medians(label):
         return {f"node-{number}": 1.0 for number in range(3)} | ({} if label == "packed" else {"node-9": 1.17})
