@@ -186,6 +186,18 @@ def test_a_configuration_that_no_longer_succeeds_does_not_pass(runs):
     assert found.exit_code == 2
 
 
+def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the_speed_of_the_others(runs):
+    def on_two(result):
+        if result.trial.name != "optimized" or result.worker in ("worker-1", "worker-2"):
+            return result
+        return replace(result, status=End.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
+
+    found = compare(runs({}, {}, later={"changed": on_two}))
+    assert words(found) == {("baseline", "b"): "same", ("optimized", "b"): "unknown"}
+    assert found.unknown[0].why == "2 of its trials ended OUT_OF_MEMORY in b, 0 before"
+    assert (found.exit_code, compare(runs({}, {}, changed=on_two)).exit_code) == (2, 0)
+
+
 def test_runs_without_a_single_success_are_not_comparable(runs):
     assert compare(runs({}, {}, changed=lambda one: replace(one, status=End.FAILED, reason="x"))).exit_code == 2
 
