@@ -111,8 +111,11 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
     beside = published.beside(run)
     known = {} if beside is None else {(one.field, one.value): one for one in beside.factors}
     factors = [known.get((field, after)) for _, field, after, _ in found]
-    samples = [_effect(row, centre, "samples_per_sec", one) for (row, *_), one in zip(found, factors, strict=True)]
-    tokens = [_effect(row, centre, "useful_tokens_per_sec", None) for row, *_ in found]
+    among = len(found)  # all of their intervals hold at once, as in the page's table
+    samples = [
+        _effect(row, centre, "samples_per_sec", one, among) for (row, *_), one in zip(found, factors, strict=True)
+    ]
+    tokens = [_effect(row, centre, "useful_tokens_per_sec", None, among) for row, *_ in found]
     panels = marks.shared(
         [
             Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, at=1.0)
@@ -140,13 +143,13 @@ def _word(value: object) -> str:
     return str(_WORDS.get(value, value)) if isinstance(value, (bool, str)) else str(value)
 
 
-def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: Factor | None) -> Mark:
+def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: Factor | None, among: int) -> Mark:
     more = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
     reference = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
     if row.measured is None or centre.measured is None:
         ended = "out of memory" if End.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, words=f"{ended}{more}", published=reference)
-    ratio = configurations.ratio(row.measured, centre.measured, rate)
+    ratio = configurations.ratio(row.measured, centre.measured, rate, among=among)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
     return rows.mark_of(ratio, f"{_times(ratio)}{verdict}{more}", tone=tone, published=reference)

@@ -32,6 +32,7 @@ from reports.figures.kinds import distributed, hardware, inference, loading
 from reports.figures.studio import DrawError, Job
 from reports.read import published, telemetry
 from reports.read.load import load
+from reports.statistics import configurations
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import showcase, synthetic
@@ -157,6 +158,9 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_no
     off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
     assert (off.value, off.words) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].published == (1.0,)
+    rows = {row.label: row.measured for row in a10[0].rows}
+    one_of_all = configurations.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", among=11)
+    assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].low == one_of_all.low
 
 
 def test_the_way_from_the_baseline_to_what_is_recommended_changes_one_thing_after_the_other(a10):
