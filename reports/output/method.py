@@ -34,7 +34,8 @@ def _training(summary: Summary) -> list[str]:
         f"Ratios are against {summary.baseline}. Configurations measured on the same workers are compared worker by "
         "worker, so that a worker that is slow for both cancels out. How much processes differ is taken from all "
         "configurations together; one that is noisier than the others keeps its own noise. The intervals of ratios are "
-        "widened for how many there are, so that all of them hold at once in 95 % of runs; the words faster and slower "
+        "widened by how much texts differ where two configurations read different ones, as with another batch, and for "
+        "how many ratios there are, so that all of them hold at once in 95 % of runs; the words faster and slower "
         "appear only where the interval excludes 1. A configuration that ran out of memory, failed or timed out in any "
         "trial is passed over for those that did not."
     )

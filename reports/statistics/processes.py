@@ -89,6 +89,7 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
                 process=one.process,
                 worker=one.worker,
                 steps=one.step_time_sec,
+                amounts={amount: getattr(one, amount) for amount in AMOUNTS},
                 step_time_sec=float(medians[row]),
                 samples_per_sec=float(by_median["samples"][row]),
                 tokens_per_sec=float(by_median["tokens"][row]),
