@@ -169,7 +169,14 @@ def _levels(steps: Floats, median: Floats, sd: Floats) -> Floats:
     rows = np.arange(len(steps))
     apart = high[rows, best] - low[rows, best]
     within = np.sqrt(np.maximum(left[rows, best], 0.0) / (length - 2))
-    return np.where(apart > np.maximum(LEVELS_SDS * within, LEVELS_SHARE), apart, 0.0)
+    found = np.zeros(len(steps))
+    for row in np.flatnonzero(apart > np.maximum(LEVELS_SDS * within, LEVELS_SHARE)):
+        whole, cut = (
+            np.sort(steps[row]),
+            below[best[row]],
+        )  # outliers were pulled in to find the levels, not to tell them
+        found[row] = np.median(whole[cut:]) - np.median(whole[:cut])
+    return found
 
 
 def _lag1(rows: Floats) -> Floats:

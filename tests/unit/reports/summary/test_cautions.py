@@ -101,9 +101,11 @@ def jumping(random, far, share, count=30):
 
 def test_steps_that_jump_between_two_clocks_are_seen_and_others_are_not():
     random = np.random.default_rng(5)
-    two = describe([steps("a", tuple(jumping(random, 0.04, 0.4)), process=str(n)) for n in range(200)])
-    assert sum(one.levels_percent is not None for one in two) >= 180
-    assert np.median([one.levels_percent for one in two if one.levels_percent]) == pytest.approx(4.0, abs=0.3)
+    for far, percent in ((0.04, 4.0), (0.3, 35.0)):
+        two = describe([steps("a", tuple(jumping(random, far, 0.4)), process=str(n)) for n in range(200)])
+        assert sum(one.levels_percent is not None for one in two) >= 180
+        found = [one.levels_percent for one in two if one.levels_percent]
+        assert np.median(found) == pytest.approx(percent, abs=0.3)
     one_level = [jumping(random, 0.0, 0.0) * np.exp(0.004 * random.gamma(2.0, 1.0, 30)) for _ in range(200)]
     rare = [np.where(random.random(30) < 0.06, 1.5, 1.0) * times for times in one_level]
     calm = describe([steps("a", tuple(times), process=str(n)) for n, times in enumerate((*one_level, *rare))])
