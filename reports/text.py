@@ -48,12 +48,22 @@ def span(low: float | None, high: float | None, places: int, to: str = " to ") -
     return f"({number(low, at)}{to}{number(high, at)})"
 
 
-def places(of: HasInterval, least: int | None = None) -> int:
-    """How many decimals show a value and its interval: those of three significant digits (or `least`), and more where
-    its ends would look equal.
+def places(of: HasInterval) -> int:
+    """How many decimals show a value and its interval: those of three significant digits, and more where its ends would
+    look equal.
     """
-    fewest = decimals(of.value) if least is None else least
+    fewest = decimals(of.value)
     return fewest if of.low is None or of.high is None else _telling(of.low, of.high, fewest)
+
+
+def ratio_places(low: float | None, high: float | None, least: int = 2) -> int:
+    """How many decimals show a ratio and its interval: more where its ends would look equal, or where the interval
+    excludes 1 and would look as if it did not.
+    """
+    if low is None or high is None:
+        return least
+    at = _telling(low, high, least)
+    return _telling(1.0, low, at) if low > 1.0 else _telling(high, 1.0, at) if high < 1.0 else at
 
 
 def _telling(low: float, high: float, fewest: int) -> int:
@@ -80,7 +90,7 @@ def ratio(of: HasInterval | None) -> str:
     """`1.93x (1.88 to 1.97)`, two decimals so that small ratios do not look more exact than large ones."""
     if of is None:
         return UNKNOWN
-    at = places(of, 2)
+    at = ratio_places(of.low, of.high)
     return f"{number(of.value, at)}x {span(of.low, of.high, at)}{mark(of)}".rstrip()
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median_high
 
+from bench.records.result import End
 from reports.comparison import conditions
 from reports.comparison.conditions import Conditions, Unlike
 from reports.comparison.taken import STEP_METRICS, Taken, Value, What
@@ -205,7 +206,29 @@ def _rows(runs: Sequence[Run], made_under: Sequence[Conditions], tolerance: floa
     answers = judge([one for one in asked if one is not None], max(RESOLUTION, tolerance))
     told = iter(answers)
     found = tuple(row if mean is None else replace(row, **asdict(next(told))) for row, mean in (*rows, *over_all))
-    return found[: len(rows)], found[len(rows) :]
+    broke = {run.record.run_id: _broke(first, run) for run in runs[1:]}
+    passing = tuple(_unless(broke[row.run_id].get(row.configuration), row) for row in found[: len(rows)])
+    return passing, found[len(rows) :]
+
+
+def _broke(first: Run, run: Run) -> dict[str, str]:
+    """Configuration to what more of its trials ended in than the first run's did: out of memory, failed, timed out."""
+    planned = _plans(first)
+    before, after = (
+        Counter((planned.get(one.trial.digest()), one.status) for one in each.results) for each in (first, run)
+    )
+    return {
+        label: f"{amount} of its trials ended {end.value} in {run.record.run_id}, {before[label, end]} before"
+        for (label, end), amount in after.items()
+        if label is not None and end is not End.SUCCEEDED and not end.is_resumable and amount > before[label, end]
+    }
+
+
+def _unless(broke: str | None, row: ComparedRow) -> ComparedRow:
+    """The speed of those that are left passes for none of the configuration."""
+    if broke is None or row.verdict not in ("same", "faster"):
+        return row
+    return replace(row, verdict="unknown", why=broke)
 
 
 def _test_of(row: ComparedRow, *, same_data: bool) -> tuple[str, ...]:
@@ -272,7 +295,8 @@ def _difference(
     if mean.half is not None:
         row = replace(row, low=math.exp(mean.value - mean.half), high=math.exp(mean.value + mean.half))
     lonely = min(len(old), len(new)) < 2
-    if lonely or mean.df is None or (mean.over == "processes" and not same_gpus):
+    is_one_worker = same_gpus and len({one.worker for one in (*old, *new)}) == 1
+    if lonely or mean.df is None or (mean.over == "processes" and not is_one_worker):
         why = (
             "a single process on a side cannot show how processes differ"
             if lonely

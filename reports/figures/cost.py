@@ -11,6 +11,7 @@ from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published
 from reports.read.published import Published
 from reports.read.run import Run
+from reports.summary import choice
 from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -24,7 +25,9 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     priced.sort(key=lambda item: item[1].usd_per_million_useful_tokens.value)
     beside = published.beside(run)
     like = published.training_by_label(run, beside)
-    best, cheapest = priced[0]
+    chosen = choice.of(summary)
+    best = priced[0][0] if chosen is None else chosen.row
+    cheapest = priced[0][1]
     planned = [
         best,
         *(row for row, _ in priced if row is not best and beside and like.get(row.label) is beside.training[-1]),
@@ -48,14 +51,14 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             wide_only=True,
         ),
         Panel(
-            title="Minutes per 1,000 samples, one GPU",
+            title="Minutes per 1,000 samples, 1 GPU",
             marks=tuple(rows.minutes_mark(row) for row, _ in priced),
         ),
     )
     return RowFigure(
         over=head(
             summary,
-            _title(best, cheapest),
+            _title(best, is_cheapest=chosen is not None and best is priced[0][0] and not chosen.tied),
             *rows.facts(summary),
             *(price.words for price in summary.prices[:_MOST_PRICES]),
             f"{PUBLISHED} {beside.source}, at ${beside.cost_10000_samples['usd_per_gpu_hour']:.2f} per GPU hour"
@@ -71,10 +74,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
 
 
-def _title(best: ConfigurationRow, cheapest: Cost) -> str:
-    one = next(iter(cheapest.fine_tunings), None)
-    rate = text.estimate(cheapest.usd_per_million_useful_tokens, prefix="$")
-    title = f"{best.label} is cheapest: {rate} per million useful tokens"
+def _title(best: ConfigurationRow, *, is_cheapest: bool) -> str:
+    rate = text.estimate(None if best.cost is None else best.cost.usd_per_million_useful_tokens, prefix="$")
+    title = f"{best.label} {'is cheapest:' if is_cheapest else 'costs'} {rate} per million useful tokens"
+    one = None if best.cost is None else next(iter(best.cost.fine_tunings), None)
     if one is None:
         return title
     dollars = text.number(one.usd.value)

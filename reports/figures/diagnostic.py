@@ -82,7 +82,7 @@ def _steps(way: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> Gr
         names=tuple(names),
         panels=(
             Panel(title="Useful tokens per second, per worker", marks=tuple(useful)),
-            Panel(title="Minutes per 1,000 samples, one GPU", marks=tuple(minutes)),
+            Panel(title="Minutes per 1,000 samples, 1 GPU", marks=tuple(minutes)),
         ),
     )
 
@@ -111,8 +111,11 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
     beside = published.beside(run)
     known = {} if beside is None else {(one.field, one.value): one for one in beside.factors}
     factors = [known.get((field, after)) for _, field, after, _ in found]
-    samples = [_effect(row, centre, "samples_per_sec", one) for (row, *_), one in zip(found, factors, strict=True)]
-    tokens = [_effect(row, centre, "useful_tokens_per_sec", None) for row, *_ in found]
+    among = len(found)  # all of their intervals hold at once, as in the page's table
+    samples = [
+        _effect(row, centre, "samples_per_sec", one, among) for (row, *_), one in zip(found, factors, strict=True)
+    ]
+    tokens = [_effect(row, centre, "useful_tokens_per_sec", None, among) for row, *_ in found]
     panels = marks.shared(
         [
             Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, at=1.0)
@@ -140,13 +143,13 @@ def _word(value: object) -> str:
     return str(_WORDS.get(value, value)) if isinstance(value, (bool, str)) else str(value)
 
 
-def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: Factor | None) -> Mark:
+def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: Factor | None, among: int) -> Mark:
     more = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
     reference = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
     if row.measured is None or centre.measured is None:
         ended = "out of memory" if End.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, words=f"{ended}{more}", published=reference)
-    ratio = configurations.ratio(row.measured, centre.measured, rate)
+    ratio = configurations.ratio(row.measured, centre.measured, rate, among=among)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
     return rows.mark_of(ratio, f"{_times(ratio)}{verdict}{more}", tone=tone, published=reference)
@@ -154,22 +157,22 @@ def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: 
 
 def _times(ratio: Ratio) -> str:
     """Three decimals close to 1: `1.00x slower` says nothing."""
-    places = 3 if abs(ratio.value - 1.0) < 0.02 else 2
+    places = text.ratio_places(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
     return f"{text.number(ratio.value, places)}x {text.span(ratio.low, ratio.high, places)}".rstrip()
 
 
 def _title(found: list[tuple[ConfigurationRow, str, object, str]], panel: Panel) -> str:
     effects = [
-        (mark.value, words)
+        (mark.value, words, text.ratio_places(mark.low, mark.high))
         for mark, (*_, words) in zip(panel.marks, found, strict=True)
         if mark.value is not None and mark.tone == OTHER_TONE
     ]
     if not effects:
         return f"No single factor was shown to change the speed of {CENTRE}"
-    value, words = max(effects)
+    value, words, places = max(effects)
     if value <= 1.0:
         return f"No single factor makes {CENTRE} faster in useful tokens"
-    return f"What helps {CENTRE} most on its own: {words}, {text.number(value, 2)}x the useful tokens per second"
+    return f"What helps {CENTRE} most on its own: {words}, {text.number(value, places)}x the useful tokens per second"
 
 
 DIAGNOSTIC = Chart(

@@ -27,10 +27,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
 
     panels = [
         Panel(
-            title="Useful tokens per second, per worker",
+            title="Useful tokens per s, per worker",
             marks=tuple(rows.estimate_mark(row, "useful_tokens_per_sec") for row in drawn),
         ),
-        Panel(title="Samples per second, per worker", marks=tuple(samples(row) for row in drawn)),
+        Panel(title="Samples per s, per worker", marks=tuple(samples(row) for row in drawn)),
     ]
     if summary.price is not None:
         panels.append(Panel(title="US$ per 1,000 samples", marks=tuple(_cost(row) for row in drawn), wide_only=True))

@@ -1,5 +1,6 @@
 """10 loss curves: does every configuration learn, and alike?"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from reports.summary.summary import Summary
 
 _MOST_POINTS = 300
 _LABEL_IN = 0.2  # a label's share of the height
+_NAME_IN = 2.8  # of a label: what it says of the loss stands behind its name
 _APART = 0.1  # nats per token over the lowest last loss, where a configuration is called out
 
 Floats = NDArray[np.float64]
@@ -104,7 +106,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
 
 def _curve(label: str, own: pd.DataFrame, tone: str) -> Curve:
     at = own.groupby("step")["loss"].median()
-    at = at.iloc[:: -(-len(at) // _MOST_POINTS)]
+    at = at.iloc[:: -math.ceil(len(at) / _MOST_POINTS)].iloc[::-1]  # with the last step, which the label tells
     warm = own.loc[own["phase"] == "warmup", "step"]
     return Curve(
         name=label,
@@ -134,7 +136,8 @@ def _title(curves: Sequence[Curve], each: str) -> str:
 def _label(curve: Curve, sheet: Sheet) -> str:
     if sheet.narrow:
         return curve.name
-    return f"{curve.name}: {text.number(curve.last, 2)}, {text.number(curve.useful_tokens / 1000, 0)} k tokens"
+    name = text_size.shorten(curve.name, _NAME_IN, 8.5)
+    return f"{name}: {text.number(curve.last, 2)}, {text.number(curve.useful_tokens / 1000, 0)} k tokens"
 
 
 def _draw(axes: Any, curves: Sequence[Curve], labels: Sequence[str], height_in: float) -> None:

@@ -57,10 +57,11 @@ def _name(row: ComparedRow, *, several: bool) -> str:
 
 def _mark(row: ComparedRow) -> Mark:
     value = row.speed_ratio or 1.0
-    spread = text.span(row.low, row.high, 3)
+    places = text.ratio_places(row.low, row.high, 3)
+    spread = text.span(row.low, row.high, places)
     return Mark(
         value=value,
-        words=f"{text.number(value, 3)}x {spread} {row.verdict}".replace("  ", " "),
+        words=f"{text.number(value, places)}x {spread} {row.verdict}".replace("  ", " "),
         low=row.low,
         high=row.high,
         tone=_TONES.get(row.verdict, BASELINE_TONE),

@@ -1,6 +1,7 @@
 """13 speed and memory: what is fast and fits: useful tokens per second against peak memory, with the GPU's limit."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from bench.records.result import End
 from reports import text
 from reports.figures import memory
-from reports.figures.drawing import label_placing, lines, rows
+from reports.figures.drawing import label_placing, lines, rows, text_size
 from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.palette import ACCENT_TONE, INK, PAPER
@@ -17,6 +18,7 @@ from reports.statistics.values import Estimate
 from reports.summary.summary import ConfigurationRow, Summary
 
 _BODY_IN = 3.6
+_LABEL_IN = {1: 1.2, 4: 4.5}  # the widest that the names in a label may be together, by how many it names
 _NEAR = 0.03  # of an axis: marks that cover each other
 
 
@@ -34,6 +36,7 @@ class Place:
     high: float | None
     succeeded: int
     planned: int
+    is_reliable: bool
     tone: str
 
     @property
@@ -99,20 +102,21 @@ def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> Place:
         high=None if rate is None else rate.high,
         succeeded=row.succeeded,
         planned=row.planned,
+        is_reliable=row.is_reliable,
         tone=rows.tone(row),
     )
 
 
 def _title(places: list[Place]) -> str:
     fastest = max(places, key=lambda one: one.rate)
-    safe = max(
-        (one for one in places if one.rate and one.succeeded == one.planned), key=lambda one: one.rate, default=None
-    )
+    safe = max((one for one in places if one.rate and one.is_reliable), key=lambda one: one.rate, default=None)
     risky = f"{fastest.name} is faster, but succeeded only in {fastest.succeeded} of {fastest.planned} trials"
     if safe is None:
         often = f"{fastest.succeeded} of {fastest.planned}"
         return f"No configuration succeeded in every trial; {fastest.name}, the fastest, did in {often}"
-    title = f"The fastest that always succeeds is {safe.name}: {text.number(safe.rate)} useful tokens per second in "
+    title = (
+        f"The fastest of which no trial failed is {safe.name}: {text.number(safe.rate)} useful tokens per second in "
+    )
     title += f"{text.number(safe.memory_gb)} GB"
     return title if safe is fastest else f"{title}; {risky}"
 
@@ -127,6 +131,8 @@ def _draw(axes: Any, data: Data, sheet: Sheet) -> None:
         axes.axvline(data.limit_gb, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
         upright = [[(data.limit_gb, 0.0), (data.limit_gb, most)]]
     for one in data.places:
+        if one.low is not None and one.high is not None:
+            upright.append([(one.memory_gb, one.low), (one.memory_gb, one.high)])
         lines.upright(axes, one.memory_gb, one.low, one.high)
         if not one.rate:
             axes.plot(one.memory_gb, 0.0, "x", markersize=7, color=ACCENT_TONE, markeredgewidth=2.0, clip_on=False)
@@ -158,9 +164,14 @@ def _labels(places: tuple[Place, ...], widest: float, most: float, named: int) -
         else:
             group.append(one)
     return [
-        (group[0].memory_gb, group[0].rate, text.some([one.words if one.rate else one.name for one in group], named))
+        (group[0].memory_gb, group[0].rate, text.some(_names(group, _LABEL_IN[named] / min(len(group), named)), named))
         for group in groups
     ]
+
+
+def _names(group: Sequence[Place], limit_in: float) -> list[str]:
+    short = [replace(one, name=text_size.shorten(one.name, limit_in, label_placing.SIZE)) for one in group]
+    return [one.words if one.rate else one.name for one in short]
 
 
 SPEED_AND_MEMORY = Chart(

@@ -1,5 +1,6 @@
 """14 worker map: how far each worker is from the others in each configuration; a sick worker is a dark column."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from reports import text
 from reports.figures.drawing import rows, text_size
-from reports.figures.drawing.board import Head, Sheet, board, name_lines, names_width_in
+from reports.figures.drawing.board import NAME_IN, Head, Sheet, board, names_width_in
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.palette import ACCENT_TONE, INK, OTHER_TONE, PAPER
 from reports.figures.drawing.style import NAME_SIZE
@@ -109,7 +110,9 @@ def sick(summary: Summary) -> tuple[str, float] | None:
 def _title(found: Sequence[Mapping[str, float]], middles: Mapping[str, float]) -> str:
     worst = max(middles, key=lambda worker: abs(middles[worker]))
     if abs(middles[worst]) < NOTABLE_PERCENT:
-        return f"No worker stands out: each is within {text.number(abs(middles[worst]), 1)} % of the middle one"
+        within = f"within {math.ceil(10.0 * abs(middles[worst])) / 10.0:.1f} % of the middle one"
+        over = f", taken over {len(found)} configurations" if len(found) > 1 else ""
+        return f"No worker is slow throughout: each is {within}{over}"
     way = "slower" if middles[worst] > 0 else "faster"
     same = [one[worst] for one in found if worst in one and (one[worst] > 0) == (middles[worst] > 0)]
     return (
@@ -144,9 +147,9 @@ def _draw(axes: Any, data: Data, sheet: Sheet, width_in: float) -> None:
     axes.add_collection(PatchCollection(places, facecolors=tones, linewidths=0))
     axes.set_xlim(0.0, len(data.workers))
     axes.set_ylim(len(data.names), 0.0)
-    names = ["" if sheet.narrow else "\n".join(name_lines(name)[:1]) for name in data.names]
+    names = ["" if sheet.narrow else text_size.shorten(name, NAME_IN, NAME_SIZE) for name in data.names]
     axes.set_yticks([y + 0.5 for y in range(len(names))], names)
-    shown = [text_size.shorten(worker, max(cell_in - 0.05, 0.3), 7.5) for worker in data.workers]
+    shown = [text_size.shorten(worker, max(0.95 * cell_in - 0.05, 0.3), 7.5) for worker in data.workers]
     axes.set_xticks([x + 0.5 for x in range(len(shown))], shown, fontsize=7.5)
     axes.tick_params(axis="both", length=0)
     axes.grid(visible=False)

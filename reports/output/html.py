@@ -94,7 +94,8 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "number": text.number,
-        "at": lambda value, of, least=None: text.number(value, text.places(of, least)),
+        "at": lambda value, of: text.number(value, text.places(of)),
+        "times": lambda value, of: text.number(value, text.ratio_places(of.low, of.high)),
         "mark": text.mark,
         "some": text.some,
         "count": text.count,

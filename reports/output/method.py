@@ -34,8 +34,10 @@ def _training(summary: Summary) -> list[str]:
         f"Ratios are against {summary.baseline}. Configurations measured on the same workers are compared worker by "
         "worker, so that a worker that is slow for both cancels out. How much processes differ is taken from all "
         "configurations together; one that is noisier than the others keeps its own noise. The intervals of ratios are "
-        "widened for how many there are, so that all of them hold at once in 95 % of runs; the words faster and slower "
-        "appear only where the interval excludes 1. Recommended is only what succeeded in every trial."
+        "widened by how much texts differ where two configurations read different ones, as with another batch, and for "
+        "how many ratios there are, so that all of them hold at once in 95 % of runs; the words faster and slower "
+        "appear only where the interval excludes 1. A configuration that ran out of memory, failed or timed out in any "
+        "trial is passed over for those that did not."
     )
     return [
         "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "

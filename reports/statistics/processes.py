@@ -89,6 +89,7 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
                 process=one.process,
                 worker=one.worker,
                 steps=one.step_time_sec,
+                amounts={amount: getattr(one, amount) for amount in AMOUNTS},
                 step_time_sec=float(medians[row]),
                 samples_per_sec=float(by_median["samples"][row]),
                 tokens_per_sec=float(by_median["tokens"][row]),
@@ -168,7 +169,14 @@ def _levels(steps: Floats, median: Floats, sd: Floats) -> Floats:
     rows = np.arange(len(steps))
     apart = high[rows, best] - low[rows, best]
     within = np.sqrt(np.maximum(left[rows, best], 0.0) / (length - 2))
-    return np.where(apart > np.maximum(LEVELS_SDS * within, LEVELS_SHARE), apart, 0.0)
+    found = np.zeros(len(steps))
+    for row in np.flatnonzero(apart > np.maximum(LEVELS_SDS * within, LEVELS_SHARE)):
+        whole, cut = (
+            np.sort(steps[row]),
+            below[best[row]],
+        )  # outliers were pulled in to find the levels, not to tell them
+        found[row] = np.median(whole[cut:]) - np.median(whole[:cut])
+    return found
 
 
 def _lag1(rows: Floats) -> Floats:

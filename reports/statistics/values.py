@@ -17,16 +17,18 @@ class Process:
     """One process, described. Rates are the mean amount per step over the median step time: its steady state. Elapsed
     rates are all amounts over the time of all steps; `elapsed_error` is the standard error of their logarithm.
 
-    `steps` are the step times in seconds. `noise_percent` is a step's standard deviation without its outliers, and
-    `standard_error` that of the logarithm of `step_time_sec`, autocorrelation respected. `effective_steps` is how many
-    independent steps these are worth. `levels_percent` is how far apart the two speeds are between which its steps
-    jump, None where they do not. `drift_percent` is how much slower the last step is than the first along a straight
-    line, None below DRIFT_LEAST_STEPS steps; `drifts` says that this is more than noise.
+    `steps` are the step times in seconds, `amounts` what each step held, by the names of AMOUNTS. `noise_percent` is a
+    step's standard deviation without its outliers, and `standard_error` that of the logarithm of `step_time_sec`,
+    autocorrelation respected. `effective_steps` is how many independent steps these are worth. `levels_percent` is how
+    far apart the two speeds are between which its steps jump, None where they do not. `drift_percent` is how much
+    slower the last step is than the first along a straight line, None below DRIFT_LEAST_STEPS steps; `drifts` says that
+    this is more than noise.
     """
 
     process: str
     worker: str
     steps: NDArray[np.float64]
+    amounts: Mapping[str, NDArray[np.float64]] = field(repr=False)
     step_time_sec: float
     samples_per_sec: float
     tokens_per_sec: float

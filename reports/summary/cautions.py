@@ -63,6 +63,7 @@ def cautions(
     found = [
         *_of_the_run(rows, others, baseline, rejected),
         *_of_machines(hosts, price),
+        *_of_other_workers(measured, baseline),
         *_of_slow_workers(slow, flagged, results),
         *_of_spread(rows, slow),
         *_of_clocks(measured),
@@ -106,6 +107,16 @@ def _of_machines(hosts: Hosts, price: Price | None) -> Iterable[Found]:
     if price is not None and CPU in hosts.devices:
         said = "The price is a GPU's, the speed a CPU's: the dollars only show how cost follows speed."
         yield Found(words=said, weight=0.9)
+
+
+def _of_other_workers(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterable[Found]:
+    """Configurations that share no worker with the baseline, as where each trial runs on whichever worker is idle."""
+    workers = {label: {one.worker for one in found} for label, found in measured.items()}
+    apart = [label for label, mine in workers.items() if mine.isdisjoint(workers.get(baseline, mine))]
+    if apart:
+        assumed = f"that workers are within about {100 * configurations.ASSUMED_NOISE:.0f} % of each other is assumed"
+        said = f"{text.some(apart, 3)} ran on other workers than {baseline}: {assumed} in what is said of their ratios"
+        yield Found(words=f"{said}; `--spread replicate` runs every configuration on every worker.", weight=0.3)
 
 
 def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]:

@@ -234,6 +234,7 @@ def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Bil
     if not held > 0:
         return None
     by_phase["other"] = max(0.0, busy - useful - sum(by_phase.values()))
+    others = ("the other workers of trials over several",) if any(one.trial.world_size > 1 for one in ran) else ()
     jumps = () if by_ledger else ("whether the workers' clocks jumped: the run's ledger is missing or incomplete",)
     return Billed(
         workers=len(spans),
@@ -241,7 +242,7 @@ def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Bil
         useful_sec=useful,
         by_phase=by_phase,
         idle_sec=max(0.0, held - busy),
-        unknown=(*_NEVER_KNOWN, *jumps),
+        unknown=(*_NEVER_KNOWN, *others, *jumps),
     )
 
 

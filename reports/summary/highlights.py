@@ -73,8 +73,9 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     ]
     ratio = row.useful_tokens_ratio
     if ratio is not None:
-        under = f"{_under(ratio, text.places(ratio, 2))} {ratio.verdict or 'not shown to differ'}".strip()
-        found.append(Tile(name=f"Against {summary.baseline}", value=f"{text.number(ratio.value, 2)}x", under=under))
+        at = text.ratio_places(ratio.low, ratio.high)
+        under = f"{_under(ratio, at)} {ratio.verdict or 'not shown to differ'}".strip()
+        found.append(Tile(name=f"Against {summary.baseline}", value=f"{text.number(ratio.value, at)}x", under=under))
     if row.cost is not None:
         amount = row.cost.usd_per_million_useful_tokens
         found.append(Tile(name="Per million useful tokens", value=_dollars(amount), under=_price(row.cost.price)))

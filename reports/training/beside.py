@@ -92,7 +92,7 @@ def _lines(runs: Sequence[Told], checks: Sequence[AdapterCheck]) -> list[tuple[s
         "held-out loss": [f"{check.forms[0].loss:.4f}" for check in checks],
         "steps": [f"{run.record.steps_done:,}" for run in runs],
         "useful tokens": [f"{sum(run.record.steps.tokens):,}" for run in runs],
-        "dollars": ["unknown" if run.price is None else f"${run.worker_hours * run.price:,.4g}" for run in runs],
+        "dollars": ["unknown" if run.price is None else told.dollars(run.worker_hours * run.price) for run in runs],
     }
     if math.isfinite(reached):
         rows[f"until a held-out loss of {reached:.4f}"] = [_spent(spent(run, reached)) for run in runs]
@@ -103,4 +103,4 @@ def _spent(found: tuple[float, float | None] | None) -> str:
     if found is None:
         return "not reached"
     hours, usd = found
-    return f"{text.number(hours)} hours" + ("" if usd is None else f", ${usd:,.4g}")
+    return f"{text.number(hours)} hours" + ("" if usd is None else f", {told.dollars(usd)}")

@@ -79,7 +79,7 @@ def headline(told: Told) -> str:
     if not told.has_succeeded or first is None or last is None or first.step == last.step:
         return outcome(told)
     between = f" {text.span(last.low, last.high, 2)}".rstrip()
-    money = None if told.price is None else _usd(told.worker_hours * told.price)
+    money = None if told.price is None else dollars(told.worker_hours * told.price)
     taken = _time(sum(record.steps.step_time_sec) if not told.held else attempts.took_sec(told.held, time.time()))
     paid = f"for {money} in {taken}" if money else f"in {taken}"
     return (
@@ -92,8 +92,8 @@ def _predicted(told: Told) -> str:
     """What the steps were predicted to cost, or else to take."""
     usd, seconds = told.foreseen.get("usd"), told.foreseen.get("seconds")
     if usd is not None:
-        return _usd(usd)
-    return "unknown" if seconds is None else _time(seconds)
+        return f"{dollars(usd)} for the steps"
+    return "unknown" if seconds is None else f"{_time(seconds)} for the steps"
 
 
 def outcome(told: Told) -> str:
@@ -123,10 +123,12 @@ def tiles(told: Told) -> list[tuple[str, str, str]]:
         between = "" if last.low is None or last.high is None else f"{last.low:.4f} to {last.high:.4f}"
         found.append(("held-out loss", f"{last.loss:.4f}", between))
     if told.price is not None:
-        found.append(("cost", _usd(told.worker_hours * told.price), f"predicted {_usd(told.foreseen.get('usd'))}"))
+        planned = dollars(told.foreseen.get("usd"))
+        found.append(("cost", dollars(told.worker_hours * told.price), f"predicted {planned} for the steps"))
     seconds = sum(record.steps.step_time_sec)
-    planned = told.foreseen.get("seconds")
-    found.append(("time of the steps", _time(seconds), f"predicted {'unknown' if planned is None else _time(planned)}"))
+    foreseen = told.foreseen.get("seconds")
+    planned = "unknown" if foreseen is None else _time(foreseen)
+    found.append(("time of the steps", _time(seconds), f"predicted {planned}"))
     if seconds > 0:
         rate = sum(record.steps.tokens) / seconds
         found.append(("useful tokens a second", text.number(rate), f"of {text.count(record.world_size, 'worker')}"))
@@ -148,8 +150,8 @@ def lines(told: Told) -> list[Line]:
         *((f"held-out loss, step {one.step:,}", _loss(one)) for one in _shown(record.evaluations)),
         ("tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"),
         ("time of the steps", _hours(sum(record.steps.step_time_sec))),
-        ("workers were held for", f"{told.worker_hours:.3g} hours, all workers and attempts together"),
-        ("cost", _dollars(told)),
+        ("workers were held for", f"{text.number(told.worker_hours)} hours, all workers and attempts together"),
+        ("cost", _cost(told)),
         ("restarts", _restarts(restarts)),
         *((f"changed after step {one.from_step:,}", "; ".join(one.changed)) for one in record.restarts if one.changed),
         ("adapter", _adapter(record)),
@@ -166,7 +168,7 @@ def compared(told: Told) -> list[tuple[str, str, str]]:
     return [
         ("steps", text.number(plan.get("steps"), 0), f"{record.steps_done:,}"),
         ("time of the steps", "unknown" if seconds is None else _hours(seconds), _hours(taken)),
-        ("dollars for the steps", _usd(usd), _usd(steps_usd)),
+        ("dollars for the steps", dollars(usd), dollars(steps_usd)),
         ("peak GPU memory", _gib(peak), _gib(record.peak_vram_bytes)),
         ("communication", _percent(communication), _percent(record.communication_measured_percent)),
     ]
@@ -191,19 +193,19 @@ def _loss(one: Evaluation) -> str:
     return f"{one.loss:.4f}{between} over {text.count(one.rows, 'example')}{best}"
 
 
-def _dollars(told: Told) -> str:
+def _cost(told: Told) -> str:
     if told.price is None:
         return "unknown: no price was known for these workers"
-    return f"{_usd(told.worker_hours * told.price)} at {told.foreseen.get('price') or _usd(told.price)}"
+    return f"{dollars(told.worker_hours * told.price)} at {told.foreseen.get('price') or dollars(told.price)}"
 
 
 def _restarts(restarts: Sequence[Held]) -> str:
     if not restarts:
         return "none"
     known = [one.lost_sec for one in restarts if one.lost_sec is not None]
-    dollars = [one.usd for one in restarts if one.usd is not None]
+    usd = [one.usd for one in restarts if one.usd is not None]
     cost = f", {text.number(sum(known))} s since their checkpoints" if known else ""
-    paid = f", {_usd(sum(dollars))}" if dollars else ""
+    paid = f", {dollars(sum(usd))}" if usd else ""
     unseen = len(restarts) - len(known)
     return f"{len(restarts)}{cost}{paid}{f'; of {unseen} nobody saw the cost' if unseen else ''}"
 
@@ -216,7 +218,7 @@ def _adapter(record: TrainingRecord) -> str:
 
 
 def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.3g} hours" if seconds >= 360 else f"{seconds:.3g} s"
+    return f"{text.number(seconds / 3600)} hours" if seconds >= 360 else f"{text.number(seconds)} s"
 
 
 def _time(seconds: float) -> str:
@@ -226,7 +228,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60.0:.0f} min" if seconds < 6000.0 else f"{seconds / 3600.0:.1f} hours"
 
 
-def _usd(amount: float | None) -> str:
+def dollars(amount: float | None) -> str:
     return "unknown" if amount is None else f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
 
 

@@ -80,12 +80,16 @@ def plan_trials(
     """replicate: every trial on each worker; shard: every trial once, on any idle worker; all `repeats` times.
 
     Each repeat is a process of its own. One round of all trials ends before the next begins, so that slow changes
-    (heat, a neighbour) affect all configurations alike. Over pods a distributed trial takes several workers at once and
-    runs once a round, with either `spread`. Raises UsageError where there are too few workers.
+    (heat, a neighbour) affect all configurations alike. Where rounds would give a trial the same worker each time, each
+    round begins one trial later: one worker alone says nothing of how workers differ. Over pods a distributed trial
+    takes several workers at once and runs once a round, with either `spread`. Raises UsageError where there are too few
+    workers.
     """
     planned = []
+    falls_alike = spread == "shard" and len(workers) > 1 and len(trials) % len(workers) == 0
     for turn in range(1, repeats + 1):
-        for trial in trials:
+        first = (turn - 1) % len(trials) if falls_alike else 0
+        for trial in (*trials[first:], *trials[:first]):
             together = is_over_pods and trial.kind == "distributed"
             if together and trial.world_size > len(workers):
                 raise UsageError(

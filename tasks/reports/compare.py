@@ -128,7 +128,8 @@ def _over_all(row: ComparedRow, *, several: bool) -> str:
     if row.verdict in ("faster", "slower"):
         ends = sorted(abs(100.0 * (end - 1.0)) for end in (row.low, row.high))
         away = abs(100.0 * (row.speed_ratio - 1.0))
-        return f"{said}{away:.1f} % {row.verdict} ({ends[0]:.1f} to {ends[1]:.1f} %)."
+        places = text.ratio_places(row.low, row.high, 3) - 2
+        return f"{said}{away:.{places}f} % {row.verdict} ({ends[0]:.{places}f} to {ends[1]:.{places}f} %)."
     word = "the same" if row.verdict == "same" else f"not shown to differ: {row.why}"
     return f"{said}{_times(row)} times as fast, {word}."
 
@@ -195,7 +196,8 @@ def _metric(row: ComparedRow) -> str:
 def _times(row: ComparedRow) -> str:
     if row.speed_ratio is None:
         return "-"
-    return f"{text.number(row.speed_ratio, 3)} {text.span(row.low, row.high, 3, to='-')}".rstrip()
+    places = text.ratio_places(row.low, row.high, 3)
+    return f"{text.number(row.speed_ratio, places)} {text.span(row.low, row.high, places, to='-')}".rstrip()
 
 
 def _conclude(compared: Comparison) -> None:

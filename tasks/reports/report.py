@@ -162,7 +162,8 @@ def others(made: ReportSummary) -> Table:
 
 
 def _times(of: Ratio) -> str:
-    shown = f"{text.number(of.value, 2)} {text.span(of.low, of.high, 2, to='-')}".rstrip()
+    places = text.ratio_places(of.low, of.high)
+    shown = f"{text.number(of.value, places)} {text.span(of.low, of.high, places, to='-')}".rstrip()
     return f"{shown}{text.mark(of)}"
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from bench.records import Trial
 from bench.records.training_data import DataReport, Shown
 from reports.summary.cost import Amount
-from reports.text import count
+from reports.text import count, estimate
 from tasks.cli.terminal import ruled, table
 from tasks.errors import one_line
 from tasks.settings.load import Settings
@@ -67,7 +67,7 @@ def headline(predicted: Foreseen) -> list[str]:
     if predicted.seconds is None:
         lines = [f"{work}; the time is unknown: {predicted.basis}"]
     else:
-        lines = [f"{work}: {_between(predicted.seconds, 1 / 3600, '{:,.3g} hours')} ({predicted.basis})"]
+        lines = [f"{work}: {_about(predicted.seconds.times(1 / 3600), ' hours')} ({predicted.basis})"]
     if predicted.steps_left is not None:
         lines.append(
             f"! {predicted.stops_by} stops it after about {predicted.steps_left:,} of these steps; raise that, or take "
@@ -78,7 +78,7 @@ def headline(predicted: Foreseen) -> list[str]:
     elif predicted.usd is None:
         lines.append(f"dollars: unknown as long as the time is; the price is {predicted.price.words}")
     else:
-        lines.append(f"{_between(predicted.usd, 1.0, '${:,.3g}')} at {predicted.price.words}")
+        lines.append(f"{_about(predicted.usd, prefix='$')} at {predicted.price.words}")
     if predicted.peak_bytes is not None:
         there = "" if predicted.memory_bytes is None else f" of {predicted.memory_bytes / 2**30:.1f}"
         lines.append(
@@ -126,12 +126,8 @@ def show_plan(out: Console, trial: Trial, seen: Seen, predicted: Foreseen, names
     out.print(Text(f"on {', '.join(names)}; nothing was touched"))
 
 
-def _between(amount: Amount, factor: float, form: str) -> str:
-    scaled = amount.times(factor)
-    value = form.format(scaled.value)
-    if scaled.low is None or scaled.high is None:
-        return f"about {value}"
-    return f"{value} ({scaled.low:,.3g} to {scaled.high:,.3g})"
+def _about(amount: Amount, suffix: str = "", *, prefix: str = "") -> str:
+    return f"{'about ' if amount.low is None else ''}{estimate(amount, suffix, prefix=prefix)}"
 
 
 def _files(report: DataReport) -> Table:

@@ -38,13 +38,14 @@ def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured]
     best_at = titles(kept)
     table = _table("configuration", "useful\ntokens/s", "95 %", "GiB and\npredicted", "$ / M\nuseful", "best at")
     for one in kept:
-        between = "-" if one.interval is None else f"{one.interval.low:,.0f} to {one.interval.high:,.0f}"
+        rate, places = one.useful_tokens_per_sec, text.decimals(one.useful_tokens_per_sec)
+        between = "-" if one.interval is None else text.span(one.interval.low, one.interval.high, places).strip("()")
         table.add_row(
             one.trial.trial_id,
-            f"{one.useful_tokens_per_sec:,.0f}",
+            text.number(rate, places),
             between,
             f"{_gib(one.peak_vram_bytes)}  {_gib(one.predicted_bytes)}",
-            "-" if one.usd_per_million_useful_tokens is None else f"{one.usd_per_million_useful_tokens:.3f}",
+            "-" if one.usd_per_million_useful_tokens is None else text.number(one.usd_per_million_useful_tokens),
             best_at[one.trial.trial_id],
         )
     on = f"on {record.gpu}" if record.gpu else "on CPUs, profile tiny: these numbers say nothing about a GPU"

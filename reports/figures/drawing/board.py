@@ -19,7 +19,7 @@ MARGIN_IN = 0.14
 RIGHT_IN = 0.26  # right of panels: half of a wide tick label
 HEAD_IN = 0.36  # a panel's title
 AXIS_IN = 0.34  # its tick labels
-_NAME_IN = 1.75  # the widest a name may make its column
+NAME_IN = 1.75  # the widest a name may make its column
 _SEPARATOR = "  \N{MIDDLE DOT}  "
 
 
@@ -107,8 +107,8 @@ def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
 
 def name_lines(label: str) -> list[str]:
     """A name on at most two lines; what does not fit is cut, and marked."""
-    lines = text_size.wrap(label, _NAME_IN, NAME_SIZE)
-    return lines if len(lines) <= 2 else [lines[0], text_size.shorten(f"{lines[1]} {lines[2]}", _NAME_IN, NAME_SIZE)]
+    lines = text_size.wrap(label, NAME_IN, NAME_SIZE)
+    return lines if len(lines) <= 2 else [lines[0], text_size.shorten(f"{lines[1]} {lines[2]}", NAME_IN, NAME_SIZE)]
 
 
 def _wrapped(facts: Sequence[str], limit_in: float) -> list[str]:

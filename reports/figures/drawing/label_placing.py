@@ -52,17 +52,16 @@ def label_points(
 
 
 def _places(axes: Any, at: np.ndarray, width: float) -> list[np.ndarray]:
-    """Middles of a label around a point, the nearest first, within the panel."""
+    """Middles of a label around a point, the nearest first, within the panel; drawn into it where none is."""
     frame = axes.get_window_extent()
     corners = _to_points(axes, np.array([[frame.x0, frame.y0], [frame.x1, frame.y1]]))
     half = np.array([width, _HEIGHT_PT]) / 2
-    found = []
+    around = []
     for distance, degrees in itertools.product(_DISTANCES_PT, _DEGREES):
         way = np.array([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))])
-        middle = at + way * distance + np.sign(way) * half
-        if (middle - half >= corners[0]).all() and (middle + half <= corners[1]).all():
-            found.append(middle)
-    return found or [at + half + _DISTANCES_PT[0]]
+        around.append(at + way * distance + np.sign(way) * half)
+    within = [np.clip(middle, corners[0] + half, corners[1] - half) for middle in around]
+    return [one for one, drawn in zip(around, within, strict=True) if (one == drawn).all()] or within
 
 
 def _covered(taken: np.ndarray, middle: np.ndarray, width: float) -> int:

@@ -80,7 +80,7 @@ def minutes_mark(row: ConfigurationRow) -> Mark:
     """How long 1,000 samples take on one GPU."""
     if row.measured is None:
         return Mark(value=None, words=text.UNKNOWN)
-    took = seconds_for(SAMPLES, row.measured.samples_per_sec).times(1 / 60)
+    took = seconds_for(SAMPLES, row.measured.elapsed_samples_per_sec).times(1 / 60)
     return mark_of(took, text.estimate(took), tone=tone(row))
 
 

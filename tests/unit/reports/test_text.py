@@ -46,6 +46,18 @@ def test_an_interval_over_one_process_is_marked():
     assert text.ratio(Estimate(value=2.0, low=1.9, high=2.1, n=9, over="workers")) == "2.00x (1.90 to 2.10)"
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "high", "shown"),
+    [
+        (1.0035, 1.0012, 1.0058, "1.004x (1.001 to 1.006)"),  # with two decimals it would hold 1
+        (0.992, 0.985, 0.9991, "0.992x (0.985 to 0.999)"),
+        (1.02, 0.9996, 1.04, "1.02x (1.00 to 1.04)"),
+    ],
+)
+def test_a_ratio_whose_interval_excludes_one_looks_so(value, low, high, shown):
+    assert text.ratio(Estimate(value=value, low=low, high=high, n=9)) == shown
+
+
 def test_a_long_name_is_broken_between_its_parts():
     assert text.broken("no-checkpointing-at-all", 12) == "no-\ncheckpointin\ng-at-all"
     assert text.broken("useful tokens/s", 15) == "useful tokens/s"

@@ -118,15 +118,18 @@ def test_a_single_process_on_a_side_is_unknown_and_not_comparable(runs):
     assert compare(both, allow=["unknown"]).exit_code == 0
 
 
-def test_repeats_on_one_unknown_machine_say_nothing_about_the_next_machine(tmp_path):
+@pytest.mark.parametrize("fleet", [["any"], ["w1", "w2"]], ids=["an unknown machine", "the other one of the same two"])
+def test_repeats_on_one_machine_say_nothing_about_another(tmp_path, fleet):
     both = []
     for name in "ab":
-        record = synthetic.record(run_id=name, workers=1)
-        plans = [replace(plan, trial_id=f"{plan.trial_id}.{turn}") for plan in record.planned for turn in range(3)]
-        results = [
-            synthetic.result(plan, step_time_sec=0.2 + number * 1e-4, exact=True, run_id=name)
-            for number, plan in enumerate(plans)
-        ]
+        record = synthetic.record(run_id=name, workers=fleet, spread="shard")
+        plans = [replace(plan, trial_id=f"{plan.trial_id}.{turn}") for turn in range(3) for plan in record.planned]
+        results = []
+        for number, plan in enumerate(plans):
+            worker = fleet[(number + (name == "b")) % len(fleet)]
+            gpu = {} if worker == "any" else {"device": "cuda", "gpu_name": "NVIDIA A10", "gpu_uuid": f"GPU-{worker}"}
+            taken = {"step_time_sec": 0.2 + number * 1e-4, "fingerprint": synthetic.fingerprint(**gpu)}
+            results.append(synthetic.result(plan, worker=worker, exact=True, run_id=name, **taken))
         synthetic.write_results(tmp_path / name, replace(record, planned=plans), results)
         both.append(load(tmp_path / name))
     found = compare(both)
@@ -181,6 +184,18 @@ def test_a_configuration_that_no_longer_succeeds_does_not_pass(runs):
     (row,) = [row for row in found.rows if row.configuration == "optimized"]
     assert (row.verdict, row.why) == ("unknown", "no trial of it succeeded in b")
     assert found.exit_code == 2
+
+
+def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the_speed_of_the_others(runs):
+    def on_two(result):
+        if result.trial.name != "optimized" or result.worker in ("worker-1", "worker-2"):
+            return result
+        return replace(result, status=End.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
+
+    found = compare(runs({}, {}, later={"changed": on_two}))
+    assert words(found) == {("baseline", "b"): "same", ("optimized", "b"): "unknown"}
+    assert found.unknown[0].why == "2 of its trials ended OUT_OF_MEMORY in b, 0 before"
+    assert (found.exit_code, compare(runs({}, {}, changed=on_two)).exit_code) == (2, 0)
 
 
 def test_runs_without_a_single_success_are_not_comparable(runs):

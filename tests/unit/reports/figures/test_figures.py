@@ -32,6 +32,7 @@ from reports.figures.kinds import distributed, hardware, inference, loading
 from reports.figures.studio import DrawError, Job
 from reports.read import published, telemetry
 from reports.read.load import load
+from reports.statistics import configurations
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import showcase, synthetic
@@ -157,6 +158,9 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_no
     off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
     assert (off.value, off.words) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].published == (1.0,)
+    rows = {row.label: row.measured for row in a10[0].rows}
+    one_of_all = configurations.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", among=11)
+    assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].low == one_of_all.low
 
 
 def test_the_way_from_the_baseline_to_what_is_recommended_changes_one_thing_after_the_other(a10):
@@ -219,9 +223,17 @@ def test_dollars_are_drawn_at_one_price_the_others_are_named_and_a_thousand_samp
     assert len(titles) == 3
     assert all(title.endswith("$2.00") or "at $2.00" in title for title in titles)
     assert any("0.60" in fact for fact in figure.over.facts)
-    minutes = dict(zip(figure.groups[0].names, panels["Minutes per 1,000 samples, one GPU"].marks, strict=True))
-    rate = next(row for row in summary.rows if row.label == "packed").measured.samples_per_sec.value
+    minutes = dict(zip(figure.groups[0].names, panels["Minutes per 1,000 samples, 1 GPU"].marks, strict=True))
+    rate = next(row for row in summary.rows if row.label == "packed").measured.elapsed_samples_per_sec.value
     assert minutes["packed"].value == pytest.approx(1000 / rate / 60)
+
+
+def test_dollars_are_told_of_what_is_recommended_not_of_what_was_cheaper_and_ran_out_of_memory(a10):
+    summary, run = a10
+    assert cost.gather(summary, run).over.title.startswith("packed is cheapest: $0.7")
+    figure = cost.gather(out_of_memory_on(summary, "packed", 9), run)
+    assert figure.over.title.startswith("seq-256 costs $1.")
+    assert figure.groups[1].names[0] == "seq-256, 1 GPU"
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -257,7 +269,9 @@ def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
     places = {one.name: one for one in data.places}
     assert data.limit_gb == pytest.approx(23.68)
     assert (places["packed"].memory_gb, places["packed"].words) == (pytest.approx(8.92), "packed")
-    assert data.over.title.startswith("The fastest that always succeeds is packed: ")
+    assert data.over.title.startswith("The fastest of which no trial failed is packed: ")
+    rows = tuple(replace(row, planned=3, missing=1) if row.label == "packed" else row for row in summary.rows)
+    assert speed_and_memory.gather(replace(summary, rows=rows), run).over.title == data.over.title  # nothing was told
     assert (places["seq-2048"].rate, places["seq-2048"].words) == (0.0, "seq-2048, 0 of 2 trials")
     risky = speed_and_memory.gather(out_of_memory_on(summary, "packed", 9), run)
     assert "packed is faster, but succeeded only in 2 of 11 trials" in risky.over.title
@@ -279,7 +293,7 @@ def test_memory_shows_what_ran_out_of_it_also_without_a_prediction(a10):
 
 def test_the_map_of_workers_names_a_sick_one_and_leaves_empty_what_it_did_not_measure(a10):
     summary, run = a10
-    assert worker_map.gather(summary, run).over.title.startswith("No worker stands out: each is within 0.")
+    assert worker_map.gather(summary, run).over.title.startswith("No worker is slow throughout: each is within 0.")
 
     def medians(label):
         return {f"node-{number}": 1.0 for number in range(3)} | ({} if label == "packed" else {"node-9": 1.17})

@@ -1,6 +1,7 @@
 """Where a figure's words stand: clear of lines, and whole on a phone."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from reports.figures import diagnostic, training_performance
+from reports.figures import diagnostic, loss_curves, speed_and_memory, training_performance
 from reports.figures.drawing import label_placing, marks, text_size
 from reports.figures.drawing.board import NARROW, WIDE
 from reports.figures.kinds import inference
@@ -49,6 +50,23 @@ def test_published_labels_stand_on_no_line(a10, sheet):
     for box in labels:
         frame = figure.axes[0].get_window_extent()
         assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("chart", [speed_and_memory, loss_curves])
+def test_names_of_eighty_characters_do_not_leave_the_figure(a10, chart, sheet):
+    summary, run = a10
+    data = chart.gather(summary, run)
+    name = "long-" * 16
+    if chart is speed_and_memory:
+        data = replace(data, places=tuple(replace(one, name=name) for one in data.places))
+    else:
+        data = replace(data, curves=tuple(replace(one, name=name) for one in data.curves))
+        whole = " k tokens" if sheet is WIDE else ""
+    figure = data.draw(sheet)
+    for text, box in words_on(figure):
+        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
+        assert chart is speed_and_memory or text.get_text().endswith(whole)
 
 
 def test_a_label_stands_beside_its_point_where_nothing_is_in_the_way():

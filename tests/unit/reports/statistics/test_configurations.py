@@ -1,13 +1,14 @@
 """Statistics: golden numbers where there is no noise, and coverage in simulation where there is."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from reports.statistics import configurations
 from reports.statistics.configurations import measure, ratio
-from tests.support.reports.noise import Noise, steps
+from tests.support.reports.noise import ON_A_GPU, Noise, steps
 from tests.support.thorough import examples
 
 RUNS = examples(400)
@@ -220,6 +221,37 @@ def test_ratios_hold_the_true_value_and_call_no_difference_where_there_is_none(w
         held += found.low <= 1.0 <= found.high
         words += found.verdict is not None
     assert held >= LEAST * RUNS
+    assert words <= MOST_WORDS * RUNS
+
+
+def texts(random, batch, workers=4, count=30, cut=512):
+    """Useful tokens of each step: every worker reads the same texts, of lengths that differ as those of chats do."""
+    useful = np.minimum(np.exp(random.normal(4.5, 0.7, (count, batch))), cut).sum(axis=1)
+    seconds = 0.1 * batch * np.exp(random.normal(0.0, 0.004, (workers, count)))
+    return measure([steps(f"w{place}", row, samples=batch, useful=useful) for place, row in enumerate(seconds)])
+
+
+def test_configurations_that_read_different_texts_are_not_told_apart_by_the_texts():
+    # Equally fast in samples; another batch reads other texts.
+    random, words = np.random.default_rng(7), 0
+    for _ in range(RUNS):
+        words += ratio(texts(random, 16), texts(random, 4), "useful_tokens_per_sec").verdict is not None
+    assert words <= MOST_WORDS * RUNS
+
+
+def test_the_same_texts_leave_the_ratio_as_sure_as_the_steps():
+    found = [texts(np.random.default_rng(8), 8), texts(np.random.default_rng(8), 8)]
+    useful, counted = (ratio(*found, f"{name}_per_sec") for name in ("useful_tokens", "samples"))
+    assert (useful.low, useful.high) == pytest.approx((counted.low, counted.high))
+
+
+def test_configurations_that_ran_on_a_worker_each_are_as_far_apart_as_workers_may_be():
+    # Three processes each, as --spread shard may hand them out; equal but for their workers, which differ by 1 %.
+    random, words = np.random.default_rng(6), 0
+    for _ in range(RUNS):
+        one, other = (simulated(ON_A_GPU, random, workers=1, repeats=3) for _ in range(2))
+        found = ratio(measure([replace(each, worker="b") for each in one]), measure(other), "tokens_per_sec")
+        words += found.verdict is not None
     assert words <= MOST_WORDS * RUNS
 
 

@@ -125,6 +125,10 @@ def test_a_runs_hours_are_told_apart_into_useful_by_phase_and_idle():
     assert found.useful_percent == pytest.approx(100 * 100 / 220)
     assert "pulling the image" in found.unknown
     assert found.useful_sec + found.idle_sec + sum(found.by_phase.values()) == pytest.approx(found.held_sec)
+    leader = result("worker-1", "00:00", 60.0, 30, measure=30.0)
+    together = replace(leader, trial=replace(leader.trial, kind="distributed", world_size=4))
+    assert "the other workers of trials over several" in cost.billed([together]).unknown
+    assert "the other workers of trials over several" not in found.unknown
 
 
 def test_a_pod_that_moved_to_a_node_with_another_clock_was_held_for_as_long_as_the_ledger_says():

@@ -41,7 +41,7 @@ def test_a_difference_is_taken_example_by_example(moves: list[float], verdict: s
     assert found.examples == 4
     assert found.change == pytest.approx(sum(moves) / 4)
     assert found.verdict == verdict
-    assert ("until a held-out loss of 1.5000", "1.00 hours, $4", "1.00 hours, $4") in found.lines
+    assert ("until a held-out loss of 1.5000", "1.00 hours, $4.00", "1.00 hours, $4.00") in found.lines
 
 
 def test_what_it_cost_to_reach_a_loss_is_the_first_measurement_below_it(tmp_path: Path) -> None:

@@ -16,16 +16,18 @@ def test_the_figures_of_a_training_with_a_restart_and_what_was_changed_on_the_wa
     found = told.read(a_run(tmp_path))
     assert told.headline(found) == (
         "Held-out loss 2.00 \N{RIGHTWARDS ARROW} 1.50 (1.40 to 1.60) for $4.00 in 60 min on 2 NVIDIA A10; "
-        "predicted $3.90"
+        "predicted $3.90 for the steps"
     )
     assert told.outcome(found) == "Trained: the held-out loss fell by 0.5000 nats a token (0.4000 to 0.6000)"
     lines = dict(told.lines(found))
     assert lines["workers"] == "2, on NVIDIA A10"
-    assert lines["workers were held for"] == "2 hours, all workers and attempts together"
+    assert lines["workers were held for"] == "2.00 hours, all workers and attempts together"
     assert lines["cost"] == "$4.00 at $2.00"
+    many = dataclasses.replace(found, held=[dataclasses.replace(one, workers=1280) for one in found.held])
+    assert dict(told.lines(many))["workers were held for"].startswith("1,280 hours")
     assert lines["restarts"] == "1, 90.0 s since their checkpoints, $0.1000"
     assert told.compared(found)[1:] == [
-        ("time of the steps", "0.972 hours", "1 hours"),
+        ("time of the steps", "0.972 hours", "1.00 hours"),
         ("dollars for the steps", "$3.90", "$4.00"),
         ("peak GPU memory", "3.00 GiB", "3.00 GiB"),
         ("communication", "unknown", "7.0 %"),
@@ -61,7 +63,7 @@ def test_a_training_that_ended_otherwise_says_so_first(tmp_path: Path) -> None:
 
 def test_without_a_price_the_sentence_speaks_of_time_alone(tmp_path: Path) -> None:
     found = dataclasses.replace(told.read(a_run(tmp_path)), price=None, foreseen={"seconds": 3500.0})
-    assert told.headline(found).endswith("(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min")
+    assert told.headline(found).endswith("(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min for the steps")
     assert told.headline(dataclasses.replace(found, foreseen={})).endswith("; predicted unknown")
 
 

@@ -52,6 +52,11 @@ def test_a_round_of_all_trials_ends_before_the_next_begins(spread: str) -> None:
     assert [(planned.trial, planned.worker) for planned in thrice] == 3 * [(one.trial, one.worker) for one in once]
 
 
+def test_as_many_trials_as_workers_do_not_meet_the_same_worker_in_every_round() -> None:
+    planned = plan_trials(TRIALS, WORKERS[:2], "shard", 2)
+    assert [one.trial for one in planned] == [TRIALS[0], TRIALS[1], TRIALS[1], TRIALS[0]]
+
+
 @pytest.mark.parametrize("spread", ["replicate", "shard"])
 def test_each_repeat_has_an_id_of_its_own(spread: str) -> None:
     named = ids(spread, 3)

@@ -66,9 +66,16 @@ def test_the_numbers_that_cost_money_come_first(settings: MakeSettings) -> None:
         "600 tokens an epoch, 25.0 % of them trained on (labels: assistant)",
         "9 packed rows an epoch, 3 steps of 4 rows",
         "tokenized in 1.5 s",
-        "3 steps on 2 workers: 0.5 hours (0.4 to 0.6) (from 30 steps measured on NVIDIA A10 (run r))",
-        "$2 (1.6 to 2.4) at $2.00 per GPU hour (list price)",
+        "3 steps on 2 workers: 0.500 hours (0.400 to 0.600) (from 30 steps measured on NVIDIA A10 (run r))",
+        "$2.00 (1.60 to 2.40) at $2.00 per GPU hour (list price)",
     ]
+
+
+def test_thousands_of_hours_and_dollars_are_written_out() -> None:
+    many = Amount(value=3600.0 * 1234.5, low=None, high=None)
+    dear = dataclasses.replace(PREDICTED, seconds=many, usd=Amount(value=2469.0, low=2400.0, high=2560.0))
+    assert printed.headline(dear)[0].startswith("3 steps on 2 workers: about 1,234 hours (")
+    assert printed.headline(dear)[1] == "$2,469 (2,400 to 2,560) at $2.00 per GPU hour (list price)"
 
 
 def test_no_control_character_of_the_data_reaches_the_terminal(settings: MakeSettings) -> None:

@@ -15,7 +15,8 @@ from bench.records import ALL_LINEAR, Trial
 from bench.records.result import End, Steps, TrialResult
 from bench.records.run import PlannedTrial
 from tasks.errors import UsageError
-from tasks.tuning import answer, record, search, space, surrogate
+from tasks.settings.load import Settings
+from tasks.tuning import answer, printed, record, search, space, surrogate
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
 from tests.support.reports import synthetic
 
@@ -334,6 +335,17 @@ def test_several_processes_give_an_interval_and_one_gives_none():
     deviation = 1.0 / math.sqrt(3)  # of the mean of three; Student's t at two degrees of freedom is 4.303
     assert three.interval.low == pytest.approx(100.0 - 4.303 * deviation, abs=0.1)
     assert three.interval.high == pytest.approx(100.0 + 4.303 * deviation, abs=0.1)
+
+
+def test_small_amounts_keep_their_digits(tmp_path, capsys):
+    found = dataclasses.replace(figures(0, 12.34, 20), usd_per_million_useful_tokens=0.00185)
+    searched = record.TuneRecord(
+        tune_id="t", gpu="NVIDIA A10", model_sha256="", data_sha256="", longest=1, depth=1, limit_bytes=None,
+        settings={}, candidates=[],
+    )  # fmt: skip
+    printed.show_answer(Settings(root=tmp_path), searched, [found], {"tried": 1, "worker_sec": 60.0})
+    assert " 12.3 " in (said := capsys.readouterr().out)
+    assert "0.00185" in said
 
 
 def test_what_failed_has_no_figures():
