@@ -24,7 +24,7 @@ from bench.train.rows import Conversation, DataFile
 REMOVED = "stands in the validation data too: not trained on"
 REPEATED = "repeats another line of the data"
 SHOWN = 3  # examples
-VERSION = 1  # of what the same data and settings become; part of the cache's name
+VERSION = 2  # of what the same data and settings become; part of the cache's name
 
 
 @dataclass(frozen=True, kw_only=True)
