@@ -11,6 +11,7 @@ Every refusal is an InputError of one line that names the file, the line and the
 no line longer than `MOST_LINE_BYTES` is held in memory.
 """
 
+import codecs
 import hashlib
 import json
 import os
@@ -140,7 +141,9 @@ def _object(place: str, line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise InputError(f"{place}: not UTF-8 text") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{place}: not JSON") from None
+        if line.startswith(codecs.BOM_UTF8):
+            raise InputError(f"{place}: begins with a byte order mark; save the file as UTF-8 without one") from None
+        raise InputError(f"{place}: not JSON; expected one object, whole in its line") from None
     if not isinstance(document, dict):
         raise InputError(f"{place}: expected a JSON object with {_expected()}, found {schema.kind(document)}")
     return document
