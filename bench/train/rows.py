@@ -116,7 +116,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check train.data") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}; check its path in the settings") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InputError(f"{path}: not a regular file; name a file with one JSON object a line")
