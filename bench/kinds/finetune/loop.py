@@ -47,7 +47,8 @@ class NothingLearned(ArithmeticError):
 @dataclass(frozen=True, kw_only=True)
 class World:
     """What a training runs in: `report` takes what people and the record are told, `move` the place for the parent's
-    watch, `asked` says whether somebody asked this rank to stop."""
+    watch, `asked` says whether somebody asked this rank to stop. `began` (monotonic) is this attempt's start: its hours
+    count from there, because loading is paid for, too."""
 
     group: Group
     report: Callable[..., None]
@@ -55,6 +56,7 @@ class World:
     asked: Callable[[], bool]
     checkpoints: Path | None  # rank 0's alone
     identity: Identity
+    began: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Trainer:
@@ -164,8 +166,8 @@ class Trainer:
     def run(self) -> str:
         """Train until the end, or until somebody asks to stop. Raises NotFinite, NothingLearned and RanksDiffer."""
         training = self.training
-        started, before = time.monotonic(), self.state.seconds
-        taken = started
+        started, before = self.world.began, self.state.seconds
+        taken = time.monotonic()
         if not self.state.evaluations and (self.state.step == 0 or self.material.data.validation):
             self._look_before()
         elif self._is_due():  # stopped between this step and its measurement
