@@ -55,6 +55,8 @@ def form_of(found: AdapterCheck, base: str) -> ServedForm | None:
 def refuse(trained: Trained, found: AdapterCheck | None, base: str) -> None:
     """Raises Refused where the merged model was not shown to be what was trained."""
     run_id = trained.run.run_id
+    if not trained.record.evaluations:
+        raise Refused(f"run {run_id}: no data was held out, so no check can be made; --anyway merges all the same")
     form = None if found is None else form_of(found, base)
     if found is None or form is None:
         raise Refused(f"run {run_id}: the adapter was not checked; type: inv adapter.check --run={run_id}")

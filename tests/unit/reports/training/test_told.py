@@ -88,6 +88,8 @@ def test_what_to_type_next_and_the_settings_that_repeat_it(tmp_path: Path) -> No
     found = told.read(a_run(tmp_path / "run"))
     typed = dict(again.commands(found))
     assert typed["merge it into one model folder"] == "inv adapter.merge --run=run"
+    unmeasured = dataclasses.replace(found, record=dataclasses.replace(RECORD, evaluations=[]))
+    assert again.commands(unmeasured)[0][1] == "inv adapter.merge --run=run --anyway"
     stopped = dataclasses.replace(found, record=dataclasses.replace(RECORD, status="PREEMPTED", reason="max_hours"))
     assert again.commands(stopped)[0][1] == "inv train --resume=run"
     run = dataclasses.replace(found.run, settings={"train": {"seed": 1}, "registry": {"user": "x"}})
