@@ -63,9 +63,10 @@ def refuse(trained: Trained, found: AdapterCheck | None, base: str) -> None:
     if differs(form):
         other = next((b for b in BASES if b != base and (f := form_of(found, b)) is not None and not differs(f)), None)
         way = "" if other is None else f"`inv adapter.merge --base={other}` keeps the loss of the training; "
+        far = "beyond the interval" if form.change_low is not None else "over one example, which gives no interval"
         raise Refused(
-            f"run {run_id}: {NAMES[form.name]}: {change(form)} nats a token beside what was trained, beyond the "
-            f"interval; {way}--anyway merges all the same"
+            f"run {run_id}: {NAMES[form.name]}: {change(form)} nats a token beside what was trained, {far}; "
+            f"{way}--anyway merges all the same"
         )
     first = found.forms[0]
     if form.unended > first.unended:
