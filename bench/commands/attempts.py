@@ -5,7 +5,7 @@ lost) the next goes on from the last checkpoint, in this pod or in its replaceme
 the attempts, and writes the training's end beside them, on the volume that all pods share. The others take part until
 that end is there. A SIGTERM reaches the attempt, which ends with a checkpoint; the pod that replaces this one goes on.
 
-Standard library alone. Not covered: a bound on how long lost pods are waited for; that is the Job's own deadline.
+Standard library alone. Not covered: a bound on how long lost pods are waited for.
 """
 
 import json

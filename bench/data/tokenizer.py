@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +14,8 @@ from bench.stack import set_environment
 
 Messages: TypeAlias = Sequence[dict[str, str]]
 THREADS = "TOKENIZERS_PARALLELISM"  # tokenizers reads it at each call
+# For a template that writes the day: with the day of now, the same data would be other examples tomorrow.
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
 PROBE = ({"role": "user", "content": "a?"}, {"role": "assistant", "content": "A."})
 
 
@@ -52,7 +55,8 @@ class ChatTemplate:
         with contextlib.suppress(Exception):  # the template's own, or of another version of transformers
             of_transformers = importlib.import_module("transformers.utils.chat_template_utils")
             self._template = of_transformers._compile_jinja_template(tokenizer.get_chat_template())
-            self._template.globals = dict(self._template.globals)  # it is a chain of dicts, which is copied slowly
+            # A chain of dicts, which is copied slowly; transformers has it cached, and writes from it too.
+            self._template.globals = {**self._template.globals, "strftime_now": lambda form: DAY.strftime(form)}
             given = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
             self._given = self._template.globals | given
             if all(self._bare(PROBE, prompt) == self._whole(PROBE, prompt) for prompt in (False, True)):

@@ -24,7 +24,7 @@ from bench.train.rows import Conversation, DataFile
 REMOVED = "stands in the validation data too: not trained on"
 REPEATED = "repeats another line of the data"
 SHOWN = 3  # examples
-VERSION = 1  # of what the same data and settings become; part of the cache's name
+VERSION = 2  # of what the same data and settings become; part of the cache's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def make(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | Non
     left_out = sum(findings.counts[what] for what in LEFT_OUT)
     if not training:
         first = next(iter(findings.places.items()), None)
-        why = f": {first[1][0]}: {first[0]}" if first else ""
+        why = f": {first[1][0]}: {first[0]}" if first else "; its lines are held out, or train.weights is too low"
         raise InputError(f"{', '.join(spec.files)}: no example is left to train on{why}")
     if not validation and (spec.validation_share or held_out is not None):
         raise InputError(

@@ -11,6 +11,7 @@ Every refusal is an InputError of one line that names the file, the line and the
 no line longer than `MOST_LINE_BYTES` is held in memory.
 """
 
+import codecs
 import hashlib
 import json
 import os
@@ -115,7 +116,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check train.data") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}; check its path in the settings") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InputError(f"{path}: not a regular file; name a file with one JSON object a line")
@@ -140,7 +141,9 @@ def _object(place: str, line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise InputError(f"{place}: not UTF-8 text") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{place}: not JSON") from None
+        if line.startswith(codecs.BOM_UTF8):
+            raise InputError(f"{place}: begins with a byte order mark; save the file as UTF-8 without one") from None
+        raise InputError(f"{place}: not JSON; expected one object, whole in its line") from None
     if not isinstance(document, dict):
         raise InputError(f"{place}: expected a JSON object with {_expected()}, found {schema.kind(document)}")
     return document

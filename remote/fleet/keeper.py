@@ -76,6 +76,8 @@ class Keeper:
             return
         if self._heard is None or self._heard.attempt != attempt:
             self._before, self._heard = self._heard, _Run(attempt=attempt, first_step=progress.step)
+        if progress.loss is None:  # before its own first step: while it reads the data it says 0
+            self._heard.first_step = progress.step
         step = progress.checkpoint_step
         if step is not None and step != self._heard.checkpoint_step:
             self._heard.checkpoint_step, self._heard.checkpoint_at = step, self.clock()
@@ -93,9 +95,8 @@ class Keeper:
     def _goes_on_from(self) -> int:
         """The step of the checkpoint from which the present attempt goes on, as far as it was heard of."""
         now, before = self._heard, self._before
-        if before is not None and before.checkpoint_step is not None:
-            return before.checkpoint_step
-        return 0 if now is None else now.first_step
+        said = 0 if now is None else now.first_step
+        return said or (before.checkpoint_step if before is not None else None) or 0
 
     def _pay(self, planned: PlannedTrial, attempt: int) -> None:
         """Write what a restart cost, once: the time since the checkpoint from which it goes on."""

@@ -17,6 +17,8 @@ def commands(told: Told) -> list[tuple[str, str]]:
     )
     if not told.has_succeeded:
         return [("go on from its last checkpoint", f"inv train --resume={run_id}"), repeat]
+    if not told.record.evaluations:  # without held-out data no check can be made
+        return [("merge it into one model folder", f"inv adapter.merge --run={run_id} --anyway"), repeat]
     return [
         ("measure the adapter in each form that can be served", f"inv adapter.check --run={run_id}"),
         ("merge it into one model folder", f"inv adapter.merge --run={run_id}"),

@@ -116,7 +116,7 @@ def _markdown(found: Told) -> str:
 
 
 def _basis(found: Told) -> str:
-    return f"The time was {found.foreseen.get('basis', 'not predicted')}."
+    return f"On what the time was predicted: {found.foreseen.get('basis', 'nothing')}."
 
 
 def _attempts(found: Told) -> list[tuple[str, ...]]:

@@ -103,8 +103,11 @@ def outcome(told: Told) -> str:
     if not told.has_succeeded:
         return f"The training did not end well: {record.status} after {done}: {record.reason or 'no reason given'}"
     last = of_adapter(record)
-    if last is None or last.change is None or last.change_low is None or last.change_high is None:
+    if last is None:
         return f"Trained: {done}; no data was held out, so nothing is known of what it learned"
+    if last.change is None or last.change_low is None or last.change_high is None:
+        why = "one example is too few for an interval" if last.change is not None else "none was lower than the first"
+        return f"Trained: {done}; no change of the held-out loss is shown: {why}"
     low, high = sorted((abs(last.change_low), abs(last.change_high)))
     change = f"{abs(last.change):.4f} nats a token ({low:.4f} to {high:.4f})"
     if last.change_high < 0:
@@ -144,10 +147,11 @@ def findings(told: Told) -> list[tuple[str, str, str]]:
 def lines(told: Told) -> list[Line]:
     record, held = told.record, told.held
     restarts = held[1:]
+    lowest = next((one for one in reversed(record.evaluations) if one.is_best), None)
     return [
         ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.stop or record.reason or 'stopped'})"),
         ("workers", f"{record.world_size}, on {told.device}"),
-        *((f"held-out loss, step {one.step:,}", _loss(one)) for one in _shown(record.evaluations)),
+        *((f"held-out loss, step {one.step:,}", _loss(one, lowest)) for one in _shown(record.evaluations, lowest)),
         ("tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"),
         ("time of the steps", _hours(sum(record.steps.step_time_sec))),
         ("workers were held for", f"{text.number(told.worker_hours)} hours, all workers and attempts together"),
@@ -174,10 +178,9 @@ def compared(told: Told) -> list[tuple[str, str, str]]:
     ]
 
 
-def _shown(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+def _shown(evaluations: Sequence[Evaluation], lowest: Evaluation | None) -> list[Evaluation]:
     """The first, the lowest and the last."""
-    lowest = [one for one in evaluations if one.is_best][-1:]
-    ends = [*evaluations[:1], *lowest, *evaluations[-1:]]
+    ends = [*evaluations[:1], *([] if lowest is None else [lowest]), *evaluations[-1:]]
     return list({one.step: one for one in ends}.values())
 
 
@@ -187,8 +190,8 @@ def of_adapter(record: TrainingRecord) -> Evaluation | None:
     return next(iter(at or record.evaluations[-1:]), None)
 
 
-def _loss(one: Evaluation) -> str:
-    best = ", the lowest" if one.is_best else ""
+def _loss(one: Evaluation, lowest: Evaluation | None) -> str:
+    best = ", the lowest" if one is lowest else ""
     between = "" if one.low is None or one.high is None else f" ({one.low:.4f} to {one.high:.4f})"
     return f"{one.loss:.4f}{between} over {text.count(one.rows, 'example')}{best}"
 

@@ -55,15 +55,18 @@ def form_of(found: AdapterCheck, base: str) -> ServedForm | None:
 def refuse(trained: Trained, found: AdapterCheck | None, base: str) -> None:
     """Raises Refused where the merged model was not shown to be what was trained."""
     run_id = trained.run.run_id
+    if not trained.record.evaluations:
+        raise Refused(f"run {run_id}: no data was held out, so no check can be made; --anyway merges all the same")
     form = None if found is None else form_of(found, base)
     if found is None or form is None:
         raise Refused(f"run {run_id}: the adapter was not checked; type: inv adapter.check --run={run_id}")
     if differs(form):
         other = next((b for b in BASES if b != base and (f := form_of(found, b)) is not None and not differs(f)), None)
         way = "" if other is None else f"`inv adapter.merge --base={other}` keeps the loss of the training; "
+        far = "beyond the interval" if form.change_low is not None else "over one example, which gives no interval"
         raise Refused(
-            f"run {run_id}: {NAMES[form.name]}: {change(form)} nats a token beside what was trained, beyond the "
-            f"interval; {way}--anyway merges all the same"
+            f"run {run_id}: {NAMES[form.name]}: {change(form)} nats a token beside what was trained, {far}; "
+            f"{way}--anyway merges all the same"
         )
     first = found.forms[0]
     if form.unended > first.unended:

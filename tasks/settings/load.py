@@ -216,7 +216,8 @@ def _first_problem(error: ValidationError, found: SettingsLayers) -> str:
     keys = tuple(part for part in place if isinstance(part, str))
     layer = found.strongest(keys)
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-    words = "text" if isinstance(place[-1], int) else expected(field(keys))
+    of_list = {"string_type": "text", "value_error": "text of one line, not blank"}.get(problem["type"], "a number")
+    words = of_list if isinstance(place[-1], int) else expected(field(keys))
     advice = "; a list stands in files only" if layer is not None and layer.environment and "list" in words else ""
     return f"{_where(found, keys)}: {name}: expected {words}, found {found_text(problem['input'])}{advice}"
 

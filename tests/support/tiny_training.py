@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,12 @@ class Lab:
         return self
 
     def trainer(
-        self, checkpoints: Path | None, *, group: Group | None = None, asked: Callable[[], bool] = lambda: False
+        self,
+        checkpoints: Path | None,
+        *,
+        group: Group | None = None,
+        asked: Callable[[], bool] = lambda: False,
+        loading_sec: float = 0.0,
     ) -> loop.Trainer:
         """A trainer over a base of its own, unless `warmed` has left one."""
         base = self.base if self.base is not None else load_base(self.modules, self.trial, self.placement)
@@ -116,6 +122,7 @@ class Lab:
             asked=asked,
             checkpoints=checkpoints,
             identity=self.identity,
+            began=time.monotonic() - loading_sec,
         )
         return loop.Trainer(
             self.modules, self.trial, material.training_of(self.trial), step,

@@ -47,7 +47,8 @@ class NothingLearned(ArithmeticError):
 @dataclass(frozen=True, kw_only=True)
 class World:
     """What a training runs in: `report` takes what people and the record are told, `move` the place for the parent's
-    watch, `asked` says whether somebody asked this rank to stop."""
+    watch, `asked` says whether somebody asked this rank to stop. `began` (monotonic) is this attempt's start: its hours
+    count from there, because loading is paid for, too."""
 
     group: Group
     report: Callable[..., None]
@@ -55,6 +56,7 @@ class World:
     asked: Callable[[], bool]
     checkpoints: Path | None  # rank 0's alone
     identity: Identity
+    began: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Trainer:
@@ -164,10 +166,12 @@ class Trainer:
     def run(self) -> str:
         """Train until the end, or until somebody asks to stop. Raises NotFinite, NothingLearned and RanksDiffer."""
         training = self.training
-        started, before = time.monotonic(), self.state.seconds
-        taken = started
+        started, before = self.world.began, self.state.seconds
+        taken = time.monotonic()
         if not self.state.evaluations and (self.state.step == 0 or self.material.data.validation):
             self._look_before()
+        elif self._is_due():  # stopped between this step and its measurement
+            self._evaluate()
         upcoming = self._upcoming()
         ready = next(upcoming, None)
         while ready is not None and not self._is_early():
@@ -190,7 +194,7 @@ class Trainer:
             if asked or over:
                 self._checkpoint(wait=True)
                 return "stopped" if asked else "max_hours"
-            if training.evaluate_every and number % training.evaluate_every == 0 and number < self.steps:
+            if self._is_due():
                 self._evaluate()
             if time.monotonic() - taken >= training.checkpoint_sec and self._checkpoint():
                 taken = time.monotonic()
@@ -323,6 +327,12 @@ class Trainer:
         if is_best and self.keeper is not None:
             self.keeper.keep_best(number)
             self._checkpoint(wait=False)
+
+    def _is_due(self) -> bool:
+        """Whether the held-out loss is to be measured after the state's step, and was not yet."""
+        step, every = self.state.step, self.training.evaluate_every
+        is_between = every > 0 and 0 < step < self.steps and step % every == 0
+        return is_between and all(one.step != step for one in self.state.evaluations)
 
     def _is_early(self) -> bool:
         """Whether the held-out loss has not become lower for too long."""

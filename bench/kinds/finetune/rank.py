@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Rank(OneRank):
 
     def __init__(self, folder: Path, backend: str, silence_sec: float, step_sec: float) -> None:
         super().__init__(folder, backend, silence_sec, step_sec)
+        self.began = time.monotonic()
         self.job = Job.read(folder)
         self.training = material.training_of(self.trial)
         self._was_told = False
@@ -104,6 +106,7 @@ class Rank(OneRank):
             asked=self.asked,
             checkpoints=Path(self.job.checkpoints) if self.rank == 0 else None,
             identity=self.identity,
+            began=self.began,
         )
         trainer = self.loop.Trainer(self.modules, trial, self.training, step, peft_model, tokenizer, data, world)
         count = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)

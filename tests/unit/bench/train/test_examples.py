@@ -123,6 +123,19 @@ def test_a_conversation_is_written_as_the_tokenizer_itself_writes_it(
     assert ChatTemplate(other_version).text("d.jsonl: line 1", messages) == "its own"
 
 
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_a_template_that_writes_the_day_makes_the_same_examples_on_each_day(
+    is_bare: bool, tokenizer_of: Callable[..., Any]
+) -> None:
+    written = ChatTemplate(
+        tokenizer_of("{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    )
+    assert written._write == written._bare
+    if not is_bare:
+        written._write = written._whole
+    assert written.text("d.jsonl: line 1", [{"role": "user", "content": "!"}]) == "01 Jan 2026!"
+
+
 def test_without_an_answer_there_is_nothing_to_train_on(tokenizer_of: Callable[..., Any]) -> None:
     for turns in ((("user", "a?"),), (("user", "a?"), ("assistant", " \n"))):
         none, findings = made(tokenizer_of("chatml"), turns)

@@ -53,6 +53,7 @@ TOOL = {"role": "tool", "content": "{}"}
 ASKS = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
 REFUSED: dict[str, tuple[object, str]] = {
     "no JSON": ("{", "line 2: not JSON"),
+    "mark": ("\ufeff{}", "line 2: begins with a byte order mark; save"),
     "deep": ("[" * 100_000, "line 2: not JSON"),
     "a list": ([1], "line 2: expected a JSON object with messages; or conversations; or instruction and output; or"),
     "no known keys": ({"text": "x", "id": 1}, "line 2: expected an object with messages;"),

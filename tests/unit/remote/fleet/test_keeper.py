@@ -15,7 +15,8 @@ AGENT: Any = SimpleNamespace(host=SimpleNamespace(workdir="/w"))
 
 
 def at(step: int, checkpoint: int | None) -> Progress:
-    return Progress(phase="train", step=step, steps=90, elapsed_sec=1.0, checkpoint_step=checkpoint)
+    loss = None if step in (0, checkpoint) else 1.0
+    return Progress(phase="train", step=step, steps=90, elapsed_sec=1.0, checkpoint_step=checkpoint, loss=loss)
 
 
 def restarted(ledger: Ledger) -> list[dict[str, Any]]:
@@ -52,8 +53,8 @@ def test_a_restart_costs_the_time_since_its_checkpoint(tmp_path: Path) -> None:
 def test_a_restart_that_nobody_saw_coming_has_no_price(tmp_path: Path) -> None:
     ledger = a_ledger(tmp_path)
     keeper = Keeper(ledger=ledger, place=lambda workdir: workdir, usd_per_sec=0.5)
-    for step in (10, 12):
-        keeper.hear(AGENT, PLANNED, 2, at(step, 10))
+    for step, checkpoint in ((0, None), (10, 10), (12, 10)):  # it reads its data, has loaded, has trained
+        keeper.hear(AGENT, PLANNED, 2, at(step, checkpoint))
     (cost,) = restarted(ledger)
     assert (cost["step"], cost["lost_sec"], cost["usd"]) == (10, None, None)
 

@@ -44,15 +44,20 @@ def test_the_figures_of_a_training_with_a_restart_and_what_was_changed_on_the_wa
     [
         ({"change": 0.5, "change_low": 0.4, "change_high": 0.6}, "it got worse: the held-out loss rose by 0.5000"),
         ({"change": -0.1, "change_low": -0.3, "change_high": 0.1}, "no change of the held-out loss is shown: -0.1000"),
-        ({"change": -0.1, "change_low": None, "change_high": None}, "nothing is known of what it learned"),
+        ({"change": -0.1, "change_low": None, "change_high": None}, "is shown: one example is too few"),
+        ({"change": None, "change_low": None, "change_high": None}, "is shown: none was lower than the first"),
     ],
 )
 def test_a_loss_that_did_not_fall_is_not_called_a_success(
     changes: dict[str, float | None], words: str, tmp_path: Path
 ) -> None:
     last = dataclasses.replace(RECORD.evaluations[1], **changes)
-    record = dataclasses.replace(RECORD, evaluations=[RECORD.evaluations[0], last])
-    assert words in told.outcome(told.read(a_run(tmp_path, record)))
+    first = dataclasses.replace(RECORD.evaluations[0], is_best=True)  # as after a change of the data
+    found = told.read(a_run(tmp_path, dataclasses.replace(RECORD, evaluations=[first, last])))
+    assert words in told.outcome(found)
+    assert [value.endswith("lowest") for name, value in told.lines(found) if "loss" in name] == [False, True]
+    unknown = dataclasses.replace(found, record=dataclasses.replace(RECORD, evaluations=[]))
+    assert "no data was held out, so nothing is known" in told.outcome(unknown)
 
 
 def test_a_training_that_ended_otherwise_says_so_first(tmp_path: Path) -> None:
@@ -90,6 +95,8 @@ def test_what_to_type_next_and_the_settings_that_repeat_it(tmp_path: Path) -> No
     found = told.read(a_run(tmp_path / "run"))
     typed = dict(again.commands(found))
     assert typed["merge it into one model folder"] == "inv adapter.merge --run=run"
+    unmeasured = dataclasses.replace(found, record=dataclasses.replace(RECORD, evaluations=[]))
+    assert again.commands(unmeasured)[0][1] == "inv adapter.merge --run=run --anyway"
     stopped = dataclasses.replace(found, record=dataclasses.replace(RECORD, status="PREEMPTED", reason="max_hours"))
     assert again.commands(stopped)[0][1] == "inv train --resume=run"
     run = dataclasses.replace(found.run, settings={"train": {"seed": 1}, "registry": {"user": "x"}})

@@ -33,6 +33,9 @@ def test_a_difference_beyond_its_interval_is_named(moved: float, half: float, is
 def test_a_merge_that_changes_the_loss_is_refused_and_the_other_base_is_offered(trained: Trained) -> None:
     with pytest.raises(Refused, match=r"was not checked; type: inv adapter\.check --run=r"):
         refuse(trained, None, "bf16")
+    unmeasured = dataclasses.replace(trained, record=dataclasses.replace(trained.record, evaluations=[]))
+    with pytest.raises(Refused, match="no data was held out, so no check can be made; --anyway merges all the same"):
+        refuse(unmeasured, None, "bf16")
     found = checked(form("merged-bf16", 0.05, 0.01), form("merged-nf4", 0.0, 0.01))
     with pytest.raises(Refused, match=r"\+0\.0500 .*--base=nf4` keeps the loss of the training; --anyway merges"):
         refuse(trained, found, "bf16")

@@ -137,6 +137,8 @@ MISTAKES = {
     "bench: {only: baseline}": f'f.yaml:1: bench.only: expected {TRIALS}, found "baseline"',
     "bench: {only: !!set {a}}": f"f.yaml:1: bench.only: expected {TRIALS}, found a set",
     "bench:\n  only:\n    - a\n    - 3\n": "f.yaml:2: bench.only[1]: expected text, found 3",
+    "train:\n  weights: [1, .inf]\n": "f.yaml:2: train.weights[1]: expected a number, found .inf",
+    "train:\n  prompts: ['a', '']\n": 'f.yaml:2: train.prompts[1]: expected text of one line, not blank, found ""',
     # not one of the choices; suites and profiles are those that the bench knows
     "fleet: {kind: slurm}": 'f.yaml:1: fleet.kind: expected one of local, pods, found "slurm"',
     "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITES)}, found "quik"',

@@ -57,6 +57,24 @@ def test_asked_to_stop_it_keeps_the_step_it_was_in(lab, tmp_path):
     assert [path.name for path in checkpoint.listed(tmp_path)] == ["step-00000003"]
 
 
+def test_the_hours_of_all_attempts_count_with_what_they_took_to_load(lab, tmp_path):
+    parts = lab(training={"checkpoint_sec": 900.0, "evaluate_every": 0, "max_hours": 1.5})
+    for asked, ended in ((True, ("stopped", 1)), (False, ("max_hours", 2))):
+        trainer = parts.trainer(tmp_path, asked=lambda asked=asked: asked, loading_sec=3000.0)
+        trainer.begin(resume.find(tmp_path, parts.identity, lambda _: None))
+        assert (trainer.run(), trainer.state.step) == ended
+
+
+def test_a_stop_right_after_a_step_that_is_measured_costs_no_measurement(lab, tmp_path):
+    asked = iter([False, True])
+    parts = lab(training={"evaluate_every": 1, "max_steps": 3})
+    assert parts.trainer(tmp_path, asked=lambda: next(asked)).run() == "stopped"
+    again = parts.trainer(tmp_path)
+    again.begin(resume.find(tmp_path, parts.identity, lambda _: None))
+    assert again.run() == "finished"
+    assert [one.step for one in again.state.evaluations] == [0, 1, 2, 3]
+
+
 def test_without_a_better_held_out_loss_it_stops_early_and_the_best_adapter_comes_home(lab, tmp_path, monkeypatch):
     trainer = lab(training={"evaluate_every": 1, "patience": 2}).trainer(tmp_path)
     real, step = trainer._evaluate, trainer.state.step
