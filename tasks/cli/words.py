@@ -54,6 +54,13 @@ class _Words(parser.ParseMachine):
             raise ParseError(f"{self._task}--{flag.names[0]}: expected a value after it")
         super().complete_flag()
 
+    def see_value(self, value: Any) -> None:
+        try:
+            super().see_value(value)
+        except ValueError:
+            name = self.flag.names[0] if self.flag else ""
+            raise ParseError(f"{self._task}--{name}: expected a whole number, found {value!r}") from None
+
     def complete_context(self) -> None:
         missing = self.context.missing_positional_args if self.context else []
         if missing:

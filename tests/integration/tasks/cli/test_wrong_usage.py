@@ -20,6 +20,13 @@ EMPTY = "expected a value, found nothing; is a variable of yours unset?\n"
         (("--qick",), "--qick: no such flag; `inv --help` shows all"),
         (("bench", "--quik"), "bench: --quik: no such flag; did you mean --quick?"),
         (("bench", "-q"), "bench: -q: no such flag; did you mean --quick?"),
+        # Invoke's own flags for commands that it runs: no task has one, so that it would be done for real.
+        (("bench", "--dry"), "bench: --dry: no such flag; did you mean --dry-run?"),
+        (("-R", "bench"), "-R: no such flag; `inv --help` shows all"),
+        (("--list-depth", "x", "--list"), "--list-depth: expected a whole number, found 'x'"),
+        (("--list-format=xml", "--list"), "--list-format: expected one of flat, nested, json, found 'xml'"),
+        (("--list", "tenanzy"), "--list tenanzy: no such group of tasks; did you mean tenancy?"),
+        (("--search-root=/", "bench"), "no tasks.py is in / or above it; `cd "),
         (("model.demo", "xyzzy"), "xyzzy: no such task; `inv --list` shows all"),
         (("compare", "A"), "compare: expected SECOND; `inv --help compare` explains"),
         (("bench", "--suite"), "bench: --suite: expected a value after it"),
