@@ -30,6 +30,7 @@ EMPTY = "expected a value, found nothing; is a variable of yours unset?\n"
         (("model.demo", "xyzzy"), "xyzzy: no such task; `inv --list` shows all"),
         (("compare", "A"), "compare: expected SECOND; `inv --help compare` explains"),
         (("bench", "--suite"), "bench: --suite: expected a value after it"),
+        (("bench", "--only", "baseline", "--only", "runs"), "bench: --only: given twice; give it once"),
         (("bench", "--resume=collect"), "--resume=collect: collect is a task; type `--resume collect` "),
         (("bench", "--suite=huge"), "bench: --suite: expected one of quick, "),
         (("image.size", "--mbps=fast"), "image.size: --mbps: expected a number above 0, found 'fast'"),
