@@ -5,6 +5,7 @@ import os
 import sys
 
 from bench.commands.cli import main
+from bench.harness.ends import EXIT_NOBODY_READS
 
 code = main()
 if "torch" in sys.modules:
@@ -14,4 +15,8 @@ if "torch" in sys.modules:
         with contextlib.suppress(OSError):  # a closed pipe does not change the trial's end
             stream.flush()
     os._exit(code)
+try:
+    sys.stdout.flush()
+except BrokenPipeError:
+    os._exit(EXIT_NOBODY_READS)
 sys.exit(code)

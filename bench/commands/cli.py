@@ -16,7 +16,7 @@ from bench.data.chats import read_data
 from bench.data.inputs import InputError, Refused
 from bench.data.model_folder import check_model
 from bench.data.trial_inputs import check_trials
-from bench.harness.ends import EXIT_REFUSED
+from bench.harness.ends import EXIT_NOBODY_READS, EXIT_REFUSED
 from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.durable import read_regular
 from bench.records.training_data import TrainingData
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED if isinstance(error, Refused) else 2
+    except BrokenPipeError:
+        return EXIT_NOBODY_READS
     except OSError as error:  # a folder that demo or selfcheck cannot write to; `run` handles its own
         print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
         return 1

@@ -23,6 +23,7 @@ from bench.data.inputs import Conversation, InputError
 from bench.data.trial_inputs import check_trial
 from bench.kinds import inference
 from bench.kinds.decoding import FastPath, prepare
+from bench.machine.isolation import require_gpu_of
 from bench.qlora import recipes
 from bench.qlora.session import Session
 from bench.qlora.step import TrainingStep, load_base, place
@@ -114,6 +115,7 @@ def profile(trial: Trial, *, with_adapters: bool = False) -> Profile:
 
     Raises InputError, and whatever the stack raises.
     """
+    require_gpu_of(trial.profile)
     model, _, conversations = check_trial(trial)
     if trial.kind == "inference":
         inference.check_length(trial, trial.new_tokens, model.max_position_embeddings)

@@ -18,6 +18,7 @@ from bench.records.result import End
 EXIT_CODES = {End.SUCCEEDED: 0, End.CANCELLED: 130, End.PREEMPTED: 143}
 EXIT_BAD_INPUT = 2
 EXIT_REFUSED = 4
+EXIT_NOBODY_READS = 141  # as of a program that SIGPIPE ended: `list | head`
 
 # Messages of allocators that raise a plain RuntimeError: torch, CUDA's libraries and bitsandbytes.
 _OUT_OF_MEMORY = re.compile(

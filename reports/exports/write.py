@@ -34,4 +34,6 @@ def export(run_folder: Path, formats: Sequence[str], so_far: Path | None = None)
         report.mkdir(exist_ok=True)
         return tuple(FORMATS[name](report, found) for name in formats)
     except OSError as error:
-        raise ReportError(f"{error.filename or report}: cannot be written: {error.strerror}") from None
+        raise ReportError(
+            f"{error.filename or report}: cannot be written: {error.strerror}; check owner, permissions and free space"
+        ) from None

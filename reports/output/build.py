@@ -130,5 +130,7 @@ def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
             if f"{FIGURES_FOLDER}/{path.name}" not in contents and path.suffix in (".png", ".svg"):
                 path.unlink()
     except OSError as error:
-        raise ReportError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ReportError(
+            f"{path}: cannot be written: {error.strerror}; check owner, permissions and free space"
+        ) from None
     return tuple(folder / name for name in contents)

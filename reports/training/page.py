@@ -60,7 +60,9 @@ def build(run_folder: Path) -> Report:
         for name, content in contents.items():
             write_atomic(folder / name, content)
     except OSError as error:
-        raise ReportError(f"{folder}: cannot be written: {error.strerror}") from None
+        raise ReportError(
+            f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space"
+        ) from None
     return Report(
         index=folder / INDEX_FILE,
         headline=told.headline(found),

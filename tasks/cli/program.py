@@ -4,15 +4,18 @@ Invoke alone ends in a traceback over a settings file that it cannot parse, exit
 and knows nothing of a terminal that is gone. `python -m invoke` still works, without these.
 """
 
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from invoke._version import __version__
 from invoke.collection import Collection
 from invoke.context import Context
 from invoke.exceptions import Exit, ParseError
+from invoke.parser.argument import Argument
 from invoke.program import Program
 
 from tasks.cli.interrupt import leave, on_ctrl_c
@@ -20,6 +23,10 @@ from tasks.cli.streams import guard_standard_streams
 from tasks.cli.words import did_you_mean, refuse_empty_values, understand_more
 from tasks.errors import Interrupted, UsageError
 from tasks.settings.layers import InvokesConfig
+
+# Invoke's flags for commands that it runs itself, as no task here does: `inv deploy --dry` would deploy.
+_OF_INVOKES_RUN = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
+_LIST_FORMATS = ("flat", "nested", "json")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,6 +54,17 @@ class _Inv(Program):
     def __init__(self) -> None:
         super().__init__(name="Invoke", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__)
 
+    def core_args(self) -> list[Argument]:
+        return [one for one in super().core_args() if one.names[0] not in _OF_INVOKES_RUN]
+
+    def update_config(self, merge: bool = True) -> None:
+        # As Invoke's, without the flags that are left out.
+        if self.args["no-dedupe"].value:
+            self.config.load_overrides({"tasks": {"dedupe": False}}, merge=False)
+        path: Any = self.args.config.value or os.environ.get("INVOKE_RUNTIME_CONFIG")
+        self.config.set_runtime_path(path)
+        self.config.load_runtime(merge=merge)
+
     def type(self, argv: Sequence[str]) -> None:
         """The steps of `Program.run`. Raises Exit, ParseError, KeyboardInterrupt and what a task lets out."""
         try:
@@ -66,6 +84,16 @@ class _Inv(Program):
             raise
         self.execute()
 
+    def load_collection(self) -> None:
+        try:
+            super().load_collection()
+        except UsageError:
+            raise
+        except Exit:
+            name, start = self.args.collection.value or "tasks", self.args["search-root"].value or Path.cwd()
+            home = Path(__file__).resolve().parents[2]
+            raise UsageError(f"no {name}.py is in {start} or above it; `cd {home}`, then the same again") from None
+
     def _make_pairs(self, coll: Collection, ancestors: list[str] | None = None) -> list[tuple[str, str | None]]:
         # `tenancy.show (tenancy)` is typed as `inv tenancy`.
         pairs = super()._make_pairs(coll, ancestors)
@@ -83,6 +111,11 @@ class _Inv(Program):
         name = self.args.help.value
         if isinstance(name, str) and name not in self.parser.contexts:
             raise ParseError(f"{name}: no such task{did_you_mean(name, self.parser.contexts)}")
+        if (given := self.args["list-format"].value) not in _LIST_FORMATS:
+            raise ParseError(f"--list-format: expected one of {', '.join(_LIST_FORMATS)}, found {given!r}")
+        group, groups = self.args.list.value, self.collection.collections
+        if isinstance(group, str) and group not in groups:
+            raise ParseError(f"--list {group}: no such group of tasks{did_you_mean(group, groups)}")
         super().parse_cleanup()
 
     def _explain(self) -> None:

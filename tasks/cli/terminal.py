@@ -19,10 +19,10 @@ def console() -> Console:
 
 
 def table(*heads: str) -> Table:
-    """An empty table without lines, whose columns do not wrap."""
+    """An empty table without lines, whose columns fold where the terminal is too narrow: nothing is cut."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
-        made.add_column(head, no_wrap=True)
+        made.add_column(head, overflow="fold")
     return made
 
 

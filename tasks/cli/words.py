@@ -54,6 +54,19 @@ class _Words(parser.ParseMachine):
             raise ParseError(f"{self._task}--{flag.names[0]}: expected a value after it")
         super().complete_flag()
 
+    def switch_to_flag(self, flag: str, inverse: bool = False) -> None:
+        super().switch_to_flag(flag, inverse)
+        now = self.flag
+        if now is not None and now.takes_value and now.kind is not list and now.raw_value is not None:
+            raise ParseError(f"{self._task}--{now.names[0]}: given twice; give it once")
+
+    def see_value(self, value: Any) -> None:
+        try:
+            super().see_value(value)
+        except ValueError:
+            name = self.flag.names[0] if self.flag else ""
+            raise ParseError(f"{self._task}--{name}: expected a whole number, found {value!r}") from None
+
     def complete_context(self) -> None:
         missing = self.context.missing_positional_args if self.context else []
         if missing:

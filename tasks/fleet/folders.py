@@ -25,7 +25,8 @@ def find_run(results_folder: Path, run: str | None) -> Path:
     if name != LATEST and Path(name).name != name:
         raise UsageError(f"run {name!r}: expected a run's id, not a path; {_known(results_folder)}")
     if not (folder / RUN_FILE).is_file():
-        newest = "the newest run is gone; name another one" if folder.is_symlink() else "there is no run yet"
+        is_gone = folder.is_symlink() or any(results_folder.glob(f"*/{RUN_FILE}"))  # or copied without the link
+        newest = "the newest run is gone; name another one" if is_gone else "there is no run yet"
         what = newest if name == LATEST else f"run {name!r} is not there"
         raise UsageError(f"{results_folder}: {what}; {_known(results_folder)}")
     return folder.resolve()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from invoke.context import Context
-from rich.text import Text
 
 from bench.records import schema
 from bench.records.durable import read_regular, regular_size
@@ -16,7 +15,6 @@ from bench.records.result import End
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from remote.fleet.ledger import Ledger, LedgerError
-from tasks.cli.terminal import console, table
 from tasks.fleet.folders import LATEST
 from tasks.settings.load import load
 
@@ -51,18 +49,18 @@ def list_runs(context: Context, *, as_json: bool) -> None:
     if not found:
         print(f"{settings.results_folder}: there is no run yet; type `inv bench --quick` to make one")
         return
-    shown = table("run", "suite", "workers", "trials", "state")
-    for one in found:
-        shown.add_row(
-            Text(one.run_id),
-            Text(one.suite or "-"),
-            "-" if one.workers is None else str(one.workers),
-            Text(_trials(one)),
-            Text(one.state),
-        )
-        if one.headline is not None:
-            shown.add_row("", Text(""), "", "", Text(one.headline))
-    console().print(shown)
+    heads = ("run", "suite", "workers", "trials", "state")
+    rows = [heads, *(_row(one) for one in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells, headline in zip(rows, (None, *(one.headline for one in found)), strict=True):
+        print("  ".join(map(str.ljust, cells, widths)).rstrip())  # a table of rich's would cut ids to a narrow terminal
+        if headline is not None:
+            print(f"  {headline}")
+
+
+def _row(one: Known) -> tuple[str, str, str, str, str]:
+    workers = "-" if one.workers is None else str(one.workers)
+    return one.run_id, one.suite or "-", workers, _trials(one), one.state
 
 
 def runs(results_folder: Path) -> list[Known]:

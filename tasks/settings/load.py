@@ -170,7 +170,9 @@ OTHER_NAMES: dict[str, Keys] = {
 def _nearest(keys: Keys, model: type[Section]) -> str | None:
     word = keys[-1].lower()
     other = OTHER_NAMES.get(word)
-    beside = difflib.get_close_matches(word, list(model.model_fields), 1, 0.6 if other is None else 0.75)
+    if other is not None and other[-1] in model.model_fields:
+        return ".".join((*keys[:-1], other[-1]))
+    beside = difflib.get_close_matches(word, list(model.model_fields), 1, 0.6 if other is None else 0.7)
     if other is not None and not beside and len(keys) > 1:
         return ".".join(other)
     elsewhere = [".".join(leaf) for leaf in LEAVES if leaf[-1] == keys[-1]]
@@ -218,7 +220,10 @@ def _first_problem(error: ValidationError, found: SettingsLayers) -> str:
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     of_list = {"string_type": "text", "value_error": "text of one line, not blank"}.get(problem["type"], "a number")
     words = of_list if isinstance(place[-1], int) else expected(field(keys))
-    advice = "; a list stands in files only" if layer is not None and layer.environment and "list" in words else ""
+    advice = ""
+    if layer is not None and layer.environment:
+        words = words.replace("or null", "or nothing")  # "null" would be text there
+        advice = "; a list stands in files only" if "list" in words else ""
     return f"{_where(found, keys)}: {name}: expected {words}, found {found_text(problem['input'])}{advice}"
 
 

@@ -1,6 +1,7 @@
 """What of this subject starts a process."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,12 @@ def test_run_never_overwrites_a_finished_result(tmp_path: Path, make_trial):
     assert done.returncode == 2
     assert "holds the finished result of 'done', which is never overwritten" in done.stderr
     assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_output_that_nobody_reads_ends_it_as_sigpipe_would():
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = (sys.executable, "-m", "bench", "list")
+    with open(writer, "wb") as unread:
+        ended = subprocess.run(argv, cwd=ROOT, stdout=unread, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (141, b"")

@@ -60,8 +60,10 @@ def test_kernels_that_ran_beside_each_other_leave_no_idle_time():
         (["--trial-name", "load-nf4", "--suite", "loading"], "name one with --trial-name"),
         ([], "--trial-name"),
         (["--trial-name", "fast", "--suite", "recipes", "--adapters"], "a training has them anyway"),
+        (["--trial-name", "fast", "--suite", "recipes"], "profile gpu needs a"),
     ],
 )
-def test_what_has_no_such_steps_is_refused(capsys, words, says):
+def test_what_has_no_such_steps_is_refused(capsys, monkeypatch, words, says):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["profile", *words, "--model", "M", "--data", "D"]) == 2
     assert says in capsys.readouterr().err

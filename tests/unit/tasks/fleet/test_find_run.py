@@ -18,3 +18,6 @@ def test_a_newest_run_that_was_removed_is_said_to_be_gone_and_others_are_named(t
     (tmp_path / "new" / RUN_FILE).unlink()
     with pytest.raises(UsageError, match=r"the newest run is gone; name another one; there are old$"):
         find_run(tmp_path, None)
+    (tmp_path / "latest").unlink()  # as in a copy of the folder without its links
+    with pytest.raises(UsageError, match=r"the newest run is gone; name another one; there are old$"):
+        find_run(tmp_path, None)

@@ -38,14 +38,15 @@ def planned(results, name, *ends, created="2026-03-01T10:15:00+00:00"):
 
 def test_the_newest_is_first_with_its_state_and_what_its_report_says(results, capsys):
     planned(results, "first", End.SUCCEEDED, End.FAILED)
-    second = planned(results, "second", End.SUCCEEDED, created="2026-03-02T10:15:00+00:00")
+    headline = "Train with [red]x[/red]." + " More words." * 20  # cuts nothing of the ids beside it
+    second = planned(results, "20260302-101500-quick", End.SUCCEEDED, created="2026-03-02T10:15:00+00:00")
     (second / "report").mkdir()
-    (second / "report" / "summary.json").write_text('{"recommendation": "Train with [red]x[/red]."}')
-    (results / "latest").symlink_to("second")
+    (second / "report" / "summary.json").write_text(json.dumps({"recommendation": headline}))
+    (results / "latest").symlink_to(second.name)
     runs(Context())
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1] == ["second", "quick", "1", "1", "of", "2", "succeeded", "unfinished"]
-    assert lines[2] == ["Train", "with", "[red]x[/red]."]
+    assert lines[1] == [second.name, "quick", "1", "1", "of", "2", "succeeded", "unfinished"]
+    assert lines[2] == headline.split()
     assert lines[3] == ["first", "quick", "1", "1", "of", "2", "succeeded", "(1", "FAILED)", "complete"]
     assert len(lines) == 4
 
