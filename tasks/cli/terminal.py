@@ -15,7 +15,9 @@ from tasks.cli.foreign import plain
 
 def console() -> Console:
     """A console for tables of names, which are not cut where the output is no terminal."""
-    return Console(soft_wrap=True, markup=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+    # The stream is named: Live puts another in the place of sys.stdout, behind which rich's own words are escaped.
+    width = None if sys.stdout.isatty() else 200
+    return Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False, width=width)
 
 
 def table(*heads: str) -> Table:

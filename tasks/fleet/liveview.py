@@ -9,6 +9,7 @@ Rates on screen are those of the moment; the report has the measured ones.
 
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +55,7 @@ class View:
     """
 
     def __init__(self, console: Console | None, plain: bool, clock: Callable[[], float]) -> None:
-        self._console = console if console is not None else Console(highlight=False)
+        self._console = console if console is not None else Console(file=sys.stdout, highlight=False)
         self._is_plain = plain or not self._console.is_terminal or os.environ.get("TERM") == "dumb"
         self._clock, self._started = clock, clock()
         # Never held while printing: Live's thread holds Live's lock while it waits for this one.

@@ -67,7 +67,7 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
         return found if ordered is None else _of_its_volume(found, ordered, agent.host, trainings)
 
     watch = Watch(list(agents), ask)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
         if once:
             looks = watch.round(wait_sec=None)

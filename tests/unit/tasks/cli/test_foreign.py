@@ -14,7 +14,9 @@ from rich.text import Text
 from remote.image.vmjob import Line
 from tasks.cli.foreign import drawn, plain
 from tasks.cli.streams import Shown
+from tasks.cli.terminal import console as console_of_tables
 from tasks.connect.buildvm import show_line
+from tasks.fleet.liveview import LiveView
 
 TITLE, CLIPBOARD, CLEAR = "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x1b\\", "\x1b[2J\x1b[H"
 HOSTILE = f"{TITLE}{CLIPBOARD}{CLEAR}\x9b31m\u202egnp.exe\r"
@@ -75,3 +77,20 @@ def test_rich_keeps_its_colours_and_its_live_table_and_lets_no_order_of_others_t
     assert "\x1b[?25l" in said
     assert [order for order in ("\x1b]", "\x07", "\x9b", "\x1b[2J") if order in said] == []
     assert drawn("\x1b[1mx\x1b[0m") == "\x1b[1mx\x1b[0m"
+
+
+def test_a_table_that_lives_is_drawn_and_not_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live puts another stream in the place of sys.stdout, behind which rich does not find the one for its own words."""
+    shown, content = stream()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with LiveView(run_id=HOSTILE, planned=[], workers=["w"], expected_sec={}, price_usd_per_gpu_hour=None):
+        pass
+    with Live(console=console_of_tables(), auto_refresh=False) as live:
+        live.update(Text("alive", style="bold"), refresh=True)
+    said = content.getvalue().decode()
+    assert "\x1b[1malive" in said
+    assert "u001b[" not in said
+    assert [order for order in ("\x1b]", "\x07", "\x9b", "\x1b[2J") if order in said] == []
