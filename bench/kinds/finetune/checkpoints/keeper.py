@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save
 
 from bench.data.inputs import InputError
 from bench.kinds.finetune.checkpoints import checkpoint
@@ -130,7 +130,9 @@ def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) 
     for old in (part, place):
         shutil.rmtree(old, ignore_errors=True)
     part.mkdir(parents=True)
-    save_file(adapter, part / checkpoint.ADAPTER, HEADER)
+    (part / checkpoint.ADAPTER).write_bytes(
+        save(adapter, HEADER)
+    )  # save_file's own error for a full disk is no OSError
     (part / checkpoint.ADAPTER_CONFIG).write_text(config, encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (model / name).is_file():

@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.data import model_folder
 from bench.data.inputs import InputError, Refused
@@ -180,3 +182,13 @@ def test_an_adapter_goes_with_every_file_that_the_training_read_its_template_fro
     for name in model_folder.TOKENIZER_FILES:
         (model / name).write_text("{}")
     assert set(model_folder.TOKENIZER_FILES) <= keeper.write_adapter(tmp_path, {}, "{}", model).keys()
+
+
+def test_a_disk_that_takes_no_adapter_is_an_error_of_the_system(tmp_path: Path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            keeper.write_adapter(tmp_path, {"a": torch.zeros(1000)}, "{}", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
