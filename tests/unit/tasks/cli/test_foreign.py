@@ -80,7 +80,7 @@ def test_rich_keeps_its_colours_and_its_live_table_and_lets_no_order_of_others_t
 
 
 def test_a_table_that_lives_is_drawn_and_not_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Live puts another stream in the place of sys.stdout, behind which rich does not find the one for its own words."""
+    """Live replaces sys.stdout, and rich then does not find the stream for its own words."""
     shown, content = stream()
     monkeypatch.setattr(shown, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdout", shown)
