@@ -77,12 +77,12 @@ def check_imports(names: list[str]) -> list[str]:
 
 
 def check_compiler(versions: dict[str, str]) -> list[str]:
-    """Build as Triton does for every kernel that it starts on a GPU: with a C compiler and Python's headers."""
+    """Build as Triton builds the launcher of each kernel on a GPU: with a C compiler and Python's headers."""
     if "triton" not in versions:
         return []
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        return ["triton: no C compiler, and none of its kernels can be started without one"]
+        return ["triton: no C compiler, without which none of its kernels can be launched"]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "module.c")
         source.write_text("#include <Python.h>\n", encoding="utf-8")

@@ -102,15 +102,15 @@ def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:
 
 
 def _check_compiler(trial: Trial) -> None:
-    """Triton builds what starts its kernels with a C compiler and Python's headers when a kernel is first launched."""
+    """Triton builds the launchers of its kernels with a C compiler and Python's headers, at a kernel's first launch."""
     if not _has_kernels(trial) or importlib.util.find_spec("triton") is None:
         return
     install = "apt-get install g++ python3-dev, or take the image that `inv build` makes"
     wanted = os.environ.get("CC")
     if not any(map(shutil.which, (wanted,) if wanted else ("gcc", "clang"))):
         reason = f"CC={wanted}: no such program" if wanted else "neither gcc nor clang is on PATH"
-        raise InputError(f"{reason}: Triton builds what starts its kernels with a C compiler; {install}")
+        raise InputError(f"{reason}: Triton builds the launchers of its kernels with a C compiler; {install}")
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # Debian's own, as Triton does
     header = Path(sysconfig.get_path("include", scheme), "Python.h")
     if not header.exists():
-        raise InputError(f"{header}: not there, and Triton builds with it what starts its kernels; {install}")
+        raise InputError(f"{header}: not there, and Triton builds the launchers of its kernels with it; {install}")

@@ -17,9 +17,8 @@ _LOGIN_SEC = 120.0
 def log_in(host: Host, client: Client, registry: str, user: str, password: Secret) -> str:
     """Log the engine's client in, with a configuration folder of its own; returns that folder on the host.
 
-    The caller removes the folder. Folders that killed logins have left are removed first. The password goes over
-    standard input.
-    Raises LoginRefused, HostUnreachable for a registry that did not answer, EngineError, and as `Host.run`.
+    The caller removes the folder. Those that killed logins have left are removed first. The password goes over standard
+    input. Raises LoginRefused, HostUnreachable for a registry that did not answer, EngineError, and as `Host.run`.
     """
     make = once(host, "remote.image.onvm.scripts.login", LOGIN_FOLDER)
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_SEC)).stdout.decode().strip()

@@ -101,12 +101,8 @@ class Connection:
             raise HostKeyRefused(policy.complaint(error.key)) from None
         except AuthFailure as error:
             raise keys.complaint(error) from None
-        except (
-            paramiko.SSHException,
-            OSError,
-            EOFError,
-            ValueError,
-        ) as error:  # the last: what came is no text, or no key
+        # ValueError: what came is no text, or no key.
+        except (paramiko.SSHException, OSError, EOFError, ValueError) as error:
             raise _explained(hop, error) from None
         finally:
             keys.close()

@@ -212,7 +212,7 @@ def _rows(runs: Sequence[Run], made_under: Sequence[Conditions], tolerance: floa
 
 
 def _broke(first: Run, run: Run) -> dict[str, str]:
-    """Configuration to what more of its trials ended in than the first run's did: out of memory, failed, timed out."""
+    """Configuration to why it is worse: more trials than in the first run ran out of memory, failed or timed out."""
     planned = _plans(first)
     before, after = (
         Counter((planned.get(one.trial.digest()), one.status) for one in each.results) for each in (first, run)
@@ -225,7 +225,7 @@ def _broke(first: Run, run: Run) -> dict[str, str]:
 
 
 def _unless(broke: str | None, row: ComparedRow) -> ComparedRow:
-    """The speed of those that are left passes for none of the configuration."""
+    """The speed of the trials that are left does not stand for the configuration."""
     if broke is None or row.verdict not in ("same", "faster"):
         return row
     return replace(row, verdict="unknown", why=broke)

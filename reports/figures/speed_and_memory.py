@@ -114,9 +114,7 @@ def _title(places: list[Place]) -> str:
     if safe is None:
         often = f"{fastest.succeeded} of {fastest.planned}"
         return f"No configuration succeeded in every trial; {fastest.name}, the fastest, did in {often}"
-    title = (
-        f"The fastest of which no trial failed is {safe.name}: {text.number(safe.rate)} useful tokens per second in "
-    )
+    title = f"{safe.name} is the fastest without a failed trial: {text.number(safe.rate)} useful tokens per second in "
     title += f"{text.number(safe.memory_gb)} GB"
     return title if safe is fastest else f"{title}; {risky}"
 

@@ -171,10 +171,8 @@ def _levels(steps: Floats, median: Floats, sd: Floats) -> Floats:
     within = np.sqrt(np.maximum(left[rows, best], 0.0) / (length - 2))
     found = np.zeros(len(steps))
     for row in np.flatnonzero(apart > np.maximum(LEVELS_SDS * within, LEVELS_SHARE)):
-        whole, cut = (
-            np.sort(steps[row]),
-            below[best[row]],
-        )  # outliers were pulled in to find the levels, not to tell them
+        # Outliers were pulled in to find the levels, not to tell how far apart they are.
+        whole, cut = np.sort(steps[row]), below[best[row]]
         found[row] = np.median(whole[cut:]) - np.median(whole[:cut])
     return found
 

@@ -114,8 +114,8 @@ def _of_other_workers(measured: Mapping[str, Sequence[Process]], baseline: str) 
     workers = {label: {one.worker for one in found} for label, found in measured.items()}
     apart = [label for label, mine in workers.items() if mine.isdisjoint(workers.get(baseline, mine))]
     if apart:
-        assumed = f"that workers are within about {100 * configurations.ASSUMED_NOISE:.0f} % of each other is assumed"
-        said = f"{text.some(apart, 3)} ran on other workers than {baseline}: {assumed} in what is said of their ratios"
+        assumed = f"that workers are within about {100 * configurations.ASSUMED_NOISE:.0f} % of each other"
+        said = f"{text.some(apart, 3)} ran on other workers than {baseline}; their ratios assume {assumed}"
         yield Found(words=f"{said}; `--spread replicate` runs every configuration on every worker.", weight=0.3)
 
 

@@ -118,7 +118,7 @@ def _markdown(found: Told) -> str:
 
 
 def _basis(found: Told) -> str:
-    return f"On what the time was predicted: {found.foreseen.get('basis', 'nothing')}."
+    return f"Basis of the predicted time: {found.foreseen.get('basis', 'nothing')}."
 
 
 def _attempts(found: Told) -> list[tuple[str, ...]]:

@@ -243,7 +243,7 @@ def gpu() -> Rows:
             "or set BNB_CUDA_VERSION to a build it holds; `python -m bitsandbytes` says more",
         ),
         (
-            "neither gcc nor clang is on PATH: Triton builds what starts its kernels with a C compiler",
+            "neither gcc nor clang is on PATH: Triton builds the launchers of its kernels with a C compiler",
             "apt-get install g++ python3-dev, or take the image that `inv build` makes",
         ),
     ]

@@ -22,11 +22,11 @@ def test_hadolint_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize(("variables", "said"), [
     ({"PATH": "/usr/bin"}, ""),
-    ({"PATH": "/nowhere"}, "triton: no C compiler, and none of its kernels can be started without one"),
+    ({"PATH": "/nowhere"}, "triton: no C compiler, without which none of its kernels can be launched"),
     ({"CC": "/bin/false"}, "triton: /bin/false does not build against Python's headers: exit code 1"),
     ({"CC": "/no/cc"}, "triton: /no/cc: [Errno 2] No such file or directory: '/no/cc'"),
 ])  # fmt: skip
-def test_the_image_checks_that_triton_can_build_what_starts_its_kernels(variables: dict[str, str], said: str) -> None:
+def test_the_image_checks_that_triton_can_build_its_launchers(variables: dict[str, str], said: str) -> None:
     """With this machine's Python and compiler. That Triton's own source builds, no test shows: it needs a driver."""
     if "CC" not in variables and not Path("/usr/bin/gcc").exists():
         pytest.skip("gcc is not installed")

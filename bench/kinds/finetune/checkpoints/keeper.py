@@ -130,9 +130,8 @@ def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) 
     for old in (part, place):
         shutil.rmtree(old, ignore_errors=True)
     part.mkdir(parents=True)
-    (part / checkpoint.ADAPTER).write_bytes(
-        save(adapter, HEADER)
-    )  # save_file's own error for a full disk is no OSError
+    # Not by save_file: its error for a full disk is no OSError.
+    (part / checkpoint.ADAPTER).write_bytes(save(adapter, HEADER))
     (part / checkpoint.ADAPTER_CONFIG).write_text(config, encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (model / name).is_file():

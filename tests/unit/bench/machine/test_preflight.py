@@ -50,11 +50,11 @@ def test_chips_with_bf16_are_welcome_and_what_the_chip_itself_reaches_is_measure
     ({"gcc"}, {}, True, None),
     ({"clang"}, {}, True, None),
     ({"cc2"}, {"CC": "cc2"}, True, None),
-    (set(), {}, True, "neither gcc nor clang is on PATH: Triton builds what starts its kernels with a C "),
-    ({"gcc"}, {"CC": "cc2"}, True, "CC=cc2: no such program: Triton builds what starts its kernels with a C "),
-    ({"gcc"}, {}, False, "INCLUDE/Python.h: not there, and Triton builds with it what starts its kernels; "),
+    (set(), {}, True, "neither gcc nor clang is on PATH: Triton builds the launchers of its kernels with a C "),
+    ({"gcc"}, {"CC": "cc2"}, True, "CC=cc2: no such program: Triton builds the launchers of its kernels with a C "),
+    ({"gcc"}, {}, False, "INCLUDE/Python.h: not there, and Triton builds the launchers of its kernels with it; "),
 ])  # fmt: skip
-def test_kernels_are_refused_where_triton_could_not_start_them(
+def test_kernels_are_refused_where_triton_could_not_launch_them(
     make_trial, monkeypatch, tmp_path, programs, variables, has_header, said
 ):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())

@@ -269,7 +269,7 @@ def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
     places = {one.name: one for one in data.places}
     assert data.limit_gb == pytest.approx(23.68)
     assert (places["packed"].memory_gb, places["packed"].words) == (pytest.approx(8.92), "packed")
-    assert data.over.title.startswith("The fastest of which no trial failed is packed: ")
+    assert data.over.title.startswith("packed is the fastest without a failed trial: ")
     rows = tuple(replace(row, planned=3, missing=1) if row.label == "packed" else row for row in summary.rows)
     assert speed_and_memory.gather(replace(summary, rows=rows), run).over.title == data.over.title  # nothing was told
     assert (places["seq-2048"].rate, places["seq-2048"].words) == (0.0, "seq-2048, 0 of 2 trials")
