@@ -18,22 +18,21 @@ import torch
 from bench.kernels.launch import compiled, jit, tl
 
 IGNORED = -100
-CHUNK_TOKENS = 1024
+CHUNK_TOKENS = 512
 COLUMNS = 4096
 
 
 def head_loss(x: Any, weight: Any, targets: Any) -> tuple[Any, Any]:
-    """(loss, a float32 scalar on the device; d_x). Without any target the loss is 0."""
+    """(loss, a float32 scalar on the device; d_x, written over x). Without any target the loss is 0."""
     counted = targets != IGNORED
     share = 1.0 / counted.sum().clamp(min=1).float()
     losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
-    d_x = torch.empty_like(x)
     for start in range(0, len(x), CHUNK_TOKENS):
         part = slice(start, start + CHUNK_TOKENS)
         logits = x[part] @ weight.T
         cross_entropy_(logits, targets[part], share, losses[part])
-        torch.mm(logits, weight, out=d_x[part])
-    return losses.sum() * share, d_x
+        torch.mm(logits, weight, out=x[part])
+    return losses.sum() * share, x
 
 
 def head_losses(x: Any, weight: Any, targets: Any) -> Any:

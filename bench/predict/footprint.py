@@ -92,6 +92,13 @@ _FAST = (
     Phase(passing=Widths(hidden=4.1), copies=2.0, mib=14.0),
     Phase(passing=Widths(hidden=2.4, inner=2.0), copies=1.0, mib=14.0),
 )
+# In 8 bits a weight takes half, and the gradient of gate and up the place of gate and up.
+_FAST_IN_BLOCKS = (
+    Phase(passing=Widths(hidden=4.1), copies=1.0, mib=14.0),
+    Phase(passing=Widths(hidden=3.4, inner=2.0), copies=0.5, mib=14.0),
+)
+# The head's copy where it is kept in the host's memory, and the logits of 512 tokens, an eighth of it at 7B.
+_FAST_HEAD = Phase(passing=Widths(hidden=9.0), head_copies=1.125, mib=14.0, in_layer=False)
 RECIPES: dict[str, Recipe] = {
     # The residual stream and all norms in fp32, casts to bf16 beside it, dropout and its masks for each adapter.
     "reference": Recipe(
@@ -141,7 +148,8 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     checkpoint = recipe.checkpoint.of(model)
     attention, beyond = _inputs_kept(config, trial, recipe)
     whole = recipe.kept.of(model) + recipe.kept_of_rank * trial.lora_rank * len(trial.lora_targets) + attention
-    if trial.products == "eight" and model["inner"] % BLOCK == 0:  # gate and up in 8 bits, a scale for each block
+    in_blocks = trial.products == "eight" and model["inner"] % BLOCK == 0
+    if in_blocks:  # gate and up in 8 bits, a scale for each block
         whole -= 2 * model["inner"] * (1 - 4 / BLOCK)
     inputs = min(again, INPUTS_UNDER_WAY) if trial.offload_checkpoints else again
     kept = (layers - again) * (whole + beyond) + inputs * checkpoint
@@ -149,6 +157,8 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     if again == layers:
         computing = whole + recipe.inputs_passing * beyond - (0.0 if trial.offload_checkpoints else checkpoint)
     phases = recipe.while_again if again == layers else recipe.while_kept
+    if trial.recipe == "fast":
+        phases = (_FAST_IN_BLOCKS if in_blocks else phases) + ((_FAST_HEAD,) if trial.offload_checkpoints else ())
     largest = 2 * max(wide * high for wide, high in flops.linear_layers(config).values())
     passing = max(
         positions * (phase.passing.of(model) + (computing if phase.in_layer else 0.0))
@@ -188,7 +198,8 @@ def weight_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     if trial.base_precision != "nf4":
         return 2.0 * (blocks + tables)  # the reference casts nothing to fp32 here
     held = HELD_BYTES[trial.products] * blocks * min(trial.held_layers, layers) / layers
-    return NF4_BYTES * blocks + held + _beside_eight(config, trial) + recipe.tables * tables
+    on_device = 0 if trial.recipe == "fast" and trial.offload_checkpoints else tables
+    return NF4_BYTES * blocks + held + _beside_eight(config, trial) + recipe.tables * on_device
 
 
 def _beside_eight(config: Mapping[str, Any], trial: Trial) -> float:

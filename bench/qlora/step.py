@@ -4,6 +4,7 @@
 fine-tuning (`bench.kinds.finetune`) has the same model, loss and optimizer, and steps of its own.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -188,6 +189,10 @@ class TrainingStep:
     def precision(self) -> Any:
         """The context in which the model computes."""
         return self._torch.autocast(self._placement.device.type, self._torch.bfloat16, enabled=self._in_bf16)
+
+    def whole(self) -> Any:
+        """The context in which others compute with the model: what a recipe moved to the host is on the device."""
+        return getattr(self.model, "whole", contextlib.nullcontext)()
 
     def wait(self) -> None:
         """Wait until the device has done everything queued."""

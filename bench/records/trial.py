@@ -45,9 +45,10 @@ class Trial:
     `micro_batch_size` tokens, and reads no layout, step counts or accumulation.
 
     With `gradient_checkpointing`, one layer in `checkpoint_every` is recomputed in backward; `offload_checkpoints`
-    keeps its input in the host's memory meanwhile. The first `held_layers` keep their weights beside NF4.
-    `products` says which products with the frozen weights are done in 8 bits: none, the gradient of each input, or
-    both; held layers then keep the weights in the form that is used. Only the recipe fast reads these four.
+    keeps its input in the host's memory meanwhile, and the embeddings and the head always. The first `held_layers` keep
+    their weights beside NF4. `products` says which products with the frozen weights are done in 8 bits: none, the
+    gradient of each input, or both; held layers then keep the weights in the form that is used. Only the recipe fast
+    reads these four.
     """
 
     name: str

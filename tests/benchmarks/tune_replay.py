@@ -134,7 +134,8 @@ def read() -> list[dict[str, Any]]:
 
 def fitted_ratios() -> list[float]:
     """Predicted over measured peak, of each point that the constants of `bench.predict.footprint` were fitted to."""
-    return [footprint.peak_bytes(CONFIG, row["trial"], captured=False) / row["peak_bytes"] for row in read()]
+    points = ((row["trial"], row["peak_bytes"]) for row in read())
+    return [_ratio(trial, peak) for trial, peak in points if not trial.offload_checkpoints]
 
 
 def held_out(file: Path) -> list[dict[str, Any]]:
@@ -148,8 +149,14 @@ def held_out_ratios(file: Path) -> list[float]:
     ratios = []
     for row in held_out(file):
         trial = Trial.from_json({**row["trial"], "model": "models/m", "data": "data/d.jsonl"})
-        ratios.append(footprint.peak_bytes(CONFIG, trial, captured=False) / row["peak_bytes"])
+        if not trial.offload_checkpoints:
+            ratios.append(_ratio(trial, row["peak_bytes"]))
     return ratios
+
+
+def _ratio(trial: Trial, measured: int) -> float:
+    """Offloaded points are left out: they were measured when embeddings and head still lay on the GPU."""
+    return footprint.peak_bytes(CONFIG, trial, captured=False) / measured
 
 
 def memory_figures() -> list[Figure]:

@@ -1,4 +1,7 @@
-"""A GPU whose driver is there may still be one that torch cannot use."""
+"""A GPU whose driver is there may still be one that torch cannot use. A step asks torch for TF32; the next test's
+references are in float32."""
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,3 +12,10 @@ def _cuda() -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32() -> Iterator[None]:
+    torch = pytest.importorskip("torch")
+    yield
+    torch.set_float32_matmul_precision("highest")

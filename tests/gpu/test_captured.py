@@ -1,4 +1,5 @@
-"""Captured steps: the same bits as steps that are not captured, in every layout, and what ends a graph.
+"""Captured steps: the same bits as steps that are not captured, in every layout, and what ends a graph. And offloaded
+steps, which are not captured.
 
 python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_captured.py
 """
@@ -14,6 +15,7 @@ from bench import stack  # noqa: E402 - after the skip
 from bench.data.batches import Apart, Batch  # noqa: E402
 from bench.data.packing import Row  # noqa: E402
 from bench.kernels import attention  # noqa: E402
+from bench.kinds.finetune.evaluate import evaluating  # noqa: E402
 from bench.qlora import recipes  # noqa: E402
 from bench.qlora.recipes import captured  # noqa: E402
 from bench.qlora.step import load_base, place  # noqa: E402
@@ -133,6 +135,29 @@ def test_an_evaluation_takes_the_graphs_memory_and_the_next_steps_capture_anew(m
     assert found[:2] == expected[:2]
     assert found[2][0] == expected[2][0]
     assert torch.equal(found[2][1], expected[2][1])
+
+
+@pytest.mark.parametrize("products", ["bf16", "eight"])
+def test_steps_with_embeddings_and_head_in_the_hosts_memory_have_the_same_bits(modules, model, products):
+    again = {"gradient_checkpointing": True, "products": products}
+
+    def trained(**changes: Any) -> tuple[Any, ...]:
+        step = build(modules, model, **again, **changes)
+        losses, weights = run(step, [padded(number) for number in range(STEPS)], captures=False)
+        with evaluating(torch, step.model):
+            held_out = step.model.token_losses(**step.inputs(padded(9)))
+            with step.precision(), step.whole():
+                ids = torch.arange(2, 9, device="cuda")[None]
+                answer = step.model.peft_model.generate(input_ids=ids, max_new_tokens=5, do_sample=False)
+        return step, losses, weights, held_out, answer
+
+    (_, *expected), (step, *found) = trained(), trained(offload_checkpoints=True)
+    base = step.model.peft_model.get_base_model()
+    for weight in (base.model.embed_tokens.weight, base.lm_head.weight):
+        assert weight.device.type == "cpu"
+        assert weight.is_pinned()
+    assert found[0] == expected[0]
+    assert all(torch.equal(one, other) for one, other in zip(found[1:], expected[1:], strict=True))
 
 
 def test_shapes_that_change_each_time_are_never_captured_and_at_last_given_up(modules, model):

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bench.kernels import attention, lora, lora_out, loss, nf4, norm, rope, swiglu  # noqa: E402 - after the skips
+from bench.kernels import attention, lora, lora_out, loss, nf4, norm, pinned, rope, swiglu  # noqa: E402 - after the skips
 from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
 from bench.kernels.lora import Seed, Side  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
@@ -305,3 +305,15 @@ def check_attention(tokens: int, shape: rope.Heads, samples: Samples, dtype: Any
         wrong = (gradient.double() - reference.double()).norm()
         assert wrong < limits[1] * torch.maximum(reference.double().norm(), smallest)
     assert torch.equal(found, attend_backward(d_out, joined, shape, out, kept, samples, cos, sin))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("tokens", "width"), [(1, 8), (300, 576), (70, 4096)])
+def test_rows_of_a_matrix_in_the_hosts_memory(tokens, width, dtype):
+    matrix = torch.randn(1000, width).to(dtype)
+    matrix = matrix if INTERPRETED else matrix.pin_memory()
+    numbers = torch.randint(0, 1000, (tokens,), device=DEVICE)
+    numbers[0] = 999
+    found = pinned.rows_of(matrix, numbers)
+    assert found.device == numbers.device
+    assert torch.equal(found, pinned.rows_of_reference(matrix, numbers))

@@ -43,7 +43,7 @@ def swiglu_backward_rows(
 ) -> tuple[Rows, Any]:
     """(the gradient (T, 2I) of `joined` in 8 bits, and with `keep_gradient` in 16 bits as well).
 
-    `joined` is used up; with `keep_act`, `d_act` is overwritten by act.
+    `joined` is used up: the gradient in 8 bits overwrites `Blocks`. With `keep_act`, `d_act` is overwritten by act.
     """
     values = _values(joined)
     if not compiled(values):
@@ -53,8 +53,11 @@ def swiglu_backward_rows(
             d_act.copy_(swiglu_reference(wide))
         return rows_reference(gradient, factors=factors), gradient if keep_gradient else None
     tokens, inner = d_act.shape
-    out = empty_rows(tokens, 2 * inner, d_act.dtype, values.device)
     in_blocks, gradient = isinstance(joined, Blocks), None
+    if in_blocks:  # a program has read its row before it writes it
+        out = Rows(values=values, scales=torch.empty(tokens, device=values.device), dtype=d_act.dtype)
+    else:
+        out = empty_rows(tokens, 2 * inner, d_act.dtype, values.device)
     if keep_gradient:
         gradient = torch.empty_like(values, dtype=d_act.dtype) if in_blocks else values
     _eight_swiglu_backward[(tokens,)](

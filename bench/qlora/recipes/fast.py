@@ -16,6 +16,7 @@ recipe does not fit, `why_not` names the first reason and `stock` is used.
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from bench.qlora.recipes import eight as in_eight_bits
 from bench.qlora.recipes.captured import Captured, CapturedStep
 from bench.qlora.recipes.eight import Eight
 from bench.qlora.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
-from bench.qlora.recipes.offload import Offload
+from bench.qlora.recipes.offload import Offload, Tables
 from bench.qlora.recipes.products import Adapter, Product, dequantized
 from bench.qlora.step import Placement, TrainingStep, make_optimizer
 from bench.records import Trial
@@ -142,6 +143,7 @@ class FastModel(torch.nn.Module):
         super().__init__()
         self.peft_model = peft_model
         self._base = (base,)  # in a tuple, so that its parameters are not registered twice
+        self._tables = Tables(base, offloaded=trial.offload_checkpoints)  # first: what follows needs room
         self._longest = trial.max_seq_len
         self._window = getattr(base.config, "sliding_window", None)
         self._layers = tuple(_layers(base, trial))
@@ -169,7 +171,7 @@ class FastModel(torch.nn.Module):
         if seed is None and self.training:
             seed = torch.full((), self.next_seed(), dtype=torch.int64, device=input_ids.device)
         (high, low, y), norm = self._hidden(input_ids, position_ids, edges, seed), base.model.norm
-        loss = _Loss.apply(high, low, y, norm.weight, _eps(norm), base.lm_head.weight, _next_tokens(labels))
+        loss = _Loss.apply(high, low, y, norm.weight, _eps(norm), self._tables.head(), _next_tokens(labels))
         return SimpleNamespace(loss=loss)
 
     def token_losses(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
@@ -178,12 +180,11 @@ class FastModel(torch.nn.Module):
         with torch.no_grad():
             (high, low, y), norm = self._hidden(input_ids, position_ids, edges), base.model.norm
             normed, _, _ = stream_norm(Stream(high=high, low=low), norm.weight, _eps(norm), y)
-            return head_losses(normed, base.lm_head.weight, _next_tokens(labels))
+            return head_losses(normed, self._tables.head(), _next_tokens(labels))
 
     def _hidden(self, input_ids: Any, position_ids: Any, edges: Any, seed: Any = None) -> tuple[Any, Any, Any]:
         """What the last layer returns: the two parts of the stream, and what is to be added; (B x L, H) each."""
-        (base,) = self._base
-        decoder, (batch, length) = base.model, input_ids.shape
+        batch, length = input_ids.shape
         if edges is None:
             cos, sin, edges = self._angles.of_rows(batch, length, input_ids.device)
             longest, rows = length, batch
@@ -197,13 +198,17 @@ class FastModel(torch.nn.Module):
             seed=seed,
         )
         with torch.no_grad():
-            hidden = decoder.embed_tokens(input_ids.view(-1)), None, None
+            hidden = self._tables.embed(input_ids.view(-1)), None, None
         for layer, (copies, trained) in zip(self._layers, self._adapters, strict=True):
             # Copied layer by layer: at the beginning of a step the device waits for the host.
             with torch.no_grad():
                 torch._foreach_copy_(copies, trained)
             hidden = run_layer(*hidden, layer, tokens, *trained)
         return hidden
+
+    def whole(self) -> AbstractContextManager[None]:
+        """While it lasts, other code can compute with `peft_model`."""
+        return self._tables.on_device()
 
     def constants(self) -> Any:
         """Tensors that a step reads, makes once and may replace by others later."""
@@ -265,9 +270,11 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, high: Any, low: Any, y: Any, norm: Any, eps: float, head: Any, targets: Any) -> Any:
-        normed, rstd, x = stream_norm(Stream(high=high, low=low), norm, eps, y)
+        normed, rstd, total = stream_norm(Stream(high=high, low=low), norm, eps, y)
+        x = total.high
+        del total  # its other part is not needed, and memory is short while there are logits
         loss, d_normed = head_loss(normed, head, targets)
-        ctx.d_x = rms_norm_backward(d_normed, x.high, rstd, norm)
+        ctx.d_x = rms_norm_backward(d_normed, x, rstd, norm)
         return loss
 
     @staticmethod

@@ -125,14 +125,16 @@ class Layer:
         return (normed, in_eight), rstd, total
 
     def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
-        """(d_x or None, the gradients of `parameters`). `kept` is used up."""
-        seeds = self.seeds(tokens)
+        """(d_x or None, the gradients of `parameters`). `kept` is used up; an x that it lacks comes from `offload`."""
+        seeds, offload = self.seeds(tokens), self.offload if kept.x is None else None
         d_act, small = self.down.input_gradient(d_y, kept.u_down, seeds[3])
         d_gate_up, in_eight = self.gate_up.activated_gradient(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
         kept.gate_up = None
         # Where an adapter needs it, d_act now holds the activation.
         d_down = self.down.parameter_gradients(small, d_act, seeds[3])
         del d_act, small
+        if offload is not None:
+            offload.begin(self.index)
         normed = Normed(total=kept.h, rstd=kept.rstd_mid, weight=self.norm_mid)
         d_normed, of_gate_up = self.gate_up.backward(d_gate_up, normed, kept.u_gate_up, seeds[2], in_eight)
         del d_gate_up, in_eight
@@ -147,6 +149,9 @@ class Layer:
             tokens.sin,
         )  # fmt: skip
         del d_out
+        if offload is not None:
+            kept.x = offload.take(self.index)
+            offload.begin(self.index - 1)
         normed = Normed(total=kept.x, rstd=kept.rstd_in, weight=self.norm_in)
         if needs_x:
             d_normed, d_in = self.joined.backward(d_joined, normed, kept.u_joined, seeds[0])
@@ -184,7 +189,10 @@ class _Function(torch.autograd.Function):
             kept, ctx.kept = ctx.kept, None
         else:
             x = ctx.x if layer.offload is None else layer.offload.take(layer.index)
-            *_, kept = layer.forward(Stream(high=x), None, ctx.tokens, whole=False)
+            kept = layer.forward(Stream(high=x), None, ctx.tokens, whole=False)[2]
+            if layer.offload is not None:  # memory is short: it is fetched again when it is needed
+                del x
+                kept.x = None
         d_x, gradients = layer.backward(d_y.contiguous(), kept, ctx.tokens, needs_x=ctx.needs_input_grad[2])
         return None, None, d_x, None, None, *gradients
 
