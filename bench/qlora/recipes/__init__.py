@@ -2,7 +2,7 @@
 
 reference: the published loop
 stock: the best of the usual libraries
-fast: ours; layer: a decoder layer; products: its products with adapters; offload: layer inputs in the host's memory
+fast: ours; layer: a decoder layer; products: its products with adapters; offload: what waits in the host's memory
 eight: a frozen weight whose products are done in 8 bits
 captured: a micro-batch's forward and backward as CUDA graphs
 adapters: fresh LoRA adapters by peft
