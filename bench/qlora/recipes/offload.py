@@ -3,8 +3,8 @@ embeddings and the head.
 
 With every layer recomputed, one input a layer stays on the GPU between forward and backward: 1.07 GB at 32 layers of
 4096 x 4096 in bf16. Copying one takes less time than its layer computes (34 MB: 0.6 ms over PCIe 5, a layer's forward 3
-ms on an H200; an A10 is slower at both), so copies overlap the computation, on a stream of their own. An
-input is fetched twice, so that none lies on the GPU while the MLP's backward needs most memory. On a CPU everything
+ms on an H200; an A10 is slower at both), so copies overlap the computation, on a stream of their own.
+An input is fetched twice, so that none lies on the GPU while the MLP's backward needs most memory. On a CPU everything
 stays where it is.
 """
 
@@ -46,8 +46,8 @@ class Tables:
             yield
             return
         self._is_away = False
-        self._move(lambda weight: weight.to(self._device))
         try:
+            self._move(lambda weight: weight.to(self._device))
             yield
         finally:
             self._move(_pinned)
