@@ -4,7 +4,7 @@ nf4: NF4 weights, and their dequantization
 lora, lora_out: the A and the B side of LoRA adapters
 attention: causal attention within samples; short_attention: the same for short samples
 norm: RMSNorm; rope: rotary position embedding; swiglu: the activation
-loss: cross entropy over the frozen head
+loss: cross entropy over the frozen head; pinned: rows of a matrix in the host's memory
 eight_bits: products of frozen weights in INT8
 decode: one new token of a few sequences, in CUDA C++
 launch: Triton where it is installed
