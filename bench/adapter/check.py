@@ -127,7 +127,7 @@ class Checker:
             losses = evaluate.losses_of(
                 self.modules.torch, step, self.material, rows, Group(self.modules.torch), lambda _: None
             )
-        with evaluate.evaluating(self.modules.torch, step.model), step.precision(), step.whole():
+        with evaluate.evaluating(self.modules.torch, step.model), step.precision():
             return losses, answering.answer(self.modules, peft_model, self.tokenizer, self.asked, self.ends)
 
     def _with_adapter(self) -> tuple[list[float], list[answering.Given]]:

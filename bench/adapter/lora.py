@@ -6,6 +6,7 @@ Not covered: anything but plain LoRA on linear layers (DoRA, ranks by layer, tra
 refused by name: merging it as plain LoRA would give another model without a word.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -49,6 +50,7 @@ class Lora:
 
 def as_trained(modules: Any, trial: Trial, placement: Placement, folder: Path) -> tuple[TrainingStep, Any]:
     """(the training's own step, its peft model), with the weights of the adapter in `folder`. Raises InputError."""
+    trial = dataclasses.replace(trial, offload_checkpoints=False)  # nothing is trained: the base stays on the GPU
     step = recipes.build(trial.recipe, modules, trial, placement, load_base(modules, trial, placement))
     peft_model = getattr(step.model, "peft_model", step.model)
     found = modules.peft.set_peft_model_state_dict(peft_model, load_file(folder / ADAPTER))

@@ -190,9 +190,9 @@ class TrainingStep:
         """The context in which the model computes."""
         return self._torch.autocast(self._placement.device.type, self._torch.bfloat16, enabled=self._in_bf16)
 
-    def whole(self) -> Any:
-        """The context in which others compute with the model: what a recipe moved to the host is on the device."""
-        return getattr(self.model, "whole", contextlib.nullcontext)()
+    def on_device(self) -> Any:
+        """The context in which other code computes with the model: inside, all of its weights are there."""
+        return getattr(self.model, "on_device", contextlib.nullcontext)()
 
     def wait(self) -> None:
         """Wait until the device has done everything queued."""

@@ -146,7 +146,7 @@ def test_steps_with_embeddings_and_head_in_the_hosts_memory_have_the_same_bits(m
         losses, weights = run(step, [padded(number) for number in range(STEPS)], captures=False)
         with evaluating(torch, step.model):
             held_out = step.model.token_losses(**step.inputs(padded(9)))
-            with step.precision(), step.whole():
+            with step.precision(), step.on_device():
                 ids = torch.arange(2, 9, device="cuda")[None]
                 answer = step.model.peft_model.generate(input_ids=ids, max_new_tokens=5, do_sample=False)
         return step, losses, weights, held_out, answer

@@ -122,7 +122,7 @@ def answer(
     ends = {tokenizer.eos_token_id, *ends_of(peft_model)} - {None}
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    with evaluating(stack.torch, step.model), step.precision(), step.whole():
+    with evaluating(stack.torch, step.model), step.precision(), step.on_device():
         return greedy(stack, peft_model, tokenizer, ids, ends, most)
 
 

@@ -206,8 +206,8 @@ class FastModel(torch.nn.Module):
             hidden = run_layer(*hidden, layer, tokens, *trained)
         return hidden
 
-    def whole(self) -> AbstractContextManager[None]:
-        """While it lasts, other code can compute with `peft_model`."""
+    def on_device(self) -> AbstractContextManager[None]:
+        """Inside, other code can compute with `peft_model`."""
         return self._tables.on_device()
 
     def constants(self) -> Any:

@@ -9,7 +9,7 @@ stays where it is.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ class Tables:
     """The embeddings and the head of a base model.
 
     `offloaded`: their weights move to the host, 0.5 GiB of the 7B shape and 2 GiB where there are 128,000 words. The
-    device then reads the rows of its words there, and has a copy of the head while the loss is computed.
+    device then reads the rows of a micro-batch's words there, and has a copy of the head while the loss is computed.
     """
 
     def __init__(self, base: Any, *, offloaded: bool) -> None:
@@ -41,7 +41,7 @@ class Tables:
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[None]:
-        """For a moment the weights are on the device: other code computes with the model."""
+        """Inside, all weights are on the device, for code that computes with the model itself."""
         if not self._is_away:
             yield
             return
@@ -53,9 +53,8 @@ class Tables:
             self._move(_pinned)
             self._is_away = True
 
-    def _move(self, where: Any) -> None:
-        tied = self._head.weight is self._words.weight
-        for parameter in (self._words.weight,) if tied else (self._words.weight, self._head.weight):
+    def _move(self, where: Callable[[Any], Any]) -> None:
+        for parameter in {self._words.weight, self._head.weight}:  # one where they are tied
             parameter.data = where(parameter.data)
 
 
@@ -64,7 +63,7 @@ def _pinned(weight: Any) -> Any:
 
 
 class Offload:
-    """Inputs by layer index, for as many takes as wanted until the next is put."""
+    """Layer inputs by index. One can be taken several times, until the next is put in its place."""
 
     def __init__(self) -> None:
         self._host: dict[int, Any] = {}  # pinned buffers, made once and reused in every step
