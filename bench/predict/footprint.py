@@ -134,7 +134,7 @@ RECIPES: dict[str, Recipe] = {
 GRADIENT_BYTES = 4.0
 MASK_BYTES = 3.0  # for each pair of positions in a row of varlen: a boolean mask, and one in 16 bit
 SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # layers with the same input
-INPUTS_UNDER_WAY = 2  # layer inputs on the device at once, with offload_checkpoints
+INPUTS_UNDER_WAY = 2  # layer inputs on the device at once, with offload_checkpoints; in 8 bits one less at the peak
 
 
 def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True) -> int:
@@ -151,7 +151,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     in_blocks = trial.products == "eight" and model["inner"] % BLOCK == 0
     if in_blocks:  # gate and up in 8 bits, a scale for each block
         whole -= 2 * model["inner"] * (1 - 4 / BLOCK)
-    inputs = min(again, INPUTS_UNDER_WAY) if trial.offload_checkpoints else again
+    inputs = min(again, INPUTS_UNDER_WAY - in_blocks) if trial.offload_checkpoints else again
     kept = (layers - again) * (whole + beyond) + inputs * checkpoint
     computing = 0.0
     if again == layers:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.predict import footprint
+from bench.predict import flops, footprint
 from bench.records import ALL_LINEAR, SCALES, Trial
 from tasks.settings.sections import TuneSection
 from tasks.tuning.search import Search
@@ -134,8 +134,7 @@ def read() -> list[dict[str, Any]]:
 
 def fitted_ratios() -> list[float]:
     """Predicted over measured peak, of each point that the constants of `bench.predict.footprint` were fitted to."""
-    points = ((row["trial"], row["peak_bytes"]) for row in read())
-    return [_ratio(trial, peak) for trial, peak in points if not trial.offload_checkpoints]
+    return [_ratio(row["trial"], row["peak_bytes"]) for row in read()]
 
 
 def held_out(file: Path) -> list[dict[str, Any]]:
@@ -149,14 +148,14 @@ def held_out_ratios(file: Path) -> list[float]:
     ratios = []
     for row in held_out(file):
         trial = Trial.from_json({**row["trial"], "model": "models/m", "data": "data/d.jsonl"})
-        if not trial.offload_checkpoints:
-            ratios.append(_ratio(trial, row["peak_bytes"]))
+        ratios.append(_ratio(trial, row["peak_bytes"]))
     return ratios
 
 
 def _ratio(trial: Trial, measured: int) -> float:
-    """Offloaded points are left out: they were measured when embeddings and head still lay on the GPU."""
-    return footprint.peak_bytes(CONFIG, trial, captured=False) / measured
+    """Embeddings and head are added to offloaded points: when these were measured, they still lay on the GPU."""
+    tables = 2 * 2 * flops.head_weights(CONFIG) if trial.offload_checkpoints else 0
+    return (footprint.peak_bytes(CONFIG, trial, captured=False) + tables) / measured
 
 
 def memory_figures() -> list[Figure]:

@@ -130,14 +130,13 @@ def test_products_in_8_bits_and_captured_steps_take_the_memory_that_was_measured
 ):
     """GiB on an H200, as docs/performance.md has them; nothing was fitted to these."""
     found = peak(make_trial, captured=captured, **(IN_8_BITS | changes)) / 2**30
-    assert found == pytest.approx(measured, rel=0.004 if captured else 0.015)
+    assert found == pytest.approx(measured, rel=0.004 if captured else 0.01)
 
 
 def test_the_constants_still_predict_the_peaks_that_were_measured():
-    # Of 60 points that they were fitted to, and 25 chosen afterwards, those that are not offloaded; all of H200s. The
-    # promise is 3 % and 8 %.
+    # 60 points that they were fitted to, and 25 chosen afterwards, all of H200s; the promise is 3 % and 8 %.
     measured = [fitted_ratios(), *map(held_out_ratios, HELD_OUT)]
-    assert list(map(len, measured)) == [56, 8, 9, 6]
+    assert list(map(len, measured)) == [60, 9, 10, 6]
     for ratios in measured:
         errors = [abs(ratio - 1.0) for ratio in ratios]
         assert statistics.median(errors) < 0.01
