@@ -92,7 +92,7 @@ _FAST = (
     Phase(passing=Widths(hidden=4.1), copies=2.0, mib=14.0),
     Phase(passing=Widths(hidden=2.4, inner=2.0), copies=1.0, mib=14.0),
 )
-# In 8 bits a weight takes half, and the gradient of gate and up the place of gate and up.
+# In 8 bits a weight takes half as much, and the gradient of gate and up is written over gate and up.
 _FAST_IN_BLOCKS = (
     Phase(passing=Widths(hidden=4.1), copies=1.0, mib=14.0),
     Phase(passing=Widths(hidden=3.4, inner=2.0), copies=0.5, mib=14.0),
