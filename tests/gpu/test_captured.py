@@ -96,8 +96,10 @@ def run(step: Any, batches: list[Batch], accumulation: int = 1, *, captures: boo
         {"products": "eight", "held_layers": 1, "lora_targets": ALL_LINEAR, "gradient_checkpointing": True,
          "checkpoint_every": 2},
         {"lora_dropout": 0.0, "optimizer": "paged_adamw_8bit"},
+        {"gradient_checkpointing": True, "offload_checkpoints": True},
+        {"gradient_checkpointing": True, "offload_checkpoints": True, "products": "eight"},
     ],
-    ids=["plain", "recomputed", "eight backward", "eight", "no dropout, 8-bit optimizer"],
+    ids=["plain", "recomputed", "eight backward", "eight", "no dropout, 8-bit optimizer", "lean", "lean eight"],
 )  # fmt: skip
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_captured_steps_have_the_same_bits(modules, model, kind, changes, accumulation, monkeypatch):

@@ -46,22 +46,32 @@ def off(found, wanted) -> float:
 @pytest.mark.parametrize("with_adapters", [False, True])
 @pytest.mark.parametrize(("shapes", "gated"), [(s, False) for s in TOGETHER] + [(s, True) for s in GATED])
 def test_a_product_is_the_formulas(shapes, gated, with_adapters, with_norm):
+    _check(shapes, gated=gated, rank=16 if with_adapters else 0, with_norm=with_norm, counts=COUNTS)
+
+
+@pytest.mark.parametrize("rank", [1, 12, 24, 64])
+@pytest.mark.parametrize(("shapes", "gated"), [(TOGETHER[1], False), (TOGETHER[3], False), (GATED[2], True)])
+def test_adapters_of_every_rank_are_the_formulas(shapes, gated, rank):
+    _check(shapes, gated=gated, rank=rank, with_norm=True, counts=(1, 8, 17))
+
+
+def _check(shapes, *, gated, rank, with_norm, counts):
     weights = tuple(products.covered(quantized(*shape)) for shape in shapes)
     columns = shapes[0][1]
     norm = Norm(weight=(1 + 0.1 * torch.randn(columns, device="cuda")).bfloat16(), eps=1e-5) if with_norm else None
     adapters = ()
-    if with_adapters:  # none on the last of several
+    if rank:  # none on the last of several
         adapters = tuple(
             Lora(
-                a=torch.randn(16, columns, device="cuda") / columns**0.5,
-                b=torch.randn(rows, 16, device="cuda") * 0.02,
+                a=torch.randn(rank, columns, device="cuda") / columns**0.5,
+                b=torch.randn(rows, rank, device="cuda") * 0.02,
                 scaling=2.0,
             )
             if place == 0 or place < len(shapes) - 1
             else None
             for place, (rows, _) in enumerate(shapes)
         )
-    for count in COUNTS:
+    for count in counts:
         product = Product(weights, norm=norm, gated=gated, adapters=adapters, most_rows=count)
         x = torch.randn(count, columns, device="cuda").bfloat16()
         wanted = _formula(x, weights, norm, adapters, gated=gated)

@@ -4,8 +4,10 @@
 // NORM (x is normalized first), GATED (y = silu(x G^T) * (x U^T)), RANK of the adapters, 0 for none. WARPS of a block,
 // RESIDENT blocks of a multiprocessor, STAGES as below.
 //
-// u = s x A^T of the adapters is made by the first blocks, a row of A each, which have the fewest rows of W. A block asks
-// for it only where its first sums are ready. Blocks begin in their order, so none waits for one that cannot begin.
+// u = s x A^T of the adapters is made by the first blocks, a row of A each, which have the fewest rows of W. Each number
+// lies beside the turn it was made in, how often the kernel has run, so who waits for it reads it until its turn is this
+// one: no fence, and nothing to be cleared. A block asks for u while it computes its first sums, and keeps it and its rows
+// of B in shared memory. Blocks begin in their order, so none waits for one that cannot begin.
 //
 // A block computes 16 rows of W at a time; its warps share the columns, 256 at a time. Tensor cores multiply 16 rows of
 // W by 8 rows of x (mma.m16n8k16). Which of W's columns a lane holds is free as long as x agrees, so a lane takes 16
@@ -38,6 +40,8 @@ constexpr int ROW = CHUNK * 32 + 32;           // bytes of a row in shared memor
 constexpr int STAGE = HIGH * ROW + HIGH * 8;   // codes, four scales of each row, and the scale of those
 constexpr int HEIGHT = WEIGHTS * RANK;         // rows of every A
 constexpr int SIDE = 8;                        // rows of x that are multiplied with a row of A at a time
+constexpr int ASKED = 2;                       // numbers of u that a thread asks for before it needs them
+constexpr bool COPIES_B = RANK > 0 && RANK % 8 == 0;  // a row of B begins at 16 bytes
 
 struct Weight {
   const u32* codes;
@@ -57,8 +61,8 @@ struct Arguments {
   const u16* norm;  // (COLUMNS,) bf16
   const u16* onto;  // (count, stride) bf16, added to y; null for none
   const u16* a;     // (HEIGHT, COLUMNS) bf16, every A
-  float* u;         // (count, HEIGHT), s x A^T without the norm's factor
-  u32* ready;       // rows of u that are there, and from bit 16 on blocks that have ended; 0 before and afterwards
+  u64* u;           // (count, HEIGHT), s x A^T without the norm's factor, float32, and above it the turn it was made in
+  u32* turn;        // this one, from 1 on; and blocks that have read it, 0 before and afterwards
   u16* y;           // (count, stride) bf16
   int count, stride, parts;
   float eps, scaling;
@@ -86,6 +90,17 @@ __device__ __forceinline__ void copy16(u32 to, const void* from) {
 
 __device__ __forceinline__ void copy4(u32 to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+// A number that other blocks write or read meanwhile: whole, and not from a cache of this multiprocessor.
+__device__ __forceinline__ u64 load(const u64* from) {
+  u64 number;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(number) : "l"(from) : "memory");
+  return number;
+}
+
+__device__ __forceinline__ void store(u64* to, u64 number) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(number) : "memory");
 }
 
 __device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -122,6 +137,24 @@ __device__ __forceinline__ Place place_of(const Arguments& a, int part, int high
 #pragma unroll
   for (int next = 1; next < WEIGHTS; next++) weight += part * STEP >= a.weights[next].first;
   return {weight, min(part * STEP + high - a.weights[weight].first, a.weights[weight].rows - 1)};
+}
+
+// Ask for a block's first row of A, which comes from far away.
+__device__ __forceinline__ void ask_for_a(const Arguments& a) {
+  constexpr int EACH = 64;  // numbers: 128 bytes
+  if (blockIdx.x < HEIGHT)
+    for (int at = threadIdx.x * EACH; at < COLUMNS; at += THREADS * EACH)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(a.a + (u64)blockIdx.x * COLUMNS + at));
+}
+
+// Start to copy a part's rows of B.
+__device__ __forceinline__ void fetch_b(u16* to, const Arguments& a, int part, int lane) {
+  if (part < a.parts)
+    for (int piece = lane; piece < HIGH * RANK / 8; piece += LANES) {
+      const Place place = place_of(a, part, piece / (RANK / 8));
+      const u16* b = a.weights[place.weight].b;
+      if (b != nullptr) copy16(address(to + piece * 8), b + (u64)place.row * RANK + piece % (RANK / 8) * 8);
+    }
 }
 
 // Start to copy what a warp needs of a chunk. Every lane ends its group of copies, even of none.
@@ -181,10 +214,9 @@ __device__ __forceinline__ void take(u32 (&x)[TILES][8], const Arguments& a, int
 }
 
 // The rows of u that this block makes. `room`: WARPS x SIDE.
-__device__ __forceinline__ void make_u(const Arguments& a, float* room) {
+__device__ __forceinline__ void make_u(const Arguments& a, u32 turn, float* room) {
   const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
-  int made = 0;
-  for (int row = blockIdx.x; row < HEIGHT; row += gridDim.x, made++)
+  for (int row = blockIdx.x; row < HEIGHT; row += gridDim.x)
     for (int first = 0; first < a.count; first += SIDE) {
       float dots[SIDE] = {};
       for (int column = thread * 8; column < COLUMNS; column += THREADS * 8) {
@@ -219,38 +251,17 @@ __device__ __forceinline__ void make_u(const Arguments& a, float* room) {
         float dot = 0.0f;
 #pragma unroll
         for (int each = 0; each < WARPS; each++) dot += room[each * SIDE + thread];
-        a.u[(first + thread) * HEIGHT + row] = a.scaling * dot;
+        store(a.u + (first + thread) * HEIGHT + row, (u64)turn << 32 | __float_as_uint(a.scaling * dot));
       }
       __syncthreads();
     }
-  if (made > 0 && thread == 0) {
-    __threadfence();  // what the others wrote before the last meeting, too
-    atomicAdd(a.ready, made);
-  }
-}
-
-__device__ __forceinline__ void await_u(const Arguments& a) {
-  u32 ready;
-  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(a.ready) : "memory");
-  while ((int)(ready & 0xffff) < HEIGHT);
 }
 
 // b . u over the adapters' rank, b (RANK,) in bf16.
 __device__ __forceinline__ float adapted(const u16* b, const float* u) {
   float value = 0.0f;
-  if (RANK % 8 == 0) {  // a row begins at 16 bytes
-#pragma unroll 4
-    for (int inner = 0; inner < RANK; inner += 8) {
-      const uint4 eight = *(const uint4*)(b + inner);
-      const float4 left = *(const float4*)(u + inner), right = *(const float4*)(u + inner + 4);
-      value += wide((u16)eight.x) * left.x + wide((u16)(eight.x >> 16)) * left.y;
-      value += wide((u16)eight.y) * left.z + wide((u16)(eight.y >> 16)) * left.w;
-      value += wide((u16)eight.z) * right.x + wide((u16)(eight.z >> 16)) * right.y;
-      value += wide((u16)eight.w) * right.z + wide((u16)(eight.w >> 16)) * right.w;
-    }
-  } else {
-    for (int inner = 0; inner < RANK; inner++) value += wide(b[inner]) * u[inner];
-  }
+#pragma unroll 8
+  for (int inner = 0; inner < RANK; inner++) value += wide(b[inner]) * u[inner];
   return value;
 }
 
@@ -262,12 +273,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
   float* sums = rstd + WIDE;                            // WARPS x HIGH x WIDE, twice
   const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
   const int group = lane / 4, quarter = lane % 4;
-  u8* stages = (u8*)(sums + 2 * WARPS * HIGH * WIDE) + warp * STAGES * STAGE;
+  float* u = sums + 2 * WARPS * HIGH * WIDE;            // count x HEIGHT
+  u16* rows_of_b = (u16*)(u + WIDE * HEIGHT);           // HIGH x RANK, for three parts
+  u8* stages = (u8*)(rows_of_b + 3 * HIGH * RANK) + warp * STAGES * STAGE;
 
   // The first copies of codes are under way while the tables are written.
   const int first_part = gridDim.x - 1 - blockIdx.x;  // the last blocks may have one more
-  int ahead_part = first_part, ahead_turn = 0, slot = 0;
+  int ahead_part = first_part, ahead_turn = 0, ahead_of_b = 0, slot = 0;
   const auto fetch_next = [&](int to) {
+    if (COPIES_B && warp == 0 && ahead_turn == 0) {
+      fetch_b(rows_of_b + ahead_of_b * HIGH * RANK, a, ahead_part, lane);
+      ahead_of_b = ahead_of_b == 2 ? 0 : ahead_of_b + 1;
+    }
     fetch(stages + to * STAGE, a, ahead_part, (ahead_turn * WARPS + warp) * CHUNK, lane);
     if (++ahead_turn == CHUNKS) ahead_turn = 0, ahead_part += gridDim.x;
   };
@@ -288,10 +305,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
 #pragma unroll
   for (int weight = 0; weight < WEIGHTS; weight++) offsets[weight] = *a.weights[weight].offset;
 
+  if (RANK > 0) ask_for_a(a);
   let_next_start();
   await_inputs();
-  if (RANK > 0) make_u(a, sums);
-  bool has_u = RANK == 0;
+  const u32 turn = RANK > 0 ? *(volatile u32*)a.turn : 0;
+  if (RANK > 0) make_u(a, turn, sums);
   u32 held[HOLDS ? CHUNKS * CHUNK : 1][TILES][8], ahead[AHEAD ? 2 : 1][AHEAD ? CHUNK : 1][TILES][8];
   float* squares = sums + WARPS * HIGH * WIDE;  // WARPS x WIDE, where the second part's sums will lie
   if (HOLDS) {
@@ -343,6 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
         offset[side] = weights[side] == weight ? offsets[weight] : offset[side];
     }
     float total[TILES][4] = {};
+    u64 asked[ASKED] = {};
     const auto take_chunk = [&](int turn) {
 #pragma unroll
       for (int one = 0; one < (AHEAD ? CHUNK : 0); one++) {
@@ -355,6 +374,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
     for (int turn = 0; turn < CHUNKS; turn++) {
       const int block = (turn * WARPS + warp) * CHUNK;
       if (turn + 1 < CHUNKS) take_chunk(turn + 1);
+      if (RANK > 0 && turn + 1 == CHUNKS && count == 0)
+#pragma unroll
+        for (int one = 0; one < ASKED; one++) asked[one] = load(a.u + min(thread + one * THREADS, HEIGHT * a.count - 1));
       fetch_next(slot == 0 ? STAGES - 1 : slot - 1);
       asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
       __syncwarp();
@@ -427,12 +449,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
       *(float2*)&own[group * WIDE + tile * 8 + quarter * 2] = make_float2(total[tile][0], total[tile][1]);
       *(float2*)&own[(group + 8) * WIDE + tile * 8 + quarter * 2] = make_float2(total[tile][2], total[tile][3]);
     }
+    if (RANK > 0 && count == 0)
+#pragma unroll 1
+      for (int at = thread, one = 0; at < HEIGHT * a.count; at += THREADS, one++) {
+        u64 made = one == 0 ? asked[0] : one == 1 ? asked[1] : 0;
+        while ((u32)(made >> 32) != turn) made = load(a.u + at);
+        u[at] = __uint_as_float((u32)made);
+      }
     __syncthreads();
-    if (!has_u && (warp + count) % WARPS * LANES < STEP * a.count) {
-      if (lane == 0) await_u(a);
-      __syncwarp();
-      has_u = true;
-    }
     for (int at = (warp + count) % WARPS * LANES + lane; at < STEP * a.count; at += THREADS) {
       const int high = at % STEP, row = at / STEP;  // neighbours write neighbours
       const Place target = place_of(a, part, high);
@@ -448,7 +472,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
         if (RANK > 0) {
           const int which = GATED ? side : target.weight;
           const u16* b = a.weights[which].b;
-          if (b != nullptr) value += adapted(b + (u64)inside * RANK, a.u + (row * WEIGHTS + which) * RANK);
+          const u16* own = COPIES_B ? rows_of_b + (count % 3 * HIGH + side * STEP + high) * RANK : b + (u64)inside * RANK;
+          if (b != nullptr) value += adapted(own, u + (row * WEIGHTS + which) * RANK);
         }
         values[side] = NORM ? value * rstd[row] : value;
       }
@@ -460,8 +485,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
     }
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
-  if (RANK > 0) {
-    __syncthreads();
-    if (thread == 0 && atomicAdd(a.ready, 1u << 16) == ((gridDim.x - 1) << 16) + HEIGHT) *a.ready = 0;
-  }
+  // Every thread has read the turn before the block's first meeting.
+  if (RANK > 0 && thread == THREADS - 1 && atomicAdd(a.turn + 1, 1) == gridDim.x - 1) a.turn[0] = turn + 1, a.turn[1] = 0;
 }

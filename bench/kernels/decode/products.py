@@ -50,7 +50,7 @@ class _Weight(ctypes.Structure):
 class _Arguments(ctypes.Structure):
     _fields_ = (
         ("weights", _Weight * MOST_WEIGHTS),
-        *((name, ctypes.c_void_p) for name in ("levels", "x", "norm", "onto", "a", "u", "ready", "y")),
+        *((name, ctypes.c_void_p) for name in ("levels", "x", "norm", "onto", "a", "u", "turn", "y")),
         *((name, ctypes.c_int) for name in ("count", "stride", "parts")),
         *((name, ctypes.c_float) for name in ("eps", "scaling")),
     )
@@ -106,7 +106,7 @@ class Product:
         )
         if lora is not None:
             self._arguments.a, self._arguments.scaling = lora.a.data_ptr(), lora.scaling
-            self._arguments.u, self._arguments.ready = lora.u.data_ptr(), lora.ready.data_ptr()
+            self._arguments.u, self._arguments.turn = lora.u.data_ptr(), lora.turn.data_ptr()
         for place, weight in enumerate(weights):
             self._arguments.weights[place] = _Weight(
                 codes=weight.packed.data_ptr(),
@@ -120,7 +120,8 @@ class Product:
             )
         properties = torch.cuda.get_device_properties(device)
         for self._warps, resident, stages in DIVISIONS:
-            self._shared = shared_bytes(len(weights), self._tiles, self._warps, stages)
+            rank = 0 if lora is None else lora.rank
+            self._shared = shared_bytes(len(weights), self._tiles, self._warps, stages, rank)
             if resident * (self._shared + RESERVED) <= properties.shared_memory_per_multiprocessor:
                 break
         # Blocks beyond the parts have a row of A each, or none.
@@ -158,21 +159,22 @@ class Product:
 class _Joined:
     """Adapters of weights that share their input: every A one below the other, zeros where there is none, in bf16.
 
-    `u` and `ready` are the kernel's own room, the latter 0 between calls.
+    `u` and `turn` are the kernel's own room: its numbers with the turn they were made in, and the turn to come.
     """
 
     a: Any
     b: tuple[Any, ...]
     u: Any
-    ready: Any
+    turn: Any
     rank: int
     scaling: float
 
 
-def shared_bytes(weights: int, tiles: int, warps: int, stages: int) -> int:
-    """Of a block: the tables, the norm's factors, the warps' sums twice, and their copies of codes."""
+def shared_bytes(weights: int, tiles: int, warps: int, stages: int, rank: int = 0) -> int:
+    """Of a block: the tables, the norm's factors, the warps' sums twice, u, rows of B, and copies of codes."""
     wide = TILE * tiles
-    return 4 * (LEVELS * (LANES + weights) + wide + 2 * warps * HIGH * wide) + warps * stages * STAGE
+    of_adapters = 4 * wide * weights * rank + 3 * 2 * HIGH * rank
+    return 4 * (LEVELS * (LANES + weights) + wide + 2 * warps * HIGH * wide) + of_adapters + warps * stages * STAGE
 
 
 def _joined(adapters: tuple[Lora | None, ...], most_rows: int, device: Any) -> _Joined:
@@ -186,8 +188,8 @@ def _joined(adapters: tuple[Lora | None, ...], most_rows: int, device: Any) -> _
     return _Joined(
         a=a,
         b=b,
-        u=torch.empty((most_rows, len(a)), dtype=torch.float32, device=device),
-        ready=torch.zeros(1, dtype=torch.int32, device=device),
+        u=torch.zeros((most_rows, len(a)), dtype=torch.int64, device=device),
+        turn=torch.tensor([1, 0], dtype=torch.int32, device=device),
         rank=int(rank),
         scaling=there.scaling,
     )

@@ -24,6 +24,12 @@ class Blocks:
     scales: Any
     dtype: Any
 
+    def split(self, parts: int) -> list["Blocks"]:
+        """So many parts of the rows, fewer where there are not enough."""
+        each = -(-len(self.values) // parts)
+        halves = zip(self.values.split(each), self.scales.split(each), strict=True)
+        return [Blocks(values=values, scales=scales, dtype=self.dtype) for values, scales in halves]
+
 
 def empty(tokens: int, width: int, dtype: Any, device: Any) -> Blocks:
     """N is a multiple of BLOCK."""

@@ -32,6 +32,12 @@ class Rows:
     apart: Any = None
     dtype: Any = None
 
+    def split(self, parts: int) -> list["Rows"]:
+        """So many parts of the rows, fewer where there are not enough; no column stands apart."""
+        each = -(-len(self.values) // parts)
+        halves = zip(self.values.split(each), self.scales.split(each), strict=True)
+        return [Rows(values=values, scales=scales, dtype=self.dtype) for values, scales in halves]
+
 
 def empty_rows(tokens: int, width: int, dtype: Any, device: Any, *, apart: int = 0) -> Rows:
     """Room for a matrix of which so many columns stand apart."""

@@ -9,7 +9,7 @@ A graph keeps the memory of its activations for itself. So cached memory is give
 the graph is dropped before an evaluation and when another shape comes. Steps go on uncaptured where shapes change often
 or memory does not suffice; `why_not` says so.
 
-Not covered: several ranks, whose gradients travel while backward runs; layer inputs offloaded to the host.
+Not covered: several ranks, whose gradients travel while backward runs.
 """
 
 import contextlib
@@ -47,8 +47,11 @@ class Captured:
         with torch.cuda.graph(self._forward, pool=pool, capture_error_mode="thread_local"):
             mean = model(**self._inputs, seed=self._seed).loss
         with torch.cuda.graph(self._backward, pool=pool, capture_error_mode="thread_local"):
-            gradients = torch.autograd.grad(mean, trained, self._share)
-            torch._foreach_add_([parameter.grad for parameter in trained], gradients)
+            if model.spares_memory:  # a kernel more for each gradient, none of which waits for the others
+                torch.autograd.backward(mean, self._share, inputs=trained)
+            else:
+                gradients = torch.autograd.grad(mean, trained, self._share)
+                torch._foreach_add_([parameter.grad for parameter in trained], gradients)
         self._mean = mean.detach()
         self._read = model.constants()  # tensors that the graphs read and nothing else might keep
 

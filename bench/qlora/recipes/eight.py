@@ -6,6 +6,7 @@ every input. For the same bits after a restart, the first input must be the same
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -61,12 +62,17 @@ class Eight:
 
     def input_gradient(self, d_y: Any, in_eight: Rows | None) -> Any:
         """d_x (T, K) of d_y's dtype. `in_eight` is d_y times `scales` in 8 bits, where it is so already."""
+        return next(self.input_gradients(d_y, in_eight, 1))
+
+    def input_gradients(self, d_y: Any, in_eight: Rows | None, parts: int) -> Iterator[Any]:
+        """The same, so many parts of the tokens one after the other."""
         if in_eight is None:
             in_eight = rows.rows(d_y, factors=self.scales)
         values = self._held_transposed
         if values is None:
             values = weights.transposed(self._parts, self.scales)
-        return product(in_eight, Rows(values=values), dtype=in_eight.dtype)
+        for part in in_eight.split(parts):
+            yield product(part, Rows(values=values), dtype=in_eight.dtype)
 
     def _choose(self, x: Any) -> None:
         width = x.shape[1]

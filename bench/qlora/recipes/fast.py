@@ -120,7 +120,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     optimizer, name = make_optimizer(stack, trial, model, placement)
     step = CapturedStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
     step.notes, step.flags = notes, flags
-    step.may_capture = placement.is_cuda and not trial.offload_checkpoints
+    step.may_capture = placement.is_cuda
     return step
 
 
@@ -143,7 +143,8 @@ class FastModel(torch.nn.Module):
         super().__init__()
         self.peft_model = peft_model
         self._base = (base,)  # in a tuple, so that its parameters are not registered twice
-        self._tables = Tables(base, offloaded=trial.offload_checkpoints)  # first: what follows needs room
+        self.spares_memory = trial.offload_checkpoints
+        self._tables = Tables(base, offloaded=self.spares_memory)  # first: what follows needs room
         self._longest = trial.max_seq_len
         self._window = getattr(base.config, "sliding_window", None)
         self._layers = tuple(_layers(base, trial))

@@ -16,13 +16,14 @@ The base is frozen, so backward computes only the adapters' weight gradients; fo
 is trained, not the gradient of x either.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
+from bench.kernels.eight_bits.blocks import Blocks
+from bench.kernels.eight_bits.rows import Rows
 from bench.kernels.lora import Normed, Seed
 from bench.kernels.norm import Stream, rms_norm_backward, rms_norm_backward_rows, stream_norm, stream_norm_rows
 from bench.kernels.rope import Heads, rotate_
@@ -30,6 +31,7 @@ from bench.qlora.recipes.offload import Offload
 from bench.qlora.recipes.products import Product
 
 PRODUCTS = 4  # of a layer; each has a seed of its own
+PARTS = 2  # of the tokens, where memory is short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +49,19 @@ class Tokens:
 
 @dataclass(kw_only=True)
 class Kept:
-    """What a forward keeps for its backward."""
+    """What a forward keeps for its backward; x alone of a layer that is recomputed, or nothing where x is away."""
 
-    x: Any
-    rstd_in: Any
-    joined: Any
-    out: Any
-    attention: tuple[Any, ...]
-    h: Any
-    rstd_mid: Any
-    gate_up: Any
-    u_joined: Any
-    u_out: Any
-    u_gate_up: Any
+    x: Any = None
+    rstd_in: Any = None
+    joined: Any = None
+    out: Any = None
+    attention: tuple[Any, ...] = ()
+    h: Any = None
+    rstd_mid: Any = None
+    gate_up: Any = None
+    u_joined: Any = None
+    u_out: Any = None
+    u_gate_up: Any = None
     u_down: Any = None
 
 
@@ -93,26 +95,62 @@ class Layer:
             return (None,) * PRODUCTS
         return tuple(Seed(number=tokens.seed, plus=self.index * PRODUCTS + place) for place in range(PRODUCTS))
 
-    def forward(self, before: Stream, y: Any, tokens: Tokens, *, whole: bool = True) -> tuple[Stream, Any, Kept]:
-        """(h, y, what backward needs) of the sum of `before` and y, which may be None; y is None unless `whole`."""
-        seeds = self.seeds(tokens)
+    @property
+    def is_away(self) -> bool:
+        """Whether its input is in the host's memory between forward and backward."""
+        return self.recompute and self.offload is not None
+
+    def forward(
+        self,
+        before: Stream | None,
+        y: Any,
+        tokens: Tokens,
+        *,
+        keeps: bool = True,
+        puts: bool = False,
+        whole: bool = True,
+    ) -> tuple[Stream, Any, Kept]:
+        """(h, y, what backward needs) of the sum of `before` and y, which may be None.
+
+        Unless it `keeps` what backward needs, numbers are freed as soon as they are used. x goes to `offload` where it
+        `puts` it, and comes from there where `before` is None. y is None unless `whole`.
+        """
+        seeds, to = self.seeds(tokens), self.offload if puts else None
+        if before is None:
+            before = self._taken()
         (normed, in_eight), rstd_in, x = self._normed(self.joined, before, self.norm_in, y)
+        if to is not None:
+            to.put(self.index, x.high)
         joined, u_joined = self.joined.forward(normed, seeds[0], in_eight)
         rotate_(joined, tokens.cos, tokens.sin, self.heads)
         out, attention = attend(joined, self.heads, tokens.samples)
         added, u_out = self.out.forward(out.view(len(joined), -1), seeds[1])
         (normed, in_eight), rstd_mid, h = self._normed(self.gate_up, x, self.norm_mid, added)
-        del added
+        kept = Kept(x=None if self.is_away else x.high)
+        if keeps:
+            kept.rstd_in, kept.joined, kept.u_joined = rstd_in, joined, u_joined
+            kept.out, kept.attention, kept.u_out = out, attention, u_out
+            kept.h, kept.rstd_mid = h.high, rstd_mid
+        if not whole:
+            h = Stream(high=h.high)
+        del before, x, joined, out, attention, added  # the next product needs most memory
         gate_up, u_gate_up = self.gate_up.forward(normed, seeds[2], in_eight, in_blocks=True)
         del normed, in_eight
-        kept = Kept(
-            x=x.high, rstd_in=rstd_in, joined=joined, out=out, attention=attention, h=h.high, rstd_mid=rstd_mid,
-            gate_up=gate_up, u_joined=u_joined, u_out=u_out, u_gate_up=u_gate_up,
-        )  # fmt: skip
+        if keeps:
+            kept.gate_up, kept.u_gate_up = gate_up, u_gate_up
+        if to is not None:
+            to.settle()
         if not whole and not self.down.adapters:
             return h, None, kept
-        y, kept.u_down = self.down.forward_activated(gate_up, seeds[3])
+        act, in_eight = self.down.activated(gate_up)
+        del gate_up
+        y, kept.u_down = self.down.forward(act, seeds[3], in_eight)
         return h, y, kept
+
+    def _taken(self) -> Stream:
+        if self.offload is None:
+            raise ValueError("there is no input, and nothing that keeps it")
+        return Stream(high=self.offload.take(self.index))
 
     def _normed(self, product: Product, before: Stream, weight: Any, y: Any) -> tuple[tuple[Any, Any], Any, Stream]:
         """((the input of `product` in 16 bits, the same in 8 bits), rstd, the sum); of the two what it wants."""
@@ -126,18 +164,16 @@ class Layer:
 
     def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
         """(d_x or None, the gradients of `parameters`). `kept` is used up; an x that it lacks comes from `offload`."""
-        seeds, offload = self.seeds(tokens), self.offload if kept.x is None else None
-        d_act, small = self.down.input_gradient(d_y, kept.u_down, seeds[3])
-        d_gate_up, in_eight = self.gate_up.activated_gradient(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
+        seeds, offload = self.seeds(tokens), self.offload if self.is_away else None
+        d_gate_up, in_eight, d_down = self._activated_gradient(d_y, kept, seeds[3])
         kept.gate_up = None
-        # Where an adapter needs it, d_act now holds the activation.
-        d_down = self.down.parameter_gradients(small, d_act, seeds[3])
-        del d_act, small
         if offload is not None:
             offload.begin(self.index)
         normed = Normed(total=kept.h, rstd=kept.rstd_mid, weight=self.norm_mid)
         d_normed, of_gate_up = self.gate_up.backward(d_gate_up, normed, kept.u_gate_up, seeds[2], in_eight)
         del d_gate_up, in_eight
+        if offload is not None:
+            offload.begin(self.index - 1)
         of_norm = d_normed, kept.h, kept.rstd_mid, self.norm_mid, d_y
         if self.out.factors is None:
             d_h, in_eight = rms_norm_backward(*of_norm), None
@@ -151,7 +187,6 @@ class Layer:
         del d_out
         if offload is not None:
             kept.x = offload.take(self.index)
-            offload.begin(self.index - 1)
         normed = Normed(total=kept.x, rstd=kept.rstd_in, weight=self.norm_in)
         if needs_x:
             d_normed, d_in = self.joined.backward(d_joined, normed, kept.u_joined, seeds[0])
@@ -161,6 +196,18 @@ class Layer:
             d_x, d_in = None, self.joined.parameter_gradients(small, normed, seeds[0])
         return d_x, (*d_in, *d_o, *of_gate_up, *d_down)
 
+    def _activated_gradient(self, d_y: Any, kept: Kept, seed: Seed | None) -> tuple[Any, Rows | None, tuple[Any, ...]]:
+        """(the gradient of gate and up, the same in 8 bits, the gradients of `down`'s parameters)."""
+        eight, adapted = self.down.eight, self.gate_up.adapters or self.down.adapters
+        if self.is_away and eight is not None and isinstance(kept.gate_up, Blocks) and not adapted:
+            d_acts = eight.input_gradients(d_y, None, PARTS)
+            return None, self.gate_up.activated_gradients(kept.gate_up, d_acts, PARTS), ()
+        d_act, small = self.down.input_gradient(d_y, kept.u_down, seed)
+        keep_act = bool(self.down.adapters)
+        d_gate_up, in_eight = self.gate_up.activated_gradient(kept.gate_up, d_act, keep_act=keep_act)
+        # Where an adapter needs it, d_act now holds the activation.
+        return d_gate_up, in_eight, self.down.parameter_gradients(small, d_act, seed)
+
 
 class _Function(torch.autograd.Function):
     """A layer for autograd, a function of its input and its adapters' parameters: DDP gets each gradient at once.
@@ -169,15 +216,10 @@ class _Function(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, high: Any, low: Any, y: Any, layer: Layer, tokens: Tokens, *parameters: Any) -> Any:
-        h, y, kept = layer.forward(Stream(high=high, low=low), y, tokens)
-        ctx.layer, ctx.tokens, ctx.count = layer, tokens, len(parameters)
-        if not layer.recompute:
-            ctx.kept = kept
-        elif layer.offload is not None:
-            layer.offload.put(layer.index, kept.x)
-        else:
-            ctx.x = kept.x
+    def forward(ctx: Any, high: Any, low: Any, y: Any, layer: Layer, tokens: Tokens, *_parameters: Any) -> Any:
+        before, keeps = Stream(high=high, low=low), not layer.recompute
+        h, y, ctx.kept = layer.forward(before, y, tokens, keeps=keeps, puts=layer.is_away)
+        ctx.layer, ctx.tokens = layer, tokens
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(part for part in (h.high, h.low) if part is not None))
         return h.high, h.low, y
@@ -185,16 +227,17 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _high: Any, _low: Any, d_y: Any) -> Any:
         layer: Layer = ctx.layer
-        if not layer.recompute:
-            kept, ctx.kept = ctx.kept, None
-        else:
-            x = ctx.x if layer.offload is None else layer.offload.take(layer.index)
-            kept = layer.forward(Stream(high=x), None, ctx.tokens, whole=False)[2]
-            if layer.offload is not None:  # memory is short: it is fetched again when it is needed
-                del x
-                kept.x = None
+        kept, ctx.kept = ctx.kept, None
+        if layer.recompute:
+            before = None if layer.is_away else Stream(high=kept.x)
+            kept = layer.forward(before, None, ctx.tokens, whole=False)[2]
         d_x, gradients = layer.backward(d_y.contiguous(), kept, ctx.tokens, needs_x=ctx.needs_input_grad[2])
         return None, None, d_x, None, None, *gradients
 
 
-run_layer: Callable[..., Any] = _Function.apply
+def run_layer(high: Any, low: Any, y: Any, layer: Layer, tokens: Tokens, *parameters: Any) -> Any:
+    """(h in two parts, y) of an input in two parts and y, which may be None. With autograd off nothing is kept."""
+    if torch.is_grad_enabled():
+        return _Function.apply(high, low, y, layer, tokens, *parameters)
+    h, y, _ = layer.forward(Stream(high=high, low=low), y, tokens, keeps=False)
+    return h.high, h.low, y

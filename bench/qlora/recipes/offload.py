@@ -63,15 +63,20 @@ def _pinned(weight: Any) -> Any:
 
 
 class Offload:
-    """Layer inputs by index. One can be taken several times, until the next is put in its place."""
+    """Layer inputs by index. One can be taken several times, until the next is put in its place.
+
+    The streams wait for each other, never the host, and memory is asked for and given back on the current stream alone:
+    so a step with all its copies can be captured as a graph.
+    """
 
     def __init__(self) -> None:
         self._host: dict[int, Any] = {}  # pinned buffers, made once and reused in every step
         self._here: dict[int, Any] = {}  # on the device, or on the way there; on a CPU all of them
+        self._leaving: Any = None
         self._stream: Any = None
 
     def put(self, index: int, x: Any) -> None:
-        """Keep `x`, which must not change until it is taken for the last time."""
+        """Keep `x`, which must not change until it is taken for the last time. `settle` before the next one."""
         if not x.is_cuda:
             self._here[index] = x
             return
@@ -81,24 +86,33 @@ class Offload:
         if buffer is None or buffer.shape != x.shape or buffer.dtype != x.dtype:
             buffer = self._host[index] = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
         self._here.pop(index, None)
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        self._leaving = x
+        with self._behind():
             buffer.copy_(x, non_blocking=True)
-        x.record_stream(self._stream)  # its memory must not be reused before the copy has read it
+
+    def settle(self) -> None:
+        """What was put is in the host's memory before anything that is queued from now on: its room is free."""
+        if self._leaving is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._leaving = None
 
     def begin(self, index: int) -> None:
-        """Start to fetch this input, where there is one."""
+        """Start to fetch this input, where there is one, behind what is queued so far."""
         if index in self._here or index not in self._host:
             return
-        with torch.cuda.stream(self._stream):
-            self._here[index] = self._host[index].to("cuda", non_blocking=True)
+        x = self._here[index] = torch.empty_like(self._host[index], device="cuda")
+        with self._behind():
+            x.copy_(self._host[index], non_blocking=True)
 
     def take(self, index: int) -> Any:
         """The input of layer `index`, on the device."""
         self.begin(index)
         if self._stream is None:
             return self._here[index]
-        x = self._here.pop(index)
         torch.cuda.current_stream().wait_stream(self._stream)
-        x.record_stream(torch.cuda.current_stream())
-        return x
+        return self._here.pop(index)
+
+    def _behind(self) -> Any:
+        """The stream of the copies, behind what is queued on the current one."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._stream)

@@ -17,13 +17,14 @@ lora_alpha / R. W is frozen and gets no gradient.
 The products with W can be done in 8 bits (`bench.qlora.recipes.eight`): d_y W alone, or both.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bench.kernels import lora, lora_out, nf4
+from bench.kernels.eight_bits.blocks import Blocks
 from bench.kernels.eight_bits.product import Beside
 from bench.kernels.eight_bits.rows import Columns, Rows
 from bench.kernels.eight_bits.swiglu import swiglu_backward_rows, swiglu_rows
@@ -122,16 +123,16 @@ class Product:
             return x @ weight.T, None
         return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
-    def forward_activated(self, joined: Any, seed: Seed | None) -> tuple[Any, Any]:
-        """`forward` of swiglu(joined), which is not written in 16 bits where nothing but the product wants it.
+    def activated(self, joined: Any) -> tuple[Any, Rows | None]:
+        """swiglu(joined), (x, x in 8 bits) for `forward`; x is None where nothing wants it in 16 bits.
 
         joined: `Blocks` or a tensor.
         """
         if self.eight is None or not self.eight.forward:
-            return self.forward(swiglu(joined), seed)
+            return swiglu(joined), None
         columns = self.columns_apart
         in_eight, act = swiglu_rows(joined, columns, keep_act=columns is None or bool(self.adapters))
-        return self.forward(act, seed, None if columns is None else in_eight)
+        return act, None if columns is None else in_eight
 
     def activated_gradient(self, joined: Any, d_act: Any, *, keep_act: bool) -> tuple[Any, Rows | None]:
         """The gradient of `joined`, this product's y, from d_act, that of swiglu(joined): what `backward` takes.
@@ -144,6 +145,14 @@ class Product:
         keeps = {"keep_act": keep_act, "keep_gradient": bool(self.adapters)}
         in_eight, d_joined = swiglu_backward_rows(joined, d_act, self.eight.scales, **keeps)
         return d_joined, in_eight
+
+    def activated_gradients(self, joined: Blocks, d_acts: Iterator[Any], parts: int) -> Rows:
+        """`activated_gradient` without adapters, for so many parts of the tokens, a d_act for each."""
+        scales = []
+        for part in joined.split(parts):
+            in_eight, _ = swiglu_backward_rows(part, next(d_acts), self.factors)
+            scales.append(in_eight.scales)
+        return Rows(values=joined.values, scales=torch.cat(scales), dtype=joined.dtype)
 
     def backward(
         self, d_y: Any, x: Any, u: Any, seed: Seed | None, in_eight: Rows | None = None
