@@ -32,6 +32,7 @@ def head_loss(x: Any, weight: Any, targets: Any) -> tuple[Any, Any]:
         logits = x[part] @ weight.T
         cross_entropy_(logits, targets[part], share, losses[part])
         torch.mm(logits, weight, out=x[part])
+        del logits  # before the next ones are made
     return losses.sum() * share, x
 
 

@@ -71,6 +71,7 @@ def why_not(stack: Stack, decoder: Any, heads: Heads, *, batch: int) -> str | No
         return f"activation {decoder.config.hidden_act}, not silu"
     if norm.dtype != stack.torch.bfloat16:
         return f"a model in {norm.dtype}, not bfloat16"
+    used: set[tuple[int, float]] = set()
     for layer in decoder.layers:
         ranks, mlp = set(), layer.mlp
         for linear in (*_attended(layer), layer.self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
@@ -83,7 +84,8 @@ def why_not(stack: Stack, decoder: Any, heads: Heads, *, batch: int) -> str | No
                 ranks.add((len(lora.a), lora.scaling))
         if len(ranks) > 1:
             return "adapters of several ranks or scalings"
-    return None
+        used |= ranks
+    return products.why_no_room(norm.device, batch, max((rank for rank, _ in used), default=0))
 
 
 def _attended(layer: Any) -> tuple[Any, ...]:

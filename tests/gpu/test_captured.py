@@ -1,5 +1,5 @@
 """Captured steps: the same bits as steps that are not captured, in every layout, and what ends a graph. And offloaded
-steps, which are not captured.
+steps: the same bits as steps that keep everything on the GPU.
 
 python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_captured.py
 """
@@ -17,7 +17,7 @@ from bench.data.packing import Row  # noqa: E402
 from bench.kernels import attention  # noqa: E402
 from bench.kinds.finetune.evaluate import evaluating  # noqa: E402
 from bench.qlora import recipes  # noqa: E402
-from bench.qlora.recipes import captured  # noqa: E402
+from bench.qlora.recipes import captured, layer  # noqa: E402
 from bench.qlora.step import load_base, place  # noqa: E402
 from bench.records import ALL_LINEAR, Trial  # noqa: E402
 from tests.support.faults import raising  # noqa: E402
@@ -175,6 +175,28 @@ def test_without_memory_for_a_graph_steps_go_on(modules, model, monkeypatch):
     monkeypatch.setattr(captured, "Captured", raising(torch.OutOfMemoryError("full")))
     step = build(modules, model)
     found = run(step, batches, captures=True)
+    assert step.why_not == "not enough memory"
+    assert found[0] == expected[0]
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True, "offload_checkpoints": True}])
+def test_memory_that_ends_in_the_middle_of_a_capture_changes_no_bit(modules, model, monkeypatch, changes):
+    batches = [padded(number) for number in range(4)]
+    expected = run(build(modules, model, **changes), batches, captures=False)
+    attend_backward, calls = layer.attend_backward, []
+
+    def full(*arguments: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            calls.append(1)
+            if len(calls) == 2:
+                raise torch.OutOfMemoryError("full")
+        return attend_backward(*arguments)
+
+    monkeypatch.setattr(layer, "attend_backward", full)
+    step = build(modules, model, **changes)
+    found = run(step, batches, captures=True)
+    assert len(calls) == 2
     assert step.why_not == "not enough memory"
     assert found[0] == expected[0]
     assert torch.equal(found[1], expected[1])

@@ -1,12 +1,12 @@
 // y = x W^T for up to 32 rows of x, with W in NF4, W never written out. Python's side: `products.py`.
 //
 // Compiled for one shape: COLUMNS of W, TILES of eight rows of x, WEIGHTS that are joined, and what is fused:
-// NORM (x is normalized first), GATED (y = silu(x G^T) * (x U^T)), RANK of the adapters, 0 for none. WARPS of a block,
-// RESIDENT blocks of a multiprocessor, STAGES as below.
+// NORM (x is normalized first), GATED (y = silu(x G^T) * (x U^T)), RANK of the adapters, 0 for none, SIDE rows of x that
+// are multiplied with a row of A at a time. WARPS of a block, RESIDENT blocks of a multiprocessor, STAGES as below.
 //
 // u = s x A^T of the adapters is made by the first blocks, a row of A each, which have the fewest rows of W. Each number
-// lies beside the turn it was made in, how often the kernel has run, so who waits for it reads it until its turn is this
-// one: no fence, and nothing to be cleared. A block asks for u while it computes its first sums, and keeps it and its rows
+// lies beside the number of the launch that made it, so who waits for it reads it until that is this one: no fence, and
+// nothing to be cleared. A block asks for u while it computes its first sums, and keeps it and its rows
 // of B in shared memory. Blocks begin in their order, so none waits for one that cannot begin.
 //
 // A block computes 16 rows of W at a time; its warps share the columns, 256 at a time. Tensor cores multiply 16 rows of
@@ -39,7 +39,6 @@ constexpr bool AHEAD = !HOLDS && !NORM && TILES == 1;  // a chunk of it in regis
 constexpr int ROW = CHUNK * 32 + 32;           // bytes of a row in shared memory: eight rows fall on all its banks
 constexpr int STAGE = HIGH * ROW + HIGH * 8;   // codes, four scales of each row, and the scale of those
 constexpr int HEIGHT = WEIGHTS * RANK;         // rows of every A
-constexpr int SIDE = 8;                        // rows of x that are multiplied with a row of A at a time
 constexpr int ASKED = 2;                       // numbers of u that a thread asks for before it needs them
 constexpr bool COPIES_B = RANK > 0 && RANK % 8 == 0;  // a row of B begins at 16 bytes
 
@@ -61,8 +60,8 @@ struct Arguments {
   const u16* norm;  // (COLUMNS,) bf16
   const u16* onto;  // (count, stride) bf16, added to y; null for none
   const u16* a;     // (HEIGHT, COLUMNS) bf16, every A
-  u64* u;           // (count, HEIGHT), s x A^T without the norm's factor, float32, and above it the turn it was made in
-  u32* turn;        // this one, from 1 on; and blocks that have read it, 0 before and afterwards
+  u64* u;           // (count, HEIGHT), s x A^T without the norm's factor, float32, and above it the launch
+  u32* launch;      // this one's number, from 1 on; and blocks that have read it, 0 before and afterwards
   u16* y;           // (count, stride) bf16
   int count, stride, parts;
   float eps, scaling;
@@ -151,9 +150,9 @@ __device__ __forceinline__ void ask_for_a(const Arguments& a) {
 __device__ __forceinline__ void fetch_b(u16* to, const Arguments& a, int part, int lane) {
   if (part < a.parts)
     for (int piece = lane; piece < HIGH * RANK / 8; piece += LANES) {
-      const Place place = place_of(a, part, piece / (RANK / 8));
+      const Place place = place_of(a, part, piece * 8 / RANK);
       const u16* b = a.weights[place.weight].b;
-      if (b != nullptr) copy16(address(to + piece * 8), b + (u64)place.row * RANK + piece % (RANK / 8) * 8);
+      if (b != nullptr) copy16(address(to + piece * 8), b + (u64)place.row * RANK + piece * 8 % RANK);
     }
 }
 
@@ -214,7 +213,7 @@ __device__ __forceinline__ void take(u32 (&x)[TILES][8], const Arguments& a, int
 }
 
 // The rows of u that this block makes. `room`: WARPS x SIDE.
-__device__ __forceinline__ void make_u(const Arguments& a, u32 turn, float* room) {
+__device__ __forceinline__ void make_u(const Arguments& a, u32 launch, float* room) {
   const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
   for (int row = blockIdx.x; row < HEIGHT; row += gridDim.x)
     for (int first = 0; first < a.count; first += SIDE) {
@@ -251,7 +250,7 @@ __device__ __forceinline__ void make_u(const Arguments& a, u32 turn, float* room
         float dot = 0.0f;
 #pragma unroll
         for (int each = 0; each < WARPS; each++) dot += room[each * SIDE + thread];
-        store(a.u + (first + thread) * HEIGHT + row, (u64)turn << 32 | __float_as_uint(a.scaling * dot));
+        store(a.u + (first + thread) * HEIGHT + row, (u64)launch << 32 | __float_as_uint(a.scaling * dot));
       }
       __syncthreads();
     }
@@ -308,8 +307,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
   if (RANK > 0) ask_for_a(a);
   let_next_start();
   await_inputs();
-  const u32 turn = RANK > 0 ? *(volatile u32*)a.turn : 0;
-  if (RANK > 0) make_u(a, turn, sums);
+  const u32 launch = RANK > 0 ? *(volatile u32*)a.launch : 0;
+  if (RANK > 0) make_u(a, launch, sums);
   u32 held[HOLDS ? CHUNKS * CHUNK : 1][TILES][8], ahead[AHEAD ? 2 : 1][AHEAD ? CHUNK : 1][TILES][8];
   float* squares = sums + WARPS * HIGH * WIDE;  // WARPS x WIDE, where the second part's sums will lie
   if (HOLDS) {
@@ -453,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
 #pragma unroll 1
       for (int at = thread, one = 0; at < HEIGHT * a.count; at += THREADS, one++) {
         u64 made = one == 0 ? asked[0] : one == 1 ? asked[1] : 0;
-        while ((u32)(made >> 32) != turn) made = load(a.u + at);
+        while ((u32)(made >> 32) != launch) made = load(a.u + at);
         u[at] = __uint_as_float((u32)made);
       }
     __syncthreads();
@@ -485,6 +484,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
     }
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
-  // Every thread has read the turn before the block's first meeting.
-  if (RANK > 0 && thread == THREADS - 1 && atomicAdd(a.turn + 1, 1) == gridDim.x - 1) a.turn[0] = turn + 1, a.turn[1] = 0;
+  // Every thread has read the launch's number before the block's first meeting.
+  if (RANK > 0 && thread == THREADS - 1 && atomicAdd(a.launch + 1, 1) == gridDim.x - 1)
+    a.launch[0] = launch + 1, a.launch[1] = 0;
 }

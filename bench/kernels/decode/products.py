@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 HIGH, TILE = 16, 8  # as in products.cu
 ROW, STAGE = 160, 16 * 160 + 16 * 8
 # Warps of a block, blocks on a multiprocessor, chunks that a warp has under way; the first that fits in shared memory.
-DIVISIONS = ((8, 2, 2), (8, 1, 2), (4, 1, 2))
+DIVISIONS = ((8, 2, 2), (8, 1, 2), (4, 1, 2), (4, 1, 1))
 LANES, LEVELS = 32, 256
 RESERVED = 1024  # bytes of shared memory that a block takes for itself
 
@@ -50,7 +50,7 @@ class _Weight(ctypes.Structure):
 class _Arguments(ctypes.Structure):
     _fields_ = (
         ("weights", _Weight * MOST_WEIGHTS),
-        *((name, ctypes.c_void_p) for name in ("levels", "x", "norm", "onto", "a", "u", "turn", "y")),
+        *((name, ctypes.c_void_p) for name in ("levels", "x", "norm", "onto", "a", "u", "launch", "y")),
         *((name, ctypes.c_int) for name in ("count", "stride", "parts")),
         *((name, ctypes.c_float) for name in ("eps", "scaling")),
     )
@@ -93,7 +93,7 @@ class Product:
         self._columns, self._gated = weights[0].shape[1], gated
         lora = _joined(adapters, most_rows, device) if any(adapters) else None
         self._kept = norm, weights, lora  # what the kernel reads by address
-        self._tiles = next(tiles for tiles in (1, 2, 4) if tiles * TILE >= most_rows)
+        self._tiles = _tiles(most_rows)
         heights = [weight.shape[0] for weight in weights]
         self._stride = heights[0] if gated else sum(heights)
         step = HIGH // 2 if gated else HIGH
@@ -106,7 +106,7 @@ class Product:
         )
         if lora is not None:
             self._arguments.a, self._arguments.scaling = lora.a.data_ptr(), lora.scaling
-            self._arguments.u, self._arguments.turn = lora.u.data_ptr(), lora.turn.data_ptr()
+            self._arguments.u, self._arguments.launch = lora.u.data_ptr(), lora.launch.data_ptr()
         for place, weight in enumerate(weights):
             self._arguments.weights[place] = _Weight(
                 codes=weight.packed.data_ptr(),
@@ -119,11 +119,8 @@ class Product:
                 first=0 if gated else sum(heights[:place]),
             )
         properties = torch.cuda.get_device_properties(device)
-        for self._warps, resident, stages in DIVISIONS:
-            rank = 0 if lora is None else lora.rank
-            self._shared = shared_bytes(len(weights), self._tiles, self._warps, stages, rank)
-            if resident * (self._shared + RESERVED) <= properties.shared_memory_per_multiprocessor:
-                break
+        rank = 0 if lora is None else lora.rank
+        self._warps, resident, stages, self._shared = _division(properties, len(weights), self._tiles, rank)
         # Blocks beyond the parts have a row of A each, or none.
         wanted = self._arguments.parts + (0 if lora is None else len(lora.a))
         self._blocks = min(wanted, resident * properties.multi_processor_count)
@@ -137,7 +134,8 @@ class Product:
                 ("WEIGHTS", len(weights)),
                 ("NORM", int(norm is not None)),
                 ("GATED", int(gated)),
-                ("RANK", 0 if lora is None else lora.rank),
+                ("RANK", rank),
+                ("SIDE", min(most_rows, TILE)),
                 ("WARPS", self._warps),
                 ("RESIDENT", resident),
                 ("STAGES", stages),
@@ -159,15 +157,28 @@ class Product:
 class _Joined:
     """Adapters of weights that share their input: every A one below the other, zeros where there is none, in bf16.
 
-    `u` and `turn` are the kernel's own room: its numbers with the turn they were made in, and the turn to come.
+    `u` and `launch` are the kernel's own room: numbers beside the launch that made them, and the next launch's number.
     """
 
     a: Any
     b: tuple[Any, ...]
     u: Any
-    turn: Any
+    launch: Any
     rank: int
     scaling: float
+
+
+def _tiles(rows: int) -> int:
+    return next(tiles for tiles in (1, 2, 4) if tiles * TILE >= rows)
+
+
+def _division(properties: Any, weights: int, tiles: int, rank: int) -> tuple[int, int, int, int]:
+    """(warps of a block, blocks on a multiprocessor, chunks under way, bytes of shared memory). Raises ValueError."""
+    for warps, resident, stages in DIVISIONS:
+        shared = shared_bytes(weights, tiles, warps, stages, rank)
+        if resident * (shared + RESERVED) <= properties.shared_memory_per_multiprocessor:
+            return warps, resident, stages, shared
+    raise ValueError(f"adapters of rank {rank} for {tiles * TILE} sequences: too much for the GPU's shared memory")
 
 
 def shared_bytes(weights: int, tiles: int, warps: int, stages: int, rank: int = 0) -> int:
@@ -189,7 +200,7 @@ def _joined(adapters: tuple[Lora | None, ...], most_rows: int, device: Any) -> _
         a=a,
         b=b,
         u=torch.zeros((most_rows, len(a)), dtype=torch.int64, device=device),
-        turn=torch.tensor([1, 0], dtype=torch.int32, device=device),
+        launch=torch.tensor([1, 0], dtype=torch.int32, device=device),
         rank=int(rank),
         scaling=there.scaling,
     )
@@ -203,6 +214,15 @@ def why_not(device: Any) -> str | None:
     if found < LEAST_CAPABILITY:
         return f"a GPU of compute capability {found[0]}.{found[1]}; 8.0 (A100, A10) or newer is needed"
     return nvrtc.why_not()
+
+
+def why_no_room(device: Any, rows: int, rank: int) -> str | None:
+    """Why three weights with adapters of this rank do not fit so many rows; None where they do."""
+    try:
+        _division(torch.cuda.get_device_properties(device), MOST_WEIGHTS, _tiles(rows), rank)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def covered(weight: Any) -> Nf4 | None:

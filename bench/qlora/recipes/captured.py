@@ -14,12 +14,13 @@ Not covered: several ranks, whose gradients travel while backward runs.
 
 import contextlib
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from bench.kernels.launch import power_of_two
+from bench.qlora.recipes.offload import Offload
 from bench.qlora.step import TrainingStep
 
 MOST_CHANGES = 8  # of shape, in one process; more captures would cost more than they gain
@@ -44,10 +45,10 @@ class Captured:
         self._load(inputs)
         pool = torch.cuda.graph_pool_handle()
         # What other threads do meanwhile (a loader that pins memory, a checkpoint that is written) is theirs.
-        with torch.cuda.graph(self._forward, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._forward, pool=pool, capture_error_mode="thread_local"), _joined(model.offload):
             mean = model(**self._inputs, seed=self._seed).loss
-        with torch.cuda.graph(self._backward, pool=pool, capture_error_mode="thread_local"):
-            if model.spares_memory:  # a kernel more for each gradient, none of which waits for the others
+        with torch.cuda.graph(self._backward, pool=pool, capture_error_mode="thread_local"), _joined(model.offload):
+            if model.offload is not None:  # a kernel more for each gradient, none of which waits for the others
                 torch.autograd.backward(mean, self._share, inputs=trained)
             else:
                 gradients = torch.autograd.grad(mean, trained, self._share)
@@ -144,6 +145,16 @@ class CapturedStep(TrainingStep):
 
     def _give_up(self, why: str) -> None:
         self.may_capture, self.why_not = False, why
+
+
+@contextlib.contextmanager
+def _joined(offload: Offload | None) -> Iterator[None]:
+    """At the end, also by an error, the stream of the copies has joined: else a capture cannot end."""
+    try:
+        yield
+    finally:
+        if offload is not None:
+            offload.join()
 
 
 def _give_back() -> None:

@@ -143,11 +143,11 @@ class FastModel(torch.nn.Module):
         super().__init__()
         self.peft_model = peft_model
         self._base = (base,)  # in a tuple, so that its parameters are not registered twice
-        self.spares_memory = trial.offload_checkpoints
-        self._tables = Tables(base, offloaded=self.spares_memory)  # first: what follows needs room
+        self.offload = Offload() if trial.offload_checkpoints else None
+        self._tables = Tables(base, offloaded=trial.offload_checkpoints)  # first: what follows needs room
         self._longest = trial.max_seq_len
         self._window = getattr(base.config, "sliding_window", None)
-        self._layers = tuple(_layers(base, trial))
+        self._layers = tuple(_layers(base, trial, self.offload))
         self._adapters = [_copied(layer) for layer in self._layers]
         self._angles = Angles(base.model.rotary_emb)
 
@@ -294,8 +294,8 @@ def _eps(norm: Any) -> float:
     return float(norm.variance_epsilon)
 
 
-def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
-    heads, offload = _heads(base.config), Offload() if trial.offload_checkpoints else None
+def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[Layer]:
+    heads = _heads(base.config)
     for index, layer in enumerate(base.model.layers):
         hold = index < trial.held_layers
         yield Layer(

@@ -49,7 +49,7 @@ class Tokens:
 
 @dataclass(kw_only=True)
 class Kept:
-    """What a forward keeps for its backward; x alone of a layer that is recomputed, or nothing where x is away."""
+    """What a forward keeps for its backward: of a layer that is recomputed x alone, or nothing where x is offloaded."""
 
     x: Any = None
     rstd_in: Any = None
@@ -102,7 +102,7 @@ class Layer:
 
     def forward(
         self,
-        before: Stream | None,
+        before: Stream,
         y: Any,
         tokens: Tokens,
         *,
@@ -113,11 +113,9 @@ class Layer:
         """(h, y, what backward needs) of the sum of `before` and y, which may be None.
 
         Unless it `keeps` what backward needs, numbers are freed as soon as they are used. x goes to `offload` where it
-        `puts` it, and comes from there where `before` is None. y is None unless `whole`.
+        `puts` it. y is None unless `whole`.
         """
         seeds, to = self.seeds(tokens), self.offload if puts else None
-        if before is None:
-            before = self._taken()
         (normed, in_eight), rstd_in, x = self._normed(self.joined, before, self.norm_in, y)
         if to is not None:
             to.put(self.index, x.high)
@@ -126,7 +124,7 @@ class Layer:
         out, attention = attend(joined, self.heads, tokens.samples)
         added, u_out = self.out.forward(out.view(len(joined), -1), seeds[1])
         (normed, in_eight), rstd_mid, h = self._normed(self.gate_up, x, self.norm_mid, added)
-        kept = Kept(x=None if self.is_away else x.high)
+        kept = Kept(x=None if puts else x.high)
         if keeps:
             kept.rstd_in, kept.joined, kept.u_joined = rstd_in, joined, u_joined
             kept.out, kept.attention, kept.u_out = out, attention, u_out
@@ -147,11 +145,6 @@ class Layer:
         y, kept.u_down = self.down.forward(act, seeds[3], in_eight)
         return h, y, kept
 
-    def _taken(self) -> Stream:
-        if self.offload is None:
-            raise ValueError("there is no input, and nothing that keeps it")
-        return Stream(high=self.offload.take(self.index))
-
     def _normed(self, product: Product, before: Stream, weight: Any, y: Any) -> tuple[tuple[Any, Any], Any, Stream]:
         """((the input of `product` in 16 bits, the same in 8 bits), rstd, the sum); of the two what it wants."""
         columns = product.columns_apart
@@ -163,30 +156,28 @@ class Layer:
         return (normed, in_eight), rstd, total
 
     def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
-        """(d_x or None, the gradients of `parameters`). `kept` is used up; an x that it lacks comes from `offload`."""
-        seeds, offload = self.seeds(tokens), self.offload if self.is_away else None
+        """(d_x or None, the gradients of `parameters`). `kept` is used up."""
+        seeds = self.seeds(tokens)
         d_gate_up, in_eight, d_down = self._activated_gradient(d_y, kept, seeds[3])
         kept.gate_up = None
-        if offload is not None:
-            offload.begin(self.index)
         normed = Normed(total=kept.h, rstd=kept.rstd_mid, weight=self.norm_mid)
         d_normed, of_gate_up = self.gate_up.backward(d_gate_up, normed, kept.u_gate_up, seeds[2], in_eight)
-        del d_gate_up, in_eight
-        if offload is not None:
-            offload.begin(self.index - 1)
+        del d_gate_up, in_eight, normed
+        if self.offload is not None:
+            self.offload.begin(self.index - 1)
         of_norm = d_normed, kept.h, kept.rstd_mid, self.norm_mid, d_y
         if self.out.factors is None:
             d_h, in_eight = rms_norm_backward(*of_norm), None
         else:
             d_h, in_eight = rms_norm_backward_rows(*of_norm, self.out.factors)
+        kept.h = None
         d_out, d_o = self.out.backward(d_h, kept.out.view(len(d_h), -1), kept.u_out, seeds[1], in_eight)
+        del of_norm, d_normed, in_eight  # attention needs much memory
         d_joined = attend_backward(
             d_out.view_as(kept.out), kept.joined, self.heads, kept.out, kept.attention, tokens.samples, tokens.cos,
             tokens.sin,
         )  # fmt: skip
         del d_out
-        if offload is not None:
-            kept.x = offload.take(self.index)
         normed = Normed(total=kept.x, rstd=kept.rstd_in, weight=self.norm_in)
         if needs_x:
             d_normed, d_in = self.joined.backward(d_joined, normed, kept.u_joined, seeds[0])
@@ -229,8 +220,8 @@ class _Function(torch.autograd.Function):
         layer: Layer = ctx.layer
         kept, ctx.kept = ctx.kept, None
         if layer.recompute:
-            before = None if layer.is_away else Stream(high=kept.x)
-            kept = layer.forward(before, None, ctx.tokens, whole=False)[2]
+            x = kept.x if layer.offload is None else layer.offload.take(layer.index)
+            kept = layer.forward(Stream(high=x), None, ctx.tokens, whole=False)[2]
         d_x, gradients = layer.backward(d_y.contiguous(), kept, ctx.tokens, needs_x=ctx.needs_input_grad[2])
         return None, None, d_x, None, None, *gradients
 

@@ -4,8 +4,7 @@ embeddings and the head.
 With every layer recomputed, one input a layer stays on the GPU between forward and backward: 1.07 GB at 32 layers of
 4096 x 4096 in bf16. Copying one takes less time than its layer computes (34 MB: 0.6 ms over PCIe 5, a layer's forward 3
 ms on an H200; an A10 is slower at both), so copies overlap the computation, on a stream of their own.
-An input is fetched twice, so that none lies on the GPU while the MLP's backward needs most memory. On a CPU everything
-stays where it is.
+On a CPU everything stays where it is.
 """
 
 import contextlib
@@ -63,7 +62,7 @@ def _pinned(weight: Any) -> Any:
 
 
 class Offload:
-    """Layer inputs by index. One can be taken several times, until the next is put in its place.
+    """Layer inputs by index.
 
     The streams wait for each other, never the host, and memory is asked for and given back on the current stream alone:
     so a step with all its copies can be captured as a graph.
@@ -74,9 +73,10 @@ class Offload:
         self._here: dict[int, Any] = {}  # on the device, or on the way there; on a CPU all of them
         self._leaving: Any = None
         self._stream: Any = None
+        self._is_ahead = False  # of the current stream, which does not wait for it yet
 
     def put(self, index: int, x: Any) -> None:
-        """Keep `x`, which must not change until it is taken for the last time. `settle` before the next one."""
+        """Keep `x`, which must not change until it is taken. `settle` before the next one."""
         if not x.is_cuda:
             self._here[index] = x
             return
@@ -85,16 +85,15 @@ class Offload:
         buffer = self._host.get(index)
         if buffer is None or buffer.shape != x.shape or buffer.dtype != x.dtype:
             buffer = self._host[index] = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-        self._here.pop(index, None)
+        self._here.pop(index, None)  # of a backward that came to no end
         self._leaving = x
         with self._behind():
             buffer.copy_(x, non_blocking=True)
 
     def settle(self) -> None:
         """What was put is in the host's memory before anything that is queued from now on: its room is free."""
-        if self._leaving is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
-            self._leaving = None
+        self.join()
+        self._leaving = None
 
     def begin(self, index: int) -> None:
         """Start to fetch this input, where there is one, behind what is queued so far."""
@@ -107,12 +106,17 @@ class Offload:
     def take(self, index: int) -> Any:
         """The input of layer `index`, on the device."""
         self.begin(index)
-        if self._stream is None:
-            return self._here[index]
-        torch.cuda.current_stream().wait_stream(self._stream)
+        self.join()
         return self._here.pop(index)
+
+    def join(self) -> None:
+        """What is queued from now on waits for all copies."""
+        if self._is_ahead:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self._is_ahead = False
 
     def _behind(self) -> Any:
         """The stream of the copies, behind what is queued on the current one."""
         self._stream.wait_stream(torch.cuda.current_stream())
+        self._is_ahead = True
         return torch.cuda.stream(self._stream)
