@@ -1,4 +1,5 @@
-"""Does the fast recipe compute what the reference computes? Gradients against float32, and loss curves step by step.
+"""Does the fast recipe compute what the reference computes? Gradients against float32, and loss curves step by step; in
+bf16 and, on a GPU, with products in 8 bits.
 
     python -m tests.benchmarks.fast_equal --model DIR --data FILE [--steps 200] [--parts gradients,curves] [--json FILE]
 
@@ -37,6 +38,11 @@ STEPS = 200
 LAST = 50  # steps at the end over which mean losses are compared
 REPORT_EVERY = 20
 PARTS = ("gradients", "curves")
+REFERENCE, AGAIN = "reference", "reference with other dropout"
+IN_8_BITS: dict[str, dict[str, Any]] = {
+    "fast, d_x in 8 bits": {"products": "eight_backward"},
+    "fast, both products in 8 bits": {"products": "eight"},
+}
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
@@ -88,34 +94,50 @@ class Equality:
     def gradients(self) -> list[Figure]:
         exact = self.gradient("exact")
         figures = []
-        for recipe, goal in (("reference", "-"), ("fast", "<= 0.12")):
-            found = self.gradient(recipe)
+        goals = {REFERENCE: "-", "fast": "<= 0.12"}
+        for name, recipe, changes in self._compared():
+            found = self.gradient(recipe, **changes)
             error = float((found - exact).norm() / exact.norm())
-            figures.append(Figure(name=f"gradient error, {recipe}", value=f"{error:.4f}", goal=goal))
+            cosine = float(found @ exact / (found.norm() * exact.norm()))
+            value = f"{error:.4f}, cosine {cosine:.4f}"
+            figures.append(Figure(name=f"gradient error, {name}", value=value, goal=goals.get(name, "-")))
             print(figures[-1], flush=True)
         return figures
 
+    def _compared(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """(name, recipe, what it changes)."""
+        in_eight = IN_8_BITS if self.placement.is_cuda else {}
+        return [
+            (REFERENCE, "reference", {}),
+            ("fast", "fast", {}),
+            *((each, "fast", in_eight[each]) for each in in_eight),
+        ]
+
     def curves(self, out: Path | None = None) -> list[Figure]:
         """Reference, fast, then the reference again with other dropout; every loss goes to `out`, curve by curve."""
+        reference, *others = self._compared()
         curves: dict[str, list[float]] = {}
-        for name, recipe, seed in (("reference", "reference", 0), ("fast", "fast", 0), ("noise", "reference", 1)):
-            curves[name] = self._curve(name, recipe, seed, curves.get("reference"))
+        for name, recipe, changes in (reference, (AGAIN, *reference[1:]), *others):
+            curves[name] = self._curve(name, recipe, changes, int(name == AGAIN), curves.get(REFERENCE))
             if out is not None:
                 out.write_text(json.dumps(curves))
-        first, noise = curves["reference"], _apart(curves["reference"], curves["noise"])
+        first = curves.pop(REFERENCE)
+        noise = _apart(first, curves[AGAIN])
         return [
             Figure(
-                name=f"loss, {len(first)} steps, {title}",
+                name=f"loss, {len(first)} steps, {name}",
                 value=f"mean |difference| {_apart(first, other):.4f}, last {LAST} steps "
                 f"{statistics.fmean(other[-LAST:]):.4f} (reference {statistics.fmean(first[-LAST:]):.4f}, first step "
                 f"{first[0]:.4f})",
                 ratio=f"{_apart(first, other) / noise:.2f}x the noise",
             )
-            for title, other in (("reference with other dropout", curves["noise"]), ("fast", curves["fast"]))
+            for name, other in curves.items()
         ]
 
-    def _curve(self, name: str, recipe: str, dropout_seed: int, first: list[float] | None) -> list[float]:
-        step = self.build(recipe)
+    def _curve(
+        self, name: str, recipe: str, changes: dict[str, Any], dropout_seed: int, first: list[float] | None
+    ) -> list[float]:
+        step = self.build(recipe, **changes)
         self.modules.torch.manual_seed(1000 + dropout_seed)
         losses: list[float] = []
         for batch in islice(self.batches, self.trial.measured_steps):

@@ -1,9 +1,9 @@
 // Attention of one new token of every sequence over its cache, and the rotation before it. Python's side: `attention.py`.
 //
-// Compiled for WIDTH of a head, GROUP of query heads that share a key head, KEYS of them; STAGES as below.
+// Compiled for WIDTH of a head, GROUP of query heads that share a key head, KEYS of them.
 //
 // A block takes a share of one sequence's positions for one key head. A team of lanes takes a position, eight numbers each,
-// for all query heads of the group; each lane copies its numbers into shared memory, STAGES turns ahead. The share that holds the new position turns its key, and writes key and value into
+// for all query heads of the group. The share that holds the new position turns its key, and writes key and value into
 // the cache. The block of a head that ends last joins the shares, in their order.
 
 typedef unsigned int u32;
@@ -12,7 +12,7 @@ typedef unsigned short u16;
 
 constexpr int OWN = 8, TEAM = WIDTH / OWN;  // numbers of a head to a lane
 constexpr int WARPS = GROUP > 4 ? 8 : 16, LANES = 32, THREADS = LANES * WARPS, TEAMS = THREADS / TEAM;
-constexpr int DEPTH = 2;  // positions that a team takes in a turn
+constexpr int DEPTH = 2;  // positions that a team takes at once, while it loads as many
 constexpr int HALF = WIDTH / 2;
 constexpr float LOG2_E = 1.4426950408889634f, NONE = -1e30f;
 constexpr u32 EVERY = 0xffffffffu;
@@ -23,10 +23,6 @@ __device__ __forceinline__ u16 narrow(float number) {
   u16 bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(number));
   return bits;
-}
-
-__device__ __forceinline__ void copy16(uint4* to, const u16* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ uint4 take(const u16* from) { return *(const uint4*)from; }
@@ -47,9 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_row(
     const u16* joined, const float* cos, const float* sin, const long long* position, u16* keys, u16* values, u16* out,
     float* parts, u32* tickets, int length) {
   __shared__ __align__(16) u16 queries[GROUP][WIDTH], new_key[WIDTH];
-  __shared__ float factors[WARPS][GROUP], wholes[GROUP], joins[GROUP][LANES];
-  extern __shared__ __align__(16) uint4 memory[];  // STAGES x DEPTH x 2 x THREADS; then the sums
-  float(&sums)[WARPS][GROUP][WIDTH + 2] = *(float(*)[WARPS][GROUP][WIDTH + 2]) memory;
+  __shared__ float sums[WARPS][GROUP][WIDTH + 2], factors[WARPS][GROUP], wholes[GROUP], joins[GROUP][LANES];
   __shared__ u32 arrived;
   const int head = blockIdx.x, sequence = blockIdx.y, share = blockIdx.z, shares = gridDim.z;
   const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES, team = thread / TEAM,
@@ -59,21 +53,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_row(
   const u16* row = joined + (u64)sequence * (GROUP + 2) * KEYS * WIDTH;
   const u16* new_value = row + ((GROUP + 1) * KEYS + head) * WIDTH;
   const u64 cache = ((u64)sequence * KEYS + head) * length * WIDTH;
-  // What lies at the new position is not there yet, and replaced below.
+  // Loads are under way a turn ahead. What lies at the new position is not there yet, and replaced below.
   const auto place = [&](int at) { return cache + (u64)min(at, last) * WIDTH + member * OWN; };
-  const auto room = [&](int stage, int turn) { return memory + (stage * DEPTH + turn) * 2 * THREADS + thread; };
-  const auto copy = [&](int from, int stage) {
-    if (from < end)
+  uint4 next[DEPTH][2];
+  const auto load = [&](int from) {
 #pragma unroll
-      for (int turn = 0; turn < DEPTH; turn++) {
-        const u64 from_here = place(from + turn * TEAMS + team);
-        copy16(room(stage, turn), keys + from_here);
-        copy16(room(stage, turn) + THREADS, values + from_here);
-      }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    for (int turn = 0; turn < DEPTH; turn++) {
+      const u64 from_here = place(from + turn * TEAMS + team);
+      next[turn][0] = take(keys + from_here), next[turn][1] = take(values + from_here);
+    }
   };
-#pragma unroll
-  for (int stage = 0; stage < STAGES; stage++) copy(first + stage * DEPTH * TEAMS, stage);
+  load(first);
 
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -99,22 +89,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_row(
 #pragma unroll
   for (int one = 0; one < GROUP; one++) widen(query[one], take(&queries[one][member * OWN])), most[one] = NONE;
   const float scale = rsqrtf((float)WIDTH) * LOG2_E;
-  for (int from = first, stage = 0; from < end; from += DEPTH * TEAMS, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+  for (int from = first; from < end; from += DEPTH * TEAMS) {
     float key[DEPTH][OWN], value[DEPTH][OWN];
     bool is_there[DEPTH];
 #pragma unroll
     for (int turn = 0; turn < DEPTH; turn++) {
       const int at = from + turn * TEAMS + team;
       is_there[turn] = at < end;
-      uint4 both[2] = {room(stage, turn)[0], room(stage, turn)[THREADS]};
-      if (at == last) both[0] = take(new_key + member * OWN), both[1] = take(new_value + member * OWN);
+      if (at == last) next[turn][0] = take(new_key + member * OWN), next[turn][1] = take(new_value + member * OWN);
       // What lies behind the last position may be anything, and 0 times an infinity is none.
-      if (!is_there[turn]) both[1] = make_uint4(0, 0, 0, 0);
-      widen(key[turn], both[0]);
-      widen(value[turn], both[1]);
+      if (!is_there[turn]) next[turn][1] = make_uint4(0, 0, 0, 0);
+      widen(key[turn], next[turn][0]);
+      widen(value[turn], next[turn][1]);
     }
-    copy(from + STAGES * DEPTH * TEAMS, stage);
+    if (from + DEPTH * TEAMS < end) load(from + DEPTH * TEAMS);
 #pragma unroll
     for (int one = 0; one < GROUP; one++) {
       float scores[DEPTH], largest = most[one];
@@ -142,8 +130,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_row(
       }
     }
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();  // the sums lie where the copies did
   // A warp's teams, then the block's warps.
 #pragma unroll
   for (int one = 0; one < GROUP; one++) {

@@ -22,9 +22,6 @@ from bench.kernels.rope import Heads
 SOURCE = Path(__file__).with_name("attention.cu")
 WIDTHS = (64, 128)
 MOST_GROUP = 8
-STAGES = (4, 2)  # turns that are copied ahead; the first that fits in shared memory
-DEPTH, LANES = 2, 32  # as in attention.cu
-STATIC = 8192  # bytes of shared memory beside, at most
 MOST_SHARES = 32  # a lane of a warp for each
 BLOCKS_PER_PROCESSOR = 1
 
@@ -48,13 +45,8 @@ class Attention:
         room = batch * heads.query * self._shares * (heads.width + 2)
         self._parts = torch.empty(room, dtype=torch.float32, device=cos.device)
         self._tickets = torch.zeros(batch * heads.key, dtype=torch.int32, device=cos.device)
-        most = torch.cuda.get_device_properties(cos.device).shared_memory_per_block_optin - STATIC
-        for stages in STAGES:
-            self._threads, self._shared = block(heads, stages)
-            if self._shared <= most:
-                break
-        group = heads.query // heads.key
-        constants = (("WIDTH", heads.width), ("GROUP", group), ("KEYS", heads.key), ("STAGES", stages))
+        self._threads = 512 if heads.query // heads.key <= 4 else 256  # as in attention.cu
+        constants = (("WIDTH", heads.width), ("GROUP", heads.query // heads.key), ("KEYS", heads.key))
         architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(cos.device))
         self._kernel = nvrtc.kernel(SOURCE, "attend_row", architecture, constants)
 
@@ -68,14 +60,5 @@ class Attention:
             (heads.key, len(joined), self._shares),
             self._threads,
             (*(ctypes.c_void_p(each.data_ptr()) for each in tensors), ctypes.c_int(keys.shape[2])),
-            shared=self._shared,
         )
         return out
-
-
-def block(heads: Heads, stages: int) -> tuple[int, int]:
-    """(threads, bytes of shared memory for copies and later sums) of a block, as in attention.cu."""
-    group = heads.query // heads.key
-    threads = 512 if group <= 4 else 256
-    sums = threads // LANES * group * (heads.width + 2) * 4
-    return threads, max(stages * DEPTH * 2 * threads * 16, sums)

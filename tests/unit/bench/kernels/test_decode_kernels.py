@@ -54,8 +54,6 @@ def test_shared_memory_of_every_division_is_within_an_a10s():
                     products.shared_bytes(weights, tiles, warps, each, rank) for warps, _, each in products.DIVISIONS
                 ]
                 assert min(shared) <= A10_SHARED_BYTES, (weights, tiles, rank)
-    for heads in (Heads(query=32, key=8, width=128), Heads(query=64, key=8, width=128)):
-        assert attention.block(heads, attention.STAGES[-1])[1] + attention.STATIC <= A10_SHARED_BYTES
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_89", "sm_90"])
@@ -71,7 +69,7 @@ def test_the_kernels_compile_for_each_gpu_without_much_spilling(architecture, ti
         {"COLUMNS": 14336, "WEIGHTS": 1, "NORM": 0, "GATED": 0},
     ):
         assert _spilled(products.HERE / "products.cu", architecture, shared | one) < 200
-    assert _spilled(attention.SOURCE, architecture, {"WIDTH": 128, "GROUP": 4, "KEYS": 8, "STAGES": 2}) < 200
+    assert _spilled(attention.SOURCE, architecture, {"WIDTH": 128, "GROUP": 4, "KEYS": 8}) < 200
 
 
 def _spilled(source: Any, architecture: str, constants: dict[str, int]) -> int:
