@@ -97,6 +97,12 @@ _FAST_IN_BLOCKS = (
     Phase(passing=Widths(hidden=4.1), copies=1.0, mib=14.0),
     Phase(passing=Widths(hidden=3.4, inner=2.0), copies=0.5, mib=14.0),
 )
+# Offloaded, without adapters on the MLP, the gradient of gate and up is made in parts. Attention's backward may need most:
+# q k v and their gradient, two inputs, four tensors of their width, and what the library takes for itself.
+_FAST_IN_PARTS = (
+    _FAST_IN_BLOCKS[0],
+    Phase(passing=Widths(hidden=20.0, heads=4.0), mib=14.0, in_layer=False),
+)
 # The head's copy where it is kept in the host's memory, and the logits of 512 tokens, an eighth of it at 7B.
 _FAST_HEAD = Phase(passing=Widths(hidden=9.0), head_copies=1.125, mib=14.0, in_layer=False)
 RECIPES: dict[str, Recipe] = {
@@ -134,7 +140,7 @@ RECIPES: dict[str, Recipe] = {
 GRADIENT_BYTES = 4.0
 MASK_BYTES = 3.0  # for each pair of positions in a row of varlen: a boolean mask, and one in 16 bit
 SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # layers with the same input
-INPUTS_UNDER_WAY = 2  # layer inputs on the device at once, with offload_checkpoints; in 8 bits one less at the peak
+INPUTS_UNDER_WAY = 2  # layer inputs on the device at the peak, with offload_checkpoints; none in 8 bits
 
 
 def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True) -> int:
@@ -151,14 +157,17 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     in_blocks = trial.products == "eight" and model["inner"] % BLOCK == 0
     if in_blocks:  # gate and up in 8 bits, a scale for each block
         whole -= 2 * model["inner"] * (1 - 4 / BLOCK)
-    inputs = min(again, INPUTS_UNDER_WAY - in_blocks) if trial.offload_checkpoints else again
+    inputs = min(again, 0 if in_blocks else INPUTS_UNDER_WAY) if trial.offload_checkpoints else again
     kept = (layers - again) * (whole + beyond) + inputs * checkpoint
     computing = 0.0
     if again == layers:
         computing = whole + recipe.inputs_passing * beyond - (0.0 if trial.offload_checkpoints else checkpoint)
     phases = recipe.while_again if again == layers else recipe.while_kept
-    if trial.recipe == "fast":
-        phases = (_FAST_IN_BLOCKS if in_blocks else phases) + ((_FAST_HEAD,) if trial.offload_checkpoints else ())
+    if in_blocks:
+        in_parts = trial.offload_checkpoints and again == layers and set(trial.lora_targets) <= {*ATTENTION_PROJECTIONS}
+        phases = _FAST_IN_PARTS if in_parts else _FAST_IN_BLOCKS
+    if trial.recipe == "fast" and trial.offload_checkpoints:
+        phases += (_FAST_HEAD,)
     largest = 2 * max(wide * high for wide, high in flops.linear_layers(config).values())
     passing = max(
         positions * (phase.passing.of(model) + (computing if phase.in_layer else 0.0))

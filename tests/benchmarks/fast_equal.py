@@ -151,7 +151,7 @@ class Equality:
         return losses
 
     def gradient(self, recipe: str, **changes: Any) -> Any:
-        """Every adapter's gradient, end to end in the order of names, float32 on the host."""
+        """Every adapter's gradient, end to end in the order of names, float64 on the host."""
         torch = self.modules.torch
         batch = self.batches[0]
         inputs = self.inputs(batch)
@@ -169,7 +169,7 @@ class Equality:
             bf16 = recipe == "reference" and self.placement.compute_dtype == torch.bfloat16
             with self._random_b(model), torch.autocast(self.placement.device.type, torch.bfloat16, enabled=bf16):
                 model(**inputs, **(mask if recipe == "reference" else {})).loss.backward()
-        found = torch.cat([each.grad.float().flatten().cpu() for _, each in _named(model) if each.grad is not None])
+        found = torch.cat([each.grad.double().flatten().cpu() for _, each in _named(model) if each.grad is not None])
         self.free()
         return found
 
