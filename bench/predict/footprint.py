@@ -97,7 +97,7 @@ _FAST_IN_BLOCKS = (
     Phase(passing=Widths(hidden=4.1), copies=1.0, mib=14.0),
     Phase(passing=Widths(hidden=3.4, inner=2.0), copies=0.5, mib=14.0),
 )
-# Offloaded, without adapters on the MLP, the gradient of gate and up is made in parts. Attention's backward may need most:
+# Offloaded, without adapters on the MLP, gate and up get their gradient in parts. Attention's backward may need most:
 # q k v and their gradient, two inputs, four tensors of their width, and what the library takes for itself.
 _FAST_IN_PARTS = (
     _FAST_IN_BLOCKS[0],

@@ -56,6 +56,21 @@ def test_shared_memory_of_every_division_is_within_an_a10s():
                 assert min(shared) <= A10_SHARED_BYTES, (weights, tiles, rank)
 
 
+@pytest.mark.parametrize(
+    ("kib", "rows", "rank", "why"),
+    [
+        (100, 32, 64, None),
+        (100, 32, 128, "adapters of rank 128 for 32 sequences: too much for the GPU's shared memory"),
+        (100, 8, 128, None),
+        (228, 32, 128, None),
+    ],
+)
+def test_adapters_that_a_gpus_shared_memory_is_too_small_for_are_named(monkeypatch, kib, rows, rank, why):
+    properties = SimpleNamespace(shared_memory_per_multiprocessor=kib * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert products.why_no_room("cuda", rows, rank) == why
+
+
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_89", "sm_90"])
 @pytest.mark.parametrize("tiles", [1, 2, 4])
 def test_the_kernels_compile_for_each_gpu_without_much_spilling(architecture, tiles):

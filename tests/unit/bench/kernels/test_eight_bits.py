@@ -11,6 +11,7 @@ from bench.kernels.eight_bits import blocks, product, rows, weights
 from bench.kernels.eight_bits import swiglu as eight_swiglu
 from bench.predict import footprint
 from bench.qlora.recipes import eight
+from bench.qlora.recipes.products import Product
 
 STEP = 0.5 / 127  # of a row's largest number: the most that rounding moves a number
 
@@ -130,6 +131,21 @@ def test_swiglu_of_blocks_is_that_of_the_numbers_they_stand_for():
         gradient, _ = eight_swiglu.swiglu_backward_rows(of, d_act, factors)
         expected = rows.rows(swiglu.swiglu_backward_reference(wide, d_act), factors=factors)
         assert torch.equal(gradient.values, expected.values)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_gradient_made_in_parts_of_the_tokens_has_the_same_bits(tokens, parts):
+    down, gate_up = (weight(64, 256),), (weight(256, 64), weight(256, 64))
+    down_eight, gate_up_eight = (eight.Eight(each, forward=True, hold=False) for each in (down, gate_up))
+    product_of_both = Product(weights=gate_up, eight=gate_up_eight)
+    d_y, joined = torch.randn(tokens, 64), blocks.blocks_reference(torch.randn(tokens, 512), torch.float32)
+    d_act = down_eight.input_gradient(d_y, None)
+    _, expected = product_of_both.activated_gradient(joined, d_act, keep_act=False)
+    found = product_of_both.activated_gradients(joined, down_eight.input_gradients(d_y, None, parts), parts)
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.scales, expected.scales)
+    assert found.values is joined.values, "gate and up are used up"
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,19 @@ def test_what_is_kept_recomputed_offloaded_or_held_changes_no_bit(modules, build
         assert all(torch.equal(each, found[0][1][name]) for name, each in gradients.items())
 
 
+def test_an_input_is_offloaded_for_a_backward_only(modules, build):
+    step, trial = build("fast", gradient_checkpointing=True, offload_checkpoints=True)
+    batch, offload = batches(modules, trial, padded(*samples(24, 9, 17)))[0], step.model.offload
+    with torch.no_grad():
+        step.model(**step.inputs(batch))
+    step.model.token_losses(**step.inputs(batch))
+    assert offload._here == {}
+    loss = step.model(**step.inputs(batch)).loss
+    assert sorted(offload._here) == list(range(len(step.model._layers)))
+    loss.backward()
+    assert offload._here == {}
+
+
 # Training -------------------------------------------------------------------------------------------------------------
 
 
