@@ -118,6 +118,11 @@ def from_to(numbers: Iterable[int]) -> str:
     return f"{smallest:,} to {others[-1]:,}" if others else f"{smallest:,}"
 
 
+def by_number(name: str) -> list[str | int]:
+    """What names are to be sorted by: `worker-2` before `worker-10`."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]{1,18})", name))]
+
+
 def listing(items: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

@@ -109,7 +109,7 @@ TRAINING_PERFORMANCE = Chart(
 
 
 def _step_times(axes: Any, data: Data, sheet: Sheet) -> None:
-    workers = sorted(data.steps["worker"].unique())
+    workers = sorted(data.steps["worker"].unique(), key=text.by_number)
     few = len(workers) <= len(MARKERS)
     lane = _LANES / max(1, len(workers))
     top_of, tone_of = {}, {}

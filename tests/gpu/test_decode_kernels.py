@@ -55,6 +55,12 @@ def test_adapters_of_every_rank_are_the_formulas(shapes, gated, rank):
     _check(shapes, gated=gated, rank=rank, with_norm=True, counts=(1, 8, 17))
 
 
+@pytest.mark.parametrize("division", products.DIVISIONS[1:], ids=str)
+def test_what_fits_smaller_shared_memory_computes_the_same(monkeypatch, division):
+    monkeypatch.setattr(products, "DIVISIONS", (division,))
+    _check(TOGETHER[1], gated=False, rank=16, with_norm=True, counts=(1, 8, 32))
+
+
 def _check(shapes, *, gated, rank, with_norm, counts):
     weights = tuple(products.covered(quantized(*shape)) for shape in shapes)
     columns = shapes[0][1]
