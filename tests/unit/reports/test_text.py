@@ -74,7 +74,7 @@ def test_text_that_starts_like_a_formula_gets_an_apostrophe_and_everything_else_
     "names", [["gpu-2", "gpu-10"], ["2", "10", "a"], ["a", "a1", "a02", "a3b"], ["a-1-9", "a-1-10", "a-2-1"], ["", "1"]]
 )
 def test_names_are_sorted_by_their_numbers(names):
-    assert sorted(names[::-1], key=text.by_number) == names
+    assert sorted([*names[1:], names[0]], key=text.by_number) == names
 
 
 def test_markdown_shows_a_hostile_name_as_it_stands_on_one_line():
