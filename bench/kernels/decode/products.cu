@@ -5,9 +5,9 @@
 // are multiplied with a row of A at a time. WARPS of a block, RESIDENT blocks of a multiprocessor, STAGES as below.
 //
 // u = s x A^T of the adapters is made by the first blocks, a row of A each, which have the fewest rows of W. Each number
-// lies beside the number of the launch that made it, so who waits for it reads it until that is this one: no fence, and
-// nothing to be cleared. A block asks for u while it computes its first sums, and keeps it and its rows
-// of B in shared memory. Blocks begin in their order, so none waits for one that cannot begin.
+// lies beside the number of the launch that made it, and who needs it reads it until that is this one: no fence, and
+// nothing to be cleared. A block asks for u while it computes its first sums, and has u and its rows of B in shared
+// memory. Blocks begin in their order, so none waits for one that cannot begin.
 //
 // A block computes 16 rows of W at a time; its warps share the columns, 256 at a time. Tensor cores multiply 16 rows of
 // W by 8 rows of x (mma.m16n8k16). Which of W's columns a lane holds is free as long as x agrees, so a lane takes 16
