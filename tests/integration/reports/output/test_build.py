@@ -288,21 +288,22 @@ def test_slower_configurations_are_not_called_faster(folder):
 
 def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     synthetic.exact_run(folder)
-    made = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01"))
+    made = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01-31"))
     assert made.rows[1].cost.usd_per_1000_samples.value == pytest.approx(0.01)
     document = json.loads(read(made, "summary.json"))
-    assert (document["price"]["usd_per_gpu_hour"], document["price"]["source"]) == (3.6, "a list, 2026-01")
+    assert (document["price"]["usd_per_gpu_hour"], document["price"]["source"]) == (3.6, "a list, 2026-01-31")
     for words in (page_text(made), read(made, "report.md")):
-        assert "a list, 2026-01" in words
+        assert "a list, 2026-01-31" in words
         assert "0.01" in words
     line = next(one for one in csv.DictReader(io.StringIO(read(made, "summary.csv"))) if one["is_baseline"] == "False")
     assert float(line["usd_per_1000_samples"]) == pytest.approx(0.01)
-    assert line["price_source"] == "a list, 2026-01"
+    assert line["price_source"] == "a list, 2026-01-31"
     figure = re.sub(r"<[^>]+>\s*", " ", read(made, "figures/01_executive_summary.svg"))
     assert "US$ per 1,000 samples" in figure
-    assert "a list, 2026-01" in figure
+    assert "a list, 2026-01-31" in figure
     assert any("price is a GPU's" in caution for caution in made.cautions)
     assert 'data-label="$3.60 per GPU hour, as set"' in read(made, "index.html"), "two prices may be equal dollars"
+    assert read(made, "index.html").count("(a list, <time>2026-01-31</time>)") == 2, "no line ends inside a day"
 
 
 @pytest.mark.usefixtures("undrawn")
