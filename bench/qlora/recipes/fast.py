@@ -208,7 +208,8 @@ class FastModel(torch.nn.Module):
         return hidden
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Inside, other code can compute with `peft_model`."""
+        """Inside, other code can compute with `peft_model`. Ends the graph, which reads the tables where they lay."""
+        self.graph = None
         return self._tables.on_device()
 
     def constants(self) -> Any:

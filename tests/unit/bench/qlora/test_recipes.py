@@ -277,6 +277,14 @@ def test_what_is_kept_recomputed_offloaded_or_held_changes_no_bit(modules, build
         assert all(torch.equal(each, found[0][1][name]) for name, each in gradients.items())
 
 
+@pytest.mark.parametrize("ends", [lambda step: step.model.eval(), lambda step: step.on_device().__enter__()])
+def test_what_moves_tensors_or_needs_memory_ends_the_graph(build, ends):
+    step, _ = build("fast", gradient_checkpointing=True, offload_checkpoints=True)
+    step.model.graph = object()
+    ends(step)
+    assert step.model.graph is None
+
+
 def test_an_input_is_offloaded_for_a_backward_only(modules, build):
     step, trial = build("fast", gradient_checkpointing=True, offload_checkpoints=True)
     batch, offload = batches(modules, trial, padded(*samples(24, 9, 17)))[0], step.model.offload
