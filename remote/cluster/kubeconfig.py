@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from remote.cluster.credentials import limit_programs
 from remote.cluster.errors import Misconfigured
 from remote.hosts.host import one_line
 from remote.hosts.scratch import scratch_folder
@@ -115,8 +116,9 @@ def _keys_folder() -> Path:
 def connect(target: Target) -> "ApiClient":
     """A client for the target; runs its credential plugin. Raises Misconfigured when there are no credentials."""
     from kubernetes.client import ApiClient, Configuration  # 0.2 s to import
-    from kubernetes.config import ConfigException, kube_config, load_kube_config
+    from kubernetes.config import ConfigException, exec_provider, kube_config, load_kube_config
 
+    limit_programs(exec_provider, kube_config)
     # Its own five minutes are longer than OKE's tokens live: the program would run before every single request.
     kube_config.EXPIRY_SKEW_PREVENTION_DELAY = datetime.timedelta(minutes=1)
     configuration = Configuration()

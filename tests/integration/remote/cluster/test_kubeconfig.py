@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from remote.cluster import client
+from remote.cluster import client, credentials
 from remote.cluster.client import Cluster
 from remote.cluster.errors import Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, connect, resolve
@@ -106,6 +107,31 @@ def test_a_credential_program_that_fails_is_said_before_anything_is_asked(tmp_pa
     with pytest.raises(Misconfigured, match="no credentials: exec: process returned 3") as caught:
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
     assert "log in again" in str(caught.value)
+
+
+@pytest.mark.parametrize("script", ["exec sleep 600", "sleep 3 & wait", "trap '' TERM; while :; do sleep 0.1; done"])
+def test_a_credential_program_that_hangs_is_ended_and_named(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "LIMIT_SEC", 0.2)
+    monkeypatch.setattr(credentials, "_LEAVE_SEC", 0.2)
+    codes = list[int]()
+    end = credentials._Limited._end
+
+    def noted(program: credentials._Limited) -> None:
+        end(program)
+        codes.append(program.returncode)
+
+    monkeypatch.setattr(credentials._Limited, "_end", noted)
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
+    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
+    with pytest.raises(Misconfigured) as caught:
+        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+    assert str(caught.value) == (
+        "context a: no credentials: the kubeconfig's credential program /bin/sh was not done after 0.2 s and was "
+        "ended; run it by hand to see what it waits for; log in again, then the same"
+    )
+    assert codes[0] in (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_a_private_key_lies_where_a_killed_process_does_not_leave_it_for_ever(tmp_path: Path) -> None:
