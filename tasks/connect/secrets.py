@@ -4,9 +4,11 @@ import getpass
 import stat
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from remote.hosts.command import Secret
 from remote.image.names import NameWrong, check_user
+from remote.serving.client import LOOPBACK
 from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
 
@@ -31,6 +33,23 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
             f"{setting}: {path}: expected the secret alone, one line of ASCII; take out what else is in it"
         )
     return Secret(text)
+
+
+def check_hub(settings: Settings) -> None:
+    """Raises UsageError where hub.endpoint would get the token over plain HTTP, unless it is the VM that fetches."""
+    endpoint = settings.hub.endpoint
+    if endpoint is None or settings.hub.token_file is None:
+        return
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:
+        parts = urlsplit("")
+    is_there = parts.scheme == "http" and LOOPBACK.match(parts.hostname or "") is not None
+    if parts.scheme != "https" and not is_there:
+        raise UsageError(
+            f"hub.endpoint: {endpoint}: the token of hub.token_file would travel over plain HTTP; type it as "
+            "https://..., or set hub.token_file to null"
+        )
 
 
 def index_of(settings: Settings) -> str | None:

@@ -75,6 +75,8 @@ def fetch_models(context: Context, given: Choices, *, dry_run: bool) -> None:
         raise UsageError("image.models: empty; list models there, or name one: `inv model.fetch --model ORG/NAME`")
     if given.cache is not None and given.cache_here is not None:
         raise UsageError("--cache and --cache-here exclude each other; give one of them")
+    if given.cache is None and given.cache_here is None:
+        secrets.check_hub(settings)
     flags = {name.replace("_", "-"): value for name, value in dataclasses.asdict(given).items() if value}
     again = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
     with build_vm_job(settings, again) as host:

@@ -77,6 +77,7 @@ def secret_files(facts: Facts) -> Answer:
         raise NotAsked("no setting names a file with a secret; passwords are asked for")
     for name, path in named.items():
         secrets.read(facts.settings, name, path, in_header=name == "hub.token_file")
+    secrets.check_hub(facts.settings)
     return fine(f"{' and '.join(named)}: there, and closed to others")
 
 

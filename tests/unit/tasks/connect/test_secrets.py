@@ -1,14 +1,17 @@
 """The registry's password: from a file of the operator's own, or from standard input."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from invoke.context import Context
 
-from tasks.connect.secrets import index_of, read, registry_password
+from tasks.connect.secrets import check_hub, index_of, read, registry_password
 from tasks.errors import UsageError
+from tasks.image.model import Choices, fetch_models
 from tasks.settings.load import Settings
-from tasks.settings.sections import ImageSection, RegistrySection
+from tasks.settings.sections import HubSection, ImageSection, RegistrySection
 
 
 def password(root: Path, file: str | None = None) -> str:
@@ -75,3 +78,38 @@ def test_a_login_in_the_address_of_an_index_is_refused_and_not_shown(tmp_path: P
         assert "hidden" not in str(refused.value)
     for plain in (None, "https://index.example/@scope/simple"):
         assert index_of(Settings(root=tmp_path, image=ImageSection(index_url=plain))) == plain
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://hub.example", "HTTP://hub.example", "http://localhost@hub.example", "hub.example", "http://["]
+)
+def test_a_token_for_the_hub_is_not_sent_over_plain_http(endpoint: str, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path, hub=HubSection(endpoint=endpoint, token_file="token"))
+    with pytest.raises(UsageError) as refused:
+        check_hub(settings)
+    assert str(refused.value) == (
+        f"hub.endpoint: {endpoint}: the token of hub.token_file would travel over plain HTTP; type it as https://..., "
+        "or set hub.token_file to null"
+    )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "token_file"),
+    [
+        (None, "token"),
+        ("https://hub.example", "token"),
+        ("http://127.0.0.1:8080", "token"),
+        ("http://localhost:8080", "token"),
+        ("http://[::1]:8080", "token"),
+        ("http://hub.example", None),
+    ],
+)
+def test_another_hub_is_taken(endpoint: str | None, token_file: str | None, tmp_path: Path) -> None:
+    check_hub(Settings(root=tmp_path, hub=HubSection(endpoint=endpoint, token_file=token_file)))
+
+
+def test_a_model_is_not_fetched_over_plain_http_with_a_token(context: Callable[..., Context]) -> None:
+    given = Choices(model="org/name", revision=None, tmpdir=None, cache=None, cache_here=None)
+    typed = context(text="hub: { endpoint: 'http://hub.example', token_file: token }")
+    with pytest.raises(UsageError, match=r"^hub\.endpoint: http://hub\.example: .* plain HTTP"):
+        fetch_models(typed, given, dry_run=True)
