@@ -29,6 +29,7 @@ _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _ACT_SEC = 120.0
 _PAUSES_SEC = (0.5, 1.0, 2.0, 4.0)  # before a question is asked again
 _JSON = "application/json"
+_PARTS = ("metadata", "spec", "status")
 # A Secret's content is never brought here: only a server that does not know how to leave it out would send it.
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{_JSON}"
 _METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{_JSON}"
@@ -145,7 +146,17 @@ class Cluster:
         return f"{kind.api}{where}/{kind.plural}"
 
     def _items(self, path: str, query: Mapping[str, str] | None = None, accept: str = _JSON) -> list[dict[str, Any]]:
-        return list(self._get(path, query, accept=accept).get("items") or [])
+        return self._objects(path, self._get(path, query, accept=accept))
+
+    def _objects(self, path: str, answer: Object) -> list[dict[str, Any]]:
+        """The items of a list. Raises Unreachable where one has no name, or a part that is no object."""
+        items = answer.get("items") or []
+        if not isinstance(items, list) or not all(_is_object(item) for item in items):
+            raise Unreachable(
+                f"{self.target.server}: no answer of Kubernetes to {path}: an item is no object with a name; "
+                f"{CHECK_NETWORK}"
+            )
+        return items
 
     def list_of(self, kind: str) -> list[dict[str, Any]]:
         """The fleet's objects of a kind in the target's namespace (or in the cluster, for kinds that have none).
@@ -242,8 +253,10 @@ class Cluster:
 
     def pods(self) -> list[dict[str, Any]]:
         listed = self._get(self._path(POD), {"labelSelector": PART_OF})
-        self._pods_version = str(listed.get("metadata", {}).get("resourceVersion", ""))
-        return list(listed.get("items") or [])
+        pods = self._objects(self._path(POD), listed)
+        of_list = listed.get("metadata")
+        self._pods_version = str(of_list.get("resourceVersion", "")) if isinstance(of_list, dict) else ""
+        return pods
 
     def pod(self, name: str) -> dict[str, Any] | None:
         """A pod by its name, whoever made it; None where there is none."""
@@ -322,6 +335,12 @@ class Cluster:
             stderr = mask(completed.stderr.decode(errors="replace"), secrets)
             raise refusal(f"kubectl {arguments[0]}", stderr)
         return completed
+
+
+def _is_object(item: object) -> bool:
+    if not isinstance(item, dict) or not all(isinstance(item.get(key, {}), dict) for key in _PARTS):
+        return False
+    return isinstance(item.get("metadata", {}).get("name"), str)
 
 
 def _server_side(verb: str, take_over: bool) -> tuple[str, ...]:

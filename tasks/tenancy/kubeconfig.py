@@ -7,7 +7,7 @@ tasks.tenancy token`; no secret is in the file. What else is in the file stays.
 import copy
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,14 +168,23 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
     if document is None:
         return {}
     is_one = isinstance(document, dict) and document.get("kind", "Config") == "Config"
-    if not is_one or not all(_is_named_list(document.get(key)) for key in _LISTS):
+    if not is_one or not all(_is_named_list(document.get(key), key.removesuffix("s")) for key in _LISTS):
         raise UsageError(f"{name}: is no kubeconfig; {unusable}")
     found: dict[str, Any] = document
     return found
 
 
-def _is_named_list(value: object) -> bool:
-    return value is None or (isinstance(value, list) and all(isinstance(one, dict) and "name" in one for one in value))
+def _is_named_list(value: object, kind: str) -> bool:
+    """Whether each entry has a name, and beside it what it names, where that is there."""
+    if value is None:
+        return True
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("name"), Hashable)
+        and "name" in one
+        and isinstance(one.get(kind) or {}, dict)
+        for one in value
+    )
 
 
 def merge(old: Kubeconfig, new: Kubeconfig, name: str) -> dict[str, Any]:
@@ -207,4 +216,5 @@ def _server(cluster: Mapping[str, Any]) -> object:
 def _is_ours(kubeconfig: Kubeconfig, name: str) -> bool:
     """Whether the user of this name runs our program: then its cluster is one that we wrote."""
     users = {one["name"]: one.get("user") or {} for one in kubeconfig.get("users") or []}
-    return "tasks.tenancy" in ((users.get(name, {}).get("exec") or {}).get("args") or [])
+    program = users.get(name, {}).get("exec")
+    return isinstance(program, dict) and "tasks.tenancy" in str(program.get("args"))

@@ -40,7 +40,8 @@ def resize(
     client = entry.client(ContainerEngineClient)
     asked = Asked(doing="asking for the node pool", right="read cluster-node-pools")
     response = entry.response(asked, client.get_node_pool, chosen(pools, name).id)
-    pool, etag = pool_of(entry.of_kind(asked, response.data, dict)), response.headers.get("etag")
+    pool = entry.read(asked, pool_of, entry.of_kind(asked, response.data, dict))
+    etag = response.headers.get("etag")
     size = 0 if change == "all" else pool.size + int(change)
     if size < 0 or size > MOST_NODES:
         raise UsageError(f"pool {pool.name} has {pool.size} nodes; {size} is not from 0 to {MOST_NODES}")
@@ -66,7 +67,7 @@ def resize(
     _follow(settings, entry, answer.headers.get("opc-work-request-id"), compartment, pool)
     print(f"pool {pool.name} has {size} nodes", flush=True)
     if size > pool.size:
-        grown = pool_of(entry.one(asked, client.get_node_pool, pool.id))
+        grown = entry.read(asked, pool_of, entry.one(asked, client.get_node_pool, pool.id))
         await_ready(settings, grown)
 
 

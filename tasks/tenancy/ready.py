@@ -6,6 +6,7 @@ from typing import Any
 
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import GPU
+from remote.cluster.quantity import amount
 from tasks.connect.cluster import cluster_of
 from tasks.errors import Refused, Resumable, TaskFailed, UsageError
 from tasks.fleet.uncollected import others_at_work, uncollected
@@ -17,7 +18,10 @@ Node = Mapping[str, Any]
 
 
 def not_ready(pool: Pool, nodes: Iterable[Node]) -> list[str]:
-    """A line for each node of the pool that the cluster lacks, or that is not Ready, or shows no GPU yet."""
+    """A line for each node of the pool that the cluster lacks, or that is not Ready, or shows no GPU yet.
+
+    Raises Resumable for a node whose state is not as Kubernetes has it.
+    """
     by_instance = {str(node.get("spec", {}).get("providerID", "")).rpartition("/")[2]: node for node in nodes}
     lines = []
     for one in pool.nodes:
@@ -27,16 +31,21 @@ def not_ready(pool: Pool, nodes: Iterable[Node]) -> list[str]:
             lines.append(f"{name}: {failure}")
         elif node is None:
             lines.append(f"{name}: {str(one.get('lifecycleState', 'not there')).lower()}, not in the cluster yet")
-        elif not _is_ready(node):
-            lines.append(f"{name}: not Ready yet")
-        elif not int((node.get("status", {}).get("allocatable") or {}).get(GPU, 0)):
-            lines.append(f"{name}: Ready, no GPU yet (the device plugin starts)")
+        elif (lacks := _lacks(name, node)) is not None:
+            lines.append(f"{name}: {lacks}")
     return lines
 
 
-def _is_ready(node: Node) -> bool:
-    conditions = node.get("status", {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+def _lacks(name: str, node: Node) -> str | None:
+    status = node.get("status", {})
+    try:
+        conditions, gpus = status.get("conditions") or (), amount((status.get("allocatable") or {}).get(GPU, 0))
+        is_ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    except (AttributeError, TypeError, ValueError):
+        raise Resumable(f"{name}: the cluster's answer is not as Kubernetes has it: {str(status)[:80]!r}") from None
+    if not is_ready:
+        return "not Ready yet"
+    return None if gpus else "Ready, no GPU yet (the device plugin starts)"
 
 
 def await_ready(settings: Settings, pool: Pool) -> None:

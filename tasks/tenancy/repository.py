@@ -51,7 +51,7 @@ def make_repository(context: Context, name: str | None, *, immutable: bool) -> N
 
 def _refuse_mutable(entry: Access, client: object, there: Json, full: str) -> None:
     asked = Asked(doing=f"asking for repository {full}", right="read repos")
-    one = entry.one(asked, client.get_container_repository, there["id"])  # type: ignore[attr-defined]
+    one = entry.one(asked, client.get_container_repository, entry.text(asked, there, "id"))  # type: ignore[attr-defined]
     if not one.get("isImmutable"):
         raise UsageError(f"{full} is there and not immutable; the console can change that, or name another repository")
 
@@ -81,7 +81,7 @@ def _who(entry: Access, compartment: str) -> list[str]:
         for place in dict.fromkeys((entry.tenancy, compartment)):
             for policy in entry.all(asked, client.list_policies, place):
                 if policy.get("lifecycleState", "ACTIVE") == "ACTIVE":
-                    statements += map(str, policy.get("statements") or ())
+                    statements += entry.read(asked, _statements, policy)
     except TaskFailed as error:
         return [f"who may push is not known: {error}"]
     allowed = who_may_push(statements)
@@ -90,6 +90,10 @@ def _who(entry: Access, compartment: str) -> list[str]:
             f"no policy lets anybody push but administrators; one that would: {entry.asker.statement('manage repos')}"
         ]
     return ["who may push:", *(f"  {line}" for line in allowed)]
+
+
+def _statements(policy: Json) -> list[str]:
+    return [str(one) for one in policy.get("statements") or ()]
 
 
 def who_may_push(statements: Iterable[str]) -> Sequence[str]:

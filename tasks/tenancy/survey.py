@@ -12,7 +12,7 @@ from oci.file_storage import FileStorageClient
 from oci.identity import IdentityClient
 from oci.limits import LimitsClient
 
-from tasks.tenancy.access.clients import Access, Json
+from tasks.tenancy.access.clients import Access, Json, text
 from tasks.tenancy.access.failures import Asked
 
 GPU_LIMIT = "gpu-a10-count"  # of the shapes VM.GPU.A10.* and BM.GPU.A10.4, in GPUs
@@ -118,7 +118,7 @@ def settings_for(found: Survey) -> dict[str, dict[str, Any]]:
 
 def tenancy_name(entry: Access) -> str:
     asked = Asked(doing="asking for the tenancy", right="inspect tenancies")
-    return str(entry.one(asked, entry.client(IdentityClient).get_tenancy, entry.tenancy)["name"])
+    return entry.text(asked, entry.one(asked, entry.client(IdentityClient).get_tenancy, entry.tenancy), "name")
 
 
 def user_name(entry: Access) -> str | None:
@@ -127,15 +127,13 @@ def user_name(entry: Access) -> str | None:
     if not user.startswith("ocid1.user."):
         return None
     asked = Asked(doing="asking who this user is", right="inspect users")
-    return str(entry.one(asked, entry.client(IdentityClient).get_user, user)["name"])
+    return entry.text(asked, entry.one(asked, entry.client(IdentityClient).get_user, user), "name")
 
 
 def domains(entry: Access) -> list[str]:
     asked = Asked(doing="listing availability domains", right="inspect compartments")
-    return [
-        str(one["name"])
-        for one in entry.all(asked, entry.client(IdentityClient).list_availability_domains, entry.tenancy)
-    ]
+    listed = entry.all(asked, entry.client(IdentityClient).list_availability_domains, entry.tenancy)
+    return [entry.text(asked, one, "name") for one in listed]
 
 
 def gpu_limits(entry: Access) -> tuple[GpuLimit, ...]:
@@ -146,11 +144,19 @@ def gpu_limits(entry: Access) -> tuple[GpuLimit, ...]:
     found = []
     for one in values:
         if one.get("value"):
-            domain = str(one["availabilityDomain"])
+            domain = entry.text(asked, one, "availabilityDomain")
             ask = (client.get_resource_availability, "compute", GPU_LIMIT, entry.tenancy)
-            used = entry.one(asked, *ask, availability_domain=domain).get("used")
-            found.append(GpuLimit(domain=domain, most=int(one["value"]), used=int(used or 0)))
+            used = entry.read(asked, _used, entry.one(asked, *ask, availability_domain=domain))
+            found.append(GpuLimit(domain=domain, most=entry.read(asked, _value, one), used=used))
     return tuple(found)
+
+
+def _value(one: Json) -> int:
+    return int(one["value"])
+
+
+def _used(one: Json) -> int:
+    return int(one.get("used") or 0)
 
 
 def clusters(entry: Access, compartment: str) -> tuple[ClusterFound, ...]:
@@ -159,31 +165,40 @@ def clusters(entry: Access, compartment: str) -> tuple[ClusterFound, ...]:
     asked = Asked(doing="listing clusters", right="read clusters")
     listed = entry.all(asked, client.list_clusters, compartment)
     pools = node_pools(entry, compartment)
-    return tuple(_cluster(one, pools) for one in listed if one.get("lifecycleState") not in ("DELETED", "DELETING"))
+    there = [one for one in listed if one.get("lifecycleState") not in ("DELETED", "DELETING")]
+    return tuple(entry.read(asked, lambda one: _cluster(one, pools), one) for one in there)
 
 
 def node_pools(entry: Access, compartment: str) -> list[Pool]:
     client = entry.client(ContainerEngineClient)
     asked = Asked(doing="listing node pools", right="read cluster-node-pools")
     listed = entry.all(asked, client.list_node_pools, compartment)
-    return [pool_of(one) for one in listed if one.get("lifecycleState") not in ("DELETED", "DELETING")]
+    there = [one for one in listed if one.get("lifecycleState") not in ("DELETED", "DELETING")]
+    return [entry.read(asked, pool_of, one) for one in there]
 
 
 def pool_of(one: Json) -> Pool:
+    """The pool that an object of the API is. For `Access.read`, which says where it is none."""
     return Pool(
-        id=str(one["id"]),
+        id=text(one.get("id")),
         name=str(one.get("name", "?")),
         cluster_id=str(one.get("clusterId", "")),
         shape=str(one.get("nodeShape", "?")),
         size=int((one.get("nodeConfigDetails") or {}).get("size") or 0),
-        nodes=tuple(node for node in one.get("nodes") or () if node.get("lifecycleState") != "DELETED"),
+        nodes=tuple(node for node in one.get("nodes") or () if _is_there(node)),
     )
+
+
+def _is_there(node: Json) -> bool:
+    if not isinstance(node.get("nodeError") or {}, dict):  # whose message is shown
+        raise TypeError("nodeError")
+    return bool(node.get("lifecycleState") != "DELETED")
 
 
 def _cluster(one: Json, pools: Sequence[Pool]) -> ClusterFound:
     ends = one.get("endpoints") or {}
     return ClusterFound(
-        id=str(one["id"]),
+        id=text(one.get("id")),
         name=str(one.get("name", "?")),
         version=str(one.get("kubernetesVersion", "?")),
         state=str(one.get("lifecycleState", "?")),
@@ -196,7 +211,7 @@ def _cluster(one: Json, pools: Sequence[Pool]) -> ClusterFound:
 def repositories(entry: Access, compartment: str) -> tuple[str, ...]:
     asked = Asked(doing="listing repositories", right="inspect repos")
     listed = entry.all(asked, entry.client(ArtifactsClient).list_container_repositories, compartment)
-    return tuple(sorted(str(one["displayName"]) for one in listed))
+    return tuple(sorted(entry.text(asked, one, "displayName") for one in listed))
 
 
 def exports(entry: Access, compartment: str) -> tuple[Export, ...]:
@@ -209,8 +224,14 @@ def exports(entry: Access, compartment: str) -> tuple[Export, ...]:
             if target.get("lifecycleState") != "ACTIVE" or not target.get("privateIpIds"):
                 continue
             ask = Asked(doing="asking for a mount target's address", right="use private-ips")
-            address = str(entry.one(ask, network.get_private_ip, target["privateIpIds"][0])["ipAddress"])
-            for one in entry.all(asked, storage.list_exports, export_set_id=target["exportSetId"]):
-                name, path, system = str(target["displayName"]), str(one["path"]), str(one["fileSystemId"])
+            ip, exported = entry.read(asked, _first_ip, target), entry.text(asked, target, "exportSetId")
+            address = entry.text(ask, entry.one(ask, network.get_private_ip, ip), "ipAddress")
+            name = entry.text(asked, target, "displayName")
+            for one in entry.all(asked, storage.list_exports, export_set_id=exported):
+                path, system = entry.text(asked, one, "path"), entry.text(asked, one, "fileSystemId")
                 found.append(Export(mount_target=name, address=address, path=path, file_system=system))
     return tuple(found)
+
+
+def _first_ip(target: Json) -> str:
+    return text(target["privateIpIds"][0])

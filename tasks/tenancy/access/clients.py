@@ -7,11 +7,11 @@ that is cut or is some proxy's page is seen as such. Its own reading of the conf
 
 import datetime
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oci import regions
 from oci.circuit_breaker import NoCircuitBreakerStrategy
@@ -28,6 +28,7 @@ from tasks.tenancy.access.profile import Profile, check_ocid, check_region, ocid
 from tasks.tenancy.access.signing import Signature, signature_of
 
 Json = dict[str, Any]
+T = TypeVar("T")
 CONNECT_SEC, READ_SEC = 5.0, 30.0
 ATTEMPTS, TOTAL_SEC, LONGEST_PAUSE_SEC = 5, 120.0, 20.0
 MOST_PAGES = 1000
@@ -97,6 +98,19 @@ class Access:
             raise Resumable(f"{asked.doing}: not the API's answer: {str(data)[:80]!r}; is a proxy between?")
         return data
 
+    def read(self, asked: Asked, parse: Callable[[Any], T], one: Any) -> T:
+        """What `parse`, which asks nobody, finds in an object. Raises Resumable for one without it."""
+        try:
+            return parse(one)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+            raise Resumable(
+                f"{asked.doing}: an object is not as the API has them: {str(one)[:80]!r}; is a proxy between?"
+            ) from None
+
+    def text(self, asked: Asked, one: Json, key: str) -> str:
+        """The text that an object has under this key. Raises Resumable."""
+        return self.read(asked, lambda found: text(found.get(key)), one)
+
     def content(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> bytes:
         """The file that a call answers with, whole."""
         return bytes(self.response(asked, lambda: call(*arguments, **options).data.content))
@@ -119,6 +133,13 @@ class Access:
                 raise Resumable(f"{asked.doing}: the list has no end; the same again")
             seen.add(page)
             options["page"] = page
+
+
+def text(found: object) -> str:
+    """A name or id as the API has them, never empty: the SDK raises ValueError for that too. Raises ValueError."""
+    if not isinstance(found, str) or not found.strip():
+        raise ValueError("no text")
+    return found
 
 
 def access(settings: Settings) -> Access:
@@ -181,14 +202,14 @@ def compartment_of(settings: Settings, entry: Access) -> tuple[str, str]:
         check_ocid("tenancy.compartment", wanted, "compartment")
         asked = Asked(doing=f"looking for compartment {wanted}", right="inspect compartments")
         with ending_as(UsageError, NotFound, before="tenancy.compartment: no such compartment, or not for this user; "):
-            return wanted, str(entry.one(asked, client.get_compartment, wanted)["name"])
+            return wanted, entry.text(asked, entry.one(asked, client.get_compartment, wanted), "name")
     asked = Asked(doing="listing compartments", right="inspect compartments")
     listed = entry.all(asked, client.list_compartments, entry.tenancy, compartment_id_in_subtree=True)
     named = [one for one in listed if one.get("name") == wanted and one.get("lifecycleState", "ACTIVE") == "ACTIVE"]
     if len(named) == 1:
-        return str(named[0]["id"]), wanted
+        return entry.text(asked, named[0], "id"), wanted
     if named:
-        ids = ", ".join(str(one["id"]) for one in named)
+        ids = ", ".join(str(one.get("id")) for one in named)
         raise UsageError(f"tenancy.compartment: {len(named)} compartments are called {wanted}: {ids}; set one of these")
     known = sorted(str(one.get("name")) for one in listed)
     some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
@@ -199,4 +220,5 @@ def namespace_of(entry: Access) -> str:
     """The tenancy's namespace, under which its repositories are. Raises a task's error."""
     asked = Asked(doing="asking for the tenancy's namespace", right="read objectstorage-namespaces")
     client = entry.client(ObjectStorageClient)
-    return str(entry.of_kind(asked, entry.response(asked, client.get_namespace).data, str))
+    found = entry.of_kind(asked, entry.response(asked, client.get_namespace).data, str)
+    return entry.read(asked, text, found)

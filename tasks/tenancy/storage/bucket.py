@@ -16,7 +16,7 @@ from typing import Any
 from oci.object_storage import ObjectStorageClient
 
 from tasks.errors import Refused, Resumable
-from tasks.tenancy.access.clients import Access
+from tasks.tenancy.access.clients import Access, Json
 from tasks.tenancy.access.failures import Asked
 
 PART_BYTES = 64 << 20
@@ -42,7 +42,9 @@ class Bucket:
                 asked, self._client.list_objects, *self._where, prefix=prefix, fields="name,size", **more
             )
             for one in self._entry.of_kind(asked, page.get("objects"), list):
-                found[str(one.get("name"))] = int(one.get("size") or 0)
+                found[self._entry.text(asked, self._entry.of_kind(asked, one, dict), "name")] = self._entry.read(
+                    asked, _size, one
+                )
             following = str(page.get("nextStartWith") or "")
             if not following:
                 found.pop(prefix, None)
@@ -76,7 +78,7 @@ class Bucket:
         asked = self._asked(f"sending {name}")
         upload = self._begun(name) or self._begin(name)
         listed = self._entry.all(asked, self._client.list_multipart_upload_parts, *self._where, name, upload)
-        there = {int(one["partNumber"]): one for one in listed}
+        there = {self._entry.read(asked, _number, one): one for one in listed}
         tags: list[dict[str, object]] = []
         for number, content in enumerate(parts(path), start=1):
             md5, part = _text(_md5(content)), there.pop(number, {})
@@ -89,7 +91,7 @@ class Bucket:
                     content_md5=md5,
                 )
                 _confirm(f"part {number} of {name}", answer.headers.get("opc-content-md5"), md5)
-                tag = answer.headers["etag"]
+                tag = self._entry.text(asked, answer.headers, "etag")
                 say(f"{name}: part {number} of {-(-path.stat().st_size // PART_BYTES)}")
             tags.append({"partNum": number, "etag": tag})
         whole = {"partsToCommit": tags, "partsToExclude": sorted(there)}
@@ -101,15 +103,24 @@ class Bucket:
         asked = self._asked("listing unfinished uploads", "read buckets")
         found = self._entry.all(asked, self._client.list_multipart_uploads, *self._where)
         ours = [one for one in found if one.get("object") == name]
-        return str(max(ours, key=lambda one: str(one.get("timeCreated")))["uploadId"]) if ours else None
+        newest = max(ours, key=lambda one: str(one.get("timeCreated")), default=None)
+        return None if newest is None else self._entry.text(asked, newest, "uploadId")
 
     def _begin(self, name: str) -> str:
         asked = self._asked(f"sending {name}")
         made = self._entry.one(asked, self._client.create_multipart_upload, *self._where, {"object": name})
-        return str(made["uploadId"])
+        return self._entry.text(asked, made, "uploadId")
 
     def _asked(self, doing: str, right: str = "manage objects") -> Asked:
         return Asked(doing=doing, right=right)
+
+
+def _size(one: Json) -> int:
+    return int(one.get("size") or 0)
+
+
+def _number(part: Json) -> int:
+    return int(part["partNumber"])
 
 
 def parts(path: Path) -> Iterator[bytes]:

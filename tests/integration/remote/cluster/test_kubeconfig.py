@@ -193,3 +193,24 @@ def test_json_that_is_no_answer_of_kubernetes_is_an_api_server_that_does_not_ans
     monkeypatch.setattr(client, "_PAUSES_SEC", ())
     with asked(tmp_path, {"token": "t"}, status, body) as (_, cluster), pytest.raises(Unreachable):
         cluster.pods()
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {"name": "a"},
+        ["a"],
+        [None],
+        [{}],
+        [{"metadata": None}],
+        [{"metadata": {"name": 7}}],
+        [{"metadata": {"name": "a"}, "spec": None}],
+        [{"metadata": {"name": "a"}, "status": "Ready"}],
+    ],
+)
+def test_a_list_of_what_are_no_objects_is_no_answer_of_kubernetes(items: object, tmp_path: Path) -> None:
+    body = json.dumps({"items": items, "metadata": []}).encode()
+    with asked(tmp_path, {"token": "t"}, body=body) as (_, cluster):
+        for ask in (cluster.nodes, cluster.pods, cluster.events):
+            with pytest.raises(Unreachable, match=r"no answer of Kubernetes to /api/v1/.*: an item is no object"):
+                ask()

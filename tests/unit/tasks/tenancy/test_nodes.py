@@ -168,6 +168,52 @@ def test_nodes_are_awaited_until_the_cluster_has_them_ready_with_gpus(tenancy: F
     assert not_ready(pool_of({"id": "p", "nodes": [broken]}), []) == ["n3: no capacity"]
 
 
+ODD_POOLS: list[dict[str, Any]] = [
+    {"id": None},
+    {"id": " "},
+    {"id": 7},
+    {"nodeConfigDetails": "2"},
+    {"nodeConfigDetails": {"size": "two"}},
+    {"nodeConfigDetails": {"size": float("inf")}},
+    {"nodes": 2},
+    {"nodes": ["n1"]},
+    {"nodes": [{"id": "x", "nodeError": "no capacity"}]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_POOLS)
+def test_a_pool_that_is_not_as_the_api_has_them_is_one_line(
+    tenancy: FakeTenancy, context: Make, odd: dict[str, Any]
+) -> None:
+    tenancy.world.lists["/nodePools"][0] |= odd
+    with pytest.raises(Resumable, match=r"^listing node pools: an object is not as the API has them: .*; is a proxy"):
+        resize(context(), **typed())
+
+
+@pytest.mark.parametrize("odd", ODD_POOLS)
+def test_a_pool_that_turns_odd_when_asked_for_alone_is_not_changed(
+    tenancy: FakeTenancy, context: Make, odd: dict[str, Any]
+) -> None:
+    path = f"/nodePools/{ocid('nodepool', 'pool')}"
+    tenancy.world.objects[path] = {**tenancy.world.objects[path], **odd}
+    with pytest.raises(Resumable, match=r"^asking for the node pool: an object is not as the API has them"):
+        resize(context(), **typed(grow="1"))
+    assert tenancy.asked("^PUT") == 0
+
+
+@pytest.mark.parametrize(
+    "status", [{"allocatable": "1"}, {"allocatable": {"nvidia.com/gpu": "one"}}, {"conditions": ["Ready"]}]
+)
+def test_a_node_whose_state_is_not_as_kubernetes_has_it_is_one_line(
+    tenancy: FakeTenancy, status: dict[str, Any]
+) -> None:
+    pool = pool_of(tenancy.world.lists["/nodePools"][0])
+    odd = node(IDS[0])
+    odd["status"] |= status
+    with pytest.raises(Resumable, match=r"^n1: the cluster's answer is not as Kubernetes has it"):
+        not_ready(pool, [odd])
+
+
 @pytest.mark.parametrize(("shape", "gpus"), [("VM.GPU.A10.1", 1), ("VM.GPU.A10.2", 2), ("BM.GPU.H100.8", 8), ("X", 1)])
 def test_the_gpus_of_a_shape_are_in_its_name(shape: str, gpus: int) -> None:
     assert gpus_of(shape) == gpus

@@ -3,12 +3,14 @@
 Not covered: a real bucket.
 """
 
+import base64
 import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from tasks.tenancy.access import clients
 from tasks.tenancy.storage import bucket as storage
 from tasks.tenancy.storage.push import place_of, push
 from tests.support.kubernetes import pki
+from tests.support.machines.fake_buckets import Buckets
 from tests.support.machines.fake_tenancy import FakeTenancy, Keys
 from tests.support.reports.training_run import RECORD, with_adapter
 
@@ -167,6 +170,39 @@ def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(
 def test_a_page_of_some_proxy_is_not_taken_for_a_list(pushing: Pushing) -> None:
     pushing.tenancy.fail("GET .*/o[?]", 200, html=True)
     with pytest.raises(Resumable, match="is a proxy between"):
+        pushing.push()
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("_get_objects", {"objects": ["README.md"]}),
+        ("_get_objects", {"objects": [{"size": 3}]}),
+        ("_get_objects", {"objects": [{"name": "x", "size": "large"}]}),
+        ("_get_uploads", [{"object": "team/one/adapter_model.safetensors"}]),
+        ("_get_uploads", [{"object": "team/one/adapter_model.safetensors", "uploadId": ""}]),
+        ("_post_uploads", {}),
+        ("_post_uploads", {"uploadId": None}),
+        ("_get_upload", [{"partNumber": "one"}]),
+        ("_get_upload", [{"size": 1}]),
+        ("_get_upload", [1]),
+    ],
+)
+def test_objects_that_are_not_as_the_api_has_them_are_one_line(
+    pushing: Pushing, monkeypatch: pytest.MonkeyPatch, asked: str, answer: object
+) -> None:
+    monkeypatch.setattr(Buckets, asked, lambda *_: (200, json.dumps(answer).encode(), {}))
+    with pytest.raises(Resumable, match="; is a proxy between"):
+        pushing.push()
+
+
+def test_a_part_that_is_confirmed_without_a_tag_is_one_line(pushing: Pushing, monkeypatch: pytest.MonkeyPatch) -> None:
+    def untagged(_: Buckets, *asked: Any) -> tuple[int, bytes, dict[str, str]]:
+        md5 = hashlib.md5(asked[3], usedforsecurity=False).digest()
+        return 200, b"", {"opc-content-md5": base64.b64encode(md5).decode()}
+
+    monkeypatch.setattr(Buckets, "_put_upload", untagged)
+    with pytest.raises(Resumable, match=r"^sending team/one/adapter_model.safetensors: an object is not"):
         pushing.push()
 
 

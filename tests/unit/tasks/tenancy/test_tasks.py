@@ -12,7 +12,7 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 import yaml
 from invoke import Context
 
-from tasks.errors import TaskFailed, UsageError
+from tasks.errors import Resumable, TaskFailed, UsageError
 from tasks.tenancy.kubeconfig import write_kubeconfig
 from tasks.tenancy.repository import make_repository, who_may_push
 from tasks.tenancy.show import show_tenancy
@@ -182,6 +182,8 @@ def test_a_kubeconfig_is_merged_and_the_old_one_kept(
         ("- a", "kube: is no kubeconfig"),
         ("kind: Pod", "kube: is no kubeconfig"),
         ("clusters: [1]", "kube: is no kubeconfig"),
+        ("users: [{name: [a]}]", "kube: is no kubeconfig"),
+        ("clusters: [{name: training, cluster: a}]", "kube: is no kubeconfig"),
         ("users: {a: b}", "kube: is no kubeconfig"),
         ("a: \x00", "kube: cannot be read as YAML"),
     ],
@@ -194,6 +196,39 @@ def test_a_kubeconfig_that_cannot_be_read_is_never_written_over(
         write_kubeconfig(context(), None, None, "kube")
     assert (project / "kube").read_text() == text
     assert service.requests == []
+
+
+@pytest.mark.parametrize("odd", [{"id": None}, {"id": ""}, {"endpoints": "10.0.0.7:6443"}])
+def test_a_cluster_that_is_not_as_the_api_has_them_is_one_line(
+    tenancy: FakeTenancy, context: Make, project: Path, odd: dict[str, object]
+) -> None:
+    tenancy.world.lists["/clusters"][0] |= odd
+    with pytest.raises(Resumable, match=r"^listing clusters: an object is not as the API has them: .*; is a proxy"):
+        write_kubeconfig(context(), None, None, "kube")
+    assert not (project / "kube").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "odd", "line"),
+    [
+        ("/limitValues", {"value": "four"}, "reading GPU limits"),
+        ("/limitValues", {"availabilityDomain": None}, "reading GPU limits"),
+        ("/availabilityDomains", {"name": None}, "listing availability domains"),
+        ("/mountTargets", {"privateIpIds": {"a": 1}}, "listing mount targets"),
+        ("/mountTargets", {"exportSetId": ""}, "listing mount targets"),
+        ("/exports", {"path": 1}, "listing mount targets"),
+        ("/container/repositories", {"displayName": None}, "listing repositories"),
+    ],
+)
+def test_what_is_not_as_the_api_has_it_is_a_line_and_the_rest_is_shown(
+    tenancy: FakeTenancy, context: Make, capsys: Said, path: str, odd: dict[str, object], line: str
+) -> None:
+    lists = tenancy.world.lists
+    lists[next(one for one in lists if one.endswith(path))][0] |= odd
+    with pytest.raises(TaskFailed, match="1 of the questions were not answered"):
+        show_tenancy(context(), write=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"! {line}: an object is not as the API has them" in said
 
 
 @pytest.mark.usefixtures("service")
