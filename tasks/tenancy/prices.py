@@ -141,6 +141,11 @@ def _get(url: str) -> bytes:
             why = f"{error.code} {error.reason}"
             if error.code != 429 and error.code < 500:
                 raise UsageError(f"the price list at {LIST} answers {why}; prices stay as they are") from None
+        except (http.client.InvalidURL, ValueError, OverflowError) as error:  # of a redirect: LIST is one
+            raise UsageError(
+                f"the price list at {LIST} redirects to what is no address: {error}; is a proxy between? prices "
+                "stay as they are"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             why = str(getattr(error, "reason", None) or error) or type(error).__name__
         if attempt < ATTEMPTS:

@@ -15,6 +15,7 @@ from reports.summary import prices as table
 from tasks.errors import Refused, Resumable, UsageError
 from tasks.tenancy import prices
 from tasks.tenancy.prices import take_prices
+from tests.support.machines.answering import Answering, Serving
 from tests.support.machines.fake_tenancy import FakeTenancy, price
 
 Make = Callable[..., Context]
@@ -129,6 +130,33 @@ def test_a_list_that_stumbles_is_asked_again_and_then_given_up(
     price_list.fail("/pls/apex", fault["status"], cut=bool(fault.get("cut")))
     with pytest.raises(Resumable, match=r"does not answer: .*; check network and proxy"):
         take_prices(context(), "USD", yes=True)
+
+
+class Redirecting(Serving):
+    """Sends everybody to `to`."""
+
+    def __init__(self, to: str) -> None:
+        super().__init__(_Handler)
+        self.to = to
+
+
+class _Handler(Answering):
+    server: Redirecting
+
+    def do_GET(self) -> None:
+        self.reply(302, b"", {"Location": self.server.to})
+
+
+@pytest.mark.parametrize(
+    "to", ["http://[", "//[::1", "http://host:port/", "http://127.0.0.1:9999999999999999999999/", "http://a b/"]
+)
+def test_a_list_that_redirects_to_what_is_no_address_is_refused(
+    to: str, context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Redirecting(to) as server:
+        monkeypatch.setattr(prices, "LIST", f"http://{server.host}/")
+        with pytest.raises(UsageError, match=r"^the price list at http:.* redirects to what is no address: .*; is a "):
+            take_prices(context(), "USD", yes=True)
 
 
 @pytest.mark.parametrize("currency", ["", "DOLLARS", "U$D"])
