@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bench.records.durable import read_regular
 from remote.hosts.command import Secret
 from remote.image.names import NameWrong, check_user
 from remote.serving.client import LOOPBACK
 from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
+
+_MOST_BYTES = 1 << 20
 
 
 def read(settings: Settings, setting: str, name: str, *, in_header: bool = False) -> Secret:
@@ -22,7 +25,7 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
     path = path if path.is_absolute() else settings.root / path
     with touching(f"{setting}: {path}: cannot be read"):
         mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, most_bytes=_MOST_BYTES).decode("utf-8").replace("\r\n", "\n")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
     if not text.strip():

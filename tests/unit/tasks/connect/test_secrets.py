@@ -1,6 +1,7 @@
 """The registry's password: from a file of the operator's own, or from standard input."""
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,29 @@ def test_an_unusable_password_file_is_named(text: str | None, mode: int, problem
     with pytest.raises(UsageError, match=r"^registry\.password_file: .*token: ") as refused:
         password(tmp_path, "token")
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: os.mkfifo(path, 0o600), "it is a pipe, not a file"),
+        (lambda path: path.mkdir(mode=0o700), "it is a folder, not a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a file"),
+        (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "it is larger than 1,048,576 bytes"),
+    ],
+)
+def test_a_password_file_whose_reading_may_never_end_is_refused(
+    make: Callable[[Path], object], problem: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "token")
+    with pytest.raises(UsageError, match=rf"^registry\.password_file: .*token: cannot be read: {problem}"):
+        password(tmp_path, "token")
+
+
+def test_a_password_file_of_another_system_has_the_same_password(tmp_path: Path) -> None:
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_bytes(b"token\r\n")
+    assert password(tmp_path, "token") == "token"
 
 
 @pytest.mark.parametrize("text", ["# of the server\nhidden\n", "hidden\x1b\n", "hidden \u0456\n"])
