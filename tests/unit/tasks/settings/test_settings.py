@@ -210,6 +210,12 @@ MISTAKES = {
     "fleet:\n  <<: {size: x}\n": f'f.yaml:2: fleet.size: expected {SIZE}, found "x"',
     "fleet:\n  yes: 3\n": f"f.yaml:1: fleet.True: unknown setting; fleet has {FLEET}",  # the section's line
     "fleet: &a {size: *a}": "f.yaml: not YAML that can be used: more than 10,000 values",
+    "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 50))]): (
+        "f.yaml: not YAML that can be used: more than 10,000 values"  # two to the power of 50
+    ),
+    "\n".join(["b0: &b0 {x: 1}", *(f"b{n}: &b{n} {{<<: [*b{n - 1}, *b{n - 1}]}}" for n in range(1, 50))]): (
+        "f.yaml: not YAML that can be used: more than 10,000 values"
+    ),
 }
 
 
