@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bench.records.durable import read_regular
 from remote.cluster.credentials import limit_programs
 from remote.cluster.errors import Misconfigured
 from remote.hosts.host import one_line
@@ -28,6 +29,7 @@ from remote.hosts.scratch import scratch_folder
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
+_MOST_BYTES = 16 << 20
 _PRODUCTION = re.compile(r"(?<![a-z])(prod|production|prd|live)(?![a-z])", re.IGNORECASE)
 
 
@@ -79,11 +81,12 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
     current, is_there = None, False
     for name in filter(None, where.split(os.pathsep)):
         try:
-            document = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+            document = yaml.safe_load(read_regular(Path(name), most_bytes=_MOST_BYTES).decode("utf-8"))
         except FileNotFoundError:
             continue
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise Misconfigured(f"kubeconfig {name}: cannot be read: {one_line(error)}; mend it") from None
+            why = getattr(error, "strerror", None) or error
+            raise Misconfigured(f"kubeconfig {name}: cannot be read: {one_line(why)}; mend it") from None
         if not isinstance(document, dict):
             raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig; mend it")
         is_there = True

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -82,6 +83,13 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, words: s
     if text is not None:
         path.write_text(text)
     assert words in refusal(kubeconfig=str(path))
+
+
+def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "k")
+    assert refusal(kubeconfig=str(tmp_path / "k")) == (
+        f"kubeconfig {tmp_path / 'k'}: cannot be read: it is a pipe, not a file; mend it"
+    )
 
 
 @pytest.mark.parametrize(
