@@ -29,7 +29,7 @@ from bench.records.layout import CHECKPOINTS_FOLDER, ORDER_VARIABLE, RESULT_FILE
 from bench.records.result import End, TrialResult
 from bench.records.run import Order, OrderEnd
 from bench.records.sealed import ResultError
-from bench.records.training import LIMIT_REACHED
+from bench.records.training import is_at_its_limit
 
 PAUSE_SEC = 2.0
 NAMED_WITHIN_SEC = 120.0  # a new pod's name is known to the cluster's DNS some seconds after its start
@@ -118,7 +118,7 @@ class Attempts:
             self._end(number, End.FAILED, f"exit {code}: {last_words}")
         elif result is None:
             self._again(number, f"exit {code}, without a result")
-        elif result.status is End.LOST or (result.status is End.PREEMPTED and not _is_at_its_limit(result)):
+        elif result.status is End.LOST or (result.status is End.PREEMPTED and not is_at_its_limit(result.reason)):
             self._again(number, result.reason or result.status.value)
         else:
             self._end(number, result.status, result.reason)
@@ -164,10 +164,6 @@ def order_of(environment: Mapping[str, str]) -> Order:
         raise InputError(
             f"{ORDER_VARIABLE}: not the order of a training: {error}; `inv train --job` writes it"
         ) from None
-
-
-def _is_at_its_limit(result: TrialResult) -> bool:
-    return (result.reason or "").startswith(LIMIT_REACHED)
 
 
 def _await_name(name: str) -> None:

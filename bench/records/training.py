@@ -18,7 +18,13 @@ FIXED = {
     **dict.fromkeys(("lora_alpha", "training.rank_stabilized"), "what was learned would be scaled anew"),
     **dict.fromkeys(("optimizer", "training.lora_plus_ratio"), "the checkpoint's optimizer is laid out otherwise"),
 }
-LIMIT_REACHED = "stopped by train.max_hours"  # how the reason of a training begins that used up its time
+LIMITS = ("train.max_hours", "train.budget_usd")  # the settings that give a training its hours
+LIMIT_REACHED = tuple(f"stopped by {name} " for name in LIMITS)  # how the reason begins of one that used them up
+
+
+def is_at_its_limit(reason: str | None) -> bool:
+    """Whether a training ended with this reason because its hours or dollars are used up."""
+    return reason is not None and reason.startswith(LIMIT_REACHED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +38,8 @@ class Training:
 
     The held-out loss is measured at the start, at the end, and every `evaluate_every` steps (0: never between); after
     `patience` measurements without a new lowest the training stops early (0: never). `prompts` are answered before and
-    after, with at most `answer_tokens` tokens. `max_hours` counts this attempt and those before it.
+    after, with at most `answer_tokens` tokens. `max_hours` counts this attempt and those before it; `limited_by` is the
+    setting that it comes from.
 
     `may_differ`: what the checkpoint that it goes on from may have been made with another value of, because somebody
     asked for that: `model`, `data`, fields of the trial, `training.` and fields of this, none of them `FIXED`.
@@ -56,6 +63,7 @@ class Training:
     prompts: tuple[str, ...] = ()
     answer_tokens: int = 64
     max_hours: float | None = None
+    limited_by: str = LIMITS[0]
     may_differ: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -82,6 +90,7 @@ class Training:
         expect(all(self.prompts), "prompts", "texts, none of them empty")
         within(self.answer_tokens, 1, 65_536, "answer_tokens")
         expect(self.max_hours is None or 0.0 < self.max_hours <= 8760.0, "max_hours", "above 0, at most 8760 hours")
+        among(self.limited_by, LIMITS, "limited_by")
         for name in self.may_differ:
             expect(name not in FIXED, "may_differ", f"no {name}: {FIXED.get(name)}")
 
@@ -177,9 +186,10 @@ class Answer:
 class TrainingRecord(Sealed):
     """What became of a fine-tuning, over all its attempts: training.json, also of one that did not end well.
 
-    `status` is the trial's End, `stop` why no further step came: finished, early, max_hours, or empty where it was
-    stopped otherwise (`reason`). `adapter_step` is the step whose adapter is in the folder beside: the best by held-out
-    loss, or the last. `data` is without shown examples. Shares of communication are of a step's time.
+    `status` is the trial's End, `stop` why no further step came: finished, early, max_hours (its hours are used up, by
+    whichever of the `LIMITS`), or empty where it was stopped otherwise (`reason`). `adapter_step` is the step whose
+    adapter is in the folder beside: the best by held-out loss, or the last. `data` is without shown examples. Shares of
+    communication are of a step's time.
     """
 
     FILE, KIND = TRAINING_FILE, "training"

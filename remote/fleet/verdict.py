@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bench.records.layout import EXIT_NOT_WRITTEN
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial
-from bench.records.training import LIMIT_REACHED
+from bench.records.training import is_at_its_limit
 from remote.jobs.job import JobState, JobStatus
 
 _CANNOT_START = 127
@@ -29,11 +29,6 @@ class Verdict:
     def is_transient(self) -> bool:
         """Whether the same trial may succeed if tried again: what stopped it was not its own doing, nor its limit."""
         return self.end in (End.LOST, End.PREEMPTED) and not is_at_its_limit(self.reason)
-
-
-def is_at_its_limit(reason: str | None) -> bool:
-    """Whether a training ended with this reason because its hours or dollars are used up."""
-    return reason is not None and reason.startswith(LIMIT_REACHED)
 
 
 def judge(

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from bench.records.layout import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import End
-from bench.records.training import LIMIT_REACHED, Restart
+from bench.records.training import Restart, is_at_its_limit
 from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
 from reports.read import telemetry
@@ -66,7 +66,7 @@ def marked(told: Told) -> dict[str, list[float]]:
 def _was_preempted(one: Restart) -> bool:
     """Whether the attempt before ended because it was told to, and not by its own limit."""
     end, _, reason = one.reason.partition(": ")
-    return end == End.PREEMPTED.value and not reason.startswith(LIMIT_REACHED)
+    return end == End.PREEMPTED.value and not is_at_its_limit(reason)
 
 
 def draw(told: Told, *, narrow: bool = False) -> tuple[bytes, bytes] | None:

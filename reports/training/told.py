@@ -149,7 +149,7 @@ def lines(told: Told) -> list[Line]:
     restarts = held[1:]
     lowest = next((one for one in reversed(record.evaluations) if one.is_best), None)
     return [
-        ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.stop or record.reason or 'stopped'})"),
+        ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.reason or record.stop or 'stopped'})"),
         ("workers", f"{record.world_size}, on {told.device}"),
         *((f"held-out loss, step {one.step:,}", _loss(one, lowest)) for one in _shown(record.evaluations, lowest)),
         ("tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"),

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.records import Trial, schema
 from bench.records.result import End, TrialResult
-from bench.records.training import Forecast
+from bench.records.training import LIMITS, Forecast
 from bench.records.training_data import DataReport
 from remote.hosts.host import Host
 from reports.read.fingerprint import CPU, device
@@ -56,7 +56,7 @@ class Foreseen:
     """A training before it starts. `seconds` are of its steps, None where nothing is known; `basis` says from what.
 
     `peak_bytes` is None without a GPU. `exchange_sec` is a step's exchange of gradients, None with one worker or where
-    no bandwidth was measured. `max_hours` is what the settings `stops_by` leave it.
+    no bandwidth was measured. `max_hours` is what the setting `stops_by` leaves it.
     """
 
     steps: int
@@ -70,7 +70,7 @@ class Foreseen:
     step_sec: float | None
     exchange_sec: float | None
     max_hours: float | None = None
-    stops_by: str = ""
+    stops_by: str = LIMITS[0]
 
     @property
     def steps_left(self) -> int | None:
@@ -162,10 +162,10 @@ def limited(settings: Settings, trial: Trial, device: str) -> Trial:
     Raises UsageError.
     """
     at = price_of(settings, [device] if device else [])
-    hours = limits_of(settings).hours(None if at is None else at.usd_per_gpu_hour, trial.world_size)
-    if trial.training is None or hours == trial.training.max_hours:
+    hours, name = limits_of(settings).hours(None if at is None else at.usd_per_gpu_hour, trial.world_size)
+    if trial.training is None:
         return trial
-    return dataclasses.replace(trial, training=dataclasses.replace(trial.training, max_hours=hours))
+    return dataclasses.replace(trial, training=dataclasses.replace(trial.training, max_hours=hours, limited_by=name))
 
 
 def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
@@ -196,7 +196,7 @@ def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
         step_sec=None if step is None else step.value,
         exchange_sec=exchange,
         max_hours=spec.max_hours,
-        stops_by=limits_of(settings).stops_by,
+        stops_by=spec.limited_by,
     )
 
 

@@ -16,9 +16,9 @@ from bench.records import Trial
 from bench.records.layout import CHECKPOINTS_FOLDER
 from bench.records.result import End
 from bench.records.run import RunRecord
+from bench.records.training import is_at_its_limit
 from remote.fleet.keeper import Keeper
 from remote.fleet.ledger import Entry, Ledger
-from remote.fleet.verdict import is_at_its_limit
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
@@ -32,7 +32,7 @@ from tasks.fleet.folders import resuming
 from tasks.fleet.pricing import price_of
 from tasks.fleet.trainview import Spent, TrainingView
 from tasks.settings.load import Settings
-from tasks.train.planned import TRIAL_ID, limits_of
+from tasks.train.planned import TRIAL_ID
 
 EXIT_BAD_INPUT, EXIT_REFUSED = "exit 2: ", "exit 4: "  # how the reason of a trial begins that refused to start
 CANCEL_SEC = 30.0
@@ -141,8 +141,7 @@ class Going:
             bring_home(self.settings, self.run, self.folder, self.hosts)
             return
         if is_at_its_limit(reason):
-            limits = limits_of(self.settings)
-            raise Resumable(f"run {run_id}: {reason}, with a checkpoint; raise {limits.stops_by}, then {again}")
+            raise Resumable(f"run {run_id}: {reason}, with a checkpoint; raise that, then {again}")
         if was_refused(entry):
             kind = Refused if reason.startswith(EXIT_REFUSED) else UsageError
             raise kind(f"run {run_id}: {reason.partition(': ')[2]}. Once that is put right, {again}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial, TrialError
-from bench.records.training import Training
+from bench.records.training import LIMITS, Training
 from bench.records.training_data import TrainingData
 from tasks.errors import UsageError, ending_as
 from tasks.fleet.folders import TRAIN
@@ -58,23 +58,22 @@ class Limits:
     max_hours: float | None = None
     budget_usd: float | None = None
 
-    def hours(self, usd_per_hour: float | None, workers: int) -> float | None:
-        """The smaller of the two in hours of `workers`. Raises UsageError: a budget, but no price."""
+    def hours(self, usd_per_hour: float | None, workers: int) -> tuple[float | None, str]:
+        """The smaller of the two in hours of `workers`, and the setting it comes from (train.max_hours where neither is
+        set). Raises UsageError: a budget, but no price.
+        """
+        of_hours, of_budget = LIMITS
         if self.budget_usd is None:
-            return self.max_hours
+            return self.max_hours, of_hours
         if usd_per_hour is None:
             raise UsageError(
                 "train.budget_usd: no price is known for these workers; set cost.price_usd_per_gpu_hour and "
                 "cost.price_source, or leave the budget out"
             )
-        of_budget = self.budget_usd / (usd_per_hour * workers)
-        return of_budget if self.max_hours is None else min(self.max_hours, of_budget)
-
-    @property
-    def stops_by(self) -> str:
-        """The settings to raise, in words."""
-        names = [name for name in ("budget_usd", "max_hours") if getattr(self, name) is not None]
-        return " or ".join(f"train.{name}" for name in names) or "train.max_hours"
+        hours = self.budget_usd / (usd_per_hour * workers)
+        if self.max_hours is not None and self.max_hours <= hours:
+            return self.max_hours, of_hours
+        return hours, of_budget
 
 
 def data_of(settings: Settings) -> TrainingData:

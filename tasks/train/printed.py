@@ -118,7 +118,7 @@ def show_plan(out: Console, trial: Trial, seen: Seen, predicted: Foreseen, names
         chosen |= {
             "a step": count(spec.rows_per_step, "row"),
             "learning rate": f"{trial.learning_rate:g}, {spec.schedule}",
-            "stops after": "no limit" if spec.max_hours is None else f"{spec.max_hours:.3g} hours",
+            "stops after": "no limit" if spec.max_hours is None else f"{spec.max_hours:.3g} hours ({spec.limited_by})",
         }
     for name, value in chosen.items():
         rows.add_row(name, Text(one_line(str(value))))

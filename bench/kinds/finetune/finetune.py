@@ -88,7 +88,8 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
             record.log(f"stopped {done}")
             raise
     if story.stop == "max_hours":
-        raise Stopped(End.PREEMPTED, f"stopped by train.max_hours after step {story.step}")
+        limit = material.training_of(trial).limited_by
+        raise Stopped(End.PREEMPTED, f"stopped by {limit} after step {story.step}")
     if story.stop == "stopped":
         raise Stopped(End.PREEMPTED, f"one of its workers was told to stop; checkpoint of step {story.step}")
 

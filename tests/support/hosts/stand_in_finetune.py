@@ -30,7 +30,7 @@ from bench.records import Trial
 from bench.records.durable import write_atomic
 from bench.records.result import End
 from bench.records.run import Progress
-from bench.records.training import LIMIT_REACHED, Evaluation, Restart, TrainedSteps, TrainingRecord
+from bench.records.training import Evaluation, Restart, TrainedSteps, TrainingRecord
 
 STEP_SEC, CHECKPOINT_EVERY, TOKENS, SILENCE_SEC = 0.05, 5, 64, 5.0
 HOLD = Path(__file__).with_name("hold")
@@ -119,7 +119,7 @@ def measure(record: Record, _: Inputs, stops: Stops) -> None:
             _show(record, done, steps, found)
             if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
                 _write(folder, done, total)
-                raise Stopped(End.PREEMPTED, f"{LIMIT_REACHED} at step {done}")
+                raise Stopped(End.PREEMPTED, f"stopped by {spec.limited_by} at step {done}")
     _finish(record, total, steps, stop, restarts)
 
 

@@ -126,8 +126,8 @@ def test_ctrl_c_leaves_the_training_alone_and_cancel_stops_it_with_a_checkpoint(
 
 def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(project, hold: Path) -> None:
     limited = project.refused("train", "--workers", "1", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
-    assert "stopped by train.max_hours at step" in limited
-    assert "raise train.budget_usd, then `inv train --resume=" in limited
+    assert "stopped by train.budget_usd at step" in limited
+    assert "raise that, then `inv train --resume=" in limited
     assert len(project.events("started")) == 1
     project.inv("train", "--resume", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
     project.inv("train", "--resume")

@@ -30,7 +30,7 @@ FREE = {
     *("layout", "warmup_steps", "measured_steps", "new_tokens", "gradient_accumulation_steps"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
-    *("training.prompts", "training.answer_tokens", "training.may_differ"),
+    *("training.limited_by", "training.prompts", "training.answer_tokens", "training.may_differ"),
 }
 # But not in the recipe `fast`: a layer that is recomputed begins from its input in bf16, so its gradients differ.
 RECOMPUTED = {"gradient_checkpointing", "checkpoint_every"}

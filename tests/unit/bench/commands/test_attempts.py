@@ -13,7 +13,6 @@ from bench.records import Trial, schema
 from bench.records.layout import ORDER_VARIABLE
 from bench.records.result import End, TrialResult
 from bench.records.run import Order, OrderEnd, PlannedTrial
-from bench.records.training import LIMIT_REACHED
 
 Script = list[tuple[int, End | None, str | None]]  # of each attempt: exit code, what its result says (None: no result)
 
@@ -68,7 +67,14 @@ def test_what_ended_from_outside_is_begun_again_until_it_is_trained(trains, tmp_
     [
         ((1, End.FAILED, "loss is not finite"), "FAILED: loss is not finite"),
         ((2, None, "train.data: no such file"), "FAILED: exit 2: train.data: no such file"),
-        ((143, End.PREEMPTED, f"{LIMIT_REACHED} after step 3"), f"PREEMPTED: {LIMIT_REACHED} after step 3"),
+        (
+            (143, End.PREEMPTED, "stopped by train.max_hours after step 3"),
+            "PREEMPTED: stopped by train.max_hours after step 3",
+        ),
+        (
+            (143, End.PREEMPTED, "stopped by train.budget_usd after step 3"),
+            "PREEMPTED: stopped by train.budget_usd after step 3",
+        ),
     ],
 )
 def test_what_another_attempt_would_not_mend_is_the_end(trains, last, said: str) -> None:

@@ -30,6 +30,7 @@ IMPOSSIBLE = {
     "prompts": [("",), ["a list"]],
     "answer_tokens": [0],
     "max_hours": [0.0, float("inf")],
+    "limited_by": ["train.max_steps"],
 }
 
 

@@ -117,3 +117,8 @@ def test_the_end_of_an_attempt(
 @pytest.mark.parametrize("end", list(End))
 def test_only_what_was_not_the_trials_own_doing_is_transient(end: End) -> None:
     assert Verdict(end=end, reason=None).is_transient == (end in (End.LOST, End.PREEMPTED))
+
+
+@pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
+def test_a_training_at_its_limit_is_not_tried_again(limit: str) -> None:
+    assert not Verdict(end=End.PREEMPTED, reason=f"stopped by {limit} after step 2").is_transient

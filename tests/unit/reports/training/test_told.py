@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.training import LIMIT_REACHED, CheckpointFacts, Restart
+from bench.records.training import CheckpointFacts, Restart
 from reports.read.run import ReportError
 from reports.training import again, course, told
 from tests.support.reports.training_run import RECORD, a_run
@@ -73,7 +73,11 @@ def test_without_a_price_the_sentence_speaks_of_time_alone(tmp_path: Path) -> No
 
 
 def test_the_course_marks_checkpoints_restarts_and_preemptions_at_the_hours_of_their_steps(tmp_path: Path) -> None:
-    ends = ("ended without a word", "PREEMPTED: stopped by SIGTERM", f"PREEMPTED: {LIMIT_REACHED} after step 2")
+    ends = (
+        "ended without a word",
+        "PREEMPTED: stopped by SIGTERM",
+        "PREEMPTED: stopped by train.budget_usd after step 2",
+    )
     record = dataclasses.replace(
         RECORD,
         checkpoints=[CheckpointFacts(step=1, seconds=1.0, stall_sec=0.1, bytes=9)],

@@ -12,6 +12,7 @@ from bench.records.training import Forecast
 from tasks.settings.load import Settings
 from tasks.train import foreseen, planned
 from tests.support.reports import synthetic
+from tests.unit.tasks.train.conftest import MakeSettings
 from tests.unit.tasks.train.test_check import REPORT
 
 SLOW, STEPS, ROWS = 0.5, 40, 4  # seconds of one slow step; steps and rows a step of the training
@@ -52,6 +53,16 @@ def test_rows_of_one_step_share_its_optimizer_step(settings: Callable[..., Setti
     predicted = foreseen.foresee(settings(), trial, seen())
     assert predicted.step_sec is not None
     assert math.isclose(predicted.step_sec, ROWS * 0.12 - (ROWS - 1) * 0.02)
+
+
+def test_the_trial_and_what_is_foreseen_name_the_limit_that_is_reached_first(settings: MakeSettings) -> None:
+    priced = settings(max_steps=STEPS, rows_per_step=ROWS, budget_usd=3.0, max_hours=5.0)
+    cost = {"price_usd_per_gpu_hour": 2.0, "price_source": "a quote"}
+    priced = priced.model_copy(update={"cost": priced.cost.model_copy(update=cost)})
+    trial = foreseen.limited(priced, planned.trial_of(priced, None, workers=1, max_hours=5.0), "")
+    assert trial.training is not None
+    assert (trial.training.max_hours, trial.training.limited_by) == (1.5, "train.budget_usd")
+    assert foreseen.foresee(priced, trial, seen()).stops_by == "train.budget_usd"
 
 
 def test_the_newest_run_counts_once(settings: Callable[..., Settings], trial: Trial) -> None:

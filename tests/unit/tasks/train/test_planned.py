@@ -76,9 +76,10 @@ def test_settings_that_cannot_be_are_refused_by_name(
 
 def test_the_smaller_of_hours_and_budget_is_the_limit() -> None:
     limits = planned.Limits(max_hours=5.0, budget_usd=12.0)
-    assert limits.hours(2.0, 4) == 1.5
-    assert limits.hours(0.1, 4) == 5.0
-    assert planned.Limits().hours(None, 4) is None
+    assert limits.hours(2.0, 4) == (1.5, "train.budget_usd")
+    assert limits.hours(0.1, 4) == (5.0, "train.max_hours")
+    assert planned.Limits(budget_usd=12.0).hours(0.1, 4) == (30.0, "train.budget_usd")
+    assert planned.Limits().hours(None, 4) == (None, "train.max_hours")
     with pytest.raises(UsageError, match=r"train\.budget_usd: no price is known"):
         limits.hours(None, 4)
 

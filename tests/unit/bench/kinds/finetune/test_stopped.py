@@ -47,6 +47,23 @@ def test_a_machine_says_whether_its_rank_could_end_its_step(tmp_path, monkeypatc
     assert ended == [said]
 
 
+@pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
+def test_a_training_at_its_limit_names_the_setting_that_it_comes_from(tmp_path, monkeypatch, limit):
+    trial = tiny_training.plan(tmp_path, tmp_path, training={"max_hours": 1.0, "limited_by": limit})
+    monkeypatch.setattr(
+        finetune, "_read", lambda *_: (SimpleNamespace(sha256="d", steps=lambda: 9, row_tokens=8), None)
+    )
+    monkeypatch.setattr(finetune, "Story", lambda *_, **__: SimpleNamespace(stop="max_hours", step=3, write=None))
+    monkeypatch.setattr(finetune, "Torchrun", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(finetune, "_until_ended", lambda *_: None)
+    request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
+    record = SimpleNamespace(
+        trial=trial, request=request, log=lambda _: None, timed=lambda _: contextlib.nullcontext(), on_end=None
+    )
+    with pytest.raises(Stopped, match=rf"^stopped by {limit} after step 3$"):
+        finetune.measure(record, [SimpleNamespace(sha256="m")], None)
+
+
 def test_ranks_whose_torchrun_is_killed_were_killed_and_have_not_failed(tmp_path):
     ranks = Torchrun.__new__(Torchrun)
     ranks.folder, ranks._process, ranks._here = tmp_path, SimpleNamespace(poll=lambda: -signal.SIGKILL), range(2)
