@@ -68,8 +68,11 @@ def _put_right(entry: Entry) -> list[str]:
 
 
 def _say_state(settings: Settings, run: RunRecord, entry: Entry | None) -> None:
+    if entry is not None and entry.end is End.SUCCEEDED:
+        print(f"run {run.run_id}: it has ended successfully; there is nothing to resume")
+        return
     state = "has not begun" if entry is None or not entry.attempts else "goes on" if entry.end is None else "ended"
-    end = "" if entry is None or entry.end is None else f" as {entry.end.value}: {entry.reason or 'no reason'}"
+    end = "" if entry is None or entry.end is None else f" as {entry.end.value}: {entry.reason}"
     for one in changes.found(run, settings):
         print(one.words)
     print(f"run {run.run_id}: {state}{end}; nothing was touched")
