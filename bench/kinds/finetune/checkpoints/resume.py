@@ -35,6 +35,7 @@ FREE = {
 # But not in the recipe `fast`: a layer that is recomputed begins from its input in bf16, so its gradients differ.
 RECOMPUTED = {"gradient_checkpointing", "checkpoint_every"}
 JOURNAL, RESTARTS = "journal.jsonl", "restarts.json"
+NO_STEP = "ended before its first step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,25 +160,30 @@ class Journal:
 
 
 def restarted(checkpoints: Path, attempt: int, from_step: int, changed: Sequence[str] = ()) -> list[Restart]:
-    """All restarts of this training, this one among them where an attempt came before it; kept on the disk."""
+    """All restarts of this training, this attempt's among them; kept on the disk.
+
+    Every attempt but the first is one, also after an attempt that was killed before it could note anything. Attempts
+    typed by hand may all have number 1: what the last one noted says that there was one.
+    """
     path, before = checkpoints / RESTARTS, []
     with contextlib.suppress(OSError, ValueError, TypeError):
         before = [schema.from_json(Restart, one) for one in json.loads(path.read_bytes())]
     lines = Journal(checkpoints).begin_again()
-    if lines:
-        lost = {line["step"]: float(line["sec"]) for line in lines if line.get("step", 0) > from_step}
-        ends = [str(line["end"]) for line in lines if "end" in line]
-        reason = ends[-1] if ends else "ended without a word"
-        before.append(
-            Restart(
-                attempt=attempt,
-                from_step=from_step,
-                reason=reason,
-                lost_steps=len(lost),
-                lost_sec=sum(lost.values()),
-                changed=list(changed),
-            )
-        )
+    lost = {line["step"]: float(line["sec"]) for line in lines if line.get("step", 0) > from_step}
+    ends = [str(line["end"]) for line in lines if "end" in line]
+    reason = ends[-1] if ends else "ended without a word" if lines else NO_STEP
+    first = 1 + max((one.attempt for one in before), default=1)
+    last = Restart(
+        attempt=attempt, from_step=from_step, reason=NO_STEP, lost_steps=0, lost_sec=0.0, changed=list(changed)
+    )
+    added = [
+        *(dataclasses.replace(last, attempt=number, changed=[]) for number in range(first, attempt)),
+        *([last] if lines or attempt >= first else []),
+    ]
+    if added:
+        # What was noted is of the attempt before the first of these: the others never came so far.
+        added[0] = dataclasses.replace(added[0], reason=reason, lost_steps=len(lost), lost_sec=sum(lost.values()))
+        before += added
         with contextlib.suppress(OSError):
             write_atomic(path, json.dumps(schema.to_json(before)).encode())
     return before

@@ -170,6 +170,28 @@ def test_the_next_attempt_says_what_was_lost(tmp_path):
     assert (again, second.reason, second.lost_steps) == (first, "PREEMPTED: stopped by SIGTERM", 0)
 
 
+def test_an_attempt_that_was_killed_before_its_first_step_counts_as_in_the_ledger(tmp_path):
+    def said(attempt: int, changed: tuple[str, ...] = ()) -> list[tuple[int, str, int, list[str]]]:
+        found = restarted(tmp_path, attempt, 1, changed)
+        return [(one.attempt, one.reason, one.lost_steps, one.changed) for one in found]
+
+    unsaid = "ended before its first step"
+    assert said(2) == [(2, unsaid, 0, [])], "the first was killed while it loaded"
+    for step in (1, 2, 3):
+        Journal(tmp_path).note(step=step, sec=0.5)
+    every = said(5, ("seed",))  # the third and the fourth never came so far as to note anything
+    assert every[1:] == [(3, "ended without a word", 2, []), (4, unsaid, 0, []), (5, unsaid, 0, ["seed"])]
+    assert said(5) == every, "nothing is counted twice"
+
+
+def test_attempts_typed_by_hand_count_by_what_they_noted(tmp_path):
+    assert restarted(tmp_path, 1, 0) == []
+    for _ in range(2):
+        Journal(tmp_path).note(step=1, sec=0.5)
+        found = restarted(tmp_path, 1, 0)
+    assert [(one.attempt, one.lost_steps) for one in found] == [(1, 1), (1, 1)]
+
+
 def test_too_little_room_is_refused_before_the_first_step(tmp_path):
     resume.require_room(tmp_path, 1)
     with pytest.raises(InputError, match="MiB free, and checkpoints need"):
