@@ -137,7 +137,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
 
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:
-    each = expected_sec(settings.results_folder, run.planned)
+    each = expected_sec(settings, run)
     repeats = run.settings["bench"]["repeats"]
     times = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
     print(
@@ -160,7 +160,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
         )
     Console().print(rows)
     print(f"on {', '.join(run.workers)}")
-    total = expected_total_sec(run.planned, len(run.workers), each)
+    total = expected_total_sec(run, each)
     took = "unknown: not every trial has run here before" if total is None else f"about {duration(total)}"
     print(f"expected time: {took}; nothing was touched")
 

@@ -148,7 +148,7 @@ def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts
         run_id=run.run_id,
         planned=[planned for planned in run.planned if planned.trial_id in still_open],
         workers=[host.name for host in hosts],
-        expected_sec=expected_sec(settings.results_folder, run.planned),
+        expected_sec=expected_sec(settings, run),
         price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
         plain=plain,
     )

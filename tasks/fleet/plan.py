@@ -1,6 +1,7 @@
 """From settings to a plan: which trials, on which workers, for how long. Pure, but it reads git and old runs."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
 from bench.records.durable import read_regular
 from bench.records.result import End
-from bench.records.run import PlannedTrial
+from bench.records.run import PlannedTrial, RunRecord
 from bench.records.trial import MOST_BYTES
 from tasks.cli.git import git
 from tasks.errors import UsageError, ending_as, touching
@@ -110,24 +111,49 @@ def git_state(root: Path) -> dict[str, Any]:
     return {"git_sha": sha if is_known else None, "git_dirty": changes != "" if is_known else None}
 
 
-def expected_sec(results_folder: Path, planned: Sequence[PlannedTrial]) -> dict[str, float | None]:
-    """How long each planned trial took when the same configuration last succeeded here; None where it never has."""
-    wanted = {trial.trial.digest() for trial in planned}
+def expected_sec(settings: Settings, run: RunRecord) -> dict[str, float | None]:
+    """How long each planned trial took, in seconds, when the same configuration last succeeded here; None where it
+    never has. Where this machine's cores are shared by more or fewer workers than then, in proportion.
+    """
+    wanted = {planned.trial.digest() for planned in run.planned}
     known: dict[str, float] = {}
-    for results in newest_results(results_folder):
+    for results in newest_results(settings.results_folder):
         taken: dict[str, list[float]] = {}
         for result in results:
             if result.status is End.SUCCEEDED and result.wall_time_sec is not None:
                 taken.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
+        then = _crowding(settings, len({result.worker for result in results}))
         for digest, times in taken.items():
-            known.setdefault(digest, max(times))
+            known.setdefault(digest, max(times) / then)
         if wanted <= known.keys():
             break
-    return {trial.trial_id: known.get(trial.trial.digest()) for trial in planned}
+    now = _crowding(settings, min(len(run.workers), len(run.planned)))
+    alone = {planned.trial_id: known.get(planned.trial.digest()) for planned in run.planned}
+    return {trial_id: None if sec is None else sec * now for trial_id, sec in alone.items()}
 
 
-def expected_total_sec(planned: Sequence[PlannedTrial], workers: int, each: Mapping[str, float | None]) -> float | None:
-    """The run's expected length with all workers busy; None where a trial's own is unknown."""
-    times = [each[trial.trial_id] for trial in planned]
-    known = [time for time in times if time is not None]
-    return sum(known) / workers if known and len(known) == len(times) else None
+def _crowding(settings: Settings, workers: int) -> float:
+    """How many threads of `workers` that work at once share a core, at least 1. Not counted: pods have cores of their
+    own, and a GPU does the work of the profile gpu.
+    """
+    if settings.fleet.kind != "local" or settings.bench.profile != "tiny":
+        return 1.0
+    return max(1.0, workers * settings.fleet.local.threads / (os.cpu_count() or 1))
+
+
+def expected_total_sec(run: RunRecord, each: Mapping[str, float | None]) -> float | None:
+    """The run's expected length in seconds; None where a trial's own is unknown.
+
+    Each trial goes to its own worker, or to the one that is idle first. Those that take several pods at once come after
+    all others, one after the other.
+    """
+    busy, together = dict.fromkeys(run.workers, 0.0), 0.0
+    for planned in run.planned:
+        sec = each[planned.trial_id]
+        if sec is None:
+            return None
+        if run.fleet_kind == "pods" and planned.trial.kind == "distributed":
+            together += sec
+        else:
+            busy[planned.worker or min(busy, key=lambda worker: busy[worker])] += sec
+    return max(busy.values()) + together

@@ -64,7 +64,9 @@ def test_each_repeat_has_an_id_of_its_own(spread: str) -> None:
     assert Counter(name.rsplit(".", 1)[1] for name in named) == dict.fromkeys(("r1", "r2", "r3"), len(named) // 3)
 
 
-def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_took(tmp_path: Path) -> None:
+def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known, unknown = synthetic.quick()
     for run_id, first, second, broken in (("20260301", 90.0, 91.0, 92.0), ("20260302", 20.0, 30.0, 40.0)):
         run = synthetic.record((known,), workers=3, run_id=run_id)
@@ -73,12 +75,54 @@ def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_
             synthetic.result(one, status=end, reason=None if end is End.SUCCEEDED else "it broke", wall_time_sec=sec)
             for one, (end, sec) in zip(run.planned, ends, strict=True)
         ]
-        synthetic.write_results(tmp_path / run_id, run, results)
-    planned = plan_trials((known, unknown), WORKERS, "shard")
-    each = expected_sec(tmp_path, planned)
+        synthetic.write_results(tmp_path / "results" / run_id, run, results)
+    run = synthetic.record((known, unknown), workers=2, spread="shard")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    each = expected_sec(Settings(root=tmp_path), run)
     assert each == {known.trial_id: 30.0, unknown.trial_id: None}
-    assert expected_total_sec(planned, 2, each) is None
-    assert expected_total_sec(planned, 2, each | {unknown.trial_id: 10.0}) == 20.0
+    assert expected_total_sec(run, each) is None
+
+
+@pytest.mark.parametrize(
+    ("spread", "workers", "total"),
+    [
+        ("replicate", 1, 40.0),
+        ("replicate", 10, 40.0),  # each worker runs both, beside the others
+        ("shard", 1, 40.0),
+        ("shard", 2, 30.0),
+        ("shard", 10, 30.0),  # no worker shares a trial
+    ],
+)
+def test_a_run_is_expected_to_take_as_long_as_its_busiest_worker(spread: str, workers: int, total: float) -> None:
+    run = synthetic.record(workers=workers, spread=spread)
+    known = dict(zip((trial.name for trial in synthetic.quick()), (30.0, 10.0), strict=True))
+    each = {one.trial_id: known[one.trial.name] for one in run.planned}
+    assert expected_total_sec(run, each) == total
+
+
+def test_trials_that_take_several_pods_at_once_are_expected_after_all_others() -> None:
+    trials = (*TRIALS, *suite("distributed", "tiny", "models/m", "data/d.jsonl")[:2])
+    planned = plan_trials(trials, WORKERS, "replicate", is_over_pods=True)
+    run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="pods")
+    assert expected_total_sec(run, {one.trial_id: 10.0 for one in planned}) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "spread", "expected"),
+    [("local", "replicate", 50.0), ("local", "shard", 10.0), ("pods", "replicate", 10.0)],
+)
+def test_workers_that_share_the_cores_of_this_machine_are_expected_to_be_slower(
+    kind: str, spread: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    before = synthetic.record(workers=1)
+    synthetic.write_results(
+        tmp_path / "results" / "1", before, [synthetic.result(one, wall_time_sec=10.0) for one in before.planned]
+    )
+    settings = Settings(root=tmp_path)
+    fleet = settings.fleet.model_copy(update={"kind": kind})
+    run = synthetic.record(workers=10, spread=spread)
+    assert set(expected_sec(settings.model_copy(update={"fleet": fleet}), run).values()) == {expected}
 
 
 def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
