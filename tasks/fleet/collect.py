@@ -94,7 +94,8 @@ def _collect_all(settings: Settings) -> None:
             failed.append(error)
     if failed:
         worst = max(failed, key=lambda error: error.exit_code)
-        raise type(worst)(f"{len(failed)} of {text.count(len(names), 'run')} are still not whole here: {worst}")
+        verb = "is" if len(failed) == 1 else "are"
+        raise type(worst)(f"{len(failed)} of {text.count(len(names), 'run')} {verb} still not whole here: {worst}")
     print("every run is here")
 
 
