@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.records.layout import REPORT_FOLDER
 from reports.exports import mlflow, mlperf, offline_wandb, optimum, tensorboard
 from reports.exports.logged import Logged, of_run
-from reports.read.run import ReportError
+from reports.read.run import NotWritten, ReportError
 
 FORMATS: Mapping[str, Callable[[Path, Sequence[Logged]], Path]] = {
     "tensorboard": tensorboard.write,
@@ -26,7 +26,7 @@ def check(formats: Sequence[str]) -> None:
 
 def export(run_folder: Path, formats: Sequence[str], so_far: Path | None = None) -> tuple[Path, ...]:
     """Write what a run's folder holds in these formats; the folder of each. `so_far` as in `of_run`. Raises
-    ReportError."""
+    ReportError; NotWritten where they cannot be written."""
     if not formats:
         return ()
     found, report = of_run(run_folder, so_far), run_folder / REPORT_FOLDER
@@ -34,6 +34,4 @@ def export(run_folder: Path, formats: Sequence[str], so_far: Path | None = None)
         report.mkdir(exist_ok=True)
         return tuple(FORMATS[name](report, found) for name in formats)
     except OSError as error:
-        raise ReportError(
-            f"{error.filename or report}: cannot be written: {error.strerror}; check owner, permissions and free space"
-        ) from None
+        raise NotWritten(error.filename or report, error) from None

@@ -20,7 +20,7 @@ from reports.figures.studio import DrawError, Job, Studio
 from reports.output import csv_frames, html, markdown, tables
 from reports.output.html import INDEX_FILE
 from reports.read.load import load
-from reports.read.run import ReportError, Run
+from reports.read.run import NotWritten, ReportError, Run
 from reports.summary import sentences
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
@@ -60,7 +60,7 @@ def build(
     for as long as a run goes on.
 
     Raises ReportError, with nothing written, when run.json cannot be trusted, the price cannot be used, the runs cannot
-    be compared or a figure cannot be drawn; also when the report's folder cannot be written.
+    be compared or a figure cannot be drawn; NotWritten when the report's folder cannot be written.
     """
     with Studio() as studio:
         run = load(run_folder)
@@ -130,7 +130,5 @@ def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
             if f"{FIGURES_FOLDER}/{path.name}" not in contents and path.suffix in (".png", ".svg"):
                 path.unlink()
     except OSError as error:
-        raise ReportError(
-            f"{path}: cannot be written: {error.strerror}; check owner, permissions and free space"
-        ) from None
+        raise NotWritten(path, error) from None
     return tuple(folder / name for name in contents)

@@ -38,6 +38,16 @@ class ReportError(ValueError):
     """No report can be made at all; the message names the file or folder and what to do."""
 
 
+class NotWritten(ReportError):
+    """A file of the report cannot be written: the disk is full, or the folder is somebody else's. That may pass."""
+
+    def __init__(self, path: object, error: OSError) -> None:
+        super().__init__(
+            f"{path}: cannot be written: {error.strerror}; check owner, permissions and free space, then type the same "
+            "again"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
     """A file that was not averaged in, relative to the run's folder, and why."""

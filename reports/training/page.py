@@ -17,7 +17,7 @@ from bench.records.durable import write_atomic
 from bench.records.layout import REPORT_FOLDER
 from reports import text
 from reports.figures.drawing.inline_svg import inline_svg
-from reports.read.run import ReportError
+from reports.read.run import NotWritten
 from reports.training import again, course, curves, told
 from reports.training.told import Told
 
@@ -41,7 +41,7 @@ class Report:
 
 
 def build(run_folder: Path) -> Report:
-    """Write the report of a training. Raises ReportError."""
+    """Write the report of a training. Raises ReportError; NotWritten where its folder cannot be written."""
     found = told.read(run_folder)
     drawn = {name: each.draw(found) for name, each in ((LOSS, curves), (COURSE, course))}
     contents = {
@@ -60,9 +60,7 @@ def build(run_folder: Path) -> Report:
         for name, content in contents.items():
             write_atomic(folder / name, content)
     except OSError as error:
-        raise ReportError(
-            f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space"
-        ) from None
+        raise NotWritten(folder, error) from None
     return Report(
         index=folder / INDEX_FILE,
         headline=told.headline(found),

@@ -18,7 +18,7 @@ from reports.exports.write import FORMATS, check, export
 from reports.output import watch as watching
 from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
-from reports.read.run import ReportError
+from reports.read.run import NotWritten, ReportError
 from reports.statistics.values import Ratio
 from reports.summary.cautions import MOST_SHOWN
 from reports.training import page as training
@@ -48,7 +48,7 @@ def write_report(
         _report_training(folder, wanted, other)
         return
     make = partial(build, folder, pricing=pricing(settings), against=other)
-    with ending_as(UsageError, ReportError):
+    with ending_as(UsageError, ReportError), ending_as(Resumable, NotWritten):
         made = _watch(folder, make) if watch else make()
         exported = export(folder, wanted)
     show(made)
@@ -64,7 +64,7 @@ def _say(exported: Iterable[Path]) -> None:
 
 def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -> None:
     """The report of a training; beside that of another one where that is asked for."""
-    with ending_as(UsageError, ReportError):
+    with ending_as(UsageError, ReportError), ending_as(Resumable, NotWritten):
         made = training.build(folder)
         exported = export(folder, formats)
     console = Console(highlight=False, soft_wrap=True)

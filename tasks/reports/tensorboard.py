@@ -20,10 +20,10 @@ from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.host import HostError
 from reports.exports import tensorboard
 from reports.exports.write import export
-from reports.read.run import ReportError
+from reports.read.run import NotWritten, ReportError
 from tasks.cli.flags import number
 from tasks.cli.interrupt import interrupted_by
-from tasks.errors import TaskFailed, UsageError, ending_as, one_line
+from tasks.errors import Resumable, TaskFailed, UsageError, ending_as, one_line
 from tasks.fleet.folders import is_training, open_run
 from tasks.reports.sofar import SoFar
 from tasks.settings.layers import shown
@@ -69,7 +69,7 @@ def show(context: Context, name: str | None, *, port: str, once: bool) -> None:
     if not once:
         _check_tensorboard(at)
     live = Live(folder, SoFar(settings, run, folder) if is_training(folder) else None)
-    with ending_as(UsageError, ReportError):
+    with ending_as(UsageError, ReportError), ending_as(Resumable, NotWritten):
         goes_on = live.renew()
         if live.complaint is not None:
             print(f"! {live.complaint}; shown is what is here")

@@ -12,7 +12,7 @@ from bench.records.result import End
 from reports.exports import tensorboard
 from reports.exports.logged import of_run
 from reports.exports.write import check, export
-from reports.read.run import ReportError
+from reports.read.run import NotWritten, ReportError
 from tests.support.reports import synthetic, training_run
 
 
@@ -204,7 +204,7 @@ def test_without_wandb_its_format_is_refused_in_one_line(monkeypatch):
 
 def test_a_run_that_cannot_be_trusted_and_a_place_that_cannot_be_written_are_named(trained):
     (trained / "report").write_text("no folder")
-    with pytest.raises(ReportError, match=r"report: cannot be written"):
+    with pytest.raises(NotWritten, match=r"report: cannot be written: File exists; .* then type the same again$"):
         export(trained, ["mlperf"])
     (trained / "run.json").write_text("{")
     with pytest.raises(ReportError, match=r"run\.json"):
