@@ -3,7 +3,9 @@
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +18,9 @@ Messages: TypeAlias = Sequence[dict[str, str]]
 THREADS = "TOKENIZERS_PARALLELISM"  # tokenizers reads it at each call
 # For a template that writes the day: with the day of now, the same data would be other examples tomorrow.
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
+# Of computing, for one conversation: one of 10,000 turns takes some milliseconds, and a loop that writes without end
+# takes less than 2 GB in that time.
+LONGEST_SEC = 10.0
 PROBE = ({"role": "user", "content": "a?"}, {"role": "assistant", "content": "A."})
 
 
@@ -43,8 +48,17 @@ def every_core() -> Iterator[None]:
         os.environ[THREADS] = before or "false"
 
 
+class _Endless(Exception):
+    """A template took longer than `LONGEST_SEC`."""
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise _Endless
+
+
 class ChatTemplate:
-    """The model's chat template. It is a program of the model's author, run in jinja's sandbox: it may raise anything.
+    """The model's chat template. It is a program of the model's author, run in jinja's sandbox: it may raise anything,
+    and it may not end, which the sandbox allows.
 
     `apply_chat_template` prepares for each conversation whatever a template may be given, which takes longer than the
     template does. So the template that transformers has compiled is called, if it writes PROBE as that method does.
@@ -52,6 +66,10 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._write = tokenizer, self._whole
+        self._thread: int | None = None  # the one that can be interrupted: the main one
+        if threading.current_thread() is threading.main_thread():
+            self._thread = threading.get_ident()
+            signal.signal(signal.SIGVTALRM, _stop)  # once: it takes longer than to write a short conversation
         with contextlib.suppress(Exception):  # the template's own, or of another version of transformers
             of_transformers = importlib.import_module("transformers.utils.chat_template_utils")
             self._template = of_transformers._compile_jinja_template(tokenizer.get_chat_template())
@@ -59,16 +77,33 @@ class ChatTemplate:
             self._template.globals = {**self._template.globals, "strftime_now": lambda form: DAY.strftime(form)}
             given = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
             self._given = self._template.globals | given
-            if all(self._bare(PROBE, prompt) == self._whole(PROBE, prompt) for prompt in (False, True)):
+            if all(self._in_time(self._bare, PROBE, prompt) == self._whole(PROBE, prompt) for prompt in (False, True)):
                 self._write = self._bare
 
     def text(self, place: str, messages: Messages, *, prompt: bool = False) -> str:
         """A conversation as the template writes it; `place` is where it stands. Raises InputError."""
         try:
-            return self._write(messages, prompt)
+            return self._in_time(self._write, messages, prompt)
+        except _Endless:
+            raise InputError(
+                f"{place}: the model's chat template has not ended after {LONGEST_SEC:g} s of computing; look at its "
+                "loops in the model's folder, or take another model"
+            ) from None
         except Exception as error:  # noqa: BLE001 - see above
             why = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"{place}: the model's chat template refuses it: {why}") from None
+
+    def _in_time(self, write: Callable[[Messages, bool], str], messages: Messages, prompt: bool) -> str:
+        """What `write` returns. Raises _Endless after `LONGEST_SEC` of this process's own computing: a machine that
+        stands still counts for nothing. Not covered: a single operation of Python that does not end, another thread.
+        """
+        if threading.get_ident() != self._thread:
+            return write(messages, prompt)
+        signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_SEC, LONGEST_SEC)  # again, where jinja caught the first
+        try:
+            return write(messages, prompt)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
     def _whole(self, messages: Messages, prompt: bool) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))

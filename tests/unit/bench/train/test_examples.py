@@ -1,6 +1,7 @@
 """The targets are the answers and the token that ends each of them, as the template writes them, and nothing else."""
 
 import hashlib
+import signal
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -121,6 +122,20 @@ def test_a_conversation_is_written_as_the_tokenizer_itself_writes_it(
         assert written.text("d.jsonl: line 1", messages, prompt=prompt) == own
     other_version = SimpleNamespace(apply_chat_template=lambda _messages, **_: "its own")
     assert ChatTemplate(other_version).text("d.jsonl: line 1", messages) == "its own"
+
+
+@pytest.mark.parametrize("says", ["", "a"])
+@pytest.mark.parametrize("when", ["", "{% if messages | length > 2 %}"])
+def test_a_template_that_does_not_end_is_given_up_with_the_line_it_loops_over(
+    says: str, when: str, tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.data.tokenizer.LONGEST_SEC", 0.05)
+    loops = "".join(f"{{% for _{depth} in range(99999) %}}" for depth in range(4)) + says + "{% endfor %}" * 4
+    tokenizer = tokenizer_of("chatml")
+    tokenizer.chat_template = f"{when}{loops}{'{% endif %}' if when else ''}"
+    with pytest.raises(InputError, match=r"^d\.jsonl: line 7: the model's chat template has not ended"):
+        ChatTemplate(tokenizer).text("d.jsonl: line 7", conversation(WITH_SYSTEM).messages)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0), "it counts only while a template writes"
 
 
 @pytest.mark.parametrize("is_bare", [True, False])
