@@ -239,7 +239,7 @@ class Cluster:
             volumes = self.list_of("PersistentVolume")
         except Forbidden:
             volumes = []  # an operator of one namespace; without FSS there is nothing to see
-        own = [one for one in volumes if one["spec"].get("claimRef", {}).get("namespace") == self.target.namespace]
+        own = [one for one in volumes if _claimed_in(one) == self.target.namespace]
         namespace = self.namespace()
         first = [{**namespace, "apiVersion": "v1", "kind": "Namespace"}] if namespace is not None else []
         return [*first, *(one for several in lists for one in several or []), *own]
@@ -335,6 +335,12 @@ class Cluster:
             stderr = mask(completed.stderr.decode(errors="replace"), secrets)
             raise refusal(f"kubectl {arguments[0]}", stderr)
         return completed
+
+
+def _claimed_in(volume: Mapping[str, Any]) -> object:
+    """The namespace of a persistent volume's claim; None where it has none."""
+    claim = volume.get("spec", {}).get("claimRef")
+    return claim.get("namespace") if isinstance(claim, dict) else None
 
 
 def _is_object(item: object) -> bool:

@@ -1,5 +1,6 @@
 """Passwords and tokens: from a file that nobody else can read, from a pipe, or typed."""
 
+import errno
 import getpass
 import stat
 import sys
@@ -14,6 +15,7 @@ from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
 
 _MOST_BYTES = 1 << 20
+_OPEN_FILES = ("/dev/fd", "/proc/self/fd")  # a shell's `<(program)` is a file there, open already
 
 
 def read(settings: Settings, setting: str, name: str, *, in_header: bool = False) -> Secret:
@@ -25,7 +27,8 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
     path = path if path.is_absolute() else settings.root / path
     with touching(f"{setting}: {path}: cannot be read"):
         mode = path.stat().st_mode
-        text = read_regular(path, most_bytes=_MOST_BYTES).decode("utf-8").replace("\r\n", "\n")
+        content = _piped(path) if str(path.parent) in _OPEN_FILES else read_regular(path, most_bytes=_MOST_BYTES)
+        text = content.decode("utf-8").replace("\r\n", "\n")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
     if not text.strip():
@@ -36,6 +39,15 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
             f"{setting}: {path}: expected the secret alone, one line of ASCII; take out what else is in it"
         )
     return Secret(text)
+
+
+def _piped(path: Path) -> bytes:
+    """Raises OSError, also for more than _MOST_BYTES."""
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES:,} bytes", str(path))
+    return content
 
 
 def check_hub(settings: Settings) -> None:

@@ -222,3 +222,10 @@ def test_a_list_of_what_are_no_objects_is_no_answer_of_kubernetes(items: object,
         for ask in (cluster.nodes, cluster.pods, cluster.events):
             with pytest.raises(Unreachable, match=r"no answer of Kubernetes to /api/v1/.*: an item is no object"):
                 ask()
+
+
+@pytest.mark.parametrize("spec", [{}, {"spec": {}}, {"spec": {"claimRef": None}}, {"spec": {"claimRef": "a"}}])
+def test_a_volume_that_nothing_claims_is_not_ours(spec: dict[str, object], tmp_path: Path) -> None:
+    body = json.dumps({"items": [{"metadata": {"name": "a"}, **spec}]}).encode()
+    with asked(tmp_path, {"token": "t"}, body=body) as (_, cluster):
+        assert "PersistentVolume" not in {one.get("kind") for one in cluster.live()}

@@ -1,7 +1,9 @@
 """The registry's password: from a file of the operator's own, or from standard input."""
 
+import contextlib
 import io
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +79,27 @@ def test_a_password_file_whose_reading_may_never_end_is_refused(
     make(tmp_path / "token")
     with pytest.raises(UsageError, match=rf"^registry\.password_file: .*token: cannot be read: {problem}"):
         password(tmp_path, "token")
+
+
+@pytest.mark.parametrize("size", [6, 1 << 20 | 1])
+def test_what_a_shell_pipes_is_read_up_to_the_same_size(size: int, tmp_path: Path) -> None:
+    receives, sends = os.pipe()
+    writer = threading.Thread(target=lambda: write_all(sends, b"a" * size))
+    writer.start()
+    try:
+        if size == 6:
+            assert password(tmp_path, f"/dev/fd/{receives}") == "a" * size
+        else:
+            with pytest.raises(UsageError, match="it is larger than 1,048,576 bytes"):
+                password(tmp_path, f"/dev/fd/{receives}")
+    finally:
+        os.close(receives)
+        writer.join()
+
+
+def write_all(sends: int, content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(sends, "wb") as file:
+        file.write(content)
 
 
 def test_a_password_file_of_another_system_has_the_same_password(tmp_path: Path) -> None:
