@@ -5,11 +5,14 @@ exec can) has to notice that and raise HostUnreachable.
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Required, TypedDict, Unpack
 
 from remote.hosts.command import Command
+
+_LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,11 @@ class Completed:
     exit_code: int
     stdout: bytes = b""
     stderr: bytes = b""
+
+
+def is_loopback(name: str | None) -> bool:
+    """Whether a host's name or address is the asking machine's own."""
+    return name is not None and _LOOPBACK.match(name) is not None
 
 
 class HostError(Exception):

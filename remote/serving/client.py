@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from remote.hosts.command import Secret
+from remote.hosts.host import is_loopback
 
 MOST_BYTES, MOST_SAID = 8 << 20, 500  # of an answer; of a refusal
 ASK_SEC = 300.0
 _PIECE = 1 << 16
-LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
 
 class ServerWrong(Exception):
@@ -52,7 +52,7 @@ class Answer:
 def at(url: str, key: Secret | None) -> "Server":
     """The server at `url`, e.g. http://127.0.0.1:8000. Raises ServerWrong."""
     parts = _parts(url)
-    is_here = LOOPBACK.match(parts.hostname or "") is not None
+    is_here = is_loopback(parts.hostname)
     if key is not None and parts.scheme == "http" and not is_here:
         raise ServerWrong(
             f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"

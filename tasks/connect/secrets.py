@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from bench.records.durable import read_regular
 from remote.hosts.command import Secret
+from remote.hosts.host import is_loopback
 from remote.image.names import NameWrong, check_user
-from remote.serving.client import LOOPBACK
 from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
 
@@ -42,7 +42,7 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
 
 
 def _piped(path: Path) -> bytes:
-    """Raises OSError, also for more than _MOST_BYTES."""
+    """The content of a file that is open already. Raises OSError, also for more than _MOST_BYTES."""
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -59,7 +59,7 @@ def check_hub(settings: Settings) -> None:
         parts = urlsplit(endpoint)
     except ValueError:
         parts = urlsplit("")
-    is_there = parts.scheme == "http" and LOOPBACK.match(parts.hostname or "") is not None
+    is_there = parts.scheme == "http" and is_loopback(parts.hostname)
     if parts.scheme != "https" and not is_there:
         raise UsageError(
             f"hub.endpoint: {endpoint}: the token of hub.token_file would travel over plain HTTP; type it as "

@@ -217,4 +217,5 @@ def _is_ours(kubeconfig: Kubeconfig, name: str) -> bool:
     """Whether the user of this name runs our program: then its cluster is one that we wrote."""
     users = {one["name"]: one.get("user") or {} for one in kubeconfig.get("users") or []}
     program = users.get(name, {}).get("exec")
-    return isinstance(program, dict) and "tasks.tenancy" in str(program.get("args"))
+    arguments = program.get("args") if isinstance(program, dict) else None
+    return isinstance(arguments, list) and "tasks.tenancy" in arguments

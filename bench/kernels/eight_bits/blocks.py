@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.eight_bits.rows import rows_reference
+from bench.kernels.eight_bits.rows import rows_reference, split
 
 BLOCK = 128
 
@@ -25,10 +25,9 @@ class Blocks:
     dtype: Any
 
     def split(self, parts: int) -> list["Blocks"]:
-        """So many parts of the rows, fewer where there are not enough."""
-        each = -(-len(self.values) // parts)
-        halves = zip(self.values.split(each), self.scales.split(each), strict=True)
-        return [Blocks(values=values, scales=scales, dtype=self.dtype) for values, scales in halves]
+        """As `rows.split`."""
+        pieces = split(parts, self.values, self.scales)
+        return [Blocks(values=values, scales=scales, dtype=self.dtype) for values, scales in pieces]
 
 
 def empty(tokens: int, width: int, dtype: Any, device: Any) -> Blocks:

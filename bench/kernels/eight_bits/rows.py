@@ -11,6 +11,7 @@ of numbers below SMALLEST, becomes zeros.
 Bytes moved: 2TK in, TK out.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +34,15 @@ class Rows:
     dtype: Any = None
 
     def split(self, parts: int) -> list["Rows"]:
-        """So many parts of the rows, fewer where there are not enough; no column stands apart."""
-        each = -(-len(self.values) // parts)
-        halves = zip(self.values.split(each), self.scales.split(each), strict=True)
-        return [Rows(values=values, scales=scales, dtype=self.dtype) for values, scales in halves]
+        """As `split`; no column stands apart."""
+        pieces = split(parts, self.values, self.scales)
+        return [Rows(values=values, scales=scales, dtype=self.dtype) for values, scales in pieces]
+
+
+def split(parts: int, *tensors: Any) -> Iterator[tuple[Any, ...]]:
+    """So many parts of the tensors' rows, fewer where there are not enough; views."""
+    each = -(-len(tensors[0]) // parts)
+    return zip(*(tensor.split(each) for tensor in tensors), strict=True)
 
 
 def empty_rows(tokens: int, width: int, dtype: Any, device: Any, *, apart: int = 0) -> Rows:

@@ -181,7 +181,7 @@ def restarted(checkpoints: Path, attempt: int, from_step: int, changed: Sequence
         *([last] if lines or attempt >= first else []),
     ]
     if added:
-        # What was noted is of the attempt before the first of these: the others never came so far.
+        # What was noted belongs to the attempt before the first of these; later ones noted nothing.
         added[0] = dataclasses.replace(added[0], reason=reason, lost_steps=len(lost), lost_sec=sum(lost.values()))
         before += added
         with contextlib.suppress(OSError):
