@@ -8,7 +8,7 @@ from bench import stack as real_stack  # noqa: E402 - after the skip
 from bench.kernels import nf4  # noqa: E402
 from bench.kernels.decode import products  # noqa: E402
 from bench.kernels.decode.attention import Attention  # noqa: E402
-from bench.kernels.decode.products import Lora, Norm, Product  # noqa: E402
+from bench.kernels.decode.products import Division, Lora, Norm, Product  # noqa: E402
 from bench.kernels.rope import Heads, rotate_reference  # noqa: E402
 from bench.kinds import decode_step, decoding  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
@@ -55,10 +55,12 @@ def test_adapters_of_every_rank_are_the_formulas(shapes, gated, rank):
     _check(shapes, gated=gated, rank=rank, with_norm=True, counts=(1, 8, 17))
 
 
-@pytest.mark.parametrize("division", products.DIVISIONS[1:], ids=str)
-def test_what_fits_smaller_shared_memory_computes_the_same(monkeypatch, division):
-    monkeypatch.setattr(products, "DIVISIONS", (division,))
-    _check(TOGETHER[1], gated=False, rank=16, with_norm=True, counts=(1, 8, 32))
+@pytest.mark.parametrize("division", [*products.DIVISIONS[1:], Division(14, 1, 2, 2), Division(16, 1, 2)], ids=str)
+def test_every_division_computes_the_same(monkeypatch, division):
+    monkeypatch.setattr(products, "divisions", lambda *_, **__: (division,))
+    for shapes in (TOGETHER[1], TOGETHER[2], TOGETHER[3]):
+        _check(shapes, gated=False, rank=16, with_norm=len(shapes) > 1, counts=(1, 8))
+    _check(GATED[0], gated=True, rank=16, with_norm=True, counts=(8,))
 
 
 def _check(shapes, *, gated, rank, with_norm, counts):

@@ -24,6 +24,7 @@ WIDTHS = (64, 128)
 MOST_GROUP = 8
 MOST_SHARES = 32  # a lane of a warp for each
 BLOCKS_PER_PROCESSOR = 1
+THREADS = 256  # as in attention.cu
 
 
 def why_not(heads: Heads) -> str | None:
@@ -45,7 +46,6 @@ class Attention:
         room = batch * heads.query * self._shares * (heads.width + 2)
         self._parts = torch.empty(room, dtype=torch.float32, device=cos.device)
         self._tickets = torch.zeros(batch * heads.key, dtype=torch.int32, device=cos.device)
-        self._threads = 512 if heads.query // heads.key <= 4 else 256  # as in attention.cu
         constants = (("WIDTH", heads.width), ("GROUP", heads.query // heads.key), ("KEYS", heads.key))
         architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(cos.device))
         self._kernel = nvrtc.kernel(SOURCE, "attend_row", architecture, constants)
@@ -58,7 +58,7 @@ class Attention:
         tensors = (joined, *self.angles, position, keys, values, out, self._parts, self._tickets)
         self._kernel(
             (heads.key, len(joined), self._shares),
-            self._threads,
+            THREADS,
             (*(ctypes.c_void_p(each.data_ptr()) for each in tensors), ctypes.c_int(keys.shape[2])),
         )
         return out

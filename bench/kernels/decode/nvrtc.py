@@ -117,12 +117,14 @@ def _nvrtc() -> Any:
     version = torch.version.cuda
     major = None if version is None else version.split(".")[0]
     names = [] if major is None else [f"libnvrtc.so.{major}"]
-    # PyTorch's wheels bring it in a package of its own, which is on no search path.
+    # PyTorch's wheels bring it in a package of its own, which is on no search path, nor is what it loads later.
     spec = importlib.util.find_spec("nvidia")
     for folder in [] if spec is None else list(spec.submodule_search_locations or ()):
         names += sorted(map(str, Path(folder).glob(f"*/lib/libnvrtc.so.{major or '*'}")))
     for name in names:
         try:
+            for part in Path(name).parent.glob("libnvrtc-builtins.so.*") if "/" in name else ():
+                ctypes.CDLL(str(part))
             return ctypes.CDLL(name)
         except OSError:
             continue

@@ -26,19 +26,29 @@ typedef unsigned long long u64;
 typedef unsigned short u16;
 typedef unsigned char u8;
 
-constexpr int LANES = 32, THREADS = LANES * WARPS;
+constexpr int LANES = 32, THREADS = LANES * WARPS, LEVELS = 256;
 constexpr int BLOCKS = COLUMNS / 64;  // of 64 numbers with one scale, in a row of W
 constexpr int CHUNK = 4;              // blocks that a warp takes at a time
 constexpr int CHUNKS = (BLOCKS + CHUNK * WARPS - 1) / (CHUNK * WARPS);  // of each warp
 constexpr bool IS_EVEN = BLOCKS % CHUNK == 0;
 constexpr bool IS_FULL = BLOCKS % (CHUNK * WARPS) == 0;
 constexpr int HIGH = 16, WIDE = 8 * TILES;     // of the part of y^T that a block computes at a time
-constexpr int STEP = GATED ? HIGH / 2 : HIGH;  // rows of y to a part
+constexpr int TALL = PANELS * HIGH;            // rows of W to a part
+constexpr int STEP = GATED ? TALL / 2 : TALL;  // rows of y to a part
 constexpr bool HOLDS = CHUNKS * TILES <= 2;    // x in registers
 constexpr bool AHEAD = !HOLDS && !NORM && TILES == 1;  // a chunk of it in registers, read a turn before it is needed
+constexpr int TURNS = CHUNKS * PANELS;         // of a warp, for a part
 constexpr int ROW = CHUNK * 32 + 32;           // bytes of a row in shared memory: eight rows fall on all its banks
-constexpr int STAGE = HIGH * ROW + HIGH * 8;   // codes, four scales of each row, and the scale of those
+constexpr int STAGE = HIGH * ROW;              // codes of a chunk
+constexpr int SIDES = GATED ? 2 : 1;           // weights of a part
+constexpr int PIECE = BLOCKS % 16 == 0 ? 16 : IS_EVEN ? 4 : 1;   // scales that are copied at once
+constexpr int PIECES = BLOCKS / PIECE;         // of a row
+constexpr int SCALES = (BLOCKS + 3) / 4 * 4 + 16;  // bytes of a row's scales in shared memory: on all banks as well
+constexpr int OUTER = STEP * BLOCKS / 256 + 2; // scales of scales of a part, of each weight
+constexpr int PART = (TALL * SCALES + SIDES * OUTER * 4 + 15) / 16 * 16;  // bytes of a part's scales
+constexpr int SLOTS = (STAGES - 1 + TURNS - 1) / TURNS + 2;  // parts whose scales and rows of B are there or under way
 constexpr int HEIGHT = WEIGHTS * RANK;         // rows of every A
+constexpr int SUMS = PANELS * WARPS * HIGH * WIDE;
 constexpr int ASKED = 2;                       // numbers of u that a thread asks for before it needs them
 constexpr bool COPIES_B = RANK > 0 && RANK % 8 == 0;  // a row of B begins at 16 bytes
 
@@ -92,6 +102,11 @@ __device__ __forceinline__ void copy4(u32 to, const void* from) {
 }
 
 // A number that other blocks write or read meanwhile: whole, and not from a cache of this multiprocessor.
+__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Wait until all groups of copies but the last STAGES - 1 are there.
+__device__ __forceinline__ void await_group() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory"); }
+
 __device__ __forceinline__ u64 load(const u64* from) {
   u64 number;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(number) : "l"(from) : "memory");
@@ -126,59 +141,52 @@ struct Place {
   int weight, row;
 };
 
-// The weight, and its row, of one of a part's 16 rows.
-__device__ __forceinline__ Place place_of(const Arguments& a, int part, int high) {
-  if (GATED) {
-    const int side = high / STEP;
-    return {side, min(part * STEP + high % STEP, a.weights[0].rows - 1)};
-  }
+// The weight, and its row, at which a part begins; of gate and up, the first.
+__device__ __forceinline__ Place place_of(const Arguments& a, int part) {
   int weight = 0;
 #pragma unroll
-  for (int next = 1; next < WEIGHTS; next++) weight += part * STEP >= a.weights[next].first;
-  return {weight, min(part * STEP + high - a.weights[weight].first, a.weights[weight].rows - 1)};
+  for (int next = 1; next < (GATED ? 1 : WEIGHTS); next++) weight += part * STEP >= a.weights[next].first;
+  return {weight, part * STEP - a.weights[weight].first};
 }
 
-// Ask for a block's first row of A, which comes from far away.
+// Ask for a block's first rows of A, which comes from far away.
 __device__ __forceinline__ void ask_for_a(const Arguments& a) {
   constexpr int EACH = 64;  // numbers: 128 bytes
-  if (blockIdx.x < HEIGHT)
+  for (int row = blockIdx.x * OF_U; row < min(HEIGHT, (blockIdx.x + 1) * OF_U); row++)
     for (int at = threadIdx.x * EACH; at < COLUMNS; at += THREADS * EACH)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(a.a + (u64)blockIdx.x * COLUMNS + at));
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(a.a + (u64)row * COLUMNS + at));
 }
 
 // Start to copy a part's rows of B.
 __device__ __forceinline__ void fetch_b(u16* to, const Arguments& a, int part, int lane) {
-  if (part < a.parts)
-    for (int piece = lane; piece < HIGH * RANK / 8; piece += LANES) {
-      const Place place = place_of(a, part, piece * 8 / RANK);
-      const u16* b = a.weights[place.weight].b;
-      if (b != nullptr) copy16(address(to + piece * 8), b + (u64)place.row * RANK + piece * 8 % RANK);
-    }
+  const Place place = place_of(a, part);
+  for (int piece = lane; piece < TALL * RANK / 8; piece += LANES) {
+    const int high = piece * 8 / RANK;
+    const u16* b = a.weights[place.weight + high / STEP].b;
+    if (b != nullptr) copy16(address(to + piece * 8), b + (u64)(place.row + high % STEP) * RANK + piece * 8 % RANK);
+  }
 }
 
-// Start to copy what a warp needs of a chunk. Every lane ends its group of copies, even of none.
-__device__ __forceinline__ void fetch(u8* stage, const Arguments& a, int part, int block, int lane) {
-  if (part < a.parts && block < BLOCKS) {
-#pragma unroll
-    for (int turn = 0; turn < HIGH * 8 / LANES; turn++) {
-      const int high = turn * (LANES / 8) + lane / 8, piece = lane % 8;
-      const Place place = place_of(a, part, high);
-      const u8* codes = (const u8*)a.weights[place.weight].codes + (u64)place.row * (COLUMNS / 2);
-      if (IS_EVEN || block + piece / 2 < BLOCKS) copy16(address(stage + high * ROW + piece * 16), codes + block * 32 + piece * 16);
-    }
-    const int high = lane % HIGH;
-    const Place place = place_of(a, part, high);
-    const Weight& weight = a.weights[place.weight];
-    const u64 first = (u64)place.row * BLOCKS + block;
-    u8* to = stage + HIGH * ROW + high * 4;
-    if (lane >= HIGH)
-      copy4(address(to + HIGH * 4), weight.scale_scales + (first >> 8));
-    else if (IS_EVEN)
-      copy4(address(to), weight.scales + first);
+// Start to copy a part's scales, and the scales of these.
+__device__ __forceinline__ void fetch_scales(u8* to, const Arguments& a, int part) {
+  const Place place = place_of(a, part);
+  for (int at = threadIdx.x; at < TALL * PIECES; at += THREADS) {
+    const int high = at / PIECES, piece = at % PIECES * PIECE;
+    const u8* from = a.weights[place.weight + high / STEP].scales + (u64)(place.row + high % STEP) * BLOCKS + piece;
+    u8* here = to + high * SCALES + piece;
+    if (PIECE == 16)
+      copy16(address(here), from);
+    else if (PIECE == 4)
+      copy4(address(here), from);
     else
-      for (int one = 0; one < min(CHUNK, BLOCKS - block); one++) to[one] = weight.scales[first + one];
+      *here = *from;
   }
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  const int first = (u64)place.row * BLOCKS >> 8;
+  for (int at = threadIdx.x; at < SIDES * OUTER; at += THREADS) {
+    const Weight& weight = a.weights[place.weight + at / OUTER];
+    const int last = ((u64)weight.rows * BLOCKS - 1) >> 8;
+    copy4(address(to + TALL * SCALES + at * 4), weight.scale_scales + min(first + at % OUTER, last));
+  }
 }
 
 // The sum of the squares of a pair.
@@ -212,45 +220,49 @@ __device__ __forceinline__ void take(u32 (&x)[TILES][8], const Arguments& a, int
   }
 }
 
-// The rows of u that this block makes. `room`: WARPS x SIDE.
+// The rows of u that this block makes, OF_U at a time. `room`: WARPS x OF_U x SIDE.
 __device__ __forceinline__ void make_u(const Arguments& a, u32 launch, float* room) {
   const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
-  for (int row = blockIdx.x; row < HEIGHT; row += gridDim.x)
+  for (int row = blockIdx.x * OF_U; row < HEIGHT; row += gridDim.x * OF_U)
     for (int first = 0; first < a.count; first += SIDE) {
-      float dots[SIDE] = {};
+      float dots[OF_U][SIDE] = {};
       for (int column = thread * 8; column < COLUMNS; column += THREADS * 8) {
-        const uint4 of_a = *(const uint4*)(a.a + (u64)row * COLUMNS + column);
-        const uint4 of_norm = NORM ? *(const uint4*)(a.norm + column) : make_uint4(0, 0, 0, 0);
-        uint4 of_x[SIDE];
+        u32 of_a[OF_U][4], of_x[SIDE][4], of_norm[4] = {};
+        if (NORM) *(uint4*)of_norm = *(const uint4*)(a.norm + column);
+#pragma unroll
+        for (int one = 0; one < OF_U; one++)
+          *(uint4*)of_a[one] = *(const uint4*)(a.a + (u64)min(row + one, HEIGHT - 1) * COLUMNS + column);
 #pragma unroll
         for (int one = 0; one < SIDE; one++)
-          of_x[one] = first + one < a.count ? *(const uint4*)(a.x + (u64)(first + one) * COLUMNS + column)
-                                            : make_uint4(0, 0, 0, 0);
-        const u32 as[4] = {of_a.x, of_a.y, of_a.z, of_a.w};
-        const u32 norms[4] = {of_norm.x, of_norm.y, of_norm.z, of_norm.w};
+          *(uint4*)of_x[one] = first + one < a.count ? *(const uint4*)(a.x + (u64)(first + one) * COLUMNS + column)
+                                                     : make_uint4(0, 0, 0, 0);
 #pragma unroll
-        for (int pair = 0; pair < 4; pair++) {
-          const float low = wide((u16)as[pair]) * (NORM ? wide((u16)norms[pair]) : 1.0f);
-          const float high = wide((u16)(as[pair] >> 16)) * (NORM ? wide((u16)(norms[pair] >> 16)) : 1.0f);
+        for (int pair = 0; pair < 4; pair++)
 #pragma unroll
-          for (int one = 0; one < SIDE; one++) {
-            const u32 word = pair == 0 ? of_x[one].x : pair == 1 ? of_x[one].y : pair == 2 ? of_x[one].z : of_x[one].w;
-            dots[one] += wide((u16)word) * low + wide((u16)(word >> 16)) * high;
+          for (int each = 0; each < OF_U; each++) {
+            const u32 as = of_a[each][pair];
+            const float low = wide((u16)as) * (NORM ? wide((u16)of_norm[pair]) : 1.0f);
+            const float high = wide((u16)(as >> 16)) * (NORM ? wide((u16)(of_norm[pair] >> 16)) : 1.0f);
+#pragma unroll
+            for (int one = 0; one < SIDE; one++)
+              dots[each][one] += wide((u16)of_x[one][pair]) * low + wide((u16)(of_x[one][pair] >> 16)) * high;
           }
+      }
+#pragma unroll
+      for (int each = 0; each < OF_U; each++)
+#pragma unroll
+        for (int one = 0; one < SIDE; one++) {
+#pragma unroll
+          for (int far = 16; far > 0; far /= 2) dots[each][one] += __shfl_xor_sync(0xffffffffu, dots[each][one], far);
+          if (lane == 0) room[(warp * OF_U + each) * SIDE + one] = dots[each][one];
         }
-      }
-#pragma unroll
-      for (int one = 0; one < SIDE; one++) {
-#pragma unroll
-        for (int far = 16; far > 0; far /= 2) dots[one] += __shfl_xor_sync(0xffffffffu, dots[one], far);
-        if (lane == 0) room[warp * SIDE + one] = dots[one];
-      }
       __syncthreads();
-      if (thread < SIDE && first + thread < a.count) {
+      const int of = row + thread / SIDE, at = first + thread % SIDE;
+      if (thread < OF_U * SIDE && of < HEIGHT && at < a.count) {
         float dot = 0.0f;
 #pragma unroll
-        for (int each = 0; each < WARPS; each++) dot += room[each * SIDE + thread];
-        store(a.u + (first + thread) * HEIGHT + row, (u64)launch << 32 | __float_as_uint(a.scaling * dot));
+        for (int each = 0; each < WARPS; each++) dot += room[each * OF_U * SIDE + thread];
+        store(a.u + at * HEIGHT + of, (u64)launch << 32 | __float_as_uint(a.scaling * dot));
       }
       __syncthreads();
     }
@@ -269,26 +281,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
   u32* pairs = (u32*)memory;                            // 256 pairs, a copy for each lane
   float* scale_levels = (float*)(pairs + 256 * LANES);  // 256 for each weight
   float* rstd = scale_levels + 256 * WEIGHTS;           // WIDE
-  float* sums = rstd + WIDE;                            // WARPS x HIGH x WIDE, twice
+  float* sums = rstd + WIDE;                            // PANELS x WARPS x HIGH x WIDE, twice
   const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
   const int group = lane / 4, quarter = lane % 4;
-  float* u = sums + 2 * WARPS * HIGH * WIDE;            // count x HEIGHT
-  u16* rows_of_b = (u16*)(u + WIDE * HEIGHT);           // HIGH x RANK, for three parts
-  u8* stages = (u8*)(rows_of_b + 3 * HIGH * RANK) + warp * STAGES * STAGE;
+  float* u = sums + 2 * SUMS;                           // count x HEIGHT
+  u16* rows_of_b = (u16*)(u + WIDE * HEIGHT);           // TALL x RANK, for SLOTS parts
+  u8* scales = (u8*)(rows_of_b + SLOTS * TALL * RANK);  // PART, for SLOTS parts
+  u8* stages = scales + SLOTS * PART + warp * STAGES * STAGE;
 
-  // The first copies of codes are under way while the tables are written.
+  // The first copies are under way while the tables are written. Copies go on in turns, each of a chunk; with the first
+  // chunk of a part go its rows of B and the next part's scales, which are there when the warps have met once more.
   const int first_part = gridDim.x - 1 - blockIdx.x;  // the last blocks may have one more
-  int ahead_part = first_part, ahead_turn = 0, ahead_of_b = 0, slot = 0;
-  const auto fetch_next = [&](int to) {
-    if (COPIES_B && warp == 0 && ahead_turn == 0) {
-      fetch_b(rows_of_b + ahead_of_b * HIGH * RANK, a, ahead_part, lane);
-      ahead_of_b = ahead_of_b == 2 ? 0 : ahead_of_b + 1;
-    }
-    fetch(stages + to * STAGE, a, ahead_part, (ahead_turn * WARPS + warp) * CHUNK, lane);
-    if (++ahead_turn == CHUNKS) ahead_turn = 0, ahead_part += gridDim.x;
-  };
+  const u8* from[SIDES];  // a lane's first codes of a part
+  const auto fetch = [&](u8* stage, int part, int count, int turn) {
+    const int panel = turn % PANELS, chunk = turn / PANELS, next = part + gridDim.x;
+    if (turn == 0 && part < a.parts) {
+      const Place place = place_of(a, part);
 #pragma unroll
-  for (int stage = 0; stage < STAGES - 1; stage++) fetch_next(stage);
+      for (int side = 0; side < SIDES; side++)
+        from[side] = (const u8*)a.weights[place.weight + side].codes + (u64)(place.row + lane / 8) * (COLUMNS / 2) +
+                     warp * CHUNK * 32 + lane % 8 * 16;
+      if (COPIES_B && warp == 0) fetch_b(rows_of_b + count % SLOTS * TALL * RANK, a, part, lane);
+      if (next < a.parts) fetch_scales(scales + (count + 1) % SLOTS * PART, a, next);
+    }
+    const int block = (chunk * WARPS + warp) * CHUNK;
+    if (part < a.parts && (IS_EVEN ? IS_FULL || block < BLOCKS : block + lane % 8 / 2 < BLOCKS))
+#pragma unroll
+      for (int four = 0; four < HIGH / 4; four++) {
+        const int row = GATED ? four % 2 * 4 : panel * HIGH + four * 4;
+        copy16(address(stage + (four * 4 + lane / 8) * ROW + lane % 8 * 16),
+               from[GATED ? four / 2 : 0] + row * (COLUMNS / 2) + chunk * WARPS * CHUNK * 32);
+      }
+    end_group();
+  };
+  if (first_part < a.parts) fetch_scales(scales, a, first_part);
+  end_group();
+#pragma unroll
+  for (int ahead = 0; ahead < STAGES - 1; ahead++)
+    fetch(stages + ahead * STAGE, first_part + ahead / TURNS * gridDim.x, ahead / TURNS, ahead % TURNS);
+  int slot = 0;
 
   for (int byte = thread; byte < 256; byte += THREADS) {
     // The upper four bits come first.
@@ -310,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
   const u32 launch = RANK > 0 ? *(volatile u32*)a.launch : 0;
   if (RANK > 0) make_u(a, launch, sums);
   u32 held[HOLDS ? CHUNKS * CHUNK : 1][TILES][8], ahead[AHEAD ? 2 : 1][AHEAD ? CHUNK : 1][TILES][8];
-  float* squares = sums + WARPS * HIGH * WIDE;  // WARPS x WIDE, where the second part's sums will lie
+  float* squares = sums + SUMS;  // WARPS x WIDE, where the second part's sums will lie
   if (HOLDS) {
     float own[TILES] = {};
 #pragma unroll
@@ -339,6 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
       if (lane == 0) rstd[row] = rsqrtf(square / COLUMNS + a.eps);
     }
   }
+  await_group();
   __syncthreads();
   if (HOLDS && NORM && thread < WIDE) {  // read after the next meeting
     float square = 0.0f;
@@ -350,44 +382,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
   const u32 mine = lane * 4;
   const u8* table = (const u8*)pairs;
   for (int part = first_part, count = 0; part < a.parts; part += gridDim.x, count++) {
-    const int weights[2] = {place_of(a, part, 0).weight, place_of(a, part, HIGH - 1).weight};
+    const Place place = place_of(a, part);
+    u32 levels[2];  // where the levels of a row's scales lie
     float offset[2];
 #pragma unroll
     for (int side = 0; side < 2; side++) {
+      const int of_weight = GATED ? side : place.weight;
+      levels[side] = of_weight * LEVELS * 4;
       offset[side] = offsets[0];
 #pragma unroll
       for (int weight = 1; weight < WEIGHTS; weight++)
-        offset[side] = weights[side] == weight ? offsets[weight] : offset[side];
+        offset[side] = of_weight == weight ? offsets[weight] : offset[side];
     }
-    float total[TILES][4] = {};
+    const u8* of_part = scales + count % SLOTS * PART;
+    const int skipped = place.row * BLOCKS & 255;  // of the scales that the part's first scale of scales is for
+    float total[PANELS][TILES][4] = {};
     u64 asked[ASKED] = {};
-    const auto take_chunk = [&](int turn) {
+    const auto take_chunk = [&](int chunk) {
 #pragma unroll
       for (int one = 0; one < (AHEAD ? CHUNK : 0); one++) {
-        const int block = min((turn * WARPS + warp) * CHUNK + one, BLOCKS - 1);
-        take(ahead[AHEAD ? turn % 2 : 0][AHEAD ? one : 0], a, group, block * 64 + quarter * 16, nullptr);
+        const int block = min((chunk * WARPS + warp) * CHUNK + one, BLOCKS - 1);
+        take(ahead[AHEAD ? chunk % 2 : 0][AHEAD ? one : 0], a, group, block * 64 + quarter * 16, nullptr);
       }
     };
     take_chunk(0);
 #pragma unroll
-    for (int turn = 0; turn < CHUNKS; turn++) {
-      const int block = (turn * WARPS + warp) * CHUNK;
-      if (turn + 1 < CHUNKS) take_chunk(turn + 1);
-      if (RANK > 0 && turn + 1 == CHUNKS && count == 0)
+    for (int turn = 0; turn < TURNS; turn++) {
+      const int panel = turn % PANELS, chunk = turn / PANELS;
+      const int block = (chunk * WARPS + warp) * CHUNK;
+      if (panel == 0 && chunk + 1 < CHUNKS) take_chunk(chunk + 1);
+      if (RANK > 0 && turn + 1 == TURNS && count == 0)
 #pragma unroll
         for (int one = 0; one < ASKED; one++) asked[one] = load(a.u + min(thread + one * THREADS, HEIGHT * a.count - 1));
-      fetch_next(slot == 0 ? STAGES - 1 : slot - 1);
-      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+      const int then = turn + STAGES - 1;
+      fetch(stages + (slot == 0 ? STAGES - 1 : slot - 1) * STAGE, part + then / TURNS * gridDim.x, count + then / TURNS,
+            then % TURNS);
+      await_group();
       __syncwarp();
       const u8* stage = stages + slot * STAGE;
       slot = slot + 1 == STAGES ? 0 : slot + 1;
       if (IS_FULL || block < BLOCKS) {
-        u32 scales[2];
+        u32 of_rows[2];
         float outer[2];
+        const auto outer_of = [&](int side, int block) {
+          const float* all = (const float*)(of_part + TALL * SCALES) + (GATED ? side * OUTER : 0);
+          return all[(skipped + (GATED ? group : panel * HIGH + side * 8 + group) * BLOCKS + block) >> 8];
+        };
 #pragma unroll
         for (int side = 0; side < 2; side++) {
-          scales[side] = *(const u32*)(stage + HIGH * ROW + (group + 8 * side) * 4);
-          outer[side] = *(const float*)(stage + HIGH * ROW + HIGH * 4 + (group + 8 * side) * 4);
+          of_rows[side] = *(const u32*)(of_part + (panel * HIGH + side * 8 + group) * SCALES + block);
+          outer[side] = outer_of(side, block);
         }
 #pragma unroll
         for (int one = 0; one < CHUNK; one++) {
@@ -407,15 +451,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
               const u32 word = step < 2 ? codes[side].x : codes[side].y;
 #pragma unroll
               for (int half = 0; half < 2; half++) {
-                const int byte = step % 2 * 2 + half;
-                const u32 at = byte == 0 ? word << 7 : word >> (8 * byte - 7);
-                numbers[side][half] = *(const u32*)(table + ((at & 0x7f80u) | mine));
+                // The byte times 128, what its pair's copies take, and this lane's place among them: one instruction.
+                const u32 at = __dp4a(word, 128u << (8 * (step % 2 * 2 + half)), mine);
+                numbers[side][half] = *(const u32*)(table + at);
               }
             }
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
-              const u32(&of_x)[8] = HOLDS   ? held[HOLDS ? turn * CHUNK + one : 0][tile]
-                                    : AHEAD ? ahead[AHEAD ? turn % 2 : 0][AHEAD ? one : 0][tile]
+              const u32(&of_x)[8] = HOLDS   ? held[HOLDS ? chunk * CHUNK + one : 0][tile]
+                                    : AHEAD ? ahead[AHEAD ? chunk % 2 : 0][AHEAD ? one : 0][tile]
                                             : x[tile];
               multiply(sum[tile], numbers[0][0], numbers[1][0], numbers[0][1], numbers[1][1], of_x[2 * step],
                        of_x[2 * step + 1]);
@@ -423,17 +467,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
           }
 #pragma unroll
           for (int side = 0; side < 2; side++) {
-            const float level = scale_levels[weights[side] * 256 + (scales[side] >> (8 * one) & 255)];
-            float of_scales = outer[side];
-            if (!IS_EVEN) {  // a chunk may lie across two of them
-              const Place place = place_of(a, part, group + 8 * side);
-              of_scales = a.weights[weights[side]].scale_scales[((u64)place.row * BLOCKS + block + one) >> 8];
-            }
-            const float scale = __fadd_rn(__fmul_rn(level, of_scales), offset[side]);
+            const u32 at = __dp4a(of_rows[side], 4u << (8 * one), levels[side]);
+            const float level = *(const float*)((const u8*)scale_levels + at);
+            if (!IS_EVEN) outer[side] = outer_of(side, block + one);  // a chunk may lie across two of them
+            const float scale = __fadd_rn(__fmul_rn(level, outer[side]), offset[side]);
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
-              total[tile][2 * side] += scale * sum[tile][2 * side];
-              total[tile][2 * side + 1] += scale * sum[tile][2 * side + 1];
+              total[panel][tile][2 * side] += scale * sum[tile][2 * side];
+              total[panel][tile][2 * side + 1] += scale * sum[tile][2 * side + 1];
             }
           }
         }
@@ -441,12 +482,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
       __syncwarp();  // before a lane copies into what another still reads
     }
     // The warps' sums, always added in the same order, by one warp after the other while the others go on.
-    float* all = sums + count % 2 * WARPS * HIGH * WIDE;
-    float* own = all + warp * HIGH * WIDE;
+    float* all = sums + count % 2 * SUMS;
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-      *(float2*)&own[group * WIDE + tile * 8 + quarter * 2] = make_float2(total[tile][0], total[tile][1]);
-      *(float2*)&own[(group + 8) * WIDE + tile * 8 + quarter * 2] = make_float2(total[tile][2], total[tile][3]);
+    for (int panel = 0; panel < PANELS; panel++) {
+      float* own = all + (panel * WARPS + warp) * HIGH * WIDE;
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        const float(&four)[4] = total[panel][tile];
+        *(float2*)&own[group * WIDE + tile * 8 + quarter * 2] = make_float2(four[0], four[1]);
+        *(float2*)&own[(group + 8) * WIDE + tile * 8 + quarter * 2] = make_float2(four[2], four[3]);
+      }
     }
     if (RANK > 0 && count == 0)
 #pragma unroll 1
@@ -458,27 +503,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
     __syncthreads();
     for (int at = (warp + count) % WARPS * LANES + lane; at < STEP * a.count; at += THREADS) {
       const int high = at % STEP, row = at / STEP;  // neighbours write neighbours
-      const Place target = place_of(a, part, high);
-      const Weight& weight = a.weights[target.weight];
-      const int inside = part * STEP + high - weight.first;
-      if (inside >= weight.rows) continue;
       float values[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int side = 0; side < (GATED ? 2 : 1); side++) {
         float value = 0.0f;
 #pragma unroll
-        for (int each = 0; each < WARPS; each++) value += all[(each * HIGH + side * 8 + high) * WIDE + row];
+        for (int each = 0; each < WARPS; each++)
+          value += all[((high / HIGH * WARPS + each) * HIGH + side * 8 + high % HIGH) * WIDE + row];
         if (RANK > 0) {
-          const int which = GATED ? side : target.weight;
+          const int which = place.weight + side;
           const u16* b = a.weights[which].b;
-          const u16* own = COPIES_B ? rows_of_b + (count % 3 * HIGH + side * STEP + high) * RANK : b + (u64)inside * RANK;
+          const u16* own = COPIES_B ? rows_of_b + (count % SLOTS * TALL + side * STEP + high) * RANK
+                                    : b + (u64)(place.row + high) * RANK;
           if (b != nullptr) value += adapted(own, u + (row * WEIGHTS + which) * RANK);
         }
         values[side] = NORM ? value * rstd[row] : value;
       }
       float value = values[0];
       if (GATED) value = values[0] / (1.0f + __expf(-values[0])) * values[1];
-      const u64 to = (u64)row * a.stride + weight.first + inside;
+      const u64 to = (u64)row * a.stride + a.weights[place.weight].first + place.row + high;
       if (a.onto != nullptr) value += wide(a.onto[to]);
       a.y[to] = narrow(value);
     }

@@ -21,7 +21,7 @@ before compute capability 8.0.
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,11 +33,31 @@ MOST_ROWS = 32
 LEAST_CAPABILITY = (8, 0)
 HERE = Path(__file__).parent
 HIGH, TILE = 16, 8  # as in products.cu
-ROW, STAGE = 160, 16 * 160 + 16 * 8
-# Warps of a block, blocks on a multiprocessor, chunks that a warp has under way; the first that fits in shared memory.
-DIVISIONS = ((8, 2, 2), (8, 1, 2), (4, 1, 2), (4, 1, 1))
+STAGE = 16 * 160
+CHUNK = 4 * BLOCK  # columns that a warp takes at a time
+HELD = 2  # chunks of x that a warp holds in registers for all rows of W
+MOST_WARPS = 16
 LANES, LEVELS = 32, 256
 RESERVED = 1024  # bytes of shared memory that a block takes for itself
+
+
+class Division(NamedTuple):
+    """How a product is divided: warps of a block, blocks on a multiprocessor, chunks that a warp has under way, and
+    panels of 16 rows of W in a part, which is what a block computes at a time."""
+
+    warps: int
+    resident: int
+    stages: int
+    panels: int = 1
+
+
+# The first that fits in shared memory.
+DIVISIONS = (
+    Division(8, 2, 2),
+    Division(8, 1, 2),
+    Division(4, 1, 2),
+    Division(4, 1, 1),
+)
 
 
 class _Weight(ctypes.Structure):
@@ -97,12 +117,10 @@ class Product:
         self._tiles = _tiles(most_rows)
         heights = [weight.shape[0] for weight in weights]
         self._stride = heights[0] if gated else sum(heights)
-        step = HIGH // 2 if gated else HIGH
         self._arguments = _Arguments(
             levels=weights[0].levels.data_ptr(),
             norm=None if norm is None else norm.weight.data_ptr(),
             stride=self._stride,
-            parts=parts(self._stride, step),
             eps=0.0 if norm is None else norm.eps,
         )
         if lora is not None:
@@ -120,11 +138,19 @@ class Product:
                 first=0 if gated else sum(heights[:place]),
             )
         properties = torch.cuda.get_device_properties(device)
-        rank = 0 if lora is None else lora.rank
-        self._warps, resident, stages, self._shared = _division(properties, len(weights), self._tiles, rank)
-        # Blocks beyond the parts have a row of A each, or none.
-        wanted = self._arguments.parts + (0 if lora is None else len(lora.a))
-        self._blocks = min(wanted, resident * properties.multi_processor_count)
+        processors = properties.multi_processor_count
+        rank, of_a = (0, 0) if lora is None else (lora.rank, len(lora.a))
+        panels = sum(heights) // HIGH
+        wanted = divisions(
+            self._columns, panels, self._tiles, processors, is_single=len(weights) == 1, has_norm=norm is not None
+        )
+        division = _fitting(wanted, properties, len(weights), self._columns, self._tiles, rank)
+        self._warps = division.warps
+        self._shared = shared_bytes(len(weights), self._columns, self._tiles, division, rank)
+        # Blocks beyond the parts have rows of A; where few are left, two each, so that none has a part beside it.
+        self._arguments.parts, most = panels // division.panels, division.resident * processors
+        of_u = 2 if of_a / 2 <= most - self._arguments.parts < of_a else 1
+        self._blocks = min(self._arguments.parts + parts(of_a, of_u), most)
         self._kernel = nvrtc.kernel(
             HERE / "products.cu",
             "nf4_products",
@@ -138,8 +164,10 @@ class Product:
                 ("RANK", rank),
                 ("SIDE", min(most_rows, TILE)),
                 ("WARPS", self._warps),
-                ("RESIDENT", resident),
-                ("STAGES", stages),
+                ("RESIDENT", division.resident),
+                ("STAGES", division.stages),
+                ("PANELS", division.panels),
+                ("OF_U", of_u),
             ),
         )
 
@@ -173,20 +201,45 @@ def _tiles(rows: int) -> int:
     return next(tiles for tiles in (1, 2, 4) if tiles * TILE >= rows)
 
 
-def _division(properties: Any, weights: int, tiles: int, rank: int) -> tuple[int, int, int, int]:
-    """(warps of a block, blocks on a multiprocessor, chunks under way, bytes of shared memory). Raises ValueError."""
-    for warps, resident, stages in DIVISIONS:
-        shared = shared_bytes(weights, tiles, warps, stages, rank)
-        if resident * (shared + RESERVED) <= properties.shared_memory_per_multiprocessor:
-            return warps, resident, stages, shared
+def divisions(
+    columns: int, panels: int, tiles: int, processors: int, *, is_single: bool, has_norm: bool
+) -> tuple[Division, ...]:
+    """Ways to divide a product of `panels` of 16 rows, the fastest first. What a GPU has room for is not asked here."""
+    chunks = parts(columns, CHUNK)
+    if tiles == 1 and chunks > HELD * DIVISIONS[0].warps:
+        # x is read again for every part: by 16 warps it can be held, or two panels share what was read.
+        if chunks <= HELD * MOST_WARPS:
+            return Division(MOST_WARPS, 1, 2), *DIVISIONS
+        if is_single and not has_norm and panels % 2 == 0:
+            # As many warps as leave the fewest idle in the last turn.
+            warps = max(range(MOST_WARPS - 4, MOST_WARPS + 1), key=lambda warps: (-warps * parts(chunks, warps), warps))
+            return Division(warps, 1, 2, 2), *DIVISIONS
+    # The multiprocessor that has most to do has fewer parts where all its warps share each of them.
+    elif tiles == 1 and chunks >= MOST_WARPS and parts(panels, processors) < 2 * parts(panels, 2 * processors):
+        return Division(MOST_WARPS, 1, 2), *DIVISIONS
+    return DIVISIONS
+
+
+def _fitting(
+    wanted: tuple[Division, ...], properties: Any, weights: int, columns: int, tiles: int, rank: int
+) -> Division:
+    """The first division whose blocks fit in shared memory. Raises ValueError."""
+    for division in wanted:
+        shared = shared_bytes(weights, columns, tiles, division, rank) + RESERVED
+        if division.resident * shared <= properties.shared_memory_per_multiprocessor:
+            return division
     raise ValueError(f"adapters of rank {rank} for {tiles * TILE} sequences: too much for the GPU's shared memory")
 
 
-def shared_bytes(weights: int, tiles: int, warps: int, stages: int, rank: int = 0) -> int:
-    """Of a block: the tables, the norm's factors, the warps' sums twice, u, rows of B, and copies of codes."""
-    wide = TILE * tiles
-    of_adapters = 4 * wide * weights * rank + 3 * 2 * HIGH * rank
-    return 4 * (LEVELS * (LANES + weights) + wide + 2 * warps * HIGH * wide) + of_adapters + warps * stages * STAGE
+def shared_bytes(weights: int, columns: int, tiles: int, division: Division, rank: int = 0) -> int:
+    """Of a block: the tables, the norm's factors, the warps' sums twice, u, rows of B and scales, copies of codes."""
+    wide, (warps, _, stages, panels) = TILE * tiles, division
+    tall, blocks = panels * HIGH, columns // BLOCK
+    tables = 4 * (LEVELS * (LANES + weights) + wide + 2 * panels * warps * HIGH * wide)
+    slots = parts(stages - 1, parts(columns, CHUNK * warps) * panels) + 2
+    of_scales = tall * (parts(blocks, 4) * 4 + 16) + 4 * (tall * blocks // 256 + 4)
+    of_parts = slots * (2 * tall * rank + parts(of_scales, 16) * 16)
+    return tables + 4 * wide * weights * rank + of_parts + warps * stages * STAGE
 
 
 def _joined(adapters: tuple[Lora | None, ...], most_rows: int, device: Any) -> _Joined:
@@ -217,10 +270,10 @@ def why_not(device: Any) -> str | None:
     return nvrtc.why_not()
 
 
-def why_no_room(device: Any, rows: int, rank: int) -> str | None:
+def why_no_room(device: Any, columns: int, rows: int, rank: int) -> str | None:
     """Why three weights with adapters of this rank do not fit so many rows; None where they do."""
     try:
-        _division(torch.cuda.get_device_properties(device), MOST_WEIGHTS, _tiles(rows), rank)
+        _fitting(DIVISIONS, torch.cuda.get_device_properties(device), MOST_WEIGHTS, columns, _tiles(rows), rank)
     except ValueError as error:
         return str(error)
     return None
