@@ -85,7 +85,8 @@ def why_not(stack: Stack, decoder: Any, heads: Heads, *, batch: int) -> str | No
         if len(ranks) > 1:
             return "adapters of several ranks or scalings"
         used |= ranks
-    return products.why_no_room(norm.device, batch, max((rank for rank, _ in used), default=0))
+    widest = max(decoder.config.hidden_size, decoder.config.intermediate_size)
+    return products.why_no_room(norm.device, widest, batch, max((rank for rank, _ in used), default=0))
 
 
 def _attended(layer: Any) -> tuple[Any, ...]:

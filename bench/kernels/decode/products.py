@@ -144,7 +144,7 @@ class Product:
         wanted = divisions(
             self._columns, panels, self._tiles, processors, is_single=len(weights) == 1, has_norm=norm is not None
         )
-        division = _fitting(wanted, properties, len(weights), self._columns, self._tiles, rank)
+        division = fitting(wanted, properties, len(weights), self._columns, self._tiles, rank)
         self._warps = division.warps
         self._shared = shared_bytes(len(weights), self._columns, self._tiles, division, rank)
         # Blocks beyond the parts have rows of A; where few are left, two each, so that none has a part beside it.
@@ -220,7 +220,7 @@ def divisions(
     return DIVISIONS
 
 
-def _fitting(
+def fitting(
     wanted: tuple[Division, ...], properties: Any, weights: int, columns: int, tiles: int, rank: int
 ) -> Division:
     """The first division whose blocks fit in shared memory. Raises ValueError."""
@@ -273,7 +273,7 @@ def why_not(device: Any) -> str | None:
 def why_no_room(device: Any, columns: int, rows: int, rank: int) -> str | None:
     """Why three weights with adapters of this rank do not fit so many rows; None where they do."""
     try:
-        _fitting(DIVISIONS, torch.cuda.get_device_properties(device), MOST_WEIGHTS, columns, _tiles(rows), rank)
+        fitting(DIVISIONS, torch.cuda.get_device_properties(device), MOST_WEIGHTS, columns, _tiles(rows), rank)
     except ValueError as error:
         return str(error)
     return None
