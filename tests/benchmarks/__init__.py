@@ -4,11 +4,17 @@ A benchmark is a module beside this file with `main() -> list[Figure]`; what is 
 alternating, so that a busy machine slows both sides.
 """
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from bench.records import Trial
 from bench.records.interval import Interval, summarize
+from tests.support.paths import ROOT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +30,20 @@ class Figure:
 def spread(interval: Interval, unit: str) -> str:
     """A median with its 95 % interval and its number of values, e.g. `0.108 s [0.106, 0.111] n=15`."""
     return f"{interval.median:.3g} {unit} [{interval.low:.3g}, {interval.high:.3g}] n={interval.n}"
+
+
+def a_trial(name: str, model: str, *, is_cuda: bool = True, data: str = "none", **fields: Any) -> Trial:
+    """A trial that is no part of a suite."""
+    profile = "gpu" if is_cuda else "tiny"
+    return Trial(name=name, reason="a benchmark", suite="benchmark", profile=profile, model=model, data=data, **fields)
+
+
+def demo_inputs(folder: Path) -> tuple[str, str]:
+    """The demo's small model and its data, made in this folder: for whoever names no others."""
+    model, data = str(folder / "models" / "demo--tiny"), str(folder / "data.jsonl")
+    made = (sys.executable, "-m", "bench", "demo", "--model", model, "--data", data)
+    subprocess.run(made, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    return model, data
 
 
 def seconds(act: Callable[[], object]) -> float:

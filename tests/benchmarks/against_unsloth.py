@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records import ATTENTION_PROJECTIONS, Trial
+from bench.records import ATTENTION_PROJECTIONS
 from bench.records.interval import Interval, summarize
-from tests.benchmarks import Figure, say, spread
+from tests.benchmarks import Figure, a_trial, say, spread
 from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit
 
 GOAL, GOAL_IN_EIGHT = ">= 1.15x", ">= 1.7x"
@@ -161,13 +161,9 @@ def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     modules = stack.load()
     placement = place(modules)
     limit(modules.torch)
-    trial = Trial(
-        name=case.name,
-        reason="a benchmark",
-        suite="benchmark",
-        profile="gpu",
-        model=model,
-        data="none",
+    trial = a_trial(
+        case.name,
+        model,
         recipe="fast",
         max_seq_len=case.max_seq_len,
         micro_batch_size=case.micro_batch_size,

@@ -21,11 +21,10 @@ from typing import Any
 from bench import stack
 from bench.qlora.recipes import eight
 from bench.qlora.step import place
-from bench.records import Trial
 from bench.records.trial import PRODUCTS
 from reports.statistics.student import quantile
-from tests.benchmarks import Figure, say
-from tests.benchmarks.fast_equal import Equality
+from tests.benchmarks import Figure, a_trial, say
+from tests.benchmarks.fast_equal import REFERENCE, Equality
 
 HELD_OUT = 64  # batches
 LAST = 50  # steps at the end over which the training loss is a mean
@@ -43,14 +42,14 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     arguments = parser.parse_args(argv)
     eight.APART = arguments.apart
     modules = stack.load()
-    trial = Trial(
-        name="quality", reason="a benchmark", suite="benchmark", profile="gpu", model=arguments.model,
-        data=arguments.data, recipe="fast", max_seq_len=256, micro_batch_size=4, warmup_steps=0,
-        measured_steps=arguments.steps + HELD_OUT, gradient_checkpointing=False,
+    trial = a_trial(
+        "quality", arguments.model, data=arguments.data, recipe="fast", max_seq_len=256, micro_batch_size=4,
+        warmup_steps=0, measured_steps=arguments.steps + HELD_OUT, gradient_checkpointing=False,
     )  # fmt: skip
-    quality = Quality(Equality(modules, place(modules), trial), arguments.steps)
+    equal = Equality(modules, place(modules), trial)
+    quality = Quality(equal, arguments.steps)
     choices = ["bf16", *(name for name in arguments.products.split(",") if name in PRODUCTS[1:])]
-    figures = quality.gradients(choices)
+    figures = equal.gradients([REFERENCE, *((name, "fast", {"products": name}) for name in choices)])
     losses = {choice: [quality.trained(choice, seed) for seed in range(arguments.seeds)] for choice in choices}
     if arguments.json:
         arguments.json.write_text(json.dumps(losses, indent=1))
@@ -64,17 +63,6 @@ class Quality:
         self._equal, self._steps = equal, steps
         self._torch = equal.modules.torch
         self._held_out = equal.batches[steps : steps + HELD_OUT]
-
-    def gradients(self, choices: Sequence[str]) -> list[Figure]:
-        exact = self._equal.gradient("exact")
-        figures = []
-        for name, recipe, products in (("reference", "reference", "bf16"), *((one, "fast", one) for one in choices)):
-            found = self._equal.gradient(recipe, products=products)
-            apart = float((found - exact).norm() / exact.norm())
-            cosine = float(self._torch.nn.functional.cosine_similarity(found, exact, dim=0))
-            figures.append(Figure(name=f"gradient, {name}", value=f"error {apart:.4f}, cosine {cosine:.4f}"))
-            print(figures[-1], flush=True)
-        return figures
 
     def trained(self, products: str, seed: int) -> dict[str, float]:
         """Train; the training loss of the last steps, and the held-out loss in bf16."""

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import stack
-from bench.data import demo
 from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.chats import read_data
 from bench.kernels import nf4
@@ -32,17 +31,19 @@ from bench.qlora import recipes
 from bench.qlora.recipes import adapters
 from bench.qlora.step import Placement, TrainingStep, load_base, place
 from bench.records import Trial
-from tests.benchmarks import Figure, say
+from tests.benchmarks import Figure, a_trial, demo_inputs, say
 
 STEPS = 200
 LAST = 50  # steps at the end over which mean losses are compared
 REPORT_EVERY = 20
 PARTS = ("gradients", "curves")
-REFERENCE, AGAIN = "reference", "reference with other dropout"
-IN_8_BITS: dict[str, dict[str, Any]] = {
-    "fast, d_x in 8 bits": {"products": "eight_backward"},
-    "fast, both products in 8 bits": {"products": "eight"},
-}
+Compared = tuple[str, str, dict[str, Any]]  # a name, a recipe, and what it changes
+REFERENCE: Compared = ("reference", "reference", {})
+AGAIN = "reference with other dropout"
+IN_8_BITS: tuple[Compared, ...] = (
+    ("fast, d_x in 8 bits", "fast", {"products": "eight_backward"}),
+    ("fast, both products in 8 bits", "fast", {"products": "eight"}),
+)
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
@@ -58,15 +59,12 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         model, chats = arguments.model, arguments.data
         if model is None or chats is None:
-            model, chats = str(Path(folder) / "models" / "demo--tiny"), str(Path(folder) / "data.jsonl")
-            demo.make(Path(model), Path(chats))
+            model, chats = demo_inputs(Path(folder))
         on_gpu = placement.is_cuda
-        trial = Trial(
-            name="equal",
-            reason="a benchmark",
-            suite="benchmark",
-            profile="gpu" if on_gpu else "tiny",
-            model=model,
+        trial = a_trial(
+            "equal",
+            model,
+            is_cuda=on_gpu,
             data=chats,
             max_seq_len=256 if on_gpu else 64,
             micro_batch_size=4,
@@ -76,9 +74,10 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         )
         equal = Equality(modules, placement, trial)
         wanted = arguments.parts.split(",")
-        figures = equal.gradients() if "gradients" in wanted else []
+        compared = [REFERENCE, ("fast", "fast", {}), *(IN_8_BITS if on_gpu else ())]
+        figures = equal.gradients(compared) if "gradients" in wanted else []
         if "curves" in wanted:
-            figures += equal.curves(arguments.json)
+            figures += equal.curves(compared, arguments.json)
         return figures
 
 
@@ -91,37 +90,29 @@ class Equality:
         rows = make_rows(trial, read_data(Path(trial.data))[1], tokenizer)
         self.batches = list(make_batches(modules, trial, rows, tokenizer, pin_memory=False))
 
-    def gradients(self) -> list[Figure]:
+    def gradients(self, compared: Sequence[Compared]) -> list[Figure]:
         exact = self.gradient("exact")
         figures = []
-        goals = {REFERENCE: "-", "fast": "<= 0.12"}
-        for name, recipe, changes in self._compared():
+        for name, recipe, changes in compared:
             found = self.gradient(recipe, **changes)
             error = float((found - exact).norm() / exact.norm())
             cosine = float(found @ exact / (found.norm() * exact.norm()))
             value = f"{error:.4f}, cosine {cosine:.4f}"
-            figures.append(Figure(name=f"gradient error, {name}", value=value, goal=goals.get(name, "-")))
+            figures.append(
+                Figure(name=f"gradient error, {name}", value=value, goal="<= 0.12" if name == "fast" else "-")
+            )
             print(figures[-1], flush=True)
         return figures
 
-    def _compared(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """(name, recipe, what it changes)."""
-        in_eight = IN_8_BITS if self.placement.is_cuda else {}
-        return [
-            (REFERENCE, "reference", {}),
-            ("fast", "fast", {}),
-            *((each, "fast", in_eight[each]) for each in in_eight),
-        ]
-
-    def curves(self, out: Path | None = None) -> list[Figure]:
-        """Reference, fast, then the reference again with other dropout; every loss goes to `out`, curve by curve."""
-        reference, *others = self._compared()
+    def curves(self, compared: Sequence[Compared], out: Path | None) -> list[Figure]:
+        """The first, the first again with other dropout, and the others; every loss goes to `out`, curve by curve."""
+        reference, *others = compared
         curves: dict[str, list[float]] = {}
         for name, recipe, changes in (reference, (AGAIN, *reference[1:]), *others):
-            curves[name] = self._curve(name, recipe, changes, int(name == AGAIN), curves.get(REFERENCE))
+            curves[name] = self._curve(name, recipe, changes, int(name == AGAIN), curves.get(reference[0]))
             if out is not None:
                 out.write_text(json.dumps(curves))
-        first = curves.pop(REFERENCE)
+        first = curves.pop(reference[0])
         noise = _apart(first, curves[AGAIN])
         return [
             Figure(

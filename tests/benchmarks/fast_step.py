@@ -31,7 +31,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench import stack
-from bench.data import demo
 from bench.data.batches import Batch, make_batches
 from bench.data.packing import Row, apart, bucketed
 from bench.kinds import hardware
@@ -42,7 +41,7 @@ from bench.qlora.session import Session
 from bench.qlora.step import Placement, load_base, place
 from bench.records import ALL_LINEAR, Trial
 from bench.records.interval import summarize
-from tests.benchmarks import Figure, say, spread
+from tests.benchmarks import Figure, a_trial, demo_inputs, say, spread
 from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, drawn, limit, metered
 
 PRODUCTS = "the step's products alone"
@@ -126,10 +125,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     arguments = parser.parse_args(argv)
     wanted = arguments.cases.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model
-        if model is None:
-            model = str(Path(folder) / "models" / "demo--tiny")
-            demo.make(Path(model), Path(folder) / "data.jsonl")
+        model = arguments.model or demo_inputs(Path(folder))[0]
         settings = model, arguments.steps, arguments.mean_tokens
         found, bench = {}, None if arguments.alone else Bench.opened(*settings)
         for case in cases():
@@ -291,13 +287,10 @@ class Bench:
 
     def _trial(self, case: Case) -> Trial:
         scale = 1 if self.placement.is_cuda else 8
-        return Trial(
-            name=case.name,
-            reason="a benchmark",
-            suite="benchmark",
-            profile="gpu" if scale == 1 else "tiny",
-            model=self.model,
-            data="none",
+        return a_trial(
+            case.name,
+            self.model,
+            is_cuda=self.placement.is_cuda,
             recipe=case.recipe,
             max_seq_len=case.max_seq_len // scale,
             micro_batch_size=case.micro_batch_size,

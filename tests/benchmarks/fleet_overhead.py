@@ -17,7 +17,7 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
 from remote.hosts.host import Host
 from remote.hosts.local import LocalHost
-from tests.benchmarks import Figure, beside, seconds
+from tests.benchmarks import Figure, beside, demo_inputs, seconds
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic
 
@@ -36,10 +36,7 @@ def main() -> list[Figure]:
 
 def _sixty_seconds(folder: Path) -> Trial:
     """The optimized tiny trial on the demo's model, with as many steps as make it last a minute here."""
-    model, data = folder / "models" / "demo--tiny", folder / "data.jsonl"
-    made = (sys.executable, "-m", "bench", "demo", "--model", str(model), "--data", str(data))
-    subprocess.run(made, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=300)
-    short = dataclasses.replace(suite("quick", "tiny", str(model), str(data))[1], measured_steps=20)
+    short = dataclasses.replace(suite("quick", "tiny", *demo_inputs(folder))[1], measured_steps=20)
     overall = _by_hand(folder, short, "short")
     step = TrialResult.read(folder / "short" / "result.json").metrics
     if step is None:

@@ -19,7 +19,7 @@ from typing import Any
 from bench.records import Trial, suite
 from bench.records.interval import summarize
 from bench.records.result import TrialResult
-from tests.benchmarks import Figure, beside, spread
+from tests.benchmarks import Figure, beside, demo_inputs, say, spread
 from tests.support.paths import ROOT
 
 BARE = Path(__file__).with_name("_bare_loop.py")
@@ -37,15 +37,11 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--pairs", type=int, default=PAIRS)
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        made = str(home / "models" / "demo--tiny"), str(home / "data.jsonl")
-        if arguments.model is None or arguments.data is None:
-            words = ("demo", "--model", made[0], "--data", made[1])
-            subprocess.run(
-                (sys.executable, "-m", "bench", *words), cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=300
-            )
-        trials = suite("quick", arguments.profile, arguments.model or made[0], arguments.data or made[1])
-        trial = replace(trials[1], measured_steps=MEASURED_STEPS)
+        home, model, data = Path(folder), arguments.model, arguments.data
+        if model is None or data is None:
+            made = demo_inputs(home)
+            model, data = model or made[0], data or made[1]
+        trial = replace(suite("quick", arguments.profile, model, data)[1], measured_steps=MEASURED_STEPS)
         pairs = [_pair(home / f"pair-{number}", trial, number) for number in range(arguments.pairs)]
     return _figures(trial, pairs)
 
@@ -133,5 +129,4 @@ def _figures(trial: Trial, pairs: Sequence[tuple[TrialResult, dict[str, Any]]]) 
 
 
 if __name__ == "__main__":
-    for figure in main(sys.argv[1:]):
-        print(f"{figure.name}: {figure.value}; ratio {figure.ratio}; goal {figure.goal}")
+    say(main(sys.argv[1:]))

@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.data import demo
 from bench.data.tokenizer import every_core, load_tokenizer
 from bench.records.interval import summarize
 from bench.records.training_data import DataReport, TrainingData
 from bench.train import check
 from bench.train.examples import AT_ONCE
-from tests.benchmarks import Figure, say, spread
+from tests.benchmarks import Figure, demo_inputs, say, spread
 
 LONGEST = 4096  # tokens
 
@@ -38,8 +37,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     first, later, ratios = list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as place:
         here = Path(place)
-        model, data = here / "models" / "demo--tiny", here / "data.jsonl"
-        demo.make(model, data, say=lambda _: None)
+        model, data = map(Path, demo_inputs(here))
         chats = list(itertools.islice(_chats(data), arguments.lines))
         data.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
         tokenizer = load_tokenizer(model)

@@ -18,11 +18,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.data import demo
 from bench.records.interval import summarize
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
-from tests.benchmarks import Figure, say, spread
+from tests.benchmarks import Figure, demo_inputs, say, spread
 from tests.support.forked import INV, ForkServer
 from tests.system.conftest import Project, made_project
 
@@ -39,11 +38,10 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as place:
         here = Path(place)
-        tiny, data = here / "models" / "demo--tiny", here / "data.jsonl"
-        demo.make(tiny, data)
+        tiny, data = demo_inputs(here)
         (here / "server").mkdir()
         with ForkServer(here / "server", INV) as server, made_project(here, server, "fleet") as project:
-            project.environment |= {"INVOKE_MODEL_PATH": str(arguments.model or tiny), "INVOKE_DATA_PATH": str(data)}
+            project.environment |= {"INVOKE_MODEL_PATH": str(arguments.model or tiny), "INVOKE_DATA_PATH": data}
             project.environment |= {"INVOKE_FLEET_SIZE": "1"}
             train = ON_A_CPU if arguments.model is None else ON_A_GPU
             (project.folder / "settings.json").write_text(json.dumps({"train": train}))

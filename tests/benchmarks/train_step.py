@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import stack
-from bench.data import demo
 from bench.kinds.finetune import loop, material
 from bench.kinds.finetune.checkpoints import resume
 from bench.kinds.finetune.steps.group import Group
@@ -43,7 +42,7 @@ from bench.records.training import Training
 from bench.records.training_data import TrainingData
 from bench.train.dataset import Dataset
 from bench.train.examples import Example
-from tests.benchmarks import Figure, say, spread
+from tests.benchmarks import Figure, a_trial, demo_inputs, say, spread
 
 BLOCKS = 6
 CLIPPED_AT = 1.0
@@ -63,10 +62,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     modules = stack.load()
     placement = place(modules)
     with tempfile.TemporaryDirectory() as folder:
-        here, model = Path(folder), arguments.model
-        if model is None:
-            model = str(here / "models" / "demo--tiny")
-            demo.make(Path(model), here / "data.jsonl")
+        here = Path(folder)
+        model = arguments.model or demo_inputs(here)[0]
         built = {"recipe": arguments.recipe, "products": arguments.products}
         bench = Bench(modules, placement, model, built, arguments.steps, here)
         figures, found = bench.overhead(arguments.checkpoint_sec)
@@ -89,11 +86,10 @@ class Bench:
 
     def trial(self, **training: Any) -> Trial:
         files = TrainingData(files=["made"], weights=[1.0], max_seq_len=self.tokens)
-        return Trial(
-            name="train", reason="a benchmark", suite="train", profile="gpu" if self.placement.is_cuda else "tiny",
-            model=self.model, data="made", kind="finetune", max_seq_len=self.tokens, **self.built,
-            micro_batch_size=self.batch, lora_targets=ALL_LINEAR, optimizer="paged_adamw_8bit",
-            training=Training(data=files, **{"rows_per_step": 1, **training}),
+        return a_trial(
+            "train", self.model, is_cuda=self.placement.is_cuda, data="made", kind="finetune",
+            max_seq_len=self.tokens, **self.built, micro_batch_size=self.batch, lora_targets=ALL_LINEAR,
+            optimizer="paged_adamw_8bit", training=Training(data=files, **{"rows_per_step": 1, **training}),
         )  # fmt: skip
 
     def material(self, trial: Trial) -> material.Material:
