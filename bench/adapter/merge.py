@@ -24,7 +24,7 @@ from bench.adapter import lora, shard
 from bench.adapter.same import check_base
 from bench.data.inputs import InputError
 from bench.data.model_folder import INDEX, check_model, config_of, weight_files
-from bench.data.safetensors_header import read_header
+from bench.data.safetensors_header import read_shapes
 from bench.data.tokenizer import load_tokenizer
 from bench.kinds.finetune.checkpoints.checkpoint import TOKENIZER_FILES
 from bench.records import schema
@@ -89,7 +89,7 @@ def merge(wish: Wish, say: Callable[[str], None]) -> MergeFacts:
 
 def shapes_of(model: Path) -> dict[str, Shapes]:
     """The shapes of a model's tensors, by its files of weights."""
-    return {path.name: read_header(path).shapes for path in weight_files(model)}
+    return {path.name: read_shapes(path) for path in weight_files(model)}
 
 
 def _ends(model: Path) -> set[int]:

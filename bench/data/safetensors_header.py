@@ -6,8 +6,6 @@ In a truncated file the last offset lies beyond the end. Standard library alone.
 """
 
 import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
 
 # The reference implementation refuses longer headers; a damaged length is caught before it is allocated.
@@ -18,19 +16,8 @@ class WeightsError(ValueError):
     """A weights file that is truncated, damaged, or no safetensors file; the message says which."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """Shapes by tensor name."""
-
-    shapes: dict[str, tuple[int, ...]]
-
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-
-def read_header(path: Path) -> Header:
-    """Raises WeightsError; OSError."""
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by tensor name. Raises WeightsError; OSError."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -48,7 +35,7 @@ def read_header(path: Path) -> Header:
     if size != expected:
         what = "truncated" if size < expected else "longer than its header says"
         raise WeightsError(f"{what}: {size} bytes, its header says {expected}")
-    return Header(shapes=shapes)
+    return shapes
 
 
 def _side(value: object) -> int:

@@ -35,7 +35,7 @@ def explain(trial: Trial, phase: str, message: str, peak_bytes: int | None, kind
     if changes is None:
         parts.append("nothing in the trial makes it smaller: it needs a device with more memory")
     else:
-        parts.append("next to try: " + " ".join(f"{key}={_word(value)}" for key, value in changes.items()))
+        parts.append("next to try: " + " ".join(f"{key}={str(value).lower()}" for key, value in changes.items()))
     return "; ".join(parts)
 
 
@@ -77,10 +77,6 @@ def _smaller_batch(trial: Trial) -> dict[str, Any]:
     accumulation = trial.gradient_accumulation_steps * parts
     changes = {"micro_batch_size": batch // parts}
     return changes | {"gradient_accumulation_steps": accumulation} if accumulation <= 4096 else changes
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _size(count: int) -> str:

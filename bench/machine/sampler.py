@@ -56,8 +56,8 @@ FIRST_NAMESPACE = 0xEFFFFFFC
 class HostSampler:
     """Processor and memory of a process tree, from /proc; None where there is no /proc."""
 
-    def __init__(self, root: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._root, self._clock = root, clock
+    def __init__(self, root: int) -> None:
+        self._root = root
         self._ticks_per_sec, self._page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         self._tree_at = float("-inf")
         self._before: tuple[float, dict[int, int]] | None = None
@@ -65,7 +65,7 @@ class HostSampler:
 
     def read(self) -> tuple[float | None, int | None]:
         """Percent of one core since the last call (None the first time), and resident bytes."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._tree_at >= TREE_SEC:
             self.tree, self._tree_at = tree_of(self._root, leave_out=os.getpid()), now
         ticks: dict[int, int] = {}
@@ -158,8 +158,7 @@ def tree_of(root: int, *, leave_out: int) -> tuple[int, ...]:
 class Table:
     """telemetry.csv, in pieces. Raises OSError when a piece cannot be written."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
         self._waiting = io.StringIO()
         self._writer = csv.DictWriter(self._waiting, COLUMNS, lineterminator="\n")
@@ -168,29 +167,22 @@ class Table:
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         self._writer.writerows(rows)
-        if self._clock() - self._flushed >= FLUSH_SEC:
+        if time.monotonic() - self._flushed >= FLUSH_SEC:
             self.flush()
 
     def flush(self) -> None:
         self._file.write(self._waiting.getvalue().encode())
         self._waiting.seek(0)
         self._waiting.truncate()
-        self._flushed = self._clock()
+        self._flushed = time.monotonic()
 
 
 class Sampler:
     """Joins GPU, host and phase into rows. `started` is the trial's start on the monotonic clock."""
 
-    def __init__(
-        self,
-        *,
-        root: int,
-        gpus: Sequence[nvml.Gpu],
-        started: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock, self._started = clock, started
-        self._host, self._gpu = HostSampler(root, clock), GpuSampler(gpus, clock)
+    def __init__(self, *, root: int, gpus: Sequence[nvml.Gpu], started: float) -> None:
+        self._started = started
+        self._host, self._gpu = HostSampler(root), GpuSampler(gpus)
         self.phase = ""
         self.newest: list[dict[str, Any]] = []
 
@@ -198,7 +190,7 @@ class Sampler:
         """One row for each GPU, or one without a GPU."""
         percent, resident = self._host.read()
         common: Mapping[str, Any] = {
-            "elapsed_sec": round(self._clock() - self._started, 3),
+            "elapsed_sec": round(time.monotonic() - self._started, 3),
             "phase": self.phase,
             "process_cpu_percent": None if percent is None else round(percent, 1),
             "process_rss_bytes": resident,

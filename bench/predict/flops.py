@@ -102,11 +102,14 @@ def per_token(
     )
 
 
-def of_trial(config: Mapping[str, Any], trial: Trial) -> TokenFlops:
-    """`per_token` of a trial that trains. Whole samples attend to less than a row: their attention is not counted."""
+def of_trial(config: Mapping[str, Any], trial: Trial, sequence: int | None = None) -> TokenFlops:
+    """`per_token` of a trial that trains. Whole samples attend to less than a row: their attention is not counted, but
+    where `sequence` says to how much each position attends."""
+    if sequence is None:
+        sequence = 0 if trial.layout == "varlen" else trial.max_seq_len
     return per_token(
         config,
-        sequence=0 if trial.layout == "varlen" else trial.max_seq_len,
+        sequence=sequence,
         rank=trial.lora_rank,
         targets=trial.lora_targets,
         checkpointing=trial.gradient_checkpointing,

@@ -41,13 +41,7 @@ class Widths:
     vocabulary: float = 0.0
 
     def of(self, model: Mapping[str, int]) -> float:
-        return (
-            self.rows
-            + self.hidden * model["hidden"]
-            + self.inner * model["inner"]
-            + self.heads * model["heads"]
-            + self.vocabulary * model["vocabulary"]
-        )
+        return self.rows + sum(float(getattr(self, name)) * width for name, width in model.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +144,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     """
     recipe, model = RECIPES[trial.recipe], widths(config)
     layers, positions = int(config["num_hidden_layers"]), trial.micro_batch_size * trial.max_seq_len
-    again = _recomputed(trial, layers)
+    again = -(-layers // trial.checkpoint_every) if trial.gradient_checkpointing else 0  # how many are recomputed
     checkpoint = recipe.checkpoint.of(model)
     attention, beyond = _inputs_kept(config, trial, recipe)
     whole = recipe.kept.of(model) + recipe.kept_of_rank * trial.lora_rank * len(trial.lora_targets) + attention
@@ -238,8 +232,3 @@ def _inputs_kept(config: Mapping[str, Any], trial: Trial, recipe: Recipe) -> tup
                 sorted({SAME_INPUT.get(name, name) for name in names}) for names in (of_attention, others)
             )
     return each * sum(wide[name][0] for name in of_attention), each * sum(wide[name][0] for name in others)
-
-
-def _recomputed(trial: Trial, layers: int) -> int:
-    """How many layers are recomputed."""
-    return -(-layers // trial.checkpoint_every) if trial.gradient_checkpointing else 0

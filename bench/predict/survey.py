@@ -68,13 +68,7 @@ def rate(config: Mapping[str, Any], trial: Trial) -> float:
     # In a row of varlen a mask separates the samples, and every position is multiplied with the whole row; the kernels
     # of `fast` skip masked pairs. Measured at 20,480 positions: 3 times the padded step's time.
     is_masked = trial.layout == "varlen" and trial.recipe != "fast"
-    cost = flops.per_token(
-        config,
-        sequence=int(positions) if is_masked else trial.max_seq_len,
-        rank=trial.lora_rank,
-        targets=trial.lora_targets,
-        checkpointing=trial.gradient_checkpointing,
-    )
+    cost = flops.of_trial(config, trial, int(positions) if is_masked else trial.max_seq_len)
     again = cost.recompute / max(1, trial.checkpoint_every)
     filled = positions / (positions + SATURATING_TOKENS)
     return EFFICIENCY[trial.recipe] * FASTER[trial.products] * filled * 1e12 / (cost.model + again)

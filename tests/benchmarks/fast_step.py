@@ -321,13 +321,7 @@ class Bench:
 
     def _flop(self, trial: Trial) -> int:
         config = json.loads((Path(self.model) / "config.json").read_text())
-        return flops.per_token(
-            config,
-            sequence=trial.max_seq_len,
-            rank=trial.lora_rank,
-            targets=trial.lora_targets,
-            checkpointing=trial.gradient_checkpointing,
-        ).model
+        return flops.of_trial(config, trial, trial.max_seq_len).model
 
     def ceiling(self) -> float | None:
         """The bf16 matrix product of this GPU, TFLOP/s, hot from the cases before it."""

@@ -145,36 +145,36 @@ def pairs_are(monkeypatch) -> Iterator[Callable[[list[tuple[str, str]]], None]]:
     demo._pairs.cache_clear()
 
 
-def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, monkeypatch, pairs_are):
+def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, monkeypatch, pairs_are, capsys):
     pairs_are([(f"question {number}", f"answer {number}") for number in range(demo.LEAST_PAIRS)])
     monkeypatch.setattr("bench.data.demo._write_model", lambda model, _: model.mkdir(parents=True, exist_ok=True))
-    model, data, said = tmp_path / "models" / "m", tmp_path / "data" / "d.jsonl", []
-    demo.make(model, data, said.append)
+    model, data = tmp_path / "models" / "m", tmp_path / "data" / "d.jsonl"
+    demo.make(model, data)
     assert len(data.read_text().splitlines()) == demo.LEAST_PAIRS
     made = data.read_bytes()
-    demo.make(model, data, said.append)
-    assert (data.read_bytes(), said[2]) == (made, f"verified {data}")
+    demo.make(model, data)
+    assert (data.read_bytes(), capsys.readouterr().out.splitlines()[2]) == (made, f"verified {data}")
     data.write_bytes(made + b"{}")
     with pytest.raises(InputError, match="changed since demo made it"):
-        demo.make(model, data, said.append)
+        demo.make(model, data)
     demo._sums_file(data).unlink()
     with pytest.raises(InputError, match="it was not made by demo; name another --data"):
-        demo.make(model, data, said.append)
+        demo.make(model, data)
 
 
 def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, pairs_are):
     pairs_are([("q", "a")] * demo.LEAST_PAIRS)
     with pytest.raises(InputError, match="it was not made by demo; name another --model"):
-        demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
+        demo.make(model_folder, tmp_path / "d.jsonl")
     demo.write_sums(model_folder)
-    demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
+    demo.make(model_folder, tmp_path / "d.jsonl")
     (model_folder / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"config\.json: changed since it was made"):
-        demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
+        demo.make(model_folder, tmp_path / "d.jsonl")
 
 
 def test_demo_needs_a_python_with_its_sources(tmp_path: Path, pairs_are):
     pairs_are([("q", "a")])
     with pytest.raises(InputError, match="holds 1 documentation strings, 1000 are needed"):
-        demo.make(tmp_path / "m", tmp_path / "d.jsonl", lambda _: None)
+        demo.make(tmp_path / "m", tmp_path / "d.jsonl")
     assert list(tmp_path.iterdir()) == []
