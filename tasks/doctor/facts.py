@@ -72,7 +72,7 @@ class Facts:
         self.settings, self.config, self.only = settings, config, only
         self.cluster = Shared(self._cluster, "cluster reachable")
         self.version = Shared(self._version, "cluster reachable")
-        self.nodes = Shared(self._nodes, "nodes instance types")
+        self.nodes = Shared(self._nodes, "nodes enough")
         self.vm = Shared(self._vm, "vm connection")
         self.machine = Shared(lambda: self.on_vm(vm.observe), "vm connection")
         self.engine = Shared(self._engine, "vm engine")

@@ -16,9 +16,10 @@ _RULES = (
     Rule("unschedulable", "cordoned", "`kubectl uncordon` them"),
     Rule("volume node affinity", "volume-elsewhere", "the volume is bound to another zone"),
     Rule("unbound immediate", "claim-unbound", "`inv status` says why the claim is not bound"),
-    Rule("persistentvolumeclaim", "claim-missing", "`inv deploy` makes it"),
+    Rule("persistentvolumeclaim .*not found", "claim-missing", "`inv deploy` makes it"),
     Rule("max volume count", "volume-count", "use nodes with fewer volumes"),
 )
+_UNKNOWN = Rule("", "unschedulable", "`inv nodes` says more")
 
 
 def explain_scheduling(message: str) -> list[Finding]:
@@ -27,13 +28,12 @@ def explain_scheduling(message: str) -> list[Finding]:
     `message` is that of the condition PodScheduled or of a FailedScheduling event. What follows "preemption:" says why
     no other pod is evicted for this one, and is left out.
     """
-    text = one_line(message)
-    if "persistentvolumeclaim" in text and "not found" in text:
-        return [Finding("claim-missing", text, "`inv deploy` makes it", _PATIENCE_SEC)]
-    head = re.split(r"(?:no new claims to deallocate, )?preemption:", text, maxsplit=1)[0].strip()
+    head = re.split(r"(?:no new claims to deallocate, )?preemption:", one_line(message), maxsplit=1)[0].strip()
     parts = sorted(((int(count), what.strip()) for count, what in _PART.findall(head)), key=lambda part: -part[0])
     found = [_explain(count, what) for count, what in parts]
-    found = found or [("unschedulable", head or "the scheduler has not found a node yet", "`inv nodes` says more")]
+    if not found:  # what is wrong with the pod itself, whatever the node
+        rule = first(_RULES, head) or _UNKNOWN
+        found = [(rule.cause, head or "the scheduler has not found a node yet", rule.remedy)]
     return [Finding(*one, _PATIENCE_SEC) for one in found]
 
 
@@ -49,7 +49,5 @@ def _explain(count: int, what: str) -> tuple[str, str, str]:
             return "no-gpu", f"no {resource} on {nodes}", "is that device plugin installed? `inv nodes`"
         remedy = f"lower {_SETTINGS[resource]}, or free the nodes" if resource in _SETTINGS else "free the nodes"
         return f"no-{resource}", f"not enough {resource} on {nodes}", remedy
-    rule = first(_RULES, what)
-    if rule is None:
-        return "unschedulable", f"{nodes}: {what}", "`inv nodes` says more"
+    rule = first(_RULES, what) or _UNKNOWN
     return rule.cause, f"{nodes}: {what.removeprefix('node(s) ')}", rule.remedy

@@ -11,6 +11,7 @@ from remote.cluster.errors import Unreachable
 from remote.hosts.host import LoginRefused
 from tasks.doctor import doctor
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine, of_error
+from tasks.doctor.catalogue import CHECKS
 from tasks.doctor.check import Check
 from tasks.doctor.examine import answers, examine
 from tasks.doctor.facts import Facts, Shared
@@ -82,6 +83,11 @@ def test_a_fact_is_found_out_once_and_its_error_said_by_one_check() -> None:
         with pytest.raises(NotAsked, match="see cluster reachable"):
             shared.get()
     assert times == [1]
+
+
+def test_a_fact_is_referred_to_by_the_title_of_a_check_that_there_is(facts: MakeFacts) -> None:
+    titles = {one._title for one in vars(facts()).values() if isinstance(one, Shared)}
+    assert titles <= {check.title for check in CHECKS}
 
 
 WRONG, PASSING = of_error("x; y"), of_error("x; y", passes=True)
