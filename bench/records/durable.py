@@ -50,7 +50,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def regular_size(path: Path, *, follow: bool = True) -> int:
+def regular_size(path: Path, *, follow: bool) -> int:
     """The size in bytes of a regular file; with `follow`, of one that `path` links to. Raises OSError otherwise."""
     found = path.stat(follow_symlinks=follow)
     if not stat.S_ISREG(found.st_mode):

@@ -301,7 +301,7 @@ class Cluster:
         """Server-side apply, through standard input. Raises ClusterError of every kind."""
         self._act(_server_side("apply", take_over), objects, timeout_sec=_ACT_SEC, secrets=secrets)
 
-    def diff(self, objects: Sequence[Object], *, take_over: bool = False) -> str:
+    def diff(self, objects: Sequence[Object], *, take_over: bool) -> str:
         """What a server-side apply would change, as kubectl shows it; raises as `apply`."""
         completed = self._act(_server_side("diff", take_over), objects, timeout_sec=_ACT_SEC, fine=(0, 1))
         return completed.stdout.decode(errors="replace")

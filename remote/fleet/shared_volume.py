@@ -10,8 +10,11 @@ Not covered: the job's log, which is on the worker's own disk; its last lines ar
 from dataclasses import replace
 
 from bench.records import NODE_RANK
+from bench.records.layout import RESULT_FILE
+from remote.fleet.attempt import OUT_FOLDER
 from remote.hosts.command import Command
 from remote.hosts.delivery import PYTHON_FLAGS
+from remote.hosts.host import Host
 
 # A gang's leader alone writes output.
 _LINK = f"""
@@ -41,11 +44,13 @@ def place_of(shared: str, run_id: str, trial_id: str, attempt: int) -> str:
     return f"{shared}/{run_id}/{trial_id}.{attempt}"
 
 
-def on_shared_volume(command: Command, python: tuple[str, ...], place: str, link: str, done: str) -> Command:
-    """`command`, run with `link` pointing at `place`, which it must be the first to create.
+def on_shared_volume(command: Command, host: Host, place: str, folder: str) -> Command:
+    """`command`, run with the output folder of its job's `folder` on `host` pointing at `place`, which it must be the
+    first to create.
 
-    A pod can die, and its replacement may be told to start the same attempt again. If the file `done` lies in `place`
-    by then, there is nothing left to do; if not, the first copy may still be running, and the attempt ends with 127,
+    A pod can die, and its replacement may be told to start the same attempt again. If the result lies in `place` by
+    then, there is nothing left to do; if not, the first copy may still be running, and the attempt ends with 127,
     as it does without the volume: the worker's fault, not the trial's.
     """
-    return replace(command, argv=(*python, *PYTHON_FLAGS, "-c", _LINK, place, link, done, *command.argv))
+    words = (place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+    return replace(command, argv=(*host.python, *PYTHON_FLAGS, "-c", _LINK, *words, *command.argv))

@@ -212,18 +212,18 @@ def end(process: subprocess.Popen[bytes]) -> None:
     """
     if process.returncode is not None:
         return
-    _signal_group(process.pid, signal.SIGTERM)
+    _signal_group(process, signal.SIGTERM)
     until = time.monotonic() + _KILL_AFTER_SEC
     while not _is_over(process.pid) and time.monotonic() < until:
         time.sleep(0.01)
-    _signal_group(process.pid, signal.SIGKILL)
+    _signal_group(process, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: do not wait for it
         process.wait(_KILL_AFTER_SEC)
 
 
-def _signal_group(group: int, number: int) -> None:
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(PermissionError):  # macOS raises it for a group whose processes have all ended
-        os.killpg(group, number)
+        os.killpg(process.pid, number)
 
 
 def _is_over(pid: int) -> bool:

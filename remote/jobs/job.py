@@ -135,9 +135,9 @@ class Job:
         """Interrupt the job; what is left after its spec's grace is killed. `grace_sec` bounds the wait for its end."""
         return _status(self.agent.cancel(self.folder, grace_sec=grace_sec))
 
-    def log_tail(self, *, size: int = 4096) -> list[str]:
-        """The last lines of what the command printed, at most `size` bytes of it."""
-        answer = self.agent.line("tail", {"root": self.folder, "path": LOG_FILE, "size": size})
+    def log_tail(self) -> list[str]:
+        """The last lines of what the command printed, at most 4096 bytes of it."""
+        answer = self.agent.line("tail", {"root": self.folder, "path": LOG_FILE, "size": 4096})
         return str(answer["text"]).splitlines()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import NODE_COUNT, Trial
-from bench.records.layout import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, METRICS_VARIABLE, RESULT_FILE
+from bench.records.layout import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, METRICS_VARIABLE
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.trial import RANKED
 from remote.cluster.kubeconfig import Target
@@ -156,7 +156,7 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
         if shared is None:
             return command
         place = place_of(shared, run_id, planned.trial_id, attempt)
-        return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+        return on_shared_volume(command, host, place, folder)
 
     return launch
 

@@ -100,7 +100,7 @@ class BenchSection(Section):
     profile: Literal["gpu", "tiny"] = "tiny"
     spread: Literal["replicate", "shard"] = "replicate"
     repeats: int = Field(default=1, ge=1, le=100)
-    strict: bool = Field(default=False, description="true or false")
+    strict: bool = False
     only: Texts = Field(default=(), description="a list of trial ids")
     deadline_sec: float | None = Field(default=None, ge=1, le=604_800)
     warmup_steps: int | None = Field(default=None, ge=0, le=10_000)
@@ -151,7 +151,7 @@ class TrainSection(Section):
     lora_alpha: int = Field(default=32, ge=1, le=4096)
     lora_dropout: float = Field(default=0.05, ge=0, le=0.9)
     lora_targets: Literal["attention", "all-linear"] = "attention"
-    rank_stabilized: bool = Field(default=False, description="true or false")
+    rank_stabilized: bool = False
     lora_plus_ratio: float = Field(default=1.0, ge=0.01, le=100)
     optimizer: Literal["paged_adamw_8bit", "adamw_torch"] = "adamw_torch"
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
@@ -159,7 +159,7 @@ class TrainSection(Section):
     warmup_share: float = Field(default=0.03, ge=0, le=0.9)
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     max_gradient_norm: float = Field(default=1.0, gt=0, le=1_000_000)
-    gradient_checkpointing: bool = Field(default=True, description="true or false")
+    gradient_checkpointing: bool = True
     gradients: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(default=42, ge=0, le=2**31 - 1)
     evaluate_every: int = Field(default=0, ge=0, le=10_000_000)
@@ -171,7 +171,7 @@ class TrainSection(Section):
     workers: int | None = Field(default=None, ge=1, le=1024)
     max_restarts: int = Field(default=10, ge=0, le=1000)
     wait: float = Field(default=600.0, ge=1, le=604_800)
-    elastic: bool = Field(default=False, description="true or false")
+    elastic: bool = False
     budget_usd: float | None = Field(default=None, gt=0, le=10_000_000)
     max_hours: float | None = Field(default=None, gt=0, le=8760)
 
@@ -200,7 +200,7 @@ class ImageSection(Section):
     engine: Text | None = Field(default=None, description="an engine's address")
     torch: Literal["wheel", "source"] = "wheel"
     extension: Text | None = Field(default=None, description="a folder's path")
-    nvcc: bool = Field(default=False, description="true or false")
+    nvcc: bool = False
     apt_snapshot: Text | None = Field(
         default=None, pattern=r"^\d{8}T\d{6}Z$", description="a moment like 20260901T000000Z, as text"
     )

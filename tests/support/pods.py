@@ -22,11 +22,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
-from bench.records.layout import LEDGER_FILE, RESULT_FILE  # noqa: E402
+from bench.records.layout import LEDGER_FILE  # noqa: E402
 from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
 from remote.cluster.kubectl import Kubectl  # noqa: E402
 from remote.cluster.labels import INDEX_LABEL  # noqa: E402
-from remote.fleet.attempt import OUT_FOLDER  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
 from remote.fleet.ledger import Attempt, Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
@@ -317,7 +316,7 @@ def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder:
     bench = str(FAKE_BENCH) if host.python == (sys.executable,) else f"{SHARED}/{BENCH_THERE}"
     command = run_fake_bench(host, planned, attempt, folder, log=f"{shared}/bench.log", bench=bench)
     place = place_of(shared, "r1", planned.trial_id, attempt)
-    return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+    return on_shared_volume(command, host, place, folder)
 
 
 def is_ours(pods: Pods) -> bool:

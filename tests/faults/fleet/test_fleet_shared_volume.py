@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.records.layout import RESULT_FILE
 from bench.records.run import PlannedTrial
-from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
+from remote.fleet.attempt import TRIAL_FILE
 from remote.fleet.events import Happening
 from remote.fleet.fleet import Fleet
 from remote.fleet.shared_volume import on_shared_volume, place_of
@@ -32,7 +31,7 @@ class Volume(LocalFleet):
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         place = place_of(str(self.shared), "r1", planned.trial_id, attempt)
         command = super().launch(host, planned, attempt, folder)
-        return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+        return on_shared_volume(command, host, place, folder)
 
     def sharing_fleet(self, wires: list[CuttableHost], *, max_attempts: int = 3, **more: Any) -> Fleet:
         limits, looking = replace(QUICK, max_attempts=max_attempts), partial(Looking, log=self.log)
