@@ -1,32 +1,21 @@
-"""Images: what their names say, and each recorded way in which a pull fails."""
+"""Images: the recorded ways in which a pull fails, and which pulls fail just now."""
 
 import fnmatch
-from dataclasses import dataclass
 
 from tests.support.kubernetes.store.resources import document
 
-CAUSES: tuple[str, ...] = tuple(document("image-pull.json"))
-"""The names of the recorded causes, such as `token-401-wrong-user-form` and `tag-not-found`."""
+CAUSES: dict[str, str] = document("image-pull.json")
+"""The runtime's message by cause, such as `token-401-wrong-user-form` and `tag-not-found`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PullFailure:
-    """How pulling one image fails: the runtime's message, and the kubelet's warning about secrets if it has one."""
-
-    message: str
-    secret_warning: str = ""
-
-
-def failure(cause: str, image: str) -> PullFailure:
-    """The recorded `cause`, worded for `image`."""
-    recorded = document("image-pull.json")[cause]
+def _message(cause: str, image: str) -> str:
+    """The recorded message, worded for `image`."""
     host, _, rest = image.partition("/")
     repository, _, tag = rest.partition("@") if "@" in rest else rest.rpartition(":")
-    words = {"image": image, "host": host, "repository": repository or rest, "tag": tag}
-    message = recorded["message"]
-    for name, value in words.items():
+    message = CAUSES[cause]
+    for name, value in {"image": image, "host": host, "repository": repository or rest, "tag": tag}.items():
         message = message.replace(f"{{{name}}}", value)
-    return PullFailure(message=message, secret_warning=recorded.get("secret", ""))
+    return message
 
 
 class Images:
@@ -44,5 +33,6 @@ class Images:
     def mend(self, pattern: str) -> None:
         self._failing.pop(pattern, None)
 
-    def failure_of(self, image: str) -> PullFailure | None:
-        return next((failure(c, image) for p, c in self._failing.items() if fnmatch.fnmatch(image, p)), None)
+    def failure_of(self, image: str) -> str | None:
+        """Why this image cannot be pulled, in the runtime's words; None where it can."""
+        return next((_message(c, image) for p, c in self._failing.items() if fnmatch.fnmatch(image, p)), None)

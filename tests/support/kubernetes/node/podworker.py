@@ -236,17 +236,14 @@ class PodWorker:
             return
         self.event("Pulling", f'Pulling image "{image}"', container=name)
         while (failing := self.kubelet.images.failure_of(image)) is not None:
-            if failing.secret_warning:
-                self.event("FailedToRetrieveImagePullSecret", failing.secret_warning, kind="Warning")
-            failed = f'Failed to pull image "{image}": {failing.message}'
-            self.event("Failed", failed, kind="Warning", container=name)
+            self.event("Failed", f'Failed to pull image "{image}": {failing}', kind="Warning", container=name)
             self.event("Failed", "Error: ErrImagePull", kind="Warning", container=name)
-            container.state = {"waiting": {"reason": "ErrImagePull", "message": failing.message}}
+            container.state = {"waiting": {"reason": "ErrImagePull", "message": failing}}
             await self.report()
             await asyncio.sleep(_RETRY_SEC)
             self.event("BackOff", f'Back-off pulling image "{image}"', container=name)
             self.event("Failed", "Error: ImagePullBackOff", kind="Warning", container=name)
-            waiting = f'Back-off pulling image "{image}": ErrImagePull: {failing.message}'
+            waiting = f'Back-off pulling image "{image}": ErrImagePull: {failing}'
             container.state = {"waiting": {"reason": "ImagePullBackOff", "message": waiting}}
             await self.report()
             await asyncio.sleep(self.kubelet.image_back_off_sec)
