@@ -24,7 +24,8 @@ Its limits. What is not here cannot be shown by a test that runs on it:
 - Controllers: Jobs, scheduler, taint eviction, claims, quotas, namespaces. Deployments, StatefulSets, JobSets, CRDs,
   preemption, garbage collection beyond owners, disruption budgets: none.
 - Validation: the schemas (unknown fields, types, quantities), names, mounts, GPU requests, what may not change. Not:
-  enums, ranges, most rules that span fields. `kubectl explain` finds nothing; Protobuf bodies are for reviews alone.
+  enums, ranges, most rules that span fields. `kubectl get` shows names and ages alone, `kubectl explain` finds nothing;
+  Protobuf bodies are for reviews alone.
 - A lost node, a silent server and a silent node are told to the parts of this process, not made by cutting a network.
 """
 

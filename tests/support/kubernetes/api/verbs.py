@@ -63,7 +63,7 @@ class Api:
             found = self.store.get(key, at.namespace, at.name)
             version = found["metadata"]["resourceVersion"]
             return web.json_response(
-                table(key, [found], version, whole=whole) if as_table else self._typed(at.resource, found)
+                table([found], version, whole=whole) if as_table else self._typed(at.resource, found)
             )
         holds = wanted(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         if request.query.get("watch") in ("true", "1"):
@@ -75,7 +75,7 @@ class Api:
         more = {"continue": str(start + limit), "remainingItemCount": left} if left > 0 else {}
         version = str(self.store.version)
         if as_table:
-            made = table(key, page, version, whole=whole)
+            made = table(page, version, whole=whole)
             made["metadata"] |= more
             return web.json_response(made)
         resource = at.resource
@@ -106,7 +106,7 @@ class Api:
             shown = self._typed(at.resource, obj)
             if as_table:
                 version = obj["metadata"]["resourceVersion"]
-                shown = table(at.resource.key, [obj], version, whole=False, columns=columns)
+                shown = table([obj], version, whole=False, columns=columns)
                 columns = False
             await response.write(json.dumps({"type": kind, "object": shown}).encode() + b"\n")
 
