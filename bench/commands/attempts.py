@@ -59,8 +59,8 @@ class Attempts:
                 time.sleep(PAUSE_SEC)
         if end is None:
             return EXIT_STOPPED
-        print(f"{self.order.run_id}: {end.end}: {end.reason or 'trained'}", flush=True)
-        return 0 if end.end == End.SUCCEEDED.value else 1
+        print(f"{self.order.run_id}: {end.end.value}: {end.reason or 'trained'}", flush=True)
+        return 0 if end.end is End.SUCCEEDED else 1
 
     def _stop(self, _number: int, _frame: object) -> None:
         self._is_stopped = True
@@ -142,7 +142,7 @@ class Attempts:
             return None
 
     def _end(self, number: int, end: End, reason: str | None) -> None:
-        OrderEnd(attempt=number, end=end.value, reason=reason).write(self.folder, self.order.turn)
+        OrderEnd(attempt=number, end=end, reason=reason).write(self.folder, self.order.turn)
 
 
 def numbers_in(folder: Path, trial_id: str) -> list[int]:

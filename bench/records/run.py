@@ -95,12 +95,8 @@ class OrderEnd:
     """How an order ended, in the run's folder on the shared volume. Written last, by the first pod."""
 
     attempt: int
-    end: str
+    end: End
     reason: str | None
-
-    def __post_init__(self) -> None:
-        if self.end not in {one.value for one in End}:
-            raise TrialError(f"end: expected an end, found {self.end[:80]!r}")
 
     def write(self, folder: Path, turn: int) -> Path:
         """Raises OSError."""

@@ -106,14 +106,14 @@ def learn(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> None:
     decided = None if end is None else entry.attempt(end.attempt)
     if end is None or decided is None:
         return
-    over = JobStatus(state=JobState.ENDED, exit_code=0 if end.end == End.SUCCEEDED.value else 1, why="exited")
+    over = JobStatus(state=JobState.ENDED, exit_code=0 if end.end is End.SUCCEEDED else 1, why="exited")
     job = Job(Agent(host), decided.folder)
     verdict, result = bring(job, planned, decided, over, places=[decided.folder], incoming=incoming)
     into = folder / TRIALS_FOLDER / planned.trial_id
     if result is not None:
         into.mkdir(parents=True, exist_ok=True)
         write_atomic(into / RESULT_FILE, result.read_bytes())
-    said, reason = (End(end.end), end.reason) if result is None else (verdict.end, verdict.reason)
+    said, reason = (end.end, end.reason) if result is None else (verdict.end, verdict.reason)
     if said is End.SUCCEEDED and result is None:
         said, reason = End.LOST, "its end says SUCCEEDED, and its result is not on the volume"
     ledger.ended(planned.trial_id, said, reason, decided.number, at=last_of.get(decided.number))

@@ -58,7 +58,7 @@ def test_what_ended_from_outside_is_begun_again_until_it_is_trained(trains, tmp_
     gone = (1, End.LOST, "rank 1 is gone with its machine")
     code, end = trains([gone, (-9, None, None), (0, End.SUCCEEDED, None)])
     assert code == 0
-    assert end == OrderEnd(attempt=3, end="SUCCEEDED", reason=None)
+    assert end == OrderEnd(attempt=3, end=End.SUCCEEDED, reason=None)
     assert numbers_in(tmp_path / "r1", "train") == [1, 2, 3]
 
 
@@ -80,7 +80,7 @@ def test_what_ended_from_outside_is_begun_again_until_it_is_trained(trains, tmp_
 def test_what_another_attempt_would_not_mend_is_the_end(trains, last, said: str) -> None:
     code, end = trains([last])
     assert code == 1
-    assert f"{end.end}: {end.reason}" == said
+    assert f"{end.end.value}: {end.reason}" == said
 
 
 def test_restarts_are_counted_but_not_those_for_pods_that_were_drained_or_not_there_yet(trains) -> None:
@@ -101,7 +101,7 @@ def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_tu
     _, first = trains([died], max_restarts=0)
     assert first.attempt == 2
     assert trains([died, (0, End.SUCCEEDED, None)], max_restarts=1, turn=2, after=2)[0] == 0
-    assert trains([], turn=2) == (0, OrderEnd(attempt=4, end="SUCCEEDED", reason=None)), "a replacement after the end"
+    assert trains([], turn=2) == (0, OrderEnd(attempt=4, end=End.SUCCEEDED, reason=None)), "a replacement after the end"
 
 
 def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable[..., Trial]) -> None:
