@@ -202,6 +202,12 @@ def local(tmp_path: Path) -> Iterator[LocalFleet]:
 
 
 @pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A starter waits ten seconds for a slot, for slow machines; in tests that would only take time."""
+    monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.1)
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB; the test is skipped where we may not mount one."""
     with mounted(tmp_path / "small") as folder:

@@ -13,14 +13,10 @@ from remote.fleet.events import Happening
 from remote.fleet.patience import Limits
 from tests.support.hosts.local_fleet import QUICK, LocalFleet, wait_for
 
+pytestmark = pytest.mark.usefixtures("no_patience")
+
 # Far shorter than another operator's trial lasts: whoever takes a busy worker for a lost one gives it up.
 HASTY = replace(QUICK, lost_after_sec=0.2, give_up_after_sec=0.3)
-
-
-@pytest.fixture(autouse=True)
-def no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A starter waits ten seconds for a slot, for slow machines; here that would only take time."""
-    monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.1)
 
 
 def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) -> LocalFleet:

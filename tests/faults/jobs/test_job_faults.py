@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-import remote.jobs.job
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from remote.jobs.agent import Agent, HostRefused
@@ -27,21 +25,9 @@ from tests.support.hosts.local_fleet import (
     supervisor_of,
     wait_for,
 )
-from tests.support.machines.ssh_client import local_or_ssh
+from tests.support.machines.ssh_client import local_or_ssh as local_or_ssh
 
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
-
-
-@pytest.fixture(params=["local", "ssh"])
-def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet]:
-    with local_or_ssh(request, tmp_path) as local:
-        yield local
-
-
-@pytest.fixture
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A starter waits this long for a slot; ten seconds of it belong to slow machines, not to tests."""
-    monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
 
 
 def shell(script: str, *, deadline_sec: float = 60.0, grace_sec: float = 5.0) -> JobSpec:

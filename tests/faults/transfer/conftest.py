@@ -1,21 +1,12 @@
 """Where files are moved: from and to a worker on this machine, and over SSH."""
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from remote.jobs import transfer
-from tests.support.hosts.local_fleet import LocalFleet
-from tests.support.machines.ssh_client import local_or_ssh
-
-
-@pytest.fixture(params=["local", "ssh"])
-def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet]:
-    with local_or_ssh(request, tmp_path) as local:
-        yield local
+from tests.support.machines.ssh_client import local_or_ssh as local_or_ssh
 
 
 @pytest.fixture(autouse=True)

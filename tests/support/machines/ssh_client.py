@@ -4,6 +4,7 @@ What this does not cover, network.py does: another machine, another user, a cabl
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -58,6 +59,9 @@ class SshFleet(LocalFleet):
         return host
 
 
-def local_or_ssh(request: pytest.FixtureRequest, folder: Path) -> LocalFleet:
-    """The hosts for a fixture with the parameters local and ssh."""
-    return SshFleet(folder, request.getfixturevalue("ssh_client")) if request.param == "ssh" else LocalFleet(folder)
+@pytest.fixture(params=["local", "ssh"], name="local")
+def local_or_ssh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet]:
+    """For files to import: each test on hosts of this machine, and over SSH. What a command left behind is an error."""
+    is_ssh = request.param == "ssh"
+    with SshFleet(tmp_path, request.getfixturevalue("ssh_client")) if is_ssh else LocalFleet(tmp_path) as local:
+        yield local

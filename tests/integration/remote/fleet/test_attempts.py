@@ -10,11 +10,11 @@ from remote.hosts.command import Command
 from tests.support.hosts.local_fleet import PATIENCE_SEC, QUICK, CuttableHost, LocalFleet
 
 
+@pytest.mark.usefixtures("no_patience")
 @pytest.mark.parametrize(("name", "end"), [("killed-once", "SUCCEEDED"), ("killed", "LOST")])
 def test_a_trial_passed_on_by_a_busy_worker_has_all_its_attempts_still_and_no_more(
-    local: LocalFleet, monkeypatch: pytest.MonkeyPatch, name: str, end: str
+    local: LocalFleet, name: str, end: str
 ) -> None:
-    monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.1)
     local.plan(f"{name} 1", f"{name} 2")
     busy, idle = local.hosts(2)
     theirs = local.occupied()

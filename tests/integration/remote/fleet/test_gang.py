@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import remote.jobs.job
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from remote.fleet.gang import GangAgent, place
 from remote.hosts.command import Command
@@ -15,6 +14,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
+pytestmark = pytest.mark.usefixtures("no_patience")
 Members = Callable[[int], tuple[GangAgent, list[CuttableHost]]]
 
 
@@ -44,7 +44,6 @@ def members(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> Members:
         return GangAgent(wires, lambda: "10.0.0.7"), wires
 
     monkeypatch.setattr(Agent, "line", line)
-    monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
     return made
 
 

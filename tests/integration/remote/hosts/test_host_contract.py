@@ -16,16 +16,18 @@ from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, Completed, Host, TooMuchOutput
 from remote.hosts.local import LocalHost
 from remote.pods.host import PodHost
-from tests.support.hosts.local_fleet import PATIENCE_SEC, processes_under, wait_for
+from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, processes_under, wait_for
 from tests.support.hosts.stand_in import StandIn
-from tests.support.machines.ssh_client import local_or_ssh
+from tests.support.machines.ssh_client import SshFleet
 
 
 @pytest.fixture(params=["local", "ssh", "pod"])
 def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """The pod is a stand-in's, without a cluster; test_pod_host.py has what holds for pods alone."""
+    """The pod is a stand-in's, without a cluster; test_pod_host.py has what holds for pods alone. What a command
+    left behind is an error."""
     monkeypatch.setenv("STAND_IN_FOLDER", str(tmp_path))
-    with local_or_ssh(request, tmp_path) as local:  # and whatever a command left behind is an error
+    is_ssh = request.param == "ssh"
+    with SshFleet(tmp_path, request.getfixturevalue("ssh_client")) if is_ssh else LocalFleet(tmp_path) as local:
         yield StandIn(tmp_path).host if request.param == "pod" else local.host()
 
 
