@@ -19,25 +19,23 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
-
-from bench.records.layout import LEDGER_FILE  # noqa: E402
-from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
-from remote.cluster.kubectl import Kubectl  # noqa: E402
-from remote.cluster.labels import INDEX_LABEL  # noqa: E402
-from remote.fleet.fleet import Fleet  # noqa: E402
-from remote.fleet.ledger import Attempt, Ledger  # noqa: E402
-from remote.fleet.patience import Limits  # noqa: E402
-from remote.fleet.shared_volume import on_shared_volume, place_of  # noqa: E402
-from remote.hosts.command import Command  # noqa: E402
-from remote.hosts.host import Host  # noqa: E402
-from remote.pods.host import PodHost  # noqa: E402
-from remote.pods.listing import Pods  # noqa: E402
-from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew, shared_volume  # noqa: E402
-from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, Looking, mounted, run_fake_bench, wait_for  # noqa: E402
-from tests.support.kubernetes import Cluster  # noqa: E402
-from tests.support.kubernetes.given import AnyCluster, GivenCluster, given  # noqa: E402
+from bench.records.layout import LEDGER_FILE
+from bench.records.run import PlannedTrial, RunRecord
+from remote.cluster.kubectl import Kubectl
+from remote.cluster.labels import INDEX_LABEL
+from remote.fleet.fleet import Fleet
+from remote.fleet.ledger import Attempt, Ledger
+from remote.fleet.patience import Limits
+from remote.fleet.shared_volume import on_shared_volume, place_of
+from remote.hosts.command import Command
+from remote.hosts.host import Host
+from remote.pods.host import PodHost
+from remote.pods.listing import Pods
+from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew, shared_volume
+from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, Looking, mounted, run_fake_bench, wait_for
+from tests.support.kubernetes import Cluster
+from tests.support.kubernetes.given import AnyCluster, GivenCluster, given
+from tests.support.paths import ROOT
 
 SHARED = "/workspace/results"
 SELECTOR = "app=bench"

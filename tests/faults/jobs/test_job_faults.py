@@ -18,7 +18,6 @@ from remote.jobs.agent import Agent, HostRefused
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState, JobStatus
 from tests.support.hosts.local_fleet import (
     PATIENCE_SEC,
-    ROOT,
     CuttableHost,
     LocalFleet,
     processes_under,
@@ -26,6 +25,7 @@ from tests.support.hosts.local_fleet import (
     wait_for,
 )
 from tests.support.machines.ssh_client import local_or_ssh as local_or_ssh
+from tests.support.paths import ROOT
 
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-import tests.support.pods
 from bench.records.layout import LEDGER_FILE
 from remote.fleet.events import Happening
 from remote.fleet.ledger import Ledger
 from remote.fleet.patience import NotLetIn
 from tests.support.hosts.local_fleet import kill_kubectls, wait_for
+from tests.support.paths import ROOT
 from tests.support.pods import EVICTION, LIMITS, PodFleet, fixtures, hasty, started, worker_of
 from tests.support.thorough import only_thorough
 
@@ -257,9 +257,9 @@ def test_a_silent_node_gives_its_trial_to_another_pod_and_the_first_result_count
 
 def test_a_new_operator_finds_what_runs_and_what_has_ended(pods: PodFleet) -> None:
     pods.plan("slow a", "success-then-lingers b", workers=2)
-    argv = [sys.executable, "-B", tests.support.pods.__file__, str(pods.folder), str(pods.cluster.kubeconfig)]
+    argv = [sys.executable, "-B", "-m", "tests.support.pods", str(pods.folder), str(pods.cluster.kubeconfig)]
     argv += [pods.namespace, pods.label]
-    with subprocess.Popen(argv, start_new_session=True) as operator:
+    with subprocess.Popen(argv, cwd=ROOT, start_new_session=True) as operator:
         try:
             wait_for(lambda: pods.noted("started", "slow-a") and pods.noted("succeeded"), "one runs and one is done")
         finally:

@@ -23,25 +23,23 @@ from typing import Any, Self, Unpack
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
-
-from bench.records import Trial  # noqa: E402
-from bench.records.layout import LEDGER_FILE  # noqa: E402
-from bench.records.result import TrialResult  # noqa: E402
-from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
-from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
-from remote.fleet.events import FleetEvent, Happening  # noqa: E402
-from remote.fleet.fleet import Fleet  # noqa: E402
-from remote.fleet.ledger import Ledger  # noqa: E402
-from remote.fleet.patience import Limits  # noqa: E402
-from remote.fleet.worker import Launch  # noqa: E402
-from remote.hosts.command import Command  # noqa: E402
-from remote.hosts.host import Completed, Host, HostUnreachable, How  # noqa: E402
-from remote.hosts.local import LocalHost  # noqa: E402
-from remote.jobs.agent import Agent  # noqa: E402
-from remote.jobs.job import Job, JobSpec, slot_of  # noqa: E402
-from tests.support.faults import PATIENCE_SEC, until  # noqa: E402
+from bench.records import Trial
+from bench.records.layout import LEDGER_FILE
+from bench.records.result import TrialResult
+from bench.records.run import PlannedTrial, RunRecord
+from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
+from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.fleet import Fleet
+from remote.fleet.ledger import Ledger
+from remote.fleet.patience import Limits
+from remote.fleet.worker import Launch
+from remote.hosts.command import Command
+from remote.hosts.host import Completed, Host, HostUnreachable, How
+from remote.hosts.local import LocalHost
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, JobSpec, slot_of
+from tests.support.faults import PATIENCE_SEC, until
+from tests.support.paths import ROOT
 
 FAKE_BENCH = ROOT / "tests" / "support" / "hosts" / "fake_bench.py"
 wait_for = until
