@@ -78,7 +78,6 @@ class GangAgent(Agent):
 
         The leader first: its result then says that it was asked to stop, and not that another rank was.
         """
-
         try:
             return super().cancel(job, grace_sec=grace_sec)
         finally:

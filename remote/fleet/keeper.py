@@ -64,7 +64,7 @@ class Keeper:
         if self.home is None or planned.trial.training is None:
             return
         self.wait()
-        newest = max((path for path in self._here() if is_whole(path)), default=None)
+        newest = max((path for path in _kept(self.home) if is_whole(path)), default=None)
         place = self.place(agent.host.workdir)
         if newest is None or max(_listed(agent, place), default="") >= newest.name:
             return
@@ -84,7 +84,8 @@ class Keeper:
         if attempt > 1 and progress.step > self._goes_on_from():
             self._pay(planned, attempt)
         if step is not None and self.home is not None and step not in self._brought and not self._is_bringing():
-            self._bringing = threading.Thread(target=self._bring, args=(agent, step), name="checkpoints", daemon=True)
+            args = (agent, step, self.home)
+            self._bringing = threading.Thread(target=self._bring, args=args, name="checkpoints", daemon=True)
             self._bringing.start()
 
     def wait(self) -> None:
@@ -112,27 +113,24 @@ class Keeper:
     def _is_bringing(self) -> bool:
         return self._bringing is not None and self._bringing.is_alive()
 
-    def _bring(self, agent: Agent, step: int) -> None:
+    def _bring(self, agent: Agent, step: int, home: Path) -> None:
         """Bring one checkpoint home. One that cannot be brought now is not missed: the next one will be."""
-        if self.home is None:
-            return
         name = f"step-{step:08d}"
-        into = self.home / f".{name}"
+        into = home / f".{name}"
         with contextlib.suppress(HostError, OSError):
             into.mkdir(parents=True, exist_ok=True)
             pull(agent, f"{self.place(agent.host.workdir)}/{name}", into)
             if is_whole(into):
-                shutil.rmtree(self.home / name, ignore_errors=True)
-                into.rename(self.home / name)
+                shutil.rmtree(home / name, ignore_errors=True)
+                into.rename(home / name)
                 self._brought.add(step)
-                for old in sorted(self._here())[:-KEPT]:
+                for old in sorted(_kept(home))[:-KEPT]:
                     shutil.rmtree(old)
         shutil.rmtree(into, ignore_errors=True)
 
-    def _here(self) -> list[Path]:
-        if self.home is None or not self.home.is_dir():
-            return []
-        return [path for path in self.home.iterdir() if NAME.match(path.name)]
+
+def _kept(home: Path) -> list[Path]:
+    return [path for path in home.iterdir() if NAME.match(path.name)] if home.is_dir() else []
 
 
 def is_whole(folder: Path) -> bool:

@@ -35,7 +35,7 @@ def measured(
     trial: Trial, results: Sequence[TrialResult], predicted_bytes: int | None, price_usd_per_gpu_hour: float | None
 ) -> Measured | None:
     """The candidate's figures over its successful results; None where there is none."""
-    good = [one for one in results if one.status is End.SUCCEEDED and one.metrics is not None and one.steps is not None]
+    good = [one for one in results if one.status is End.SUCCEEDED and one.metrics is not None]
     if not good:
         return None
     rate = measure([ProcessSteps.of(one) for one in good]).useful_tokens_per_sec
