@@ -18,6 +18,7 @@ import pytest
 
 from bench import stack
 from bench.kinds.distributed.torchrun import descendants
+from bench.kinds.finetune.job import STOP_FILE
 from bench.records.result import End, TrialResult
 from bench.records.training import TrainingRecord
 from reports.read import steps as so_far
@@ -29,6 +30,24 @@ from tests.support.thorough import only_thorough
 
 WAIT_SEC = 240.0
 STEPS = 12
+# A trial whose training keeps no checkpoint after this step before the gate is there, so that whoever strikes is never
+# too late, however busy the machine. Ranks are forked from the trial's process: what is changed here, they have too.
+HELD = """
+import runpy, sys, time
+from pathlib import Path
+from bench.kinds.finetune.checkpoints.keeper import Keeper
+
+last, gate, take = int(sys.argv[1]), Path(sys.argv[2]), Keeper.take
+
+def held(keeper, state, history, *, wait=False):
+    while state.step > last and not gate.exists():
+        time.sleep(0.01)
+    return take(keeper, state, history, wait=True)
+
+Keeper.take = held
+sys.argv[1:] = sys.argv[3:]
+runpy.run_module("bench", run_name="__main__", alter_sys=True)
+"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -45,13 +64,21 @@ class Attempts:
     def out(self) -> Path:
         return self.place / f"out-{self.number}"
 
-    def start(self, *, ranks: int = 2, **changes: object) -> subprocess.Popen:
+    @property
+    def gate(self) -> Path:
+        """Where it is there, the attempt is held no longer."""
+        return self.place / f"gate-{self.number}"
+
+    def start(
+        self, *, ranks: int = 2, held_after: int | None = None, max_hours: float | None = None
+    ) -> subprocess.Popen:
         self.number += 1
-        training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0}
-        trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training, **changes)
+        training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0, "max_hours": max_hours}
+        trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training)
         (self.place / "trial.json").write_text(trial.to_text())
+        program = ("-m", "bench") if held_after is None else ("-c", HELD, str(held_after), str(self.gate))
         words = (
-            *("-m", "bench", "run", "--trial", str(self.place / "trial.json"), "--out", str(self.out)),
+            *(*program, "run", "--trial", str(self.place / "trial.json"), "--out", str(self.out)),
             *("--checkpoints", str(self.place / "checkpoints"), "--attempt", str(self.number)),
         )
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -59,8 +86,8 @@ class Attempts:
         self.started.append(process)
         return process
 
-    def finish(self, **options: object) -> TrainingRecord:
-        process = self.start(**options)
+    def finish(self, *, ranks: int = 2) -> TrainingRecord:
+        process = self.start(ranks=ranks)
         said, _ = process.communicate(timeout=WAIT_SEC)
         assert process.returncode == 0, said
         return TrainingRecord.read(self.out / "training.json")
@@ -113,24 +140,26 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     assert quiet.communication_predicted_percent is not None
 
     training = attempts("disturbed")
-    process = training.start()
+    process = training.start(held_after=2)
     os.kill(training.at_step(process, 2)[1], signal.SIGKILL)
     process.communicate(timeout=WAIT_SEC)
     lost = TrialResult.read(training.out / "result.json")
     assert (process.returncode, lost.status) == (1, End.LOST)
     assert "rank 1 was killed by SIGKILL" in str(lost.reason)
 
-    process = training.start()
+    process = training.start(held_after=5)
     training.at_step(process, 5)
     process.send_signal(signal.SIGTERM)
+    wait_for(lambda: [*training.place.glob(f"tmp/*/{STOP_FILE}")], "the ranks being told", WAIT_SEC)
+    training.gate.touch()
     process.communicate(timeout=WAIT_SEC)
     stopped = TrainingRecord.read(training.out / "training.json")
     assert (process.returncode, stopped.status) == (143, "PREEMPTED")
     newest = max(path.name for path in (training.place / "checkpoints").glob("step-*"))
     assert newest == f"step-{stopped.steps_done:08}"  # a checkpoint at once: nothing of what was done is lost
 
-    process = training.start()
-    training.at_step(process, min(stopped.steps_done + 1, STEPS))
+    process = training.start(held_after=stopped.steps_done + 1)
+    training.at_step(process, stopped.steps_done + 1)
     below = descendants(process.pid)
     process.kill()
     process.communicate()
@@ -144,6 +173,7 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     reasons = [restart.reason for restart in found.restarts]
     assert [words.partition(":")[0] for words in reasons] == ["LOST", "PREEMPTED", "ended without a word"]
     assert [restart.attempt for restart in found.restarts] == [2, 3, 4]
+    assert [restart.from_step for restart in found.restarts] == [2, stopped.steps_done, stopped.steps_done + 1]
     assert found.restarts[1].lost_steps == 0
 
 
@@ -155,7 +185,7 @@ def test_ranks_killed_at_moments_of_a_seed_end_with_the_quiet_adapter(attempts, 
     struck = ["a rank", "all ranks", "their torchrun", "everything"]
     chooser.shuffle(struck)
     for number, what in enumerate(struck):
-        process = training.start()
+        process = training.start(held_after=2 + 3 * number)
         ranks = training.at_step(process, 1 + 3 * number)
         time.sleep(chooser.uniform(0.0, 0.5))  # a step takes some tenths of a second
         below = descendants(process.pid)
@@ -172,13 +202,13 @@ def test_ranks_killed_at_moments_of_a_seed_end_with_the_quiet_adapter(attempts, 
 
 def test_on_four_then_two_then_four_ranks_the_same_batches_give_the_same_losses(attempts, quiet):
     training = attempts("changing")
-    for ranks, until in ((4, 3), (2, 7)):
-        process = training.start(ranks=ranks)
-        training.at_step(process, until)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=WAIT_SEC)
+    for ranks in (4, 2):
+        process = training.start(ranks=ranks, max_hours=1e-9)  # over before the first step ends: one step an attempt
+        said, _ = process.communicate(timeout=WAIT_SEC)
+        assert process.returncode == 143, said
     found = training.finish(ranks=4)
     assert [restart.reason.partition(":")[0] for restart in found.restarts] == ["PREEMPTED", "PREEMPTED"]
+    assert [restart.from_step for restart in found.restarts] == [1, 2]
     assert found.steps.targets == quiet.steps.targets
     assert found.steps.learning_rate == quiet.steps.learning_rate
     assert found.steps.loss == pytest.approx(quiet.steps.loss, rel=1e-4)
