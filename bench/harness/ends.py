@@ -6,9 +6,11 @@ Not covered: a call into a library that never returns. Python runs signal handle
 such a trial is ended by SIGKILL and leaves no result.
 """
 
+import contextlib
 import errno
 import re
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 from bench.harness import out_of_memory
@@ -49,7 +51,7 @@ class Stops:
     def __init__(self) -> None:
         # The stop that came. The interrupted code may have turned it into another error, as imports do.
         self.stopped: Stopped | None = None
-        self._listening = True
+        self._listening, self._is_later = True, False
         self._deadline = 0.0
 
     def install(self) -> None:
@@ -59,6 +61,16 @@ class Stops:
     def set_deadline(self, seconds: float) -> None:
         self._deadline = seconds
         signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    @contextlib.contextmanager
+    def later(self) -> Iterator[None]:
+        """A stop that comes inside is raised at the end: what is done there, in moments, is done whole."""
+        self._is_later = True
+        try:
+            yield
+        finally:
+            self._is_later = False
+        self.check()
 
     def check(self) -> None:
         """Raise Stopped again: a destructor or a bare `except:` can swallow the first one."""
@@ -79,7 +91,8 @@ class Stops:
             self.stopped = Stopped(End.PREEMPTED, "stopped by SIGTERM")
         else:
             self.stopped = Stopped(End.CANCELLED, "stopped by SIGINT")
-        raise self.stopped
+        if not self._is_later:
+            raise self.stopped
 
 
 def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str]:

@@ -70,11 +70,12 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 def watch(ranks: Torchrun, hub: Hub | None, stops: Stops, take: Callable[[dict[str, Any]], None]) -> int | None:
     """Hand rank 0's lines on until the ranks have ended or another machine reports a failure; torchrun's exit code."""
     while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
-        stops.check()
-        ranks.hand_on(take)
+        with stops.later():  # else the line that a stop interrupts is half taken, and is not handed on again
+            ranks.hand_on(take)
         ranks.look()
         time.sleep(POLL_SEC)
-    ranks.hand_on(take)
+    with stops.later():
+        ranks.hand_on(take)
     return code
 
 
@@ -135,6 +136,9 @@ def run_share(
                 backend = choose_backend(trial, visible_gpus(), machines)
             except InputError as error:
                 link.complain(mine[0], str(error))
+                raise
+            except Stopped:  # told, as below: else this machine is taken for one that is gone
+                link.end({"stopped": list(mine)})
                 raise
             with Torchrun(trial, backend, rendezvous(), limits, machines, files=files, **options) as ranks:
 

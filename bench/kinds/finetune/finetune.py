@@ -75,9 +75,10 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     story = Story(record, folder, found, report, planned=data.steps(), row_tokens=data.row_tokens)
     record.on_end = story.write
     with contextlib.ExitStack() as opened:
-        ranks = opened.enter_context(
-            Torchrun(trial, backend, endpoint, limits, machines, module=MODULE, files={JOB_FILE: job.to_text()})
-        )
+        with stops.later():  # else ranks that are being started are nobody's
+            ranks = opened.enter_context(
+                Torchrun(trial, backend, endpoint, limits, machines, module=MODULE, files={JOB_FILE: job.to_text()})
+            )
         hub = None if machines is None else opened.enter_context(Hub(machines, trial.world_size, ranks.folder))
         try:
             _until_ended(story, ranks, hub, stops, limits)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.data.inputs import InputError
-from bench.harness.ends import Stopped
+from bench.harness.ends import Stopped, Stops
 from bench.harness.record import Request
 from bench.kinds.distributed import distributed
 from bench.kinds.distributed.machines import Machines
@@ -61,7 +61,7 @@ def test_a_training_at_its_limit_names_the_setting_that_it_comes_from(tmp_path, 
         trial=trial, request=request, log=lambda _: None, timed=lambda _: contextlib.nullcontext(), on_end=None
     )
     with pytest.raises(Stopped, match=rf"^stopped by {limit} after step 3$"):
-        finetune.measure(record, [SimpleNamespace(sha256="m")], None)
+        finetune.measure(record, [SimpleNamespace(sha256="m")], Stops())
 
 
 def test_ranks_whose_torchrun_is_killed_were_killed_and_have_not_failed(tmp_path):
@@ -82,7 +82,7 @@ def test_the_first_machine_calls_that_preempted(tmp_path):
     record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
     story = SimpleNamespace(stop="", take=lambda _: None, record=record)
     with pytest.raises(Stopped) as stopped:
-        finetune._until_ended(story, ranks, None, SimpleNamespace(check=lambda: None, close=lambda: None), None)
+        finetune._until_ended(story, ranks, None, Stops(), None)
     assert (stopped.value.end, stopped.value.reason) == (End.PREEMPTED, words)
 
 
