@@ -27,6 +27,8 @@ from tasks.train import changes, foreseen, order, planned
 from tasks.train.going import Going, answering, was_refused
 from tasks.train.planned import TRIAL_ID, Choices
 
+DONE = "it has ended successfully; there is nothing to resume"
+
 
 def resume(settings: Settings, name: str | None, given: Choices) -> None:
     """Go on with the training of this name, or with the newest."""
@@ -69,7 +71,7 @@ def _put_right(entry: Entry) -> list[str]:
 
 def _say_state(settings: Settings, run: RunRecord, entry: Entry | None) -> None:
     if entry is not None and entry.end is End.SUCCEEDED:
-        print(f"run {run.run_id}: it has ended successfully; there is nothing to resume")
+        print(f"run {run.run_id}: {DONE}")
         return
     state = "has not begun" if entry is None or not entry.attempts else "goes on" if entry.end is None else "ended"
     end = "" if entry is None or entry.end is None else f" as {entry.end.value}: {entry.reason}"
@@ -171,9 +173,15 @@ def _ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -
                 bring_home(settings, run, folder, [], may_be_open=True)
         ledger = Ledger(folder / LEDGER_FILE)
         entry = ledger.entries[TRIAL_ID]
+        if entry.end is End.SUCCEEDED:
+            print(f"run {run_id}: {DONE}; `inv collect --run={run_id}` brings the adapter")
+            return
         if not (ledger.needs_work(TRIAL_ID) or _may_go_on(entry, given)):
-            end = entry.end.value if entry.end else "unknown"
-            raise UsageError(f"run {run_id}: it has ended as {end}; nothing to do")
+            end = "unknown" if entry.end is None else f"{entry.end.value}: {entry.reason}"
+            raise UsageError(
+                f"run {run_id}: it has ended as {end}; nothing to resume: change what made it fail, then "
+                f"{again[:-1]} --changed`"
+            )
         changed = changes.found(run, settings)
         changes.refuse(run, changed, asked=given.changed)
         following = _another_turn(settings, run, entry, changed if given.changed else None)
