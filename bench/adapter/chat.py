@@ -44,7 +44,7 @@ def ask(wish: Wish, say: Callable[[str], None]) -> Answered:
         messages: list[dict[str, str]] = []
         for turn in turns:
             messages.append({"role": "user", "content": turn})
-            text, has_ended = evaluate.answer(modules, step, peft_model, tokenizer, messages, wish.most)
+            text, has_ended = evaluate.answer(modules, step, peft_model, tokenizer, "chat", messages, wish.most)
             messages.append({"role": "assistant", "content": text})
             unended += not has_ended
             say(text if has_ended else f"{text} [not ended after {wish.most} tokens]")

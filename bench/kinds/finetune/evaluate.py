@@ -8,11 +8,12 @@ example: the same formula for the differences.
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
+from bench.data.tokenizer import ChatTemplate, Messages
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.kinds.finetune.material import Material, Rows
 from bench.kinds.finetune.steps.group import Group
@@ -110,17 +111,19 @@ def students_t(freedom: int) -> float:
 def answers(
     stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompts: Sequence[str], most: int
 ) -> list[str]:
-    """The model's greedy answer to each prompt, as the user's turn of a conversation, at most `most` tokens long."""
-    asked = ([{"role": "user", "content": prompt}] for prompt in prompts)
-    return [answer(stack, step, peft_model, tokenizer, messages, most)[0] for messages in asked]
+    """The model's greedy answer to each prompt, as the user's turn of a conversation, at most `most` tokens long.
+    Raises InputError for one that the chat template does not write."""
+    asked = [(f"train.prompts: text {n}", [{"role": "user", "content": text}]) for n, text in enumerate(prompts, 1)]
+    return [answer(stack, step, peft_model, tokenizer, place, given, most)[0] for place, given in asked]
 
 
 def answer(
-    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, messages: Sequence[Mapping[str, str]], most: int
+    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, place: str, messages: Messages, most: int
 ) -> tuple[str, bool]:
-    """(the model's greedy answer to a conversation, at most `most` tokens long, whether it ended by itself)."""
+    """(the model's greedy answer to a conversation, at most `most` tokens long, whether it ended by itself). `place` is
+    where the conversation stands. Raises InputError."""
     ends = {tokenizer.eos_token_id, *ends_of(peft_model)} - {None}
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    text = ChatTemplate(tokenizer).text(place, messages, prompt=True)  # as the examples are written
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     with evaluating(stack.torch, step.model), step.precision(), step.on_device():
         return greedy(stack, peft_model, tokenizer, ids, ends, most)

@@ -293,7 +293,7 @@ class Trainer:
             self._evaluate()
         if self.state.step == 0 and self.training.prompts and self.group.rank == 0:
             self.world.move("answer", 0)
-            self.state = dataclasses.replace(self.state, answers=self._answers())
+            self.state = dataclasses.replace(self.state, answers=self._answers(), asked=list(self.training.prompts))
         self.group.wait()
 
     def _answers(self) -> list[str]:
@@ -365,10 +365,10 @@ class Trainer:
         for name, tensor in self.weights.adapter.items():
             tensor.copy_(adapter[name])
         after = self._answers() if self.training.prompts else []
-        before = self.state.answers if len(self.state.answers) == len(after) else [None] * len(after)
+        before = dict(zip(self.state.asked or self.training.prompts, self.state.answers, strict=False))
         return [
-            Answer(prompt=prompt, before=then, after=now)
-            for prompt, then, now in zip(self.training.prompts, before, after, strict=True)
+            Answer(prompt=prompt, before=before.get(prompt), after=now)
+            for prompt, now in zip(self.training.prompts, after, strict=True)
         ]
 
 

@@ -73,7 +73,8 @@ class State:
     """The rest of a training after `step` steps. The position in the data is the step; random numbers follow from it.
 
     `seconds` over all attempts; `first_losses` are the held-out examples' losses before training, with which later ones
-    are compared; `best_step` is that of the lowest held-out loss so far, None before one is known.
+    are compared; `best_step` is that of the lowest held-out loss so far, None before one is known. `answers` are those
+    before training to the texts `asked`, which earlier versions did not keep.
     """
 
     step: int
@@ -82,6 +83,7 @@ class State:
     first_losses: list[float] = field(default_factory=list)
     best_step: int | None = None
     answers: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     checkpoints: list[CheckpointFacts] = field(default_factory=list)
 
 

@@ -13,9 +13,9 @@ def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, ada
     trial = lab(lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0).trial
     seen, answer = [], evaluate.answer
 
-    def spy(modules, step, model, tokenizer, messages, most):
+    def spy(modules, step, model, tokenizer, place, messages, most):
         seen.append([dict(one) for one in messages])
-        return answer(modules, step, model, tokenizer, messages, most)
+        return answer(modules, step, model, tokenizer, place, messages, most)
 
     monkeypatch.setattr(evaluate, "answer", spy)
     said = []

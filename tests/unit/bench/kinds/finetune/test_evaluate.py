@@ -1,10 +1,12 @@
 """The held-out loss, its interval, and what follows from it."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.data.inputs import InputError
 from bench.kinds.finetune import evaluate
 from bench.kinds.finetune.evaluate import evaluation, ratio, students_t
 from bench.kinds.finetune.loop import predicted_communication
@@ -83,3 +85,16 @@ def test_an_evaluation_changes_no_gradient(lab, recipe):
     evaluate.losses_of(torch, trainer.step, parts.material, trainer.rows, trainer.group, lambda _: None)
     assert all(float(each.norm()) > 0 for each in before)
     assert all(torch.equal(*pair) for pair in zip(before, gradient(), strict=True))
+
+
+def test_a_prompt_that_the_template_never_ends_or_refuses_is_named(monkeypatch, lab):
+    """Before anything is computed: there is no model here."""
+    monkeypatch.setattr("bench.data.tokenizer.LONGEST_SEC", 0.05)
+    tokenizer = lab().tokenizer
+    endless = "".join(f"{{% for _{depth} in range(99999) %}}" for depth in range(4)) + "{% endfor %}" * 4
+    refused = "{% if messages[0].content == 'b' %}{{ raise_exception('no b') }}{% endif %}"
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
+    for template, words in ((endless, "1: the model's chat template has not ended"), (refused, "1: .* refuses it: no")):
+        tokenizer.chat_template = template
+        with pytest.raises(InputError, match=f"^train.prompts: text {words}"):
+            evaluate.answers(None, None, model, tokenizer, ["b"], 4)

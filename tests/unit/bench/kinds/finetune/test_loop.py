@@ -65,6 +65,18 @@ def test_the_hours_of_all_attempts_count_with_what_they_took_to_load(lab, tmp_pa
         assert (trainer.run(), trainer.state.step) == ended
 
 
+def test_an_answer_from_before_stands_beside_its_own_prompt_where_prompts_changed_meanwhile(lab, tmp_path):
+    parts = lab(training={"max_steps": 1, "prompts": ("a", "b"), "answer_tokens": 2})
+    parts.train(tmp_path)
+    changed = {"max_steps": 1, "prompts": ("b", "c"), "answer_tokens": 2}
+    again = lab(training=changed)
+    trainer = again.trainer(tmp_path / "checkpoints")
+    trainer.begin(resume.find(tmp_path / "checkpoints", again.identity, lambda _: None))
+    _, of_b = trainer.state.answers
+    answered = trainer.answered(trainer.adapter()[1])
+    assert [(one.prompt, one.before) for one in answered] == [("b", of_b), ("c", None)]
+
+
 def test_a_stop_right_after_a_step_that_is_measured_costs_no_measurement(lab, tmp_path):
     asked = iter([False, True])
     parts = lab(training={"evaluate_every": 1, "max_steps": 3})
