@@ -59,7 +59,8 @@ class Record:
     def __init__(self, request: Request, trial: Trial, clock: Clock) -> None:
         self.request, self.trial, self.clock = request, trial, clock
         self.phase = "import"
-        self.steps_planned = trial.warmup_steps + trial.measured_steps  # other kinds count measurements
+        # Other kinds count measurements; of a fine-tuning nothing is known before its data are read.
+        self.steps_planned = 0 if trial.kind == "finetune" else trial.warmup_steps + trial.measured_steps
         self.phases: dict[str, float] = {}
         self.warmup, self.steps = Steps(), Steps()
         self.measurements: list[Measurement] = []

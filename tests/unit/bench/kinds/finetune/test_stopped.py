@@ -1,6 +1,7 @@
 """A machine is told to stop, and a step takes longer than it has: the training is preempted, and has not failed."""
 
 import contextlib
+import json
 import signal
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,14 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.ends import Stopped, Stops
-from bench.harness.record import Request
+from bench.harness.record import Clock, Record, Request
 from bench.kinds.distributed import distributed
 from bench.kinds.distributed.machines import Machines
 from bench.kinds.distributed.torchrun import RankKilled, RankStopped, Seen, Torchrun
 from bench.kinds.finetune import finetune, material
 from bench.kinds.finetune.rank import Rank
 from bench.kinds.finetune.steps.group import Group
+from bench.records.layout import PROGRESS_FILE
 from bench.records.result import End
 from tests.support import tiny_training
 from tests.support.faults import full_disk
@@ -97,3 +99,10 @@ def test_a_disk_that_is_full_at_the_end_can_be_put_right_and_the_training_has_no
     )  # fmt: skip
     with pytest.raises(InputError, match="the adapter was not written: No space left on device; free some room"):
         rank._finish(trainer, "finished")
+
+
+def test_while_its_data_are_read_a_training_shows_no_steps_rather_than_a_benchmarks(tmp_path):
+    record = Record(Request(trial_file=tmp_path, out=tmp_path), tiny_training.plan(tmp_path, tmp_path), Clock())
+    with record.timed("data"):
+        shown = json.loads((tmp_path / PROGRESS_FILE).read_text())
+    assert (shown["phase"], shown["step"], shown["steps"]) == ("data", 0, 0)
