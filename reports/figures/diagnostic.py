@@ -39,11 +39,8 @@ _WORDS = {True: "on", False: "off", "paged_adamw_8bit": "paged 8-bit AdamW", "ad
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
     settings = {one.label: one.planned[0].trial for one in run.configurations}
-    way = journey(summary, settings)
     alone = _alone(summary, run, settings)
-    if alone is None:
-        return None
-    if not way:
+    if alone is None or not (way := journey(summary, settings)):
         return alone
     return replace(
         alone,

@@ -49,7 +49,7 @@ def choose(rows: Sequence[ConfigurationRow]) -> Choice | None:
         return None
     reliable = [row for row in measured if row.is_reliable] or measured
     fastest = reliable[0]
-    passed_over = tuple(row for row in measured if row not in reliable and row.useful_rate > fastest.useful_rate)
+    passed_over = tuple(row for row in measured if not row.is_reliable and row.useful_rate > fastest.useful_rate)
     tied = tuple(row for row in reliable[1:] if not _differ(row, fastest, among=len(measured) - 1))
     baseline = next((row for row in reliable if row.is_baseline), None)
     choice = Choice(row=fastest, fastest=fastest, tied=tied, passed_over=passed_over)
