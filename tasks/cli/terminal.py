@@ -7,8 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
 
 from tasks.cli.foreign import plain
 
@@ -20,9 +23,35 @@ def console() -> Console:
     return Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False, width=width)
 
 
+_FOLDED = 10  # characters in a line of a name that is folded: fewer are no name any more
+
+
+class Rows(Table):
+    """A table that becomes a block for each row, its cells whole, where the terminal is too narrow for its columns."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        gap = 2 if self.box else self.padding[1] + self.padding[3]
+        if sum(_least(column) + gap for column in self.columns) - gap <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        heads = [" ".join(str(column.header).split()) for column in self.columns]
+        for name, *cells in zip(*(map(str, column.cells) for column in self.columns), strict=True):
+            yield Text(name, style="bold")
+            said = (f"{head} {cell}" for head, cell in zip(heads[1:], cells, strict=True) if cell not in ("", "-"))
+            yield Padding(Text(" ".join("; ".join(said).split())), (0, 0, 0, 2))
+
+
+def _least(column: Column) -> int:
+    """The characters without which a column cannot be read."""
+    cells = "\n".join(map(str, (column.header, *column.cells)))
+    if column.no_wrap:
+        return max(map(cell_len, cells.splitlines()))
+    return min(_FOLDED, max(map(cell_len, cells.split()), default=0))
+
+
 def table(*heads: str) -> Table:
     """An empty table without lines, whose columns fold where the terminal is too narrow: nothing is cut."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = Rows(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         made.add_column(head, overflow="fold")
     return made
@@ -30,7 +59,7 @@ def table(*heads: str) -> Table:
 
 def ruled(*heads: str, right: Collection[str] = ()) -> Table:
     """An empty table with a line under its heads, whose columns fold; those of `right` hold numbers."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Rows(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in heads:
         made.add_column(head, overflow="fold", justify="right" if head in right else "left")
     return made

@@ -28,7 +28,7 @@ from reports.read.run import ReportError
 from reports.statistics.energy import ENERGY
 from reports.training import beside
 from tasks.cli.flags import number, one_of_each
-from tasks.cli.terminal import for_programs, ruled
+from tasks.cli.terminal import Rows, for_programs, ruled
 from tasks.errors import TaskFailed, UsageError, ending_as, touching
 from tasks.fleet.folders import find_run, is_training
 from tasks.settings.layers import shown
@@ -155,7 +155,7 @@ def reasons(unknown: Iterable[ComparedRow]) -> list[str]:
 
 def table(compared: Comparison) -> Table:
     """One line per metric and configuration, within 80 characters, without what did not decide and did not differ."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0))
+    shown = Rows(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0))
     shown.add_column("configuration", overflow="fold")
     shown.add_column("metric", overflow="fold")
     several = len(compared.run_ids) > 2

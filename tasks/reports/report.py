@@ -24,7 +24,7 @@ from reports.summary.cautions import MOST_SHOWN
 from reports.training import page as training
 from tasks.cli.flags import one_of_each
 from tasks.cli.interrupt import interrupted_by
-from tasks.cli.terminal import ruled
+from tasks.cli.terminal import Rows, ruled
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError, ending_as, one_line
 from tasks.fleet.folders import find_run, is_training
 from tasks.fleet.pricing import pricing
@@ -112,10 +112,9 @@ def show(made: ReportSummary) -> None:
         console.print(Text(f"! {caution}"))
     if (folded := len(made.cautions) - MOST_SHOWN) > 0:
         console.print(Text(f"! {folded} more on the page"))
-    if made.rows:
-        console.print(table(made))
-    if made.others:
-        console.print(others(made))
+    for rows in (*([table(made)] if made.rows else ()), *([others(made)] if made.others else ())):
+        console.print("", rows)
+    console.print()
     if made.profile_note is not None:
         console.print(Text(made.profile_note, style="yellow"))
     # Not wrapped, so that the path can be clicked and copied.
@@ -123,16 +122,16 @@ def show(made: ReportSummary) -> None:
 
 
 def table(made: ReportSummary) -> Table:
-    """One line per configuration, within 80 characters; a long name wraps."""
+    """One line per configuration, within 80 characters; a long name is broken."""
     priced = any(row.cost is not None for row in made.rows)
     heads = ["n", "step s", "samples/s", f"x {text.shorten(made.baseline, 14)}", "useful tok/s"]
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("configuration", overflow="fold", max_width=18 if priced else 26)
+    shown = Rows(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("configuration", overflow="fold")
     for head in [*heads, *(["$/1000"] if priced else [])]:
         shown.add_column(head, justify="right", no_wrap=True)
     for row in made.rows:
         measured = row.measured
-        name = Text(row.label)  # a name may hold what rich would take for markup
+        name = Text(text.broken(row.label, 14 if priced else 26))  # it may hold what rich would take for markup
         if measured is None:
             shown.add_row(name, "0", *["-"] * (len(heads) - 1 + priced))
             continue
@@ -151,7 +150,7 @@ def table(made: ReportSummary) -> Table:
 
 def others(made: ReportSummary) -> Table:
     """One line per configuration of another kind than training: trials and measurements."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = Rows(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("configuration", overflow="fold", max_width=26)
     shown.add_column("kind")
     shown.add_column("trials", justify="right")

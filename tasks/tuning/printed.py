@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reports import text
+from tasks.cli.terminal import Rows
 from tasks.settings.layers import shown
 from tasks.settings.load import Settings
 from tasks.tuning.answer import Measured, titles
@@ -64,7 +65,7 @@ def _gib(count: int | None) -> str:
 
 def _table(*heads: str) -> Table:
     """Within 80 characters the last column wraps, and no other."""
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table = Rows(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for head in heads:
         table.add_column(head, no_wrap=head != heads[-1], overflow="fold")
     return table
