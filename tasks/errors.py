@@ -7,11 +7,14 @@ Invoke prints an `Exit`'s message and exits with its code; these classes name th
 """
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from invoke.exceptions import Exit
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # what may befall any file that a task writes, and pass
 
 
 def one_line(text: str) -> str:
@@ -43,10 +46,14 @@ class UsageError(TaskFailed):
 
 @contextlib.contextmanager
 def touching(what: object, remedy: str = "") -> Iterator[None]:
-    """Within, a file is read or written. Raises UsageError where that fails: `what` failed, why, and the remedy."""
+    """Within, a file is read or written. Raises UsageError where that fails: `what` failed, why, and the remedy; on a
+    full disk Resumable.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno in DISK:
+            raise Resumable(f"{what}: {error.strerror}; free space there, then type the same again") from None
         raise UsageError(f"{what}: {error.strerror or error}{remedy}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{what}: not UTF-8 text{remedy}") from None

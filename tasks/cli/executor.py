@@ -5,7 +5,6 @@ value and a bad setting are refused before the first task starts, `collect repor
 trials, and Ctrl-C exits with 130.
 """
 
-import errno
 import os
 import signal
 import sys
@@ -17,10 +16,8 @@ from invoke.executor import Executor
 
 from tasks.cli.interrupt import on_ctrl_c
 from tasks.cli.words import refuse_empty_values
-from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, UsageError
+from tasks.errors import DISK, Interrupted, Resumable, SomeTrialsFailed, UsageError
 from tasks.settings.load import load
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # what may befall any file that a task writes
 
 
 class ChainExecutor(Executor):
@@ -35,7 +32,7 @@ class ChainExecutor(Executor):
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
         except OSError as error:
-            if error.errno not in _DISK:
+            if error.errno not in DISK:
                 raise
             where = f"{error.filename}: " if error.filename else ""
             raise Resumable(f"{where}{error.strerror}; free space there, then type the same again") from None

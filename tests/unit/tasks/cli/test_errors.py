@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,12 @@ def ending(error: Exception) -> Executor:
 def test_a_disk_that_takes_no_more_ends_a_task_in_one_line(number: int) -> None:
     with pytest.raises(errors.Resumable, match=r"^/results/x: .*; free space there, then type the same again$"):
         ending(OSError(number, os.strerror(number), "/results/x")).execute(ParserContext("task"))
+    with (
+        pytest.raises(errors.Resumable, match=r"^results.folder: .*; free space there") as ended,
+        errors.writing(Path()),
+    ):
+        raise OSError(number, os.strerror(number))
+    assert ended.value.exit_code == 3
 
 
 def test_any_other_error_of_a_task_is_a_defect_of_ours_and_shows_itself() -> None:

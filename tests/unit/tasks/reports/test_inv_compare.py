@@ -8,9 +8,10 @@ import pytest
 from invoke.context import Context
 
 from reports.comparison.compare import ComparedRow, Comparison
-from tasks.errors import TaskFailed, UsageError
+from tasks.errors import Resumable, TaskFailed, UsageError
 from tasks.reports.compare import reasons, show
 from tasks.reports.verbs import compare
+from tests.support.faults import full_disk
 from tests.support.reports import synthetic
 
 HOSTILE = "[bold]=cmd|x[/]"
@@ -51,6 +52,14 @@ def test_programs_get_one_object_and_the_exit_code(capsys):
     document = json.loads(said.out)
     assert (document["kind"], document["runs"], document["exit_code"]) == ("comparison", ["a", "c"], 1)
     assert "On average over all 2 configurations" in said.err
+
+
+@pytest.mark.usefixtures("project")
+def test_a_full_disk_is_no_wrong_usage_but_passes_as_in_inv_report(monkeypatch):
+    monkeypatch.setattr("tasks.reports.compare.write_atomic", full_disk)
+    with pytest.raises(Resumable, match=r"compare\.json: cannot be written: No space left on device; ") as ended:
+        compare(Context(), "a", "b")
+    assert ended.value.exit_code == 3
 
 
 @pytest.mark.usefixtures("project")
