@@ -77,9 +77,9 @@ class Data:
         drawing = board(self.over, sheet, height_in + 0.9)
         ((left, width),) = drawing.columns(1, left_in=MARGIN_IN + 0.5, gap_in=0.0)
         labels = [_label(curve, sheet) for curve in self.curves]
-        room = min(0.45 * width, max(text_size.width_in(label, 8.5) for label in labels) + 0.1)
-        axes = drawing.panel(left, 0.0, width - room, height_in + 0.7)
-        _draw(axes, self.curves, [text_size.shorten(label, room - 0.1, 8.5) for label in labels], height_in)
+        room = min(0.45 * width, max(text_size.width_in(label, 8.5) for label in labels))
+        axes = drawing.panel(left, 0.0, width - room - 0.1, height_in + 0.7)
+        _draw(axes, self.curves, [text_size.shorten(label, room, 8.5) for label in labels], height_in)
         return drawing.figure
 
 

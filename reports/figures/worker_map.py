@@ -1,4 +1,4 @@
-"""14 worker map: how far each worker is from the others in each configuration; a sick worker is a dark column."""
+"""14 worker map: how far each worker is from the others in each configuration; a sick worker is an orange column."""
 
 import math
 import statistics
@@ -42,7 +42,7 @@ class Data:
     def caption(self) -> str:
         return (
             "Percent by which a worker's step took longer (orange) or shorter (blue) than the middle worker's, "
-            "configuration by configuration. A worker that is slow throughout is a dark column."
+            "configuration by configuration. A worker that is slow throughout is an orange column."
         )
 
     @property

@@ -62,6 +62,7 @@ def cautions(
     slow = _slow_workers(measured)
     found = [
         *_of_the_run(rows, others, baseline, rejected),
+        *_of_the_stopped(results),
         *_of_machines(hosts, price),
         *_of_other_workers(measured, baseline),
         *_of_slow_workers(slow, flagged, results),
@@ -77,19 +78,27 @@ def _of_the_run(
     rows: Sequence[ConfigurationRow], others: Sequence[Other], baseline: str, rejected: int
 ) -> Iterable[Found]:
     every: tuple[ConfigurationRow | Other, ...] = (*rows, *others)
+    planned = sum(one.planned for one in every)
     incomplete = sum(one.planned - one.succeeded for one in every)
-    if incomplete:
-        planned = sum(one.planned for one in every)
+    if 0 < incomplete < planned:  # of none that succeeded the headline says it
         gave = "did not succeed" if others else "gave no measurement"
         said = f"{incomplete} of {text.count(planned, 'planned trial')} {gave} ({ends_in_words(every)}); "
         yield Found(words=f"{said}the numbers are over the others.", weight=0.5)
     if rejected:
-        said = text.count(rejected, "file was", "files were")
-        yield Found(words=f"{said} rejected; each is listed with its reason.", weight=0.4)
+        said = text.count(rejected, "file was rejected; it is", "files were rejected; each is")
+        yield Found(words=f"{said} listed with its reason.", weight=0.4)
     by_label = {row.label: row for row in rows}
     if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
         said = f"{baseline} has no successful trial, so no configuration can be compared with it."
         yield Found(words=said, weight=2.0)
+
+
+def _of_the_stopped(results: Sequence[TrialResult]) -> Iterable[Found]:
+    stopped = [one for one in results if one.status.is_resumable]
+    if stopped:
+        said = text.count(len(stopped), "trial was", "trials were")
+        again = f"`inv bench --resume={stopped[0].run_id}` tries {'it' if len(stopped) == 1 else 'them'} again"
+        yield Found(words=f"{said} stopped or lost, which says nothing of a configuration; {again}.", weight=0.45)
 
 
 def _of_machines(hosts: Hosts, price: Price | None) -> Iterable[Found]:
@@ -199,9 +208,8 @@ def _of_steps(rows: Sequence[ConfigurationRow]) -> Iterable[Found]:
     if notable:
         share, label = notable[0]
         names = text.some([name for _, name in notable], 3)
-        said = (
-            f"Slow steps make the elapsed throughput of {names} lower than its steady state, most that of {label} by "
-        )
+        most = f", most that of {label}," if len(notable) > 1 else ""
+        said = f"Slow steps make the elapsed throughput of {names} lower than its steady state{most} by "
         yield Found(
             words=f"{said}{100 * share:.1f} %; times, dollars and energy are of elapsed throughput.", weight=share
         )

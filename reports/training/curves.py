@@ -65,7 +65,7 @@ def _panel(panel: Any, told: Told, title: str, values: Sequence[float]) -> None:
             label="held out, 95 %",
         )
     panel.set_xlabel(title)
-    panel.set_xlim(left=0)
+    panel.set_xlim(left=-0.02 * values[-1])  # the point before the first step is whole
 
 
 def _half(loss: float, end: float | None) -> float:

@@ -73,8 +73,20 @@ def test_slow_steps_are_said_with_what_they_cost(told):
         return with_times(result, times) if number < 4 else result
 
     (said,) = told(slow)
-    assert said.startswith("Slow steps make the elapsed throughput of rank-1 lower than its steady state")
-    assert "by 6.2 %; times, dollars and energy are of elapsed throughput." in said
+    assert said.startswith("Slow steps make the elapsed throughput of rank-1 lower than its steady state by 6.2 %;")
+    assert "times, dollars and energy are of elapsed throughput." in said
+
+
+def test_what_was_stopped_or_lost_is_said_with_the_command_that_tries_it_again(told):
+    ends = {1: End.LOST, 2: End.PREEMPTED, 3: End.FAILED}
+    failed, stopped = told(lambda result, number: replace(result, status=ends.get(number, End.SUCCEEDED)))
+    assert failed.startswith("3 of 24 planned trials gave no measurement")
+    again = f"`inv bench --resume={synthetic.RUN_ID}` tries them again."
+    assert stopped == f"2 trials were stopped or lost, which says nothing of a configuration; {again}"
+
+
+def test_of_a_run_without_a_success_nothing_is_said_of_others(told):
+    assert told(lambda result, _: replace(result, status=End.FAILED)) == ()
 
 
 def test_what_a_cancelled_trial_did_not_say_is_not_compared(told):
@@ -83,7 +95,7 @@ def test_what_a_cancelled_trial_did_not_say_is_not_compared(told):
             return result
         return replace(result, status=End.CANCELLED, reason="Ctrl-C", fingerprint={"python": "3.11.7"}, steps=Steps())
 
-    (said,) = told(cancelled)
+    said, _ = told(cancelled)
     assert said.startswith("1 of 24 planned trials gave no measurement")
 
 
