@@ -26,6 +26,7 @@ from reports.summary.summary import ConfigurationRow, Summary
 
 INDEX_FILE = "index.html"
 _DAY = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
+_COMMAND = re.compile(r"`((?:inv |--)[^`]+)`")
 _TEMPLATES = Path(__file__).parent / "templates"
 # Rows of the page's long tables, so that it stays a page; summary.json has all of them.
 MOST_ROWS, MOST_RAW, MOST_FAILURES = 400, 500, 200
@@ -103,6 +104,7 @@ def _template() -> jinja2.Template:
         "memory": _memory,
         "ends": _ends,
         "labelled": _labelled,
+        "commands": _commands,
         "dates": _dates,
     }
     return environment.get_template("page.html.j2")
@@ -132,6 +134,11 @@ def _policy(script: str) -> str:
 def _dates(words: str) -> Markup:
     """The words with each day, `2026-11-24`, as an element that no line ends in."""
     return Markup(_DAY.sub(r"<time>\g<0></time>", str(escape(words))))  # noqa: S704 - escaped before
+
+
+def _commands(words: str) -> Markup:
+    """The words with each command, `inv bench`, as an element to be copied."""
+    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(words))))  # noqa: S704 - escaped before
 
 
 def _labelled(picture: Picture, shape: str) -> Markup:

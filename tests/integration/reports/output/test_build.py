@@ -240,6 +240,13 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_command_that_the_page_names_is_one_to_copy(folder):
+    run = synthetic.exact_run(folder)
+    synthetic.rewrite(folder, run.planned[0], status=End.LOST, reason="gone")
+    assert f"<code>inv bench --resume={run.run_id}</code> tries it again" in read(build(folder), "index.html")
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
     run = synthetic.exact_run(folder)
     for plan in run.planned:
