@@ -22,6 +22,7 @@ Starts = Mapping[tuple[str, int], float]
 
 _MOST_BYTES = 64_000_000  # a run of 10,000 trials writes 6 MB
 _MOST_LINE_BYTES = 100_000
+_MOST = 1e12  # of what a restart cost, steps included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,4 +110,5 @@ def _take(found: dict[int, Held], event: dict[str, object], at: float) -> None:
         found[number] = replace(found[number], ended=at, reason=None if reason is None else str(reason))
     elif event["event"] == "restarted" and number in found:
         cost = {name: event.get(name) for name in ("step", "lost_sec", "usd")}
-        found[number] = replace(found[number], **cost)  # type: ignore[arg-type] # JSON's values
+        known = {name: value for name, value in cost.items() if isinstance(value, (int, float)) and 0 <= value < _MOST}
+        found[number] = replace(found[number], **known)  # type: ignore[arg-type] # JSON's values

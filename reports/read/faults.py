@@ -2,12 +2,15 @@
 it says can be true. One such number would make a mean, an axis or a table useless, or stop the report.
 """
 
+import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from bench.records.interval import Interval
-from bench.records.result import Measurement, Metrics, Steps, TrialResult
+from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
+from bench.records.training import TrainedSteps, TrainingRecord
 from reports import text
 from reports.read import measurements
 
@@ -47,11 +50,8 @@ def fault(result: TrialResult) -> str | None:
 
 def steps_fault(steps: Steps) -> str | None:
     """What makes a record of steps impossible, or None."""
-    lengths = {name: len(values) for name, values in vars(steps).items()}
-    if len(set(lengths.values())) != 1:
-        return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
-    if (number := _first_outside(SHORTEST_STEP_SEC, LONGEST_SEC, steps.step_time_sec)) >= 0:
-        return f"step {number + 1} took {steps.step_time_sec[number]!r} s; {_A_STEP}"
+    if (found := _form_fault(steps)) is not None:
+        return found
     if (number := _first_impossible(steps)) >= 0:
         samples, tokens, useful = (each[number] for each in (steps.samples, steps.tokens, steps.useful_tokens))
         return f"step {number + 1} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
@@ -62,7 +62,64 @@ def steps_fault(steps: Steps) -> str | None:
     return None
 
 
+def training_fault(record: TrainingRecord) -> str | None:
+    """Why this record of a training cannot be true, or None."""
+    steps = record.steps
+    if (found := _form_fault(steps)) is not None:
+        return f"steps: {found}"
+    if any(after <= before for before, after in pairwise([0, *steps.step])):
+        return "steps: they are not in order"
+    if (number := _first_not(lambda one: one[0] <= one[1], zip(steps.targets, steps.tokens, strict=True))) >= 0:
+        return f"step {number + 1} counts {steps.tokens[number]} tokens, {steps.targets[number]} of them targets"
+    if record.status not in list(End):
+        return f"status is {text.shorten(record.status, 60)!r}"
+    if record.world_size < 1:
+        return f"world_size is {record.world_size}"
+    if (record.adapter_step is None) != (record.adapter_sha256 is None):
+        return "of its adapter it says only one of step and sha256"
+    return next((f"{name} is {value!r}" for name, value in _numbers("", record) if not _is_possible(name, value)), None)
+
+
+def foreseen_fault(foreseen: Mapping[str, Any]) -> str | None:
+    """What makes the forecast of a training impossible, or None."""
+    numbers = ("steps", "seconds", "usd", "usd_per_gpu_hour", "peak_bytes", "communication_percent")
+    known = ((name, foreseen.get(name)) for name in numbers)
+    return next((f"{name} is {text.shorten(repr(value), 60)}" for name, value in known if not _is_amount(value)), None)
+
+
+def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
+    """The numbers of a record by the names of their fields, of a list of them the least and the largest."""
+    if type(value) in (int, float):
+        yield name, value  # type: ignore[misc] # no bool
+    elif isinstance(value, list) and value and type(value[0]) in (int, float):
+        yield from ((name, min(value)), (name, max(value)))
+    elif isinstance(value, (list, dict)) and name != "fingerprint":  # of which nothing is reckoned
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(name, one)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _numbers(field.name, getattr(value, field.name))
+
+
+def _is_possible(name: str, value: float) -> bool:
+    may_be_negative = name.startswith(("loss", "low", "high", "change", "communication"))
+    return -MOST <= value <= MOST if may_be_negative else _is_amount(value)
+
+
+def _is_amount(value: object) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value <= MOST)  # type: ignore[operator] # a number
+
+
 _A_STEP = "a step takes more than 0 s: from a microsecond to a year"
+
+
+def _form_fault(steps: Steps | TrainedSteps) -> str | None:
+    lengths = {name: len(values) for name, values in vars(steps).items()}
+    if len(set(lengths.values())) != 1:
+        return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
+    if (number := _first_outside(SHORTEST_STEP_SEC, LONGEST_SEC, steps.step_time_sec)) >= 0:
+        return f"step {number + 1} took {steps.step_time_sec[number]!r} s; {_A_STEP}"
+    return None
 
 
 def measurements_fault(taken: Sequence[Measurement]) -> str | None:

@@ -12,8 +12,9 @@ from bench.records.result import End
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from bench.records.training import Evaluation, TrainingRecord
+from bench.records.training_data import Finding
 from reports import text
-from reports.read import attempts
+from reports.read import attempts, faults
 from reports.read.attempts import Held
 from reports.read.run import ReportError
 
@@ -59,17 +60,35 @@ def read(run_folder: Path) -> Told:
     """Raises ReportError: nothing was collected, or it cannot be trusted."""
     try:
         run = RunRecord.read(run_folder / RUN_FILE)
-        (planned,) = run.planned
-        record = TrainingRecord.read(run_folder / TRIALS_FOLDER / planned.trial_id / TRAINING_FILE)
-        held = attempts.read(run_folder, planned.trial_id)
+        if len(run.planned) != 1:
+            planned = text.count(len(run.planned), "trial")
+            raise ValueError(f"{run_folder / RUN_FILE}: plans {planned}; a training is one")
+        trial_id = run.planned[0].trial_id
+        path = run_folder / TRIALS_FOLDER / trial_id / TRAINING_FILE
+        record = TrainingRecord.read(path)
+        if (record.run_id, record.trial_id) != (run.run_id, trial_id):
+            raise ValueError(f"{path}: belongs to {record.trial_id!r} of run {record.run_id!r}")
+        if (fault := faults.training_fault(record)) is not None:
+            raise ValueError(f"{path}: {fault}")
+        foreseen = _foreseen(run)
+        held = attempts.read(run_folder, trial_id)
     except (ResultError, ValueError) as error:
         raise ReportError(f"{error}; `inv collect --run={run_folder.name}` brings what the training left") from None
     except OSError as error:
         raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from None
-    foreseen = run.provenance.get("inputs", {}).get("foreseen", {})
     return Told(
         folder=run_folder, run=run, record=record, held=held, foreseen=foreseen, price=foreseen.get("usd_per_gpu_hour")
     )
+
+
+def _foreseen(run: RunRecord) -> dict[str, Any]:
+    """What was foreseen of the training. Raises ValueError where that cannot be true."""
+    inputs = run.provenance.get("inputs", {})
+    foreseen = inputs.get("foreseen", {}) if isinstance(inputs, dict) else None
+    fault = faults.foreseen_fault(foreseen) if isinstance(foreseen, dict) else "it is no object"
+    if fault is not None:
+        raise ValueError(f"{RUN_FILE}: what was foreseen: {fault}")
+    return dict(foreseen or {})
 
 
 def headline(told: Told) -> str:
@@ -84,16 +103,16 @@ def headline(told: Told) -> str:
     paid = f"for {money} in {taken}" if money else f"in {taken}"
     return (
         f"Held-out loss {first.loss:.2f} \N{RIGHTWARDS ARROW} {last.loss:.2f}{between} {paid} on "
-        f"{record.world_size} {told.device}; predicted {_predicted(told)}"
+        f"{record.world_size} {told.device}{_predicted(told)}"
     )
 
 
 def _predicted(told: Told) -> str:
-    """What the steps were predicted to cost, or else to take."""
+    """What the steps were predicted to cost, or else to take; empty where nothing was predicted."""
     usd, seconds = told.foreseen.get("usd"), told.foreseen.get("seconds")
     if usd is not None:
-        return f"{dollars(usd)} for the steps"
-    return "unknown" if seconds is None else f"{_time(seconds)} for the steps"
+        return f"; predicted {dollars(usd)} for the steps"
+    return "" if seconds is None else f"; predicted {_time(seconds)} for the steps"
 
 
 def outcome(told: Told) -> str:
@@ -141,7 +160,14 @@ def tiles(told: Told) -> list[tuple[str, str, str]]:
 def findings(told: Told) -> list[tuple[str, str, str]]:
     """What was dropped, cut or unusual in the data: what, how often, where first."""
     data = told.record.data
-    return [] if data is None else [(one.what, f"{one.count:,}", text.some(one.places, 3)) for one in data.findings]
+    return [] if data is None else [(one.what, f"{one.count:,}", _places(one)) for one in data.findings]
+
+
+def _places(one: Finding) -> str:
+    """The first three of all; a finding names no more than the first few."""
+    named = one.places[:3]
+    more = f" and {one.count - len(named):,} more" if one.count > len(named) else ""
+    return ", ".join(named) + more
 
 
 def lines(told: Told) -> list[Line]:

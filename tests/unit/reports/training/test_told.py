@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.records.training import CheckpointFacts, Restart
+from bench.records.training_data import Finding
 from reports.read.run import ReportError
 from reports.training import again, course, told
+from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, a_run
 
 
@@ -69,7 +71,13 @@ def test_a_training_that_ended_otherwise_says_so_first(tmp_path: Path) -> None:
 def test_without_a_price_the_sentence_speaks_of_time_alone(tmp_path: Path) -> None:
     found = dataclasses.replace(told.read(a_run(tmp_path)), price=None, foreseen={"seconds": 3500.0})
     assert told.headline(found).endswith("(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min for the steps")
-    assert told.headline(dataclasses.replace(found, foreseen={})).endswith("; predicted unknown")
+    assert told.headline(dataclasses.replace(found, foreseen={})).endswith("on 2 NVIDIA A10")
+
+
+def test_a_finding_counts_the_lines_that_it_does_not_name() -> None:
+    found = Finding(what="too long", count=90, places=[f"d.jsonl: line {number}" for number in range(20)])
+    assert told._places(found) == "d.jsonl: line 0, d.jsonl: line 1, d.jsonl: line 2 and 87 more"
+    assert told._places(dataclasses.replace(found, count=2, places=["a", "b"])) == "a, b"
 
 
 def test_the_course_marks_checkpoints_restarts_and_preemptions_at_the_hours_of_their_steps(tmp_path: Path) -> None:
@@ -106,6 +114,41 @@ def test_what_to_type_next_and_the_settings_that_repeat_it(tmp_path: Path) -> No
     run = dataclasses.replace(found.run, settings={"train": {"seed": 1}, "registry": {"user": "x"}})
     kept = json.loads(again.settings(dataclasses.replace(found, run=run)))
     assert kept == {"train": {"seed": 1}, "bench": {"profile": "tiny"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "words"),
+    [
+        ("trials/train/training.json", ("steps", "tokens"), [5], "its lists differ in length: step 2, .* tokens 1"),
+        ("trials/train/training.json", ("steps", "step"), [2, 1], "steps: they are not in order"),
+        ("trials/train/training.json", ("steps", "step_time_sec", 0), -1.0, r"step 1 took -1\.0 s"),
+        ("trials/train/training.json", ("steps", "targets", 1), 13, "step 2 counts 12 tokens, 13 of them targets"),
+        ("trials/train/training.json", ("evaluations", 1, "loss"), 1e300, r"loss is 1e\+300"),
+        ("trials/train/training.json", ("world_size",), 0, "world_size is 0"),
+        ("trials/train/training.json", ("status",), "\x1b[31mFINE", r"status is '\\x1b\[31mFINE'"),
+        ("trials/train/training.json", ("adapter_step",), None, "of its adapter it says only one of step and sha256"),
+        ("trials/train/training.json", ("run_id",), "other", "belongs to 'train' of run 'other'"),
+        ("run.json", ("planned",), [], "plans 0 trials; a training is one"),
+        ("run.json", ("provenance", "inputs"), None, "what was foreseen: it is no object"),
+        ("run.json", ("provenance", "inputs", "foreseen", "usd_per_gpu_hour"), -2.0, r"usd_per_gpu_hour is -2\.0"),
+        ("run.json", ("provenance", "inputs", "foreseen", "seconds"), "soon", "seconds is 'soon'"),
+    ],
+)
+def test_what_cannot_be_true_is_refused_by_name(
+    tmp_path: Path, name: str, place: tuple[str | int, ...], value: object, words: str
+) -> None:
+    folder = a_run(tmp_path)
+    hostile.seal(folder / name, lambda document: hostile.put(document, place, value))
+    with pytest.raises(ReportError, match=f"{Path(name).name}: .*{words}") as refused:
+        told.read(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_ledger_says_of_a_restart_is_a_number_or_unknown(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    path = folder / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"lost_sec": 90.0', '"lost_sec": "long"').replace("0.1,", "-1e300,"))
+    assert dict(told.lines(told.read(folder)))["restarts"] == "1; of 1 nobody saw the cost"
 
 
 def test_a_training_that_was_not_collected_says_what_to_type(tmp_path: Path) -> None:
