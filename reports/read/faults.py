@@ -77,6 +77,11 @@ def training_fault(record: TrainingRecord) -> str | None:
         return f"world_size is {record.world_size}"
     if (record.adapter_step is None) != (record.adapter_sha256 is None):
         return "of its adapter it says only one of step and sha256"
+    return numbers_fault(record)
+
+
+def numbers_fault(record: object) -> str | None:
+    """The first number of a record that cannot be, or None."""
     return next((f"{name} is {value!r}" for name, value in _numbers("", record) if not _is_possible(name, value)), None)
 
 

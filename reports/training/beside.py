@@ -13,6 +13,7 @@ from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.sealed import ResultError
 from bench.records.training import AdapterCheck
 from reports import text
+from reports.read import faults
 from reports.read.run import ReportError
 from reports.statistics.student import quantile
 from reports.training import told
@@ -82,7 +83,16 @@ def _check(run: Told) -> AdapterCheck:
         raise ReportError(f"{error}; {way}") from None
     if found.adapter_sha256 != run.record.adapter_sha256:
         raise ReportError(f"{path}: is of another adapter than the run's; {way}")
+    if (fault := _fault(found)) is not None:
+        raise ReportError(f"{path}: {fault}; {way}")
     return found
+
+
+def _fault(found: AdapterCheck) -> str | None:
+    lengths = {len(found.examples), len(set(found.examples)), len(found.losses), len(found.targets)}
+    if len(lengths) != 1 or min(found.targets, default=1) < 1 or not found.forms:
+        return "its losses, targets and examples do not belong to each other"
+    return faults.numbers_fault(found)
 
 
 def _lines(runs: Sequence[Told], checks: Sequence[AdapterCheck]) -> list[tuple[str, str, str]]:

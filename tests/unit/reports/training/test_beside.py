@@ -8,6 +8,7 @@ import pytest
 from bench.records.training import AdapterCheck, ServedForm
 from reports.read.run import ReportError
 from reports.training import beside, told
+from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, a_run
 
 FORM = ServedForm(
@@ -49,6 +50,23 @@ def test_what_it_cost_to_reach_a_loss_is_the_first_measurement_below_it(tmp_path
     assert beside.spent(run, 1.5) == (1.0, 4.0)
     assert beside.spent(run, 1.4) is None
     assert beside.spent(dataclasses.replace(run, price=None), 1.5) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("forms", [], "do not belong to each other"),
+        ("losses", [1.0], "do not belong to each other"),
+        ("examples", ["x", "x"], "do not belong to each other"),
+        ("targets", [0, 10], "do not belong to each other"),
+        ("losses", [1e300, 1.0], r"losses is 1e\+300"),
+    ],
+)
+def test_a_check_that_cannot_be_true_is_refused_by_name(tmp_path: Path, name: str, value: object, words: str) -> None:
+    first, second = (checked(tmp_path / place, {"x": 1.0, "y": 2.0}) for place in "ab")
+    hostile.seal(first / AdapterCheck.FILE, lambda document: hostile.put(document, (name,), value))
+    with pytest.raises(ReportError, match=rf"adapter-check\.json: .*{words}; type: inv adapter\.check --run=a"):
+        beside.compare(first, second)
 
 
 def test_trainings_without_common_examples_or_without_a_check_say_what_to_do(tmp_path: Path) -> None:
