@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.records.layout import REPORT_FOLDER
 from reports.exports import mlflow, mlperf, offline_wandb, optimum, tensorboard
 from reports.exports.logged import Logged, of_run
-from reports.read.run import NotWritten, ReportError
+from reports.read.run import NotWritten, ReportError, report_folder
 
 FORMATS: Mapping[str, Callable[[Path, Sequence[Logged]], Path]] = {
     "tensorboard": tensorboard.write,
@@ -29,9 +28,8 @@ def export(run_folder: Path, formats: Sequence[str], so_far: Path | None = None)
     ReportError; NotWritten where they cannot be written."""
     if not formats:
         return ()
-    found, report = of_run(run_folder, so_far), run_folder / REPORT_FOLDER
+    found, report = of_run(run_folder, so_far), report_folder(run_folder)
     try:
-        report.mkdir(exist_ok=True)
         return tuple(FORMATS[name](report, found) for name in formats)
     except OSError as error:
         raise NotWritten(error.filename or report, error) from None

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from bench.records.durable import write_atomic
-from bench.records.layout import REPORT_FOLDER
 from reports.comparison.compare import CompareError, compare
 from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
 from reports.figures.drawing.chart import Chart, Picture
@@ -20,7 +19,7 @@ from reports.figures.studio import DrawError, Job, Studio
 from reports.output import csv_frames, html, markdown, tables
 from reports.output.html import INDEX_FILE
 from reports.read.load import load
-from reports.read.run import NotWritten, ReportError, Run
+from reports.read.run import NotWritten, ReportError, Run, report_folder
 from reports.summary import sentences
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
@@ -85,7 +84,7 @@ def build(
         "report.md": markdown.render(summary, pictures, absent).encode(),
         INDEX_FILE: html.render(summary, run, pictures, absent, refresh_sec=refresh_sec).encode(),
     }
-    folder = run_folder / REPORT_FOLDER
+    folder = report_folder(run_folder, FIGURES_FOLDER)
     files = _write(folder, contents)
     return ReportSummary(
         **{one.name: getattr(summary, one.name) for one in fields(summary)},
@@ -122,7 +121,6 @@ def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
     """Write `contents` (relative name -> bytes) in order, then remove figures of an earlier report that are no more."""
     path = folder
     try:
-        (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             path = folder / name
             write_atomic(path, content)

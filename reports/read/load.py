@@ -25,6 +25,8 @@ def load(folder: Path) -> Run:
     except ResultError as error:
         hint = "is this a run's folder?" if not (folder / RUN_FILE).exists() else "without its plan no report is made"
         raise ReportError(f"{error}; {hint}") from None
+    if not record.planned:
+        raise ReportError(f"{folder / RUN_FILE}: it plans no trial; there is nothing to report")
     record, rejected = _planned_once(record)
     configurations = _configurations(record)
     label_of = {plan.trial_id: one.label for one in configurations for plan in one.planned}

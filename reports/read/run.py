@@ -26,6 +26,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.records.layout import REPORT_FOLDER
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read.attempts import Starts
@@ -46,6 +47,21 @@ class NotWritten(ReportError):
             f"{path}: cannot be written: {error.strerror}; check owner, permissions and free space, then type the same "
             "again"
         )
+
+
+def report_folder(run_folder: Path, *below: str) -> Path:
+    """The folder of a run's report, made, with those `below` it. Raises NotWritten; ReportError for a link: somebody
+    else may have chosen where it leads, and a report removes old figures.
+    """
+    folder = run_folder / REPORT_FOLDER
+    for path in (folder, *(folder / name for name in below)):
+        if path.is_symlink():
+            raise ReportError(f"{path}: it is a symbolic link; remove it, then type the same again")
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise NotWritten(path, error) from None
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,9 @@ import jinja2
 from markupsafe import Markup
 
 from bench.records.durable import write_atomic
-from bench.records.layout import REPORT_FOLDER
 from reports import text
 from reports.figures.drawing.inline_svg import inline_svg
-from reports.read.run import NotWritten
+from reports.read.run import NotWritten, report_folder
 from reports.training import again, course, curves, told
 from reports.training.told import Told
 
@@ -54,9 +53,8 @@ def build(run_folder: Path) -> Report:
     for name, both in drawn.items():
         if both is not None:
             contents |= {f"{name}.png": both[0], f"{name}.svg": both[1]}
-    folder = run_folder / REPORT_FOLDER
+    folder = report_folder(run_folder, "figures")
     try:
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             write_atomic(folder / name, content)
     except OSError as error:

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.durable import write_atomic
-from bench.records.layout import REPORT_FOLDER
 from reports import text
 from reports.comparison import compare as comparing
 from reports.comparison.compare import ComparedRow, Comparison
@@ -24,12 +23,12 @@ from reports.comparison.verdicts import USED
 from reports.comparison.written import to_json
 from reports.output.csv_frames import load_all
 from reports.read import measurements
-from reports.read.run import ReportError
+from reports.read.run import NotWritten, ReportError, report_folder
 from reports.statistics.energy import ENERGY
 from reports.training import beside
 from tasks.cli.flags import number, one_of_each
 from tasks.cli.terminal import Rows, for_programs, ruled
-from tasks.errors import TaskFailed, UsageError, ending_as, touching
+from tasks.errors import Resumable, TaskFailed, UsageError, ending_as, touching
 from tasks.fleet.folders import find_run, is_training
 from tasks.settings.layers import shown
 from tasks.settings.load import load
@@ -66,12 +65,10 @@ def compare_runs(
 
 def _compared(folders: Sequence[Path], *, allow: Sequence[str], tolerance: float, out: str | None) -> Comparison:
     """The comparison, written and shown."""
-    with ending_as(UsageError, ReportError, comparing.CompareError):
+    with ending_as(UsageError, ReportError, comparing.CompareError), ending_as(Resumable, NotWritten):
         compared = comparing.compare(load_all(folders), allow=allow, tolerance=tolerance)
-    path = folders[-1] / REPORT_FOLDER / COMPARE_FILE if out is None else Path(out)
+        path = report_folder(folders[-1]) / COMPARE_FILE if out is None else Path(out)
     with touching(f"{path}: cannot be written", "; choose another place with --out"):
-        if out is None:
-            path.parent.mkdir(exist_ok=True)
         write_atomic(path, to_json(compared))
     show(compared)
     print(shown(path.absolute()))

@@ -170,7 +170,7 @@ def _shortfall(made: ReportSummary) -> str:
     ends = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not End.SUCCEEDED]
     if made.missing:
         ends.append(f"{len(made.missing)} missing")
-    rejected = f"; {len(made.rejected)} files rejected" if made.rejected else ""
+    rejected = f"; {text.count(len(made.rejected), 'file')} rejected" if made.rejected else ""
     succeeded, run = made.counts.get(End.SUCCEEDED, 0), made.record
     return (
         f"run {run.run_id}: {succeeded} of {len(run.planned)} trials succeeded ({', '.join(ends)}{rejected}); "

@@ -15,6 +15,7 @@ from bench.records.result import End
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from remote.fleet.ledger import Ledger, LedgerError
+from tasks.errors import one_line
 from tasks.fleet.folders import LATEST
 from tasks.settings.load import load
 
@@ -53,9 +54,10 @@ def list_runs(context: Context, *, as_json: bool) -> None:
     rows = [heads, *(_row(one) for one in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells, headline in zip(rows, (None, *(one.headline for one in found)), strict=True):
-        print("  ".join(map(str.ljust, cells, widths)).rstrip())  # a table of rich's would cut ids to a narrow terminal
+        # A table of rich's would cut ids to a narrow terminal. What a folder says is kept to its line.
+        print(one_line("  ".join(map(str.ljust, cells, widths)).rstrip()))
         if headline is not None:
-            print(f"  {headline}")
+            print(f"  {one_line(headline)}")
 
 
 def _row(one: Known) -> tuple[str, str, str, str, str]:

@@ -247,6 +247,20 @@ def test_a_command_that_the_page_names_is_one_to_copy(folder):
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("link", ["report", "report/figures"])
+def test_a_report_is_not_written_through_a_link_nor_are_figures_removed_there(folder, tmp_path, link):
+    synthetic.exact_run(folder)
+    photo = tmp_path / "elsewhere" / "figures" / "photo.png"
+    photo.parent.mkdir(parents=True)
+    photo.write_bytes(b"mine")
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(photo.parents[1] if link == "report" else photo.parent)
+    with pytest.raises(ReportError, match=f"{link}: it is a symbolic link; remove it, then type the same again"):
+        build(folder)
+    assert [path for path in photo.parents[1].rglob("*") if path.is_file()] == [photo]
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
     run = synthetic.exact_run(folder)
     for plan in run.planned:

@@ -31,6 +31,12 @@ def folder(good, tmp_path):
     return shutil.copytree(good, tmp_path / "run")
 
 
+def test_a_plan_of_no_trial_is_no_run_that_went_well(folder):
+    hostile.seal(folder / "run.json", lambda document: hostile.put(document, ("planned",), []))
+    with pytest.raises(ReportError, match=r"run\.json: it plans no trial; there is nothing to report"):
+        load(folder)
+
+
 def test_there_are_many():
     assert len(CASES) >= 150
 

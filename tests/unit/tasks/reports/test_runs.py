@@ -36,6 +36,14 @@ def planned(results, name, *ends, created="2026-03-01T10:15:00+00:00"):
     return folder
 
 
+def test_what_a_folder_says_stays_on_its_line(results, capsys):
+    folder = planned(results, "r", End.SUCCEEDED, End.SUCCEEDED)
+    (folder / "report").mkdir()
+    (folder / "report" / "summary.json").write_text(json.dumps({"recommendation": "Stay\n20270101-000000-x  \x1b[31m"}))
+    runs(Context())
+    assert capsys.readouterr().out.splitlines()[2:] == ["  Stay\\n20270101-000000-x  \\x1b[31m"]
+
+
 def test_the_newest_is_first_with_its_state_and_what_its_report_says(results, capsys):
     planned(results, "first", End.SUCCEEDED, End.FAILED)
     headline = "Train with [red]x[/red]." + " More words." * 20  # cuts nothing of the ids beside it
