@@ -122,14 +122,19 @@ def look(
             progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress
     except HostError as error:
         return Look(worker=worker, trouble=str(error).removeprefix(f"{worker}: "))
-    return Look(
-        worker=worker,
-        gpus=measured["gpus"],
-        load_average_1min=measured["load_average_1min"],
-        trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
-        phase=None if progress is None else phase_of(progress),
-        training=None if holder is None else training(holder, progress),
-    )
+    try:
+        found = Look(
+            worker=worker,
+            gpus=measured["gpus"],
+            load_average_1min=measured["load_average_1min"],
+            trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
+            phase=None if progress is None else phase_of(progress),
+            training=None if holder is None else training(holder, progress),
+        )
+        rows([found])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return Look(worker=worker, trouble="its bench answers what this version does not read; is its image another's?")
+    return found
 
 
 def phase_of(progress: Mapping[str, Any]) -> str:

@@ -101,6 +101,16 @@ def test_a_look_at_an_unreachable_worker_is_its_trouble(tmp_path):
     assert monitor.look(agent, lambda _: {"gpus": [], "load_average_1min": 0.1}).trouble == "no route to host"
 
 
+@pytest.mark.parametrize(
+    "answer", [{}, [], {"gpus": 1, "load_average_1min": 0.1}, {"gpus": [{"gpu": 0}], "load_average_1min": "low"}]
+)
+def test_an_answer_of_another_version_is_the_trouble_of_its_worker(tmp_path, monkeypatch, answer):
+    agent = Agent(LocalHost(name="w", workdir=str(tmp_path)))
+    monkeypatch.setattr(agent, "holder", lambda _: None)
+    seen = monitor.look(agent, lambda _: answer)
+    assert seen.trouble == "its bench answers what this version does not read; is its image another's?"
+
+
 def test_a_look_finds_the_running_trial_and_its_phase(tmp_path, monkeypatch):
     agent = Agent(LocalHost(name="w", workdir=str(tmp_path)))
     folder = f"{tmp_path}/runs/r/optimized.w.2"
