@@ -2,7 +2,7 @@
 
 load: reads a folder, verifies every result, lists what cannot be used
 faults: what makes a sealed record impossible
-run: what was read: configurations, results, the frames of trials and steps
+run: what was read: configurations, results, the frames of trials and steps; the folder of its report
 measurements: the frame of measurements; names to words and units
 readings: measurements picked out by name, over workers
 telemetry: telemetry.csv as a frame

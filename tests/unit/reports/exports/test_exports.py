@@ -1,6 +1,5 @@
 """A run in the formats of other tools. tests/integration/reports/exports has them read by those tools themselves."""
 
-import dataclasses
 import json
 import struct
 
@@ -144,8 +143,7 @@ def test_before_the_first_step_there_is_a_file_with_the_settings(trained):
 
 
 def test_numbers_that_no_other_tool_can_hold_are_left_out(trained):
-    steps = dataclasses.replace(training_run.RECORD.steps, loss=[1e308, 1.0], step_time_sec=[1e308, 1.0])
-    dataclasses.replace(training_run.RECORD, steps=steps).write(trained / "trials" / "train")
+    written_so_far(trained, {"evaluation": HELD_OUT}, step(1, loss=1e308, step_time_sec=1e308), step(2))
     export(trained, ["tensorboard", "mlflow", "mlperf", "optimum-benchmark"])
     (training,) = of_run(trained)
     assert training.points[-1].at < 2**32
