@@ -24,6 +24,7 @@ from bench.records.durable import read_regular
 from remote.cluster.credentials import limit_programs
 from remote.cluster.errors import Misconfigured
 from remote.hosts.host import one_line
+from remote.hosts.local import expanded
 from remote.hosts.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Target:
 
 def resolve(*, kubeconfig: str | None, context: str | None, namespace: str) -> Target:
     """The context that is meant. Raises Misconfigured, naming those there are."""
-    where = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    where = kubeconfig or os.environ.get("KUBECONFIG") or str(expanded("~/.kube/config"))
     contexts, clusters, current = _read(where)
     chosen = context or current
     if not chosen or chosen not in contexts:

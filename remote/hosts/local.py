@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Unpack
 
 from remote.hosts.command import Command
@@ -18,6 +19,14 @@ def me() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a container's user need not have a name
         return f"user {os.getuid()}@{socket.gethostname()}"
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ as the home folder; as it is where nobody knows that folder: then no such file is there.
+
+    pathlib's own way raises RuntimeError for `~.kube/config`, which is the home of a user called `.kube`.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 from remote.hosts.command import Secret
 from remote.hosts.delivery import once
 from remote.hosts.host import HostError, check
+from remote.hosts.local import expanded
 from remote.hosts.scratch import scratch_folder
 from remote.image import vmjob
 from remote.image.onvm.fetch import chosen
@@ -111,7 +112,7 @@ def _bring(agent: Agent, fetch: Fetch, on_progress: Callable[[Progress], None], 
     """Send the laptop's copy to the VM, beside the model's place; the source for the job's document."""
     assert fetch.cache_here is not None  # noqa: S101 - for the type checker
     try:
-        cache = fetch.cache_here.expanduser()
+        cache = expanded(fetch.cache_here)
         snapshot = snapshot_in(cache, fetch.model, fetch.revision)
         files = chosen(files_of(snapshot, cache))
     except Failed as failed:

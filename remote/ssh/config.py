@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remote.hosts.host import AddressWrong
+from remote.hosts.local import expanded
 
 _RESOLVE_SEC = 10.0
 _MOST_HOPS = 8
@@ -57,7 +58,7 @@ class Destination:
         return (
             *(() if self.user is None else ("-l", self.user)),
             *(() if self.port is None else ("-p", str(self.port))),
-            *(() if self.identity is None else ("-i", str(Path(self.identity).expanduser()))),
+            *(() if self.identity is None else ("-i", str(expanded(self.identity)))),
         )
 
     def __post_init__(self) -> None:
@@ -94,16 +95,27 @@ class Hop:
 
 def home() -> Path:
     """The user's home as OpenSSH finds it: from the list of users, not from HOME."""
-    return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    return Path(_me().pw_dir)
+
+
+def _me() -> pwd.struct_passwd:
+    """This user's line in the list of users. Raises AddressWrong where there is none."""
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise AddressWrong(
+            f"this machine's list of users has no user {os.getuid()}, and OpenSSH works for none that is not in it; "
+            "add it there, or log in as another"
+        ) from None
 
 
 def strict_config(config_file: str | None) -> str:
     """The text of our strict configuration, which includes the user's own. Raises AddressWrong."""
-    if config_file is not None and not Path(config_file).expanduser().is_file():
+    if config_file is not None and not expanded(config_file).is_file():
         raise AddressWrong(f"{config_file}: no such ssh configuration file")
     system = "/etc/ssh/ssh_config"
     files = (str(home() / ".ssh" / "config"), system) if config_file is None else (config_file,)
-    return _STRICT + "".join(f'Match all\nInclude "{Path(file).expanduser()}"\n' for file in files)
+    return _STRICT + "".join(f'Match all\nInclude "{expanded(file)}"\n' for file in files)
 
 
 def route(destination: Destination, strict_file: Path) -> tuple[Hop, ...]:
@@ -141,17 +153,15 @@ def _jump(text: str) -> tuple[str, list[str]]:
 def _ask(strict_file: Path, host: str, words: Sequence[str]) -> Hop:
     argv = ("ssh", "-G", "-F", str(strict_file), *words, "--", host)
     try:
-        asked = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESOLVE_SEC, check=False
-        )
+        asked = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_SEC, check=False)
     except FileNotFoundError:
         raise AddressWrong("ssh: not found on this machine; install the OpenSSH client") from None
     except subprocess.TimeoutExpired:
         raise AddressWrong(f"{host}: reading the ssh configuration took longer than {_RESOLVE_SEC:g} s") from None
     if asked.returncode != 0:
-        complaint = asked.stderr.strip().splitlines() or ["ssh -G failed"]
+        complaint = os.fsdecode(asked.stderr).strip().splitlines() or ["ssh -G failed"]
         raise AddressWrong(f"{host}: {complaint[0]}; correct the ssh configuration")
-    return parse(host, asked.stdout)
+    return parse(host, os.fsdecode(asked.stdout))
 
 
 def parse(name: str, text: str) -> Hop:
@@ -167,7 +177,7 @@ def parse(name: str, text: str) -> Hop:
 
     hostname, user, port = one("hostname") or name, one("user") or "", int(one("port") or 22)
     tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home())}
-    tokens |= {"u": pwd.getpwuid(os.getuid()).pw_name}
+    tokens |= {"u": _me().pw_name}
 
     def expand(value: str) -> str:
         value = re.sub(r"%(.)", lambda token: tokens.get(token[1], token[0]), value)

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from remote.hosts.local import expanded
+
 SSH_PORT = 22
 
 
@@ -88,7 +90,7 @@ def complaint(known: list[KnownKey], files: Iterable[str], host: str, port: int,
     `ssh-keyscan` would ask the network a second time, and cannot ask through a jump host.
     """
     name, shown = name_of(host.lower(), port), f"{kind} {fingerprint(blob)}"
-    file = next(iter(files), str(Path.home() / ".ssh" / "known_hosts"))
+    file = next(iter(files), str(expanded("~/.ssh/known_hosts")))
     accept = f"echo {shlex.quote(f'{name} {kind} {base64.b64encode(blob).decode()}')} >> {shlex.quote(file)}"
     compare = "compare it with what the machine itself says (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on its console)"
     if any(key.revoked and key.blob == blob for key in known):

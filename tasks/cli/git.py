@@ -11,7 +11,13 @@ def git(root: Path, *words: str) -> str | None:
     argv = ("git", "-C", str(root), *words)
     try:
         ended = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_GIT_SEC, check=True, stdin=subprocess.DEVNULL
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIT_SEC,
+            check=True,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -3,7 +3,6 @@
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from bench.records.durable import write_atomic
 from remote.cluster.client import Cluster
@@ -48,7 +47,7 @@ def announced(settings: Settings) -> Target:
 def target_of(settings: Settings) -> Target:
     """The cluster of the settings; a relative kubeconfig is read from the project's folder. Raises UsageError."""
     section = settings.cluster
-    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
+    kubeconfig = str(settings.file(section.kubeconfig)) if section.kubeconfig else None
     with errors():
         return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
 

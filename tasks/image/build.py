@@ -138,8 +138,7 @@ def wanted(settings: Settings, tmp: str) -> Wanted:
 def _code(settings: Settings) -> tuple[CodeFile, ...]:
     """Our files in the build's context. Raises ContextError."""
     wheels, extension = (
-        None if name is None else settings.root / Path(name).expanduser()
-        for name in (settings.image.wheels, settings.image.extension)
+        None if name is None else settings.file(name) for name in (settings.image.wheels, settings.image.extension)
     )
     return code_files(settings.root, settings.image.profile, wheels, extension)
 

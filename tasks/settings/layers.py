@@ -21,6 +21,7 @@ import yaml
 from invoke.config import Config
 
 from bench.records.durable import read_regular
+from remote.hosts.local import expanded
 from tasks.errors import UsageError, ending_as
 
 ENV_PREFIX = "INVOKE_"
@@ -94,7 +95,7 @@ def read(config: Config, text_keys: Mapping[str, Keys]) -> SettingsLayers:
         _file(config, "project", project),
         *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
         _environment(text_keys),
-        *(_file(config, "runtime", Path(path).expanduser()) for path in [config._runtime_path] if path),
+        *(_file(config, "runtime", expanded(path)) for path in [config._runtime_path] if path),
         SettingsLayer(data=config._overrides),
         SettingsLayer(data=config._modifications),
     ]
@@ -124,8 +125,7 @@ def env_name(keys: Keys) -> str:
 
 def shown(path: Path) -> str:
     """A path, shortened: relative to the working folder, or with ~ for the home folder."""
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where a user has none
-    for base, prefix in ((Path.cwd(), ""), (home, "~/")):
+    for base, prefix in ((Path.cwd(), ""), (expanded("~"), "~/")):
         if path.is_absolute() and path.is_relative_to(base):
             return prefix + str(path.relative_to(base))
     return str(path)

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from bench.records.layout import IMAGE_FILE
+from remote.hosts.local import expanded
 from tasks.errors import UsageError
 from tasks.settings import layers
 from tasks.settings.layers import Keys, SettingsLayer, SettingsLayers, found_text
@@ -58,6 +59,10 @@ class Settings(Sections):
     def image_file(self) -> Path:
         """What `inv push` writes: the pushed image's repository, digest and sizes."""
         return self.results_folder / IMAGE_FILE
+
+    def file(self, path: str) -> Path:
+        """A path that a setting gives: from the project's folder, unless it is absolute or begins with ~."""
+        return self.root / expanded(path)
 
     def typed(self, path: str) -> Path:
         """A path that was typed: from the folder where it was typed, or, where there is none, from the project's."""

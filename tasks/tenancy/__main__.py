@@ -9,8 +9,8 @@ import datetime
 import json
 import sys
 import time
-from pathlib import Path
 
+from remote.hosts.local import expanded
 from tasks.errors import TaskFailed
 from tasks.tenancy.access.needed import needs_sdk
 from tasks.tenancy.access.profile import read_profile
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def as_user(given: argparse.Namespace) -> Signature:
-    file = Path(given.config_file).expanduser()
+    file = expanded(given.config_file)
     return signature_of(read_profile(file, given.profile, region=given.region, now=time.time()), lambda _: None)
 
 

@@ -18,6 +18,7 @@ from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 
 from bench.records.durable import read_regular
+from remote.hosts.local import expanded
 from tasks.errors import UsageError, touching
 from tasks.settings.layers import shown
 from tasks.settings.load import Settings, load
@@ -71,9 +72,9 @@ def _file(settings: Settings, file: str | None) -> Path:
     if file is not None:
         return settings.typed(file)
     if settings.cluster.kubeconfig:
-        return settings.root / Path(settings.cluster.kubeconfig).expanduser()
+        return settings.file(settings.cluster.kubeconfig)
     first = next(filter(None, os.environ.get("KUBECONFIG", "").split(os.pathsep)), "~/.kube/config")
-    return Path(first).expanduser()
+    return expanded(first)
 
 
 def chosen(found: Sequence[ClusterFound], name: str | None) -> ClusterFound:
@@ -107,7 +108,7 @@ def token_command(settings: Settings, entry: Access, cluster_id: str) -> tuple[s
     which = ("--cluster", cluster_id, "--host", host, "--region", entry.region)
     if section.auth == "instance_principal":
         return (*here, "instance-token", *which)
-    file = settings.root / Path(section.config_file).expanduser()
+    file = settings.file(section.config_file)
     return (*here, "token", *which, "--config-file", str(file), "--profile", section.profile)
 
 

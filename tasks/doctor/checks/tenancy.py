@@ -1,7 +1,6 @@
 """The tenancy: are its credentials there, whole and accepted? `inv tenancy` shows what is in it."""
 
 import importlib
-from pathlib import Path
 
 from tasks.doctor.answer import Answer, NotAsked, fine
 from tasks.doctor.check import Checks
@@ -15,7 +14,7 @@ CHECKS = Checks("tenancy")
 @CHECKS.asks("login", "Are the credentials of Oracle Cloud there, whole, not expired and accepted?")
 def login(facts: Facts) -> Answer:
     section = facts.settings.tenancy
-    file = Path(section.config_file).expanduser()
+    file = facts.settings.file(section.config_file)
     if section.auth == "config" and not file.exists() and "tenancy" not in facts.only:
         raise NotAsked(f"{section.config_file} is not there: nothing is asked of Oracle Cloud from here")
     with needs_sdk():

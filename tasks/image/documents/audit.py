@@ -28,7 +28,7 @@ def audit(lock: Path, folder: Path) -> list[str]:
     words = ("--requirement", str(lock), "--require-hashes", "--disable-pip", "--format", "json")
     argv = (program, *words, "--progress-spinner", "off")
     try:
-        ended = subprocess.run(argv, capture_output=True, text=True, timeout=AUDIT_SEC, check=False)
+        ended = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=AUDIT_SEC, check=False)
         found = json.loads(ended.stdout)["dependencies"]
         lines = _lines(found)
     except subprocess.TimeoutExpired:

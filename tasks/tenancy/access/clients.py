@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, TypeVar
 
 from oci import regions
@@ -169,8 +168,7 @@ def access(settings: Settings) -> Access:
 def profile_of(settings: Settings) -> Profile:
     """The profile that the settings name. Raises UsageError."""
     section = settings.tenancy
-    file = settings.root / Path(section.config_file).expanduser()
-    return read_profile(file, section.profile, region=section.region, now=time.time())
+    return read_profile(settings.file(section.config_file), section.profile, region=section.region, now=time.time())
 
 
 def _as_instance(region: str | None) -> Access:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench.records.durable import read_regular
 from remote.hosts.command import Secret
+from remote.hosts.local import expanded
 from tasks.errors import UsageError, touching
 from tasks.settings.layers import shown
 
@@ -149,7 +150,7 @@ def _section(file: Path, name: str) -> dict[str, str]:
 
 def _path(file: Path, text: str) -> Path:
     """Relative ones: to the folder of the configuration."""
-    return file.parent / Path(os.path.expandvars(text)).expanduser()
+    return file.parent / expanded(os.path.expandvars(text))
 
 
 def _content(path: Path, what: str) -> bytes:

@@ -35,7 +35,7 @@ def main() -> None:
         "python": list(sys.version_info[:3]),
         "user": name_of(pwd.getpwuid, os.getuid()),
         "groups": sorted(name_of(grp.getgrgid, number) for number in {*os.getgroups(), os.getgid()}),
-        "home": str(Path.home()),
+        "home": os.path.expanduser("~"),  # noqa: PTH111 - Path.home() raises where a user has none
         "clock": time.time(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

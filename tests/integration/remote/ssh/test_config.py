@@ -1,6 +1,7 @@
 """Where a destination is, as `ssh -G` says it; and what each way of not getting there is called."""
 
 import errno
+import os
 import socket
 import socketserver
 from pathlib import Path
@@ -45,6 +46,25 @@ def test_the_users_own_configuration_decides_all_but_the_strictness(tmp_path: Pa
 def test_jump_hosts_stand_in_the_order_they_are_gone_through(tmp_path: Path, jumps: str, hops: list[str]) -> None:
     config = f"Host vm\n ProxyJump {jumps}\nHost c\n ProxyJump a\nHost a\n HostName a.example\nHost *\n User me\n"
     assert way(tmp_path, config) == [*hops, "vm (me@vm port 22)"]
+
+
+def test_a_configuration_in_another_encoding_is_read(tmp_path: Path) -> None:
+    user, strict = tmp_path / "user", tmp_path / "strict"
+    user.write_bytes(b"IdentityFile /keys/schl\xfcssel\n")
+    strict.write_text(strict_config(str(user)))
+    assert [os.fsencode(file) for file in route(Destination(host="vm"), strict)[0].identity_files] == [
+        b"/keys/schl\xfcssel"
+    ]
+
+
+def test_a_home_that_nobody_knows_stays_as_it_was_typed() -> None:
+    assert Destination(host="vm", identity="~.ssh/id").options == ("-i", "~.ssh/id")
+
+
+def test_a_user_without_a_name_is_told_why_there_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(AddressWrong, match="list of users has no user 2147483641"):
+        strict_config(None)
 
 
 def test_a_circle_of_jump_hosts_is_refused(tmp_path: Path) -> None:
