@@ -23,12 +23,9 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
 
     What goes into a header as it is must be one line: it stands in the error of a client that refuses it.
     """
-    path = Path(name).expanduser()
-    path = path if path.is_absolute() else settings.root / path
+    path, text = settings.file(name), text_of(settings, setting, name).replace("\r\n", "\n")
     with touching(f"{setting}: {path}: cannot be read"):
         mode = path.stat().st_mode
-        content = _piped(path) if str(path.parent) in _OPEN_FILES else read_regular(path, most_bytes=_MOST_BYTES)
-        text = content.decode("utf-8").replace("\r\n", "\n")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
     if not text.strip():
@@ -41,6 +38,14 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
     return Secret(text)
 
 
+def text_of(settings: Settings, setting: str, name: str) -> str:
+    """The text of the file that `setting` names, which is read once: so it may be a shell's pipe. Raises UsageError."""
+    path = settings.file(name)
+    with touching(f"{setting}: {path}: cannot be read"):
+        content = _piped(path) if str(path.parent) in _OPEN_FILES else read_regular(path, most_bytes=_MOST_BYTES)
+        return content.decode("utf-8")
+
+
 def _piped(path: Path) -> bytes:
     """The content of a file that is open already. Raises OSError, also for more than _MOST_BYTES."""
     with path.open("rb") as file:
@@ -48,6 +53,22 @@ def _piped(path: Path) -> bytes:
     if len(content) > _MOST_BYTES:
         raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES:,} bytes", str(path))
     return content
+
+
+def typed(prompt: str) -> str:
+    """What is typed on the terminal, unseen; empty where nobody can answer. Raises UsageError."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return ""
+    try:
+        return _encodable(getpass.getpass(prompt))
+    except (EOFError, UnicodeError):  # Ctrl-D; another encoding than the terminal's
+        raise UsageError(f"{prompt.strip(' :')}: nothing that can be used was typed; type the same again") from None
+
+
+def _encodable(text: str) -> str:
+    """The text, whose bytes are UTF-8. Raises UnicodeError."""
+    text.encode()
+    return text
 
 
 def check_hub(settings: Settings) -> None:
@@ -89,12 +110,23 @@ def registry_password(settings: Settings, user: str, registry: str, command: str
     name = settings.registry.password_file
     if name is not None:
         return read(settings, "registry.password_file", name)
-    if sys.stdin is not None and sys.stdin.isatty():
-        text = getpass.getpass(f"auth token of {user} at {registry}: ")
-    else:
-        text = "" if sys.stdin is None else sys.stdin.readline().removesuffix("\n")
+    where = f"auth token of {user} at {registry}"
+    text = typed(f"{where}: ") or _first_line(where)
     if not text:
         raise UsageError(
             f"no auth token for {user} at {registry} on standard input; for example: {command} < FILE-WITH-THE-TOKEN"
         )
     return Secret(text)
+
+
+def _first_line(what: str) -> str:
+    """The first line of standard input, less its line break. Raises UsageError."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    try:
+        text = _encodable(sys.stdin.readline(_MOST_BYTES + 1))
+    except UnicodeError:
+        raise UsageError(f"{what}: what came on standard input is not UTF-8 text") from None
+    if len(text) > _MOST_BYTES:
+        raise UsageError(f"{what}: the first line of standard input is longer than {_MOST_BYTES:,} characters")
+    return text.removesuffix("\n")

@@ -1,9 +1,5 @@
 """Signs a pushed image by the key of image.sign_key, in cosign's layout; reads the keys of the settings."""
 
-import getpass
-import sys
-from pathlib import Path
-
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 from remote.hosts.command import Secret
@@ -34,11 +30,9 @@ def verifying_key(settings: Settings) -> EllipticCurvePublicKey | None:
     name = settings.image.verify_key
     if name is None:
         return None
-    path = settings.root / Path(name).expanduser()
-    try:
-        return signature.public_key(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"image.verify_key: {path}: {getattr(error, 'strerror', None) or error}") from None
+    pem = secrets.text_of(settings, "image.verify_key", name)
+    with ending_as(UsageError, KeyWrong, before=f"image.verify_key: {settings.file(name)}: "):
+        return signature.public_key(pem)
 
 
 def sign(
@@ -64,7 +58,7 @@ def _pass_phrase(settings: Settings, key: str) -> Secret:
     name = settings.image.sign_password_file
     if name is not None:
         return secrets.read(settings, "image.sign_password_file", name)
-    text = getpass.getpass(f"pass phrase of {key}: ") if sys.stdin is not None and sys.stdin.isatty() else ""
+    text = secrets.typed(f"pass phrase of {key}: ")
     if not text:
         raise UsageError(
             f"image.sign_key: {key}: has a pass phrase, and there is no terminal to ask for it; set "

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from invoke.context import Context
 
 from tasks.connect.secrets import check_hub, index_of, read, registry_password
 from tasks.errors import UsageError
+from tasks.image.documents.sign import verifying_key
 from tasks.image.model import Choices, fetch_models
 from tasks.settings.load import Settings
 from tasks.settings.sections import HubSection, ImageSection, RegistrySection
@@ -160,3 +163,77 @@ def test_a_model_is_not_fetched_over_plain_http_with_a_token(context: Callable[.
     typed = context(text="hub: { endpoint: 'http://hub.example', token_file: token }")
     with pytest.raises(UsageError, match=r"^hub\.endpoint: http://hub\.example: .* plain HTTP"):
         fetch_models(typed, given, dry_run=True)
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of a UTF-8 locale, and of LANG=C
+def test_a_piped_password_that_is_no_text_is_one_line_and_not_shown(
+    errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = io.TextIOWrapper(io.BytesIO(b"hidden\xff\n"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr("sys.stdin", piped)
+    with pytest.raises(UsageError, match="what came on standard input is not UTF-8 text") as refused:
+        password(tmp_path)
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_piped_password_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = io.StringIO("a" * (3 << 20))
+    monkeypatch.setattr("sys.stdin", piped)
+    with pytest.raises(UsageError, match="the first line of standard input is longer than 1,048,576 characters"):
+        password(tmp_path)
+    assert piped.tell() <= (1 << 20) + 1
+
+
+class Terminal(io.StringIO):
+    """Standard input that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("answer", [EOFError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text"), "a\udcff"])
+def test_what_is_typed_and_is_no_password_is_one_line(
+    answer: Exception | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def typed(_: str) -> str:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("getpass.getpass", typed)
+    with pytest.raises(UsageError) as refused:
+        password(tmp_path)
+    assert str(refused.value) == (
+        "auth token of ns/me at fra.ocir.io: nothing that can be used was typed; type the same again"
+    )
+
+
+def test_a_home_that_nobody_knows_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"password_file: .*/~\.config/token: cannot be read: No such file"):
+        password(tmp_path, "~.config/token")
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: os.mkfifo(path, 0o600), "it is a pipe, not a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a file"),
+        (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "it is larger than 1,048,576 bytes"),
+        (lambda path: path.write_bytes(b"\xff"), "not UTF-8 text"),
+        (lambda path: path.write_text("a"), "holds no public key on P-256"),
+    ],
+)
+def test_a_key_to_verify_with_is_read_as_a_secret_is(
+    make: Callable[[Path], object], problem: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "key")
+    with pytest.raises(UsageError, match=rf"^image\.verify_key: .*key: .*{problem}"):
+        verifying_key(Settings(root=tmp_path, image=ImageSection(verify_key="key")))
+
+
+def test_a_key_to_verify_with_may_be_read_by_others(tmp_path: Path) -> None:
+    public = ec.generate_private_key(ec.SECP256R1()).public_key()
+    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key").write_bytes(pem)
+    assert verifying_key(Settings(root=tmp_path, image=ImageSection(verify_key="key"))) == public
