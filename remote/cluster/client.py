@@ -19,7 +19,7 @@ from remote.cluster.kubeconfig import Target, connect
 from remote.cluster.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, documents, not_installed, refusal
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.hosts.command import Command, Secret, mask
-from remote.hosts.host import CommandTimedOut, Completed, one_line
+from remote.hosts.host import CommandTimedOut, Completed, TooMuchOutput, one_line
 from remote.hosts.process import CannotStart, run_program
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _ACT_SEC = 120.0
+_WHOLE_SEC = 120.0  # for one answer, however slowly it comes
+_MOST_BYTES = 256 << 20  # of an answer: 10,000 pods take a fifth of it
 _PAUSES_SEC = (0.5, 1.0, 2.0, 4.0)  # before a question is asked again
 _JSON = "application/json"
 _PARTS = ("metadata", "spec", "status")
@@ -58,13 +60,26 @@ class Cluster:
             began = time.monotonic()
             try:
                 with self._ask(path, query, body=body, accept=accept) as answer:
-                    return self._parsed(path, b"".join(answer.stream()))
+                    return self._parsed(path, self._whole(path, answer))
             except Unreachable:
                 # A server that was silent for so long has had its time.
                 if pause_sec is None or time.monotonic() - began > _CONNECT_SEC:
                     raise
             time.sleep(pause_sec)
         raise AssertionError("the last try returns or raises")
+
+    def _whole(self, path: str, answer: "BaseHTTPResponse") -> bytes:
+        """All of an answer, unpacked. Raises ClusterError for one that is too long, Unreachable for one too slow."""
+        content, until = bytearray(), time.monotonic() + _WHOLE_SEC
+        for piece in answer.stream():
+            content += piece
+            if len(content) > _MOST_BYTES:
+                raise ClusterError(
+                    f"{self.target.server}: answers {path} with more than {_MOST_BYTES >> 20} MiB; given up"
+                )
+            if time.monotonic() > until:
+                raise Unreachable(f"{self.target.server}: the answer to {path} is not whole after {_WHOLE_SEC:.0f} s")
+        return bytes(content)
 
     def _parsed(self, path: str, text: bytes) -> dict[str, Any]:
         try:
@@ -105,7 +120,7 @@ class Cluster:
             response = self._client.call_api(*parts, _request_timeout=(_CONNECT_SEC, read_sec)).response
             try:
                 if not 200 <= response.status < 300:
-                    raise self._refusal(response.status, response.read(), path)
+                    raise self._refusal(response.status, self._whole(path, response), path)
                 yield response
             finally:
                 response.close()  # one that was read to its end has given its connection back already
@@ -180,9 +195,9 @@ class Cluster:
     def version(self) -> tuple[str, float | None]:
         """The server's version, and its clock in seconds since 1970, where its answer says that."""
         with self._ask("/version", None) as answer:
-            said = parsedate_tz(answer.headers.get("Date", ""))
-            found = self._parsed("/version", b"".join(answer.stream()))
-        return str(found.get("gitVersion", "?")), None if said is None else float(mktime_tz(said))
+            clock = _moment_of(answer.headers.get("Date", ""))
+            found = self._parsed("/version", self._whole("/version", answer))
+        return str(found.get("gitVersion", "?")), clock
 
     def every(self, kind: Kind, *, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
         """All objects of a kind in a namespace (None: the target's), whoever made them; empty for an unknown kind."""
@@ -331,10 +346,20 @@ class Cluster:
             raise not_installed(error) from None
         except CommandTimedOut as error:
             raise Unreachable(f"{error}; the same again") from None
+        except TooMuchOutput as error:
+            raise ClusterError(str(error)) from None
         if completed.exit_code not in fine:
             stderr = mask(completed.stderr.decode(errors="replace"), secrets)
             raise refusal(f"kubectl {arguments[0]}", stderr)
         return completed
+
+
+def _moment_of(date: str) -> float | None:
+    """Seconds since 1970; None for a date that is none."""
+    with contextlib.suppress(ValueError, OverflowError):
+        said = parsedate_tz(date)
+        return None if said is None else float(mktime_tz(said))
+    return None
 
 
 def _claimed_in(volume: Mapping[str, Any]) -> object:

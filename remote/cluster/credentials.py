@@ -1,11 +1,15 @@
 """A limit for the programs that a kubeconfig names for its credentials: the kubernetes client waits for them for ever.
 
-Not covered: what such a program has started itself is not ended with it. It shares our terminal, on which it may ask
-for a password, so it has no process group of its own that could be ended whole.
+What it has started itself is ended with it. It shares our terminal, on which it may ask for a password, so it has no
+process group of its own that could be ended whole: Linux lists its children. Not covered: other systems, and a child
+whose parent has ended before, as that of a service.
 """
 
 import contextlib
+import os
+import signal
 import subprocess
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,15 +31,36 @@ class _Limited(subprocess.Popen[str]):
             ) from None
 
     def _end(self) -> None:
+        below = _below(self.pid)
         self.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(_LEAVE_SEC)
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: do not wait for it
             self.wait(_LEAVE_SEC)
-        for stream in (self.stdout, self.stderr):  # not read to their end: a child of the program may hold them open
+        for handle in below:
+            with contextlib.suppress(OSError):  # ended, or another user's, as behind sudo
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        for stream in (self.stdout, self.stderr):  # not read to their end: somebody may hold them open still
             if stream is not None:
                 stream.close()
+
+
+def _below(number: int) -> list[int]:
+    """Handles of the processes that this one has started, and of theirs; none where the kernel does not list them.
+
+    A handle stays its process's own, also when another one gets its number.
+    """
+    handles, todo = list[int](), [number]
+    while todo:
+        one = todo.pop()
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if one != number:
+                handles.append(os.pidfd_open(one))
+            for listed in Path(f"/proc/{one}/task").glob("*/children"):
+                todo += map(int, listed.read_text().split())
+    return handles
 
 
 def limit_programs(*modules: ModuleType) -> None:

@@ -7,6 +7,7 @@ current one. Reading starts nothing; a credential plugin (`oci ce cluster genera
 import atexit
 import contextlib
 import datetime
+import errno
 import functools
 import logging
 import os
@@ -17,13 +18,14 @@ from dataclasses import dataclass
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import yaml
 
 from bench.records.durable import read_regular
 from remote.cluster.credentials import limit_programs
 from remote.cluster.errors import Misconfigured
-from remote.hosts.host import one_line
+from remote.hosts.host import is_loopback, one_line
 from remote.hosts.local import expanded
 from remote.hosts.scratch import scratch_folder
 
@@ -85,9 +87,12 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
             document = yaml.safe_load(read_regular(Path(name), most_bytes=_MOST_BYTES).decode("utf-8"))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise Misconfigured(f"kubeconfig {name}: cannot be read: {one_line(why)}; mend it") from None
+        except OSError as error:
+            is_none = error.errno == errno.EINVAL  # a pipe, such as a shell's `<(program)`
+            remedy = "name a file, which kubectl can read anew for each of its commands" if is_none else "mend it"
+            raise Misconfigured(f"kubeconfig {name}: cannot be read: {error.strerror or error}; {remedy}") from None
+        except (ValueError, RecursionError, yaml.YAMLError) as error:
+            raise Misconfigured(f"kubeconfig {name}: cannot be read: {one_line(error)}; mend it") from None
         if not isinstance(document, dict):
             raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig; mend it")
         is_there = True
@@ -95,7 +100,7 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
             for into, plural, one in ((contexts, "contexts", "context"), (clusters, "clusters", "cluster")):
                 for entry in document.get(plural) or []:
                     into.setdefault(str(entry["name"]), dict(entry.get(one) or {}))
-            current = current or document.get("current-context")
+            current = current or str(document.get("current-context") or "")
         except (KeyError, TypeError, ValueError) as error:
             raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig: {one_line(error)}; mend it") from None
     if not is_there:
@@ -139,6 +144,7 @@ def connect(target: Target) -> "ApiClient":
             client_configuration=configuration,
             temp_file_path=str(_keys_folder()),
         )
+        client = ApiClient(configuration)
     except (ConfigException, OSError, ValueError) as error:
         raise Misconfigured(f"context {target.context}: {one_line(error)}; mend the kubeconfig") from None
     except (AttributeError, TypeError):  # a number where the client expects text; its message may hold the value
@@ -153,4 +159,16 @@ def connect(target: Target) -> "ApiClient":
             f"context {target.context}: no credentials: {one_line(logged.buffer[-1].getMessage())}; log in again, "
             "then the same"
         )
-    return ApiClient(configuration)
+    if configuration.api_key:
+        _refuse_in_clear(target, str(configuration.host))
+    return client
+
+
+def _refuse_in_clear(target: Target, server: str) -> None:
+    """Raises Misconfigured where credentials would travel over plain HTTP, for which kubectl leaves them out."""
+    parts = urlsplit(server)
+    if parts.scheme != "https" and not is_loopback(parts.hostname):
+        raise Misconfigured(
+            f"context {target.context}: the credentials of {target.user} would travel over plain HTTP to {server}; set "
+            "the cluster's server to https://... in the kubeconfig"
+        )

@@ -87,7 +87,7 @@ def skew(headers: Mapping[str, str], now: datetime.datetime) -> str | None:
     try:
         theirs = email.utils.parsedate_to_datetime(headers.get("date") or headers.get("Date") or "")
         off = (now - theirs).total_seconds()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if abs(off) <= SKEW_SEC:
         return None

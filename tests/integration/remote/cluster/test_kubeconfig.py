@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 
 from remote.cluster import client, credentials
 from remote.cluster.client import Cluster
-from remote.cluster.errors import Misconfigured, Unreachable
+from remote.cluster.errors import ClusterError, Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, connect, resolve
+from remote.hosts import process
+from tests.support.hosts.rankpids import alive
 from tests.support.machines.answering import Answering, Serving
 
 
@@ -76,6 +79,7 @@ def test_the_variable_may_name_several_files_and_the_first_wins(
         ("just words", "holds no kubeconfig"),
         ("contexts: 5", "holds no kubeconfig"),
         ("contexts: [{}]", "holds no kubeconfig"),
+        ("current-context: [a]", "there is no context \"['a']\""),
     ],
 )
 def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, words: str, tmp_path: Path) -> None:
@@ -88,7 +92,8 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, words: s
 def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "k")
     assert refusal(kubeconfig=str(tmp_path / "k")) == (
-        f"kubeconfig {tmp_path / 'k'}: cannot be read: it is a pipe, not a file; mend it"
+        f"kubeconfig {tmp_path / 'k'}: cannot be read: it is a pipe, not a file; name a file, which kubectl can read "
+        "anew for each of its commands"
     )
 
 
@@ -142,6 +147,23 @@ def test_a_credential_program_that_hangs_is_ended_and_named(
     assert codes[0] in (-signal.SIGTERM, -signal.SIGKILL)
 
 
+def test_what_a_credential_program_has_started_is_ended_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "LIMIT_SEC", 1.0)
+    monkeypatch.setattr(credentials, "_LEAVE_SEC", 0.2)
+    script = f"sh -c 'sleep 600 & echo $! $$ > {tmp_path}/numbers; wait' & wait"
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
+    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
+    with pytest.raises(Misconfigured, match="was not done after 1 s"):
+        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+    numbers = [int(word) for word in (tmp_path / "numbers").read_text().split()]
+    deadline = time.monotonic() + 10
+    while alive(numbers) and time.monotonic() < deadline:  # their new parent has to notice
+        time.sleep(0.01)
+    assert (len(numbers), alive(numbers)) == (2, [])
+
+
 def test_a_private_key_lies_where_a_killed_process_does_not_leave_it_for_ever(tmp_path: Path) -> None:
     user = {"client-certificate-data": "YQ==", "client-key-data": "Yg=="}
     path = kubeconfig(tmp_path / "k", "a", current="a", user=user)
@@ -191,6 +213,56 @@ def test_credentials_that_cannot_be_sent_are_named_and_not_shown(user: dict[str,
     with pytest.raises(Misconfigured, match="context a: ") as refused, asked(tmp_path, user) as (_, cluster):
         cluster.namespace()
     assert "dden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("proxy", [7, "x", "http://[", "\x1b[31m"])
+def test_a_proxy_that_is_none_is_one_line(proxy: object, tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "k", "a", current="a")
+    document = json.loads(path.read_text())
+    document["clusters"][0]["cluster"]["proxy-url"] = proxy
+    path.write_text(json.dumps(document))
+    with pytest.raises(Misconfigured, match=r"^context a: .*kubeconfig$"):
+        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+
+
+@pytest.mark.parametrize("user", [{"token": "hidden"}, {"username": "u", "password": "hidden"}])
+def test_credentials_do_not_travel_over_plain_http(user: dict[str, Any], tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "k", "a", current="a", user=user)
+    path.write_text(path.read_text().replace("https://a", "http://a"))
+    with pytest.raises(Misconfigured) as refused:
+        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+    assert str(refused.value) == (
+        "context a: the credentials of u-a would travel over plain HTTP to http://a:6443; set the cluster's server to "
+        "https://... in the kubeconfig"
+    )
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_an_answer_without_an_end_is_given_up(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 20)
+    body = json.dumps({"items": [], "more": "a" * (1 << 21)}).encode()
+    with asked(tmp_path, {"token": "t"}, status, body) as (_, cluster):
+        with pytest.raises(ClusterError, match=r"answers /api/v1/nodes with more than 1 MiB; given up"):
+            cluster.nodes()
+        monkeypatch.setattr(client, "_MOST_BYTES", 1 << 22)
+        monkeypatch.setattr(client, "_WHOLE_SEC", -1.0)
+        monkeypatch.setattr(client, "_PAUSES_SEC", ())
+        with pytest.raises(Unreachable, match="the answer to /api/v1/nodes is not whole after"):
+            cluster.nodes()
+
+
+@pytest.mark.parametrize("date", ["Mon, 20 Nov 99999999999999999999 00:00:00 GMT", "Mon, 20 Nov 10000 00:00:00 GMT"])
+def test_a_clock_that_is_none_is_not_known(date: str) -> None:
+    assert client._moment_of(date) is None
+
+
+def test_a_kubectl_that_prints_without_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MOST_KEPT_BYTES", 1 << 16)
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nexec yes\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with asked(tmp_path, {"token": "t"}) as (_, cluster), pytest.raises(ClusterError, match="printed more than"):
+        cluster.logs("a")
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"no such page"', b"[" * 100_000])
