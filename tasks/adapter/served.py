@@ -105,6 +105,8 @@ def conclusion(trained: Trained, url: str, asked: list[Asked]) -> str:
 
 def asking(settings: Settings, url: str, model: str | None, key_file: str | None, ask: Callable[[Server, str], T]) -> T:
     """What `ask` finds of the server's model; errors as those of a task."""
+    if url == CLUSTER and key_file is not None:
+        raise UsageError("--key-file: the server of `inv serve` is asked in its pod, which has its key; leave it out")
     key = None if key_file is None else secrets.read(settings, "--key-file", key_file, in_header=True)
     try:
         if url == CLUSTER:

@@ -60,3 +60,7 @@ def test_flags_that_mean_nothing_are_refused(monkeypatch: pytest.MonkeyPatch, tm
         chat.chat(Context(), "adapter", None, model="m", key_file=None)
     with pytest.raises(UsageError, match="a server has its model already"):
         chat.chat(Context(), "http://127.0.0.1:9", "r", model=None, key_file=None)
+    with pytest.raises(
+        UsageError, match="--key-file: the server of `inv serve` is asked in its pod, which has its key"
+    ):
+        chat.chat(Context(), "cluster", None, model=None, key_file="key")
