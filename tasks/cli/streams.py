@@ -74,7 +74,7 @@ def guard_standard_streams() -> None:
     """Make sys.stdout raise NobodyReads or Resumable where it cannot be written, and sys.stderr nothing.
 
     What a terminal would obey is written as escapes, and so is what cannot be encoded; a stream that is closed goes
-    nowhere.
+    nowhere. What is read and cannot be decoded is no reason to stop, whatever the locale: it stays as it came.
     """
     for number in (0, 1, 2):
         try:
@@ -83,6 +83,10 @@ def guard_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     sys.stdout, sys.stderr = _text(_Output(1, "w", closefd=False)), _text(_Complaints(2, "w", closefd=False))
     sys.stderr.reconfigure(line_buffering=True)
+    if sys.stdin is None:  # closed, and the null device by now
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def _text(raw: io.FileIO) -> Shown:

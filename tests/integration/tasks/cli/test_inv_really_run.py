@@ -19,6 +19,7 @@ Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 
 EXTRA_TASKS = """
 import multiprocessing
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from invoke.tasks import task
@@ -52,7 +53,12 @@ def shares(context):
         print(pool.submit(abs, -1).result())
 
 
-for extra in (looks, fails_some, refuses, waits, shares):
+@task
+def hears(context):
+    print(ascii(sys.stdin.readline()))
+
+
+for extra in (looks, fails_some, refuses, waits, shares, hears):
     ns.add_task(extra)
 """
 
@@ -223,6 +229,14 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_3(project: Path) -> 
 def test_closed_standard_streams_are_no_error(project: Path) -> None:
     closed = f"import os; os.closerange(0, 3); os.execv({str(INV)!r}, ['inv', '--list'])"
     assert run((sys.executable, "-c", closed), cwd=project).returncode == 0
+
+
+@pytest.mark.parametrize(("words", "heard"), [("printf 'a\\377\\n' | ", r"'a\udcff\n'"), ("exec <&-; ", "''")])
+def test_standard_input_may_be_no_text_or_closed(words: str, heard: str, project: Path, chain: Inv) -> None:
+    del chain  # which adds the task
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = run(["sh", "-c", f"{words}{INV} hears"], cwd=project, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{heard}\n", "")
 
 
 def test_inv_works_from_a_subfolder(project: Path, inv: Inv) -> None:
