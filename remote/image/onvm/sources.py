@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol, cast
 
 from remote.image.onvm.client import ANSWER_BYTES, STALL_ENDS_SEC
 from remote.image.onvm.job import Failed, Watcher, retried
+from remote.image.onvm.registry.api import is_here
 from remote.jobs.onhost.files import PIECE
 
 BROUGHT = ".brought"  # below a model's folder: files from the laptop, to be verified
@@ -53,7 +54,14 @@ class Hub:
     ends with this one, whose pipe it reads; after an error the next question goes to a new one."""
 
     def __init__(self, watcher: Watcher, job: dict[str, Any], token: str | None) -> None:
-        self._watcher, self._job, self._token = watcher, job, token
+        endpoint = job["endpoint"] or os.environ.get("HF_ENDPOINT")
+        if token and endpoint and not (endpoint.lower().startswith("https://") or is_here(endpoint)):
+            raise Failed(
+                "usage",
+                f"HF_ENDPOINT: {endpoint}, as this machine has it: the token of hub.token_file would travel over plain "
+                "HTTP; set hub.endpoint to https://..., or hub.token_file to null",
+            )
+        self._watcher, self._job, self._token = watcher, {**job, "endpoint": endpoint}, token
         self._python = hub_python(watcher, job["index_url"])
         self._commit = ""
         self._client: subprocess.Popen[bytes] | None = None

@@ -43,7 +43,7 @@ TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": 
 MAKES_ONE = "where a repository is to be made first, make it (OCIR: `inv tenancy.repository`)"
 _PIECE = 1 << 16
 _NO_ANSWER = (OSError, ValueError, RecursionError, http.client.HTTPException)  # of a request, or of what came
-_LOOPBACK = re.compile(r"(localhost|127\.[\d.]+)(:|$)")
+_LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
 
 def digest_of(content: bytes) -> str:
@@ -58,6 +58,12 @@ def entries(value: Any) -> list[dict[str, Any]]:
 def fields(value: Any) -> dict[str, Any]:
     """An object's fields; none of anything else."""
     return value if isinstance(value, dict) else {}
+
+
+def size_of(part: Any) -> int | None:
+    """The bytes that a manifest says a part has; None where it says no number that can be one."""
+    size = fields(part).get("size")
+    return size if type(size) is int and 0 <= size < 1 << 63 else None
 
 
 def login_of(folder: str, host: str) -> str | None:
@@ -77,7 +83,7 @@ class Registry:
 
     def __init__(self, host: str, path: str, login: str | None, token_hosts: Collection[str] = ()) -> None:
         # Like the engine: plain HTTP to this machine only.
-        scheme = "http" if _LOOPBACK.match(host) else "https"
+        scheme = "http" if is_here(f"http://{host}") else "https"
         self.base, self.host, self.path, self.login = f"{scheme}://{host}/v2", host, path, login
         self.token_hosts = {_name(host), TOKEN_HOSTS.get(host, _name(host)), *token_hosts}
         self.bearer: str | None = None
@@ -200,7 +206,7 @@ class Registry:
         if not place:
             raise Failed("failed", f"{self.host} says no place to upload to for {self.path}")
         url = self._address(url, place)
-        if not (url.startswith("https://") or (self.base.startswith("http://") and _is_loopback(url))):
+        if not (url.startswith("https://") or (self.base.startswith("http://") and is_here(url))):
             raise Failed("refused", f"{self.host} asks for the upload at {url}, which is not https; refused")
         url += f"{'&' if '?' in url else '?'}{urllib.parse.urlencode({'digest': digest})}"
         if self._ask(url, {"Content-Type": "application/octet-stream"}, method="PUT", data=content) is None:
@@ -285,16 +291,19 @@ class Registry:
         try:
             self._check_realm(realm)
             answer = json.loads(self._open(f"{realm}?{query}", headers, "GET", None, TOKEN_BYTES).content)
-            return str(answer.get("token") or answer["access_token"])
+            token = answer.get("token") or answer["access_token"]
         except urllib.error.HTTPError as error:
             if error.code in PASSING:
                 raise self._refused(error) from None
             raise Failed("unauthorized", f"{self.host} refuses user {self.user}: {_said(error)} to the login") from None
         except (*_NO_ANSWER, KeyError, AttributeError) as error:
             raise _broken(error, f"{realm}, which {self.host} names") from None
+        if not (isinstance(token, str) and token.isascii() and token.isprintable()):  # else it stands in the error
+            raise Failed("refused", f"{realm}, which {self.host} names, gives something else than a token; refused")
+        return token
 
     def _check_realm(self, realm: str) -> None:
-        if not (realm.startswith("https://") or (self.base.startswith("http://") and _is_loopback(realm))):
+        if not (realm.startswith("https://") or (self.base.startswith("http://") and is_here(realm))):
             raise Failed("refused", f"{self.host} sends the login to {realm or 'nowhere'}, which is not https; refused")
         if _name_of(realm) not in self.token_hosts:
             raise Failed(
@@ -321,7 +330,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self._host = host
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not (newurl.startswith("https://") or (req.type == "http" and _is_loopback(newurl))):
+        if not (newurl.startswith("https://") or (req.type == "http" and is_here(newurl))):
             fp.close()
             raise Failed("refused", f"{self._host} redirects to {newurl}, which is not https; refused")
         made = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -356,8 +365,13 @@ def _name(host: str) -> str:
     return _name_of(f"//{host}")
 
 
-def _is_loopback(url: str) -> bool:
-    return url.startswith("http://") and _LOOPBACK.match(url[len("http://") :]) is not None
+def is_here(url: str) -> bool:
+    """Whether an address of plain HTTP is this machine's own: what is sent there is seen by no other."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme == "http" and _LOOPBACK.match(parts.hostname or "") is not None
 
 
 def _broken(error: Exception, where: str) -> Failed:

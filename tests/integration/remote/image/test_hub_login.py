@@ -27,6 +27,17 @@ def elsewhere() -> Iterator[RegistryProxy]:
         yield running
 
 
+def test_the_hubs_token_for_this_machine_itself_is_shown_to_no_proxy(
+    proxy: RegistryProxy, elsewhere: RegistryProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("http_proxy", f"http://{elsewhere.host}")
+    proxy.arm(Answer(status=404))
+    answers_to(proxy, tmp_path, {"verb": "list", "revision": "main"})
+    assert [path.partition("?")[0] for _, path, _ in proxy.asked] == ["/api/models/org/name/revision/main"]
+    assert elsewhere.asked == []
+
+
 def answers_to(proxy: RegistryProxy, tmp_path: Path, *questions: dict[str, str]) -> list[dict[str, str]]:
     """Of one process, in the questions' order."""
     common = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),

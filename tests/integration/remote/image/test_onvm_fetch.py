@@ -89,6 +89,22 @@ def test_a_hub_that_sends_nothing_is_given_up_and_named(tmp_path: Path, monkeypa
     assert asleep.returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("own", ["http://mirror.example", "HTTP://mirror.example", "http://localhost@mirror.ex", "x"])
+def test_a_token_is_not_sent_in_clear_to_the_endpoint_that_the_machine_names_itself(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "hub_python", lambda *_: "python")
+    monkeypatch.setenv("HF_ENDPOINT", own)
+    job = {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}
+    with fails("usage", f"HF_ENDPOINT: {own}, as this machine has it: the token of hub.token_file would travel"):
+        sources.Hub(Watcher(), job, "token")
+    sources.Hub(Watcher(), job, None)
+    sources.Hub(Watcher(), {**job, "endpoint": "https://hub.example"}, "token")
+    for safe in ("https://mirror.example", "http://127.0.0.1:8080", "http://[::1]:8080"):
+        monkeypatch.setenv("HF_ENDPOINT", safe)
+        sources.Hub(Watcher(), job, "token")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "null"])
 def test_a_manifest_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
