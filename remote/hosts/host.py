@@ -127,7 +127,7 @@ def parsed(host: Host, text: bytes, what: str) -> Any:
     """The value of a host's JSON. Raises HostUnreachable, which names `what` was cut short."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HostUnreachable(f"{host.name}: {what} was cut short, or is none: it begins {text[:60]!r}") from None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from remote.image.onvm.client import ask, follow, follow_push, reason
 from remote.image.onvm.job import ATTEMPTS, Failed, Watcher, retried
-from remote.image.onvm.registry.api import Registry, login_of, may_not
+from remote.image.onvm.registry.api import Registry, login_of, may_not, size_of
 
 FIRST_WAIT_SEC = 2.0
 
@@ -47,7 +47,8 @@ def push(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     assert there is not None  # noqa: S101 - for the type checker
     digest, manifest = there
     parts = [manifest.get("config"), *(manifest.get("layers") or ())]
-    if not all(isinstance(part, dict) and isinstance(part.get("size"), int) for part in parts):
+    sizes = [size for part in parts if (size := size_of(part)) is not None]
+    if len(sizes) < len(parts):
         raise Failed("refused", f"{reference}: its manifest does not say what it is made of")
     # By its digest: somebody may move the tag at any moment, and pods run the digest.
     if registry.manifest(digest) is None:
@@ -58,7 +59,7 @@ def push(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     return {
         "digest": digest,
         "size_bytes": image["Size"],
-        "compressed_bytes": sum(part["size"] for part in parts),
+        "compressed_bytes": sum(sizes),
         "labels": image["Config"].get("Labels") or {},
         "requires": variables.get("NVIDIA_REQUIRE_CUDA"),
         "sent": sent,

@@ -9,7 +9,7 @@ from invoke.context import Context
 
 from remote.image.documents import bom, signature
 from remote.image.names import Reference
-from remote.image.onvm.registry.api import entries, fields
+from remote.image.onvm.registry.api import entries, fields, size_of
 from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
 from tasks.connect.registry import address
@@ -60,7 +60,7 @@ def pushed_digest(settings: Settings, where: Reference) -> str | None:
 def _lines(found: Json, wrong: list[str]) -> Iterator[tuple[str, str]]:
     """Title and text of every line; what does not belong to this image is added to `wrong`."""
     digest, manifest = str(found["digest"]), found["manifest"]
-    sizes = [layer["size"] for layer in entries(manifest.get("layers")) if isinstance(layer.get("size"), int)]
+    sizes = [size for layer in entries(manifest.get("layers")) if (size := size_of(layer)) is not None]
     yield "image", digest
     yield "registry", f"{sum(sizes) / 1e9:.2f} GB in {len(sizes)} layers"
     labels = fields(fields((_parsed(found["config"]) or {}).get("config")).get("Labels"))

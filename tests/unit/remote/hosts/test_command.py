@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from remote.hosts.command import MASK, Command, Secret, mask
-from remote.hosts.host import CommandFailed, Completed
+from remote.hosts.host import CommandFailed, Completed, HostUnreachable, parsed
+from remote.hosts.local import LocalHost
 from remote.jobs.job import JobSpec
 
 
@@ -104,6 +105,11 @@ def test_an_error_shows_the_last_lines_only_and_falls_back_to_standard_output() 
         "h: exit 2: make",
         *[f"line {number}" for number in range(4, 9)],
     ]
+
+
+def test_an_answer_nested_too_deep_is_none() -> None:
+    with pytest.raises(HostUnreachable, match="a: the answer was cut short, or is none"):
+        parsed(LocalHost(name="a", workdir="/"), b"[" * 100_000, "the answer")
 
 
 def test_a_job_cannot_carry_secrets_because_its_command_lies_on_a_disk() -> None:

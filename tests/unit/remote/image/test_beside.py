@@ -111,6 +111,13 @@ def test_what_no_registry_should_send_is_passed_over(registry: Registry, server:
     assert beside.look(registry, "odd")["documents"] == []
 
 
+@pytest.mark.parametrize("size", [10**400, -1, True, 1.5, None])
+def test_a_size_that_is_none_is_passed_over(size: object) -> None:
+    layers = [{"size": size}, {"size": 5_000_000}]
+    found = {"digest": DIGEST, "manifest": {"layers": layers}, "config": None, "lists": "x", "documents": []}
+    assert ("registry", "0.01 GB in 1 layers") in list(show._lines(found, []))
+
+
 def test_a_document_nested_too_deep_is_named() -> None:
     deep, wrong = "[" * 100_000, list[str]()
     document = {"digest": DIGEST, "kind": bom.SPDX, "notes": {}, "text": deep}

@@ -91,6 +91,15 @@ def test_an_answer_without_a_token_is_named(server: Server, registry: Registry, 
         registry.manifest("1.0")
 
 
+@pytest.mark.parametrize("token", ["hidden\nhidden", "hidden\u0456", {"hidden": 1}])
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(
+    server: Server, registry: Registry, token: object
+) -> None:
+    server.token_body = json.dumps({"token": token}).encode()
+    with fails("refused", r"^((?!hidden).)*gives something else than a token; refused$"):
+        registry.manifest("1.0")
+
+
 @pytest.mark.parametrize("realm", ["https://[::1/token", "https://127.0.0.1:port/token"])
 def test_a_token_service_at_no_address_is_named(server: Server, registry: Registry, realm: str) -> None:
     server.realm = realm
