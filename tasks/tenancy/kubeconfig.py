@@ -190,6 +190,7 @@ def _is_named_list(value: object, kind: str) -> bool:
 
 def merge(old: Kubeconfig, new: Kubeconfig, name: str) -> dict[str, Any]:
     """`old` with what is in `new`; a current context stays. Raises UsageError where a name is another cluster's."""
+    _refuse_others_context(old, new["clusters"][0], name)
     merged = copy.deepcopy(dict(old)) or {"apiVersion": "v1", "kind": "Config"}
     for key in _LISTS:
         there = {one["name"]: one for one in merged.get(key) or []}
@@ -208,6 +209,21 @@ def merge(old: Kubeconfig, new: Kubeconfig, name: str) -> dict[str, Any]:
         merged[key] = list(there.values())
     merged["current-context"] = old.get("current-context") or new["current-context"]
     return merged
+
+
+def _refuse_others_context(old: Kubeconfig, ours: Mapping[str, Any], name: str) -> None:
+    """Raises UsageError where a context that goes to another server has our context's name, or our user's: it would go
+    to our cluster then, or take our token to its own."""
+    servers = {str(one["name"]): _server(one) for one in old.get("clusters") or []}
+    for one in old.get("contexts") or []:
+        where = one.get("context") or {}
+        server = servers.get(str(where.get("cluster")))
+        is_named_so = ours["name"] in (one["name"], where.get("user")) and where.get("cluster") != ours["name"]
+        if is_named_so and server != _server(ours):
+            raise UsageError(
+                f"{name}: context {one['name']} goes to another cluster there, {server}, as user {where.get('user')}: "
+                f"{ours['name']} would change it; name another file with --file"
+            )
 
 
 def _server(cluster: Mapping[str, Any]) -> object:

@@ -241,6 +241,33 @@ def test_another_cluster_of_the_same_name_is_not_written_over(context: Make, pro
 
 
 @pytest.mark.parametrize(
+    ("context_name", "user", "server", "is_refused"),
+    [
+        ("mine", "training", "https://other", True),  # our program's token would go there
+        ("training", "me", "https://other", True),
+        ("mine", "training", SERVER, False),
+        ("mine", "me", "https://other", False),
+    ],
+)
+@pytest.mark.usefixtures("service")
+def test_no_context_of_another_cluster_changes(
+    context_name: str, user: str, server: str, is_refused: bool, context: Make, project: Path
+) -> None:
+    old = {
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": user, "user": {"token": "t"}}],
+        "contexts": [{"name": context_name, "context": {"cluster": "c", "user": user}}],
+    }
+    (project / "kube").write_text(yaml.safe_dump(old))
+    if not is_refused:
+        write_kubeconfig(context(), None, None, "kube")
+        return
+    with pytest.raises(UsageError, match=f"context {context_name} goes to another cluster there, {server}, as user"):
+        write_kubeconfig(context(), None, None, "kube")
+    assert yaml.safe_load((project / "kube").read_text()) == old
+
+
+@pytest.mark.parametrize(
     ("answer", "cut", "error", "words"),
     [
         ("<html>", False, UsageError, "is no kubeconfig"),
