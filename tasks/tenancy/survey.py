@@ -179,12 +179,15 @@ def node_pools(entry: Access, compartment: str) -> list[Pool]:
 
 def pool_of(one: Json) -> Pool:
     """The pool that an object of the API is. For `Access.read`, which says where it is none."""
+    size = int((one.get("nodeConfigDetails") or {}).get("size") or 0)
+    if not 0 <= size < 1 << 31:
+        raise ValueError("size")
     return Pool(
         id=text(one.get("id")),
         name=str(one.get("name", "?")),
         cluster_id=str(one.get("clusterId", "")),
         shape=str(one.get("nodeShape", "?")),
-        size=int((one.get("nodeConfigDetails") or {}).get("size") or 0),
+        size=size,
         nodes=tuple(node for node in one.get("nodes") or () if _is_there(node)),
     )
 

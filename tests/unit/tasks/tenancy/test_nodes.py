@@ -175,6 +175,8 @@ ODD_POOLS: list[dict[str, Any]] = [
     {"nodeConfigDetails": "2"},
     {"nodeConfigDetails": {"size": "two"}},
     {"nodeConfigDetails": {"size": float("inf")}},
+    {"nodeConfigDetails": {"size": 10**400}},
+    {"nodeConfigDetails": {"size": -1}},
     {"nodes": 2},
     {"nodes": ["n1"]},
     {"nodes": [{"id": "x", "nodeError": "no capacity"}]},
