@@ -3,7 +3,10 @@
 To the fleet `OperatorRefused` means that no host will answer this operator, `HostUnreachable` that asking again helps.
 """
 
-from remote.hosts.host import HostError, HostUnreachable, OperatorRefused
+import contextlib
+from collections.abc import Iterator
+
+from remote.hosts.host import HostError, HostUnreachable, OperatorRefused, one_line
 
 
 class ClusterError(HostError):
@@ -32,3 +35,15 @@ class Unreachable(ClusterError, HostUnreachable):
 
 class NotThere(ClusterError):
     """The object, or its whole kind, does not exist."""
+
+
+@contextlib.contextmanager
+def reading_objects() -> Iterator[None]:
+    """Within, objects of the API are read and nobody is asked. Raises ClusterError for one that no API server has."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ClusterError(
+            f"an object is not as Kubernetes has them ({type(error).__name__}: {one_line(error)[:80]}); see that the "
+            "server of the kubeconfig is the cluster's own, and no proxy answers for it"
+        ) from None

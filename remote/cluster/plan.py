@@ -11,6 +11,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from remote.cluster.errors import reading_objects
 from remote.cluster.labels import COMPONENT_LABEL, Object, is_owned
 from remote.cluster.manifests import DIGEST
 from remote.cluster.quantity import same
@@ -105,6 +106,7 @@ _KEPT_KINDS = ("Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret
 _IMMUTABLE_KINDS = ("Job", "JobSet", "PersistentVolume", "PersistentVolumeClaim")
 
 
+@reading_objects()
 def plan(
     desired: Sequence[Object], live: Sequence[Object], *, makes_secret: bool = False, replace_ended: bool = False
 ) -> Plan:
@@ -152,6 +154,7 @@ def ended(job: Object) -> str | None:
     return None
 
 
+@reading_objects()
 def is_training(workload: Object) -> bool:
     """Whether a Job or JobSet is in the middle of work of its own; a worker only waits for commands."""
     status = workload.get("status", {})

@@ -114,7 +114,8 @@ class Facts:
             image: Image | None = image_of(self.settings)
         except UsageError:  # none was pushed or named
             image = None
-        return examine(nodes, pods, need_of(self.settings, image))
+        with errors():
+            return examine(nodes, pods, need_of(self.settings, image))
 
     def _vm(self) -> Host:
         if self.settings.build.host is None and not self.only & {"vm", "registry"}:

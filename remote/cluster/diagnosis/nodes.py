@@ -11,6 +11,7 @@ from decimal import Decimal
 
 from remote.cluster.diagnosis.driver import Drivers
 from remote.cluster.diagnosis.finding import Finding
+from remote.cluster.errors import reading_objects
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantity import amount, in_gib
 
@@ -77,6 +78,7 @@ class NodeReport:
         return self.room if self.qualifies else 0
 
 
+@reading_objects()
 def examine(nodes: Iterable[Object], pods: Sequence[Object] | None, need: Need) -> list[NodeReport]:
     """A report for each node, those that qualify first. `pods`: of all namespaces, None where that may not be read."""
     reports = [_examine(node, None if pods is None else _on(node, pods), need) for node in nodes]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from remote.cluster.diagnosis.finding import PATIENT_SEC, SOON_SEC, Finding, Rule, first
 from remote.cluster.diagnosis.imagepull import PULL_REASONS, explain_pull
 from remote.cluster.diagnosis.scheduling import explain_scheduling
+from remote.cluster.errors import reading_objects
 from remote.cluster.labels import FIRST, RUN_ANNOTATION, SERVE, Object
 from remote.hosts.host import one_line
 
@@ -30,12 +31,14 @@ def events_of(thing: Object, events: Iterable[Object]) -> list[Object]:
     return sorted((event for event in events if is_about(event)), key=_when)
 
 
+@reading_objects()
 def is_ready(pod: Object) -> bool:
     """Whether the pod is Ready to the cluster and is not being deleted."""
     ready = _condition(pod.get("status", {}), "Ready")
     return ready is not None and ready["status"] == "True" and not pod["metadata"].get("deletionTimestamp")
 
 
+@reading_objects()
 def diagnose_pod(pod: Object, events: Iterable[Object]) -> list[Finding]:
     """What keeps this pod from being Ready, most telling first; empty when nothing does, or nothing is known yet."""
     if is_ready(pod) or pod.get("status", {}).get("phase") == "Succeeded":

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
+from remote.cluster.errors import reading_objects
 from remote.cluster.labels import COMPONENT_LABEL, INDEX_LABEL, JOB_LABEL, Object, label
 from remote.cluster.plan import ended
+
+_MOST_ROWS = 10_000  # of one Job; fleet.size has a tenth of it, and anybody may order more under our labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,7 @@ class Fleet:
         return bool(self.rows) and self.up == len(self.rows)
 
 
+@reading_objects()
 def fleet(jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Object], events: Sequence[Object]) -> Fleet:
     """The state of the given Jobs. Pods that none of them made are left out."""
     rows: list[PodRow] = []
@@ -62,13 +66,13 @@ def fleet(jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Objec
 
 def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> Iterator[PodRow]:
     name = job["metadata"]["name"]
-    done = _indexes(job.get("status", {}).get("completedIndexes", ""))
-    for index in range(int(job.get("spec", {}).get("completions") or 1)):
+    done = _ranges(job.get("status", {}).get("completedIndexes", ""))
+    for index in range(min(int(job.get("spec", {}).get("completions") or 1), _MOST_ROWS)):
         own = [pod for pod in pods if label(pod, JOB_LABEL) == name and label(pod, INDEX_LABEL) == str(index)]
         if own:
             yield _row(name, index, max(own, key=_preference), events)
         else:
-            is_done = index in done or ended(job) == "completed"
+            is_done = any(first <= index <= last for first, last in done) or ended(job) == "completed"
             state = "completed, its pod is gone" if is_done else "no pod yet"
             yield PodRow(job=name, index=index, state=state, is_up=is_done)
 
@@ -101,7 +105,7 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
     )
 
 
-def _indexes(text: str) -> set[int]:
-    """completedIndexes ("0,2-4") as numbers."""
+def _ranges(text: str) -> list[tuple[int, int]]:
+    """completedIndexes ("0,2-4") as first and last numbers."""
     ranges = [part.partition("-") for part in text.split(",") if part]
-    return {index for first, _, last in ranges for index in range(int(first), int(last or first) + 1)}
+    return [(int(first), int(last or first)) for first, _, last in ranges]

@@ -213,13 +213,18 @@ def test_a_digest_is_of_the_content_alone(value: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("4", 4), ("500m", 0.5), ("1Gi", 2**30), ("1G", 10**9), ("2Ki", 2048), ("1.5Mi", 1572864)]
+    ("text", "number"),
+    [
+        *[("4", 4), ("500m", 0.5), ("1Gi", 2**30), ("1G", 10**9), ("2Ki", 2048), ("1.5Mi", 1572864)],
+        *[("1e9", 10**9), ("12E3", 12_000), ("5E", 5 * 10**18), ("2e-3", 0.002)],
+        *[("1e999", 2**63 - 1), ("-1e999", 1 - 2**63), ("9" * 100, 2**63 - 1)],  # as Kubernetes takes them
+    ],
 )
 def test_a_quantity_is_a_number(text: str, number: float) -> None:
-    assert float(amount(text)) == number
+    assert float(amount(text)) == float(number)
 
 
-@pytest.mark.parametrize("text", ["", "x", "1Q", "Gi", "--1", "1 Gi"])
+@pytest.mark.parametrize("text", ["", "x", "1Q", "Gi", "--1", "1 Gi", "1e3k", "1e", "e3", "1e9999", "9" * 101])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a Kubernetes quantity"):
         amount(text)
