@@ -4,6 +4,7 @@ import base64
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from remote.hosts.host import HostError, HostUnreachable, LoginRefused
 from remote.ssh.config import Hop
 
 _AGENT_SEC = 30.0
+_MOST_BYTES = 1 << 20  # of a key's file
 
 
 class Keys(AuthStrategy):
@@ -29,7 +31,7 @@ class Keys(AuthStrategy):
         self._agent: _Agent | None = None
 
     def get_sources(self) -> Iterator[AuthSource]:
-        files = [Path(file) for file in self._hop.identity_files if Path(file).is_file() or _public(file) is not None]
+        files = [Path(file) for file in self._hop.identity_files if self._is_usable(Path(file))]
         named = {blob: file for file in files if (blob := _public(str(file))) is not None}
         held = {key.asbytes(): key for key in self._agent_keys()}
         for blob, key in held.items():
@@ -63,6 +65,13 @@ class Keys(AuthStrategy):
     def _offer(self, key: paramiko.PKey, where: str) -> AuthSource:
         self._offered.append(f"{key.get_name()} {key.fingerprint} ({where})")
         return InMemoryPrivateKey(username=self._hop.user, pkey=key)
+
+    def _is_usable(self, file: Path) -> bool:
+        if _is_small(file) or (not file.exists() and _public(str(file)) is not None):
+            return True
+        if file.exists():  # reading a pipe or a device may never end
+            self._unusable.append(f"{file} is no file of at most {_MOST_BYTES:,} bytes")
+        return False
 
     def _load(self, file: Path) -> paramiko.PKey | None:
         try:
@@ -111,11 +120,20 @@ class _Agent(AgentSSH):
         self._close()  # type: ignore[attr-defined]
 
 
+def _is_small(file: Path) -> bool:
+    """Whether it is a file that can be a key's."""
+    try:
+        seen = file.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(seen.st_mode) and seen.st_size <= _MOST_BYTES
+
+
 def _public(file: str) -> bytes | None:
     """The public half of a key file: from the .pub beside it, or the file itself if it is public."""
     for path in (Path(f"{file}.pub"), Path(file)):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            words = path.read_text(encoding="ascii").split()
+            words = path.read_text(encoding="ascii").split() if _is_small(path) else []
             if not words[0].startswith("-"):
                 return base64.b64decode(words[1], validate=True)
     return None
