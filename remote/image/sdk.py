@@ -131,10 +131,10 @@ def layers(image: "Image") -> list[ImageLayer]:
 def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
     """Model to the sha256 of its manifest, from the label that the build wrote."""
     try:
-        digests: dict[str, str] = json.loads(labels.get("qlora-fleet.models") or "{}")
-    except ValueError:
+        digests = json.loads(labels.get("qlora-fleet.models") or "{}")
+    except (ValueError, RecursionError):
         return {}
-    return digests
+    return digests if isinstance(digests, dict) else {}
 
 
 def _kind(created_by: str) -> str:

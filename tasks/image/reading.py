@@ -9,17 +9,19 @@ from tasks.errors import Refused, TaskFailed, one_line
 
 
 def report_of(name: str, ended: Ended) -> dict[str, Any]:
-    """The report on standard output's last line. Raises TaskFailed."""
+    """The report on standard output's last line, with all that is read of it here. Raises TaskFailed."""
     try:
         report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        last = " ".join((ended.stderr or ended.stdout).split()[-30:])
+        report["wrong"] = [str(line) for line in report["wrong"]]
+        list(_lines(report)), list(differing_models(report, {}))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        last = " ".join((ended.stderr or ended.stdout)[-500:].split()[-30:])
         raise TaskFailed(f"{name}: its self-check ended with {ended.exit_code} and no report: {last}") from None
     return report
 
 
 def differing_models(report: dict[str, Any], expected: dict[str, str]) -> Iterator[str]:
-    inside = {model["name"]: model["manifest_sha256"] for model in report["models"]}
+    inside = {str(model["name"]): model["manifest_sha256"] for model in report["models"]}
     for name in sorted(expected.keys() | inside.keys()):
         if name not in inside:
             yield f"model {name}: the labels name it, and it is not in the image"
@@ -28,16 +30,21 @@ def differing_models(report: dict[str, Any], expected: dict[str, str]) -> Iterat
 
 
 def show(report: dict[str, Any]) -> None:
+    for line in _lines(report):
+        print(line)
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
     packages = ", ".join(f"{name} {version}" for name, version in report["packages"].items())
-    print(f"  python {report['python']}: {packages}")
+    yield f"  python {report['python']}: {packages}"
     device = report["device"]
     if device["torch"] is not None:
         seen = "a device is visible" if device["visible"] else "no device on this machine, which is fine here"
-        print(f"  CUDA {device['cuda']}: {seen}")
+        yield f"  CUDA {device['cuda']}: {seen}"
     for model in report["models"]:
-        print(f"  model {model['name']}: {model['files']} files, {model['bytes'] / 1e9:.2f} GB, every sha256 read")
+        yield f"  model {model['name']}: {model['files']} files, {model['bytes'] / 1e9:.2f} GB, every sha256 read"
     if not report["models"]:
-        print("  no model in the image")
+        yield "  no model in the image"
 
 
 def refused(name: str, wrong: list[str]) -> TaskFailed:

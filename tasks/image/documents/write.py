@@ -15,8 +15,9 @@ from remote.hosts.delivery import source
 from remote.image import engine
 from remote.image import sdk as images
 from remote.image.documents import bom
-from remote.image.documents.bom import Subject
+from remote.image.documents.bom import Part, Subject
 from remote.image.names import Reference
+from remote.image.sdk import Ended
 from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
 from tasks.connect.registry import address
@@ -49,15 +50,11 @@ def write_documents(context: Context, *, push: bool) -> None:
     about = _subject(settings, name, str(image.id), dict(image.labels))
     if where is not None and about.repository != where.repository:
         raise UsageError(f"{name} was not pushed to {where.repository} as it is now; `inv push`, then the same again")
-    contents = _contents(name, ended.stdout, ended.stderr)
     with touching(lock, "; `inv image.lock` makes it"):
-        inside = bom.parts(contents, lock.read_text(encoding="utf-8"))
+        locked = lock.read_text(encoding="utf-8")
+    inside, documents = _documents(name, about, ended, locked)
     how = {"profile": settings.image.profile, "target": settings.image.target, "image": name}
-    documents = {
-        "bom.cdx.json": bom.cyclonedx(about, inside),
-        "bom.spdx.json": bom.spdx(about, inside),
-        "provenance.json": bom.provenance(about, base_digest=_digest_of(base), parameters=how),
-    }
+    documents["provenance.json"] = bom.provenance(about, base_digest=_digest_of(base), parameters=how)
     texts = {file: json.dumps(document, indent=1) + "\n" for file, document in documents.items()}
     folder = settings.results_folder / "image"
     with writing(folder):
@@ -89,13 +86,16 @@ def _push(settings: Settings, where: Reference, user: str, about: Subject, texts
     print(f"beside {where.repository}@{about.digest}: {len(answer['digests'])} documents, by {answer['lists']}")
 
 
-def _contents(name: str, stdout: str, stderr: str) -> Mapping[str, Any]:
+def _documents(name: str, about: Subject, ended: Ended, lock: str) -> tuple[list[Part], dict[str, Any]]:
+    """What the image says it holds, and the documents of it. Raises TaskFailed."""
     try:
-        found: Mapping[str, Any] = json.loads(stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        last = " ".join(stderr.split()[-30:])
-        raise TaskFailed(f"{name}: what it holds could not be read: {last or 'no output'}") from None
-    return found
+        inside = bom.parts(json.loads(ended.stdout.splitlines()[-1]), lock)
+        return inside, {"bom.cdx.json": bom.cyclonedx(about, inside), "bom.spdx.json": bom.spdx(about, inside)}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        last = " ".join(ended.stderr[-500:].split()[-30:])
+        raise TaskFailed(
+            f"{name}: what it holds could not be read: {last or 'a package or model in it has no name or version'}"
+        ) from None
 
 
 def _subject(settings: Settings, name: str, image_id: str, labels: Mapping[str, str]) -> Subject:
