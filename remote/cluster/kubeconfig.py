@@ -24,7 +24,7 @@ import yaml
 
 from bench.records.durable import read_regular
 from remote.cluster.credentials import limit_programs
-from remote.cluster.errors import Misconfigured
+from remote.cluster.errors import Misconfigured, Unreachable
 from remote.hosts.host import is_loopback, one_line
 from remote.hosts.local import expanded
 from remote.hosts.scratch import scratch_folder
@@ -123,7 +123,8 @@ def _keys_folder() -> Path:
 
 
 def connect(target: Target) -> "ApiClient":
-    """A client for the target; runs its credential plugin. Raises Misconfigured when there are no credentials."""
+    """A client for the target; runs its credential plugin. Raises Misconfigured when there are no credentials, and
+    Unreachable where the disk for a kubeconfig's keys is full."""
     from kubernetes.client import ApiClient, Configuration  # 0.2 s to import
     from kubernetes.config import ConfigException, exec_provider, kube_config, load_kube_config
 
@@ -146,6 +147,8 @@ def connect(target: Target) -> "ApiClient":
         )
         client = ApiClient(configuration)
     except (ConfigException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # of a file of its own
+            raise Unreachable(f"{_keys_folder()}: no space left on its disk; free some, then the same again") from None
         raise Misconfigured(f"context {target.context}: {one_line(error)}; mend the kubeconfig") from None
     except (AttributeError, TypeError):  # a number where the client expects text; its message may hold the value
         raise Misconfigured(

@@ -1,6 +1,7 @@
 """Which cluster is meant, and one line where that cannot be known, or where what answers is none."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -171,6 +172,16 @@ def test_a_private_key_lies_where_a_killed_process_does_not_leave_it_for_ever(tm
     key = Path(str(made.configuration.key_file))
     assert (key.read_bytes(), key.stat().st_mode & 0o777) == (b"b", 0o600)
     assert key.parent.name.startswith("qlora-fleet-kubeconfig-"), "of which the next process removes those left"
+
+
+def test_a_disk_without_room_for_a_private_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("kubernetes.config.load_kube_config", full)
+    path = kubeconfig(tmp_path / "k", "a", current="a")
+    with pytest.raises(Unreachable, match=r"/qlora-fleet-kubeconfig-.*: no space left on its disk; free some"):
+        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
 
 
 class Server(Serving):
