@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,15 @@ from typing import Any
 MOST_BYTES = 16 << 20
 
 
-def mounts() -> list[tuple[str, str]]:
-    """Mount points and their kinds of file system: proc(5), mountinfo."""
-    halves = [line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [(left.split()[4].encode().decode("unicode_escape"), right.split()[0]) for left, right in halves]
+def mounts(text: bytes) -> list[tuple[str, str]]:
+    """Mount points and their kinds of file system: proc(5), mountinfo. Any user may have mounted under any name."""
+    found = []
+    for line in text.split(b"\n"):
+        left, _, right = line.partition(b" - ")
+        if right:
+            point = re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), left.split(b" ")[4])
+            found.append((os.fsdecode(point), os.fsdecode(right.split(b" ")[0])))
+    return found
 
 
 def place(path: str, mounted: list[tuple[str, str]]) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def tmpdir_in(pairs: list[str]) -> str | None:
 
 
 def main() -> None:
-    asked, mounted = json.loads(sys.argv[1]), mounts()
+    asked, mounted = json.loads(sys.argv[1]), mounts(Path("/proc/self/mountinfo").read_bytes())
     answer = {
         "places": [place(path, mounted) for path in asked["places"]],
         "models": [model(*named) for named in asked["models"]],
