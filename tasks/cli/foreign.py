@@ -1,7 +1,8 @@
 """Text from hosts, engines, clusters and models on the operator's terminal: it is shown and never obeyed.
 
 A terminal acts on control characters: it moves its cursor, sets its title, fills the clipboard. `tasks.cli.streams`
-puts everything that is printed through `plain`, and what rich draws through `drawn`, which lets rich's own words pass.
+puts everything that is printed through `plain`, also the text of what rich draws, and the whole of it through `drawn`,
+which lets rich's own words pass.
 """
 
 import re

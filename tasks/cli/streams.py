@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from tasks.cli.foreign import drawn, plain
@@ -53,8 +54,22 @@ class Shown(io.TextIOWrapper):
 
     @property
     def rich_proxied_file(self) -> "_Drawn":
-        """What rich writes to instead (`Console.file`)."""
+        """What rich writes to instead: each `Console` asks for it when it is made."""
+        _escape_what_is_drawn()
         return _Drawn(self)
+
+
+def _escape_what_is_drawn() -> None:
+    """From now on rich escapes the text of what it draws: in a cell of a table, words like its own are not its own."""
+    from rich.console import Console  # which asks, so it is loaded
+
+    render = Console._render_buffer
+    if render.__module__ != __name__:
+
+        def escaped(self: Console, buffer: Iterable[Any]) -> str:
+            return render(self, [one if one.control else one._replace(text=plain(one.text)) for one in buffer])
+
+        Console._render_buffer = escaped  # type: ignore[method-assign]
 
 
 class _Drawn:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -77,6 +78,25 @@ def test_rich_keeps_its_colours_and_its_live_table_and_lets_no_order_of_others_t
     assert "\x1b[?25l" in said
     assert [order for order in ("\x1b]", "\x07", "\x9b", "\x1b[2J") if order in said] == []
     assert drawn("\x1b[1mx\x1b[0m") == "\x1b[1mx\x1b[0m"
+
+
+@pytest.mark.parametrize("order", ["\x1b[1A\x1b[2K", "\x1b[8m", "\x1b[?25l", "\r"])
+@pytest.mark.parametrize("made", [str, Text])
+def test_words_like_richs_own_in_a_cell_are_shown(
+    made: Callable[[str], str | Text], order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = made(f"a{order}b")  # before there is a console
+    shown, content = stream()
+    monkeypatch.setattr("sys.stdout", shown)
+    table = Table("name", box=None)
+    table.add_row(cell)
+    for console in (console_of_tables(), Console(force_terminal=True, width=200, highlight=False)):
+        console.print(table)
+        console.print(cell)
+    said = content.getvalue().decode()
+    assert order not in said
+    if order != "\r":  # which rich leaves out itself
+        assert said.count(f"a{plain(order)}b") == 4
 
 
 def test_a_table_that_lives_is_drawn_and_not_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
