@@ -5,7 +5,9 @@ here it is asked twice.
 """
 
 import datetime
+import os
 from typing import Any
+from urllib.parse import urlsplit
 
 from jwt import PyJWTError
 from oci.auth.certificate_retriever import InvalidCertificateFromInstanceMetadataError
@@ -27,6 +29,7 @@ NO_TOKEN = (RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataErro
 
 def instance_signer() -> Any:
     """The SDK's signer for an instance. Raises UsageError, and Resumable where the service may answer later."""
+    _past_proxies()
     asked_again = patience(ATTEMPTS, TOTAL_SEC, LONGEST_PAUSE_SEC)
     try:
         return InstancePrincipalsSecurityTokenSigner(
@@ -49,6 +52,17 @@ def instance_signer() -> Any:
             f"{_SETTING}: no instance's credentials here ({root(error)}); it "
             "works on an instance of the tenancy that is in a dynamic group; elsewhere set tenancy.auth: config"
         ) from None
+
+
+def _past_proxies() -> None:
+    """From now on no proxy of the environment is asked for the metadata service: its answer is the instance's private
+    key, over plain HTTP."""
+    kind = InstancePrincipalsSecurityTokenSigner
+    given = urlsplit(os.environ.get(kind.METADATA_URL_BASE_ENV_VAR, "")).hostname
+    before = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if before.strip() != "*":
+        hosts = (before, kind.IMDS_IPV4_HOST, kind.IMDS_IPV6_HOST_BRACKETED.strip("[]"), given)
+        os.environ["no_proxy"] = ",".join(filter(None, hosts))
 
 
 def patience(attempts: int, total_sec: float, longest_pause_sec: float) -> Any:

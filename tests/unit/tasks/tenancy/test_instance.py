@@ -4,6 +4,7 @@ Not covered: Oracle's own services, and whether an instance is in a dynamic grou
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from tasks.tenancy import __main__ as token
 from tasks.tenancy.access import instance
 from tasks.tenancy.access.clients import Access, access, namespace_of
 from tasks.tenancy.access.failures import Asked
+from tests.support.machines.answering import Answering, Serving
 from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, ocid, token_refused, verified
 
@@ -56,6 +58,25 @@ def test_an_instance_signs_with_the_token_for_its_certificate(here: FakeInstance
     assert (entry.asker.credentials, entry.region) == ("this instance", "eu-frankfurt-1")
     assert namespace_of(entry) == "axns"
     assert len(here.sessions) == 1
+
+
+class Proxy(Answering):
+    def do_GET(self) -> None:
+        self.server.heard.append(self.path)  # type: ignore[attr-defined]
+        self.reply(502)
+
+
+@pytest.mark.parametrize("before", ["", "other.example"])
+def test_no_proxy_is_shown_the_instances_key(
+    before: str, here: FakeInstance, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", before)
+    with Serving(Proxy) as proxy:
+        proxy.heard = heard = list[str]()  # type: ignore[attr-defined]
+        monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
+        assert access(settings(AS_INSTANCE)).tenancy == TENANCY
+    assert (heard, len(here.sessions)) == ([], 1)
+    assert os.environ["no_proxy"].startswith(f"{before},169.254.169.254," if before else "169.254.169.254,")
 
 
 def test_a_token_that_ends_soon_is_renewed_also_with_a_new_certificate(here: FakeInstance, settings: Make) -> None:
