@@ -145,6 +145,8 @@ def connect(target: Target) -> "ApiClient":
             client_configuration=configuration,
             temp_file_path=str(_keys_folder()),
         )
+        if not str(configuration.host).startswith("https://"):  # this machine itself: a proxy would read the token
+            configuration.proxy = None
         client = ApiClient(configuration)
     except (ConfigException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # of a file of its own

@@ -217,6 +217,14 @@ def test_the_line_break_of_a_tokens_file_is_no_part_of_the_token(tmp_path: Path)
     assert server.heard == ["Bearer hidden"]
 
 
+def test_this_machine_is_not_asked_through_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(200, b"{}") as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
+        with asked(tmp_path, {"token": "hidden"}) as (server, cluster):
+            assert cluster.namespace() == {}
+    assert (proxy.heard, server.heard) == ([], ["Bearer hidden"])
+
+
 @pytest.mark.parametrize(
     "user", [{"token": "hidden\nhidden"}, {"token": "h\u0456dden"}, {"username": "u", "password": 7}]
 )
