@@ -11,7 +11,10 @@ import signal
 import subprocess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
+
+from remote.hosts.host import CommandTimedOut, TooMuchOutput
+from remote.hosts.process import Kept, Limits, pump
 
 LIMIT_SEC = 120.0  # as long as kubectl has for all it does; somebody may have to log in meanwhile
 _LEAVE_SEC = 2.0
@@ -19,16 +22,23 @@ _LEAVE_SEC = 2.0
 
 class _Limited(subprocess.Popen[str]):
     def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: A002
-        """As Popen's, and raises TimeoutError for a program that is not done after LIMIT_SEC."""
+        """As Popen's, and raises OSError for a program that is not done after LIMIT_SEC, or prints without end."""
+        program = f"the kubeconfig's credential program {self.args[0] if isinstance(self.args, list) else self.args!s}"
+        limits, out, err = Limits(program, timeout or LIMIT_SEC, None), Kept(program), Kept(program)
         try:
-            return super().communicate(input, LIMIT_SEC if timeout is None else timeout)
-        except subprocess.TimeoutExpired as expired:
+            heard = cast("subprocess.Popen[bytes]", self)
+            pump(heard, (input or "").encode(), {heard.stdout: out.take, heard.stderr: err.take}, limits)
+            self.wait(limits.left_sec())
+        except (CommandTimedOut, subprocess.TimeoutExpired):
             self._end()
-            program = self.args[0] if isinstance(self.args, list) else self.args
             raise TimeoutError(
-                f"the kubeconfig's credential program {program!s} was not done after {expired.timeout:g} s and was "
-                "ended; run it by hand to see what it waits for"
+                f"{program} was not done after {limits.timeout_sec:g} s and was ended; run it by hand to see what it "
+                "waits for"
             ) from None
+        except TooMuchOutput as error:
+            self._end()
+            raise OSError(str(error)) from None
+        return out.content.decode(errors="replace"), err.content.decode(errors="replace")
 
     def _end(self) -> None:
         below = _below(self.pid)

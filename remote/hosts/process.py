@@ -77,7 +77,7 @@ def run_program(
             limits.leave_soon()
 
     try:
-        _pump(process, stdin, {process.stdout: hear, process.stderr: stderr.take}, limits)
+        pump(process, stdin, {process.stdout: hear, process.stderr: stderr.take}, limits)
         code = process.wait(limits.left_sec())
     except (CommandTimedOut, subprocess.TimeoutExpired):
         end(process)
@@ -152,12 +152,13 @@ class Limits:
         return CommandTimedOut(f"{self.label}: silent for {self.idle_timeout_sec:g} s")
 
 
-def _pump(
+def pump(
     process: subprocess.Popen[bytes],
     stdin: bytes | Readable | HeldOpen | None,
     sinks: Mapping[IO[bytes] | None, Callable[[bytes], None]],
     limits: Limits,
 ) -> None:
+    """Feed a process, and hear it until its streams have ended. Raises CommandTimedOut, and what the sinks raise."""
     feed = _Feed(stdin)
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdin, process.stdout, process.stderr):

@@ -148,6 +148,16 @@ def test_a_credential_program_that_hangs_is_ended_and_named(
     assert codes[0] in (-signal.SIGTERM, -signal.SIGKILL)
 
 
+def test_a_credential_program_that_prints_without_end_is_ended_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "MOST_KEPT_BYTES", 1 << 20)
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "yes"}
+    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
+    with pytest.raises(Misconfigured, match="credential program yes: printed more than 1 MiB; it was ended; log in"):
+        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+
+
 def test_what_a_credential_program_has_started_is_ended_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
