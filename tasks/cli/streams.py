@@ -61,15 +61,14 @@ class Shown(io.TextIOWrapper):
 
 def _escape_what_is_drawn() -> None:
     """From now on rich escapes the text of what it draws: in a cell of a table, words like its own are not its own."""
-    from rich.console import Console  # which asks, so it is loaded
-
-    render = Console._render_buffer
+    console: Any = sys.modules["rich.console"].Console  # which asks, so it is loaded
+    render = console._render_buffer
     if render.__module__ != __name__:
 
-        def escaped(self: Console, buffer: Iterable[Any]) -> str:
+        def escaped(self: Any, buffer: Iterable[Any]) -> Any:
             return render(self, [one if one.control else one._replace(text=plain(one.text)) for one in buffer])
 
-        Console._render_buffer = escaped  # type: ignore[method-assign]
+        console._render_buffer = escaped
 
 
 class _Drawn:

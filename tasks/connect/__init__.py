@@ -7,4 +7,5 @@ pushed    the image that pods run, by its digest
 buildvm   the build VM, over SSH
 registry  the registry of the settings, asked by the build VM
 secrets   passwords and tokens
+typed     what a person types unseen
 """

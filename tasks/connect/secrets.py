@@ -1,7 +1,6 @@
 """Passwords and tokens: from a file that nobody else can read, from a pipe, or typed."""
 
 import errno
-import getpass
 import stat
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from bench.records.durable import read_regular
 from remote.hosts.command import Secret
 from remote.hosts.host import is_loopback
 from remote.image.names import NameWrong, check_user
+from tasks.connect.typed import encodable, typed
 from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
 
@@ -53,22 +53,6 @@ def _piped(path: Path) -> bytes:
     if len(content) > _MOST_BYTES:
         raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES:,} bytes", str(path))
     return content
-
-
-def typed(prompt: str) -> str:
-    """What is typed on the terminal, unseen; empty where nobody can answer. Raises UsageError."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        return ""
-    try:
-        return _encodable(getpass.getpass(prompt))
-    except (EOFError, UnicodeError):  # Ctrl-D; another encoding than the terminal's
-        raise UsageError(f"{prompt.strip(' :')}: nothing that can be used was typed; type the same again") from None
-
-
-def _encodable(text: str) -> str:
-    """The text, whose bytes are UTF-8. Raises UnicodeError."""
-    text.encode()
-    return text
 
 
 def check_hub(settings: Settings) -> None:
@@ -124,7 +108,7 @@ def _first_line(what: str) -> str:
     if sys.stdin is None or sys.stdin.isatty():
         return ""
     try:
-        text = _encodable(sys.stdin.readline(_MOST_BYTES + 1))
+        text = encodable(sys.stdin.readline(_MOST_BYTES + 1))
     except UnicodeError:
         raise UsageError(f"{what}: what came on standard input is not UTF-8 text") from None
     if len(text) > _MOST_BYTES:

@@ -8,6 +8,7 @@ from remote.image.documents import signature
 from remote.image.documents.signature import KeyWrong, NeedsPassPhrase
 from remote.image.names import Reference
 from tasks.connect import registry, secrets
+from tasks.connect.typed import typed
 from tasks.errors import UsageError, ending_as
 from tasks.settings.load import Settings
 
@@ -58,7 +59,7 @@ def _pass_phrase(settings: Settings, key: str) -> Secret:
     name = settings.image.sign_password_file
     if name is not None:
         return secrets.read(settings, "image.sign_password_file", name)
-    text = secrets.typed(f"pass phrase of {key}: ")
+    text = typed(f"pass phrase of {key}: ")
     if not text:
         raise UsageError(
             f"image.sign_key: {key}: has a pass phrase, and there is no terminal to ask for it; set "

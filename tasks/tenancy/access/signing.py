@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from remote.hosts.command import Secret
+from tasks.connect.typed import typed
 from tasks.errors import UsageError
 from tasks.settings.layers import shown
 from tasks.tenancy.access.profile import Profile
@@ -39,8 +40,6 @@ class Signature:
 
 def typed_pass_phrase(profile: Profile) -> Secret | None:
     """Asked for on the terminal; None where nobody can answer."""
-    from tasks.connect.secrets import typed  # 0.3 s, which the program that kubectl runs does without
-
     text = typed(f"pass phrase of {shown(profile.key_file)}: ")
     return Secret(text) if text else None
 
