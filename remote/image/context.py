@@ -87,13 +87,20 @@ def code_files(
 
 
 def _extension_files(folder: Path) -> dict[str, Path]:
-    """The sources of an extension. Raises ContextError for a folder that pip could not build."""
+    """The sources of an extension. Raises ContextError for a folder that pip could not build, or with links out of it:
+    somebody else may have written it, and its setup.py sees in the build what they lead to here."""
     if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
         raise ContextError(
             f"image.extension: {folder}: no pyproject.toml and no setup.py in it; name a package's folder"
         )
     found = (path for path in sorted(folder.rglob("*")) if not _NO_SOURCES & set(path.relative_to(folder).parts))
-    return {f"extension/{path.relative_to(folder).as_posix()}": path for path in found if path.is_file()}
+    files = [path for path in found if path.is_file()]
+    for path in files:
+        if folder.resolve() not in (real := path.resolve()).parents:
+            raise ContextError(
+                f"image.extension: {path}: leads out of the folder, to {real}; put a copy there if meant"
+            )
+    return {f"extension/{path.relative_to(folder).as_posix()}": path for path in files}
 
 
 def bench_files(root: Path) -> list[Path]:

@@ -105,3 +105,15 @@ def test_an_extension_s_sources_go_along_and_what_was_built_of_them_does_not(tmp
     (tmp_path / "setup.py").unlink()
     with pytest.raises(ContextError, match=r"image\.extension: .*: no pyproject.toml and no setup.py"):
         code_files(ROOT, "current", extension=tmp_path)
+
+
+def test_an_extension_s_link_to_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
+    folder, secret = tmp_path / "extension", tmp_path / "id_ed25519"
+    folder.mkdir()
+    (folder / "setup.py").touch()
+    (folder / "again.py").symlink_to("setup.py")
+    secret.touch()
+    assert "extension/again.py" in {file.place for file in code_files(ROOT, "current", extension=folder)}
+    (folder / "data").symlink_to(secret)
+    with pytest.raises(ContextError, match=rf"image\.extension: .*/data: leads out of the folder, to {secret}; put a"):
+        code_files(ROOT, "current", extension=folder)
