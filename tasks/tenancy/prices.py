@@ -29,7 +29,7 @@ from tasks.tenancy.userfile import with_settings, write_user_settings
 
 LIST = "https://apexapps.oracle.com/pls/apex/cetools/api/v1/products/"
 TIMEOUT_SEC, ATTEMPTS, PAUSE_SEC = 30.0, 4, 2.0
-_MOST_BYTES = 8 << 20
+_MOST_BYTES, _PIECE = 8 << 20, 1 << 16
 GPU_HOUR, SPACE, PERFORMANCE = "B95909", "B91961", "B91962"
 # What else is paid for: part to its key in the table. Traffic has a price for each part of the world that it leaves.
 OTHERS = {
@@ -133,10 +133,16 @@ def _get(url: str) -> bytes:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_SEC) as answer:  # noqa: S310 - an address of ours
-                content: bytes = answer.read(_MOST_BYTES)
+                if urllib.parse.urlsplit(answer.url).scheme != urllib.parse.urlsplit(url).scheme:
+                    raise ValueError(f"{answer.url} is over another protocol")
+                content, until = bytearray(), time.monotonic() + TIMEOUT_SEC
+                while len(content) < _MOST_BYTES and (piece := answer.read1(_PIECE)):
+                    content += piece
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"no whole answer within {TIMEOUT_SEC:.0f} s")
                 if answer.length and len(content) < _MOST_BYTES:  # `length` is what has not come
-                    raise http.client.IncompleteRead(content)
-            return content
+                    raise http.client.IncompleteRead(bytes(content))
+            return bytes(content)
         except urllib.error.HTTPError as error:
             why = f"{error.code} {error.reason}"
             if error.code != 429 and error.code < 500:

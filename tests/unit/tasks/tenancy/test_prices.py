@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -12,7 +13,7 @@ import yaml
 from invoke import Context
 
 from reports.summary import prices as table
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.errors import Refused, Resumable, TaskFailed, UsageError
 from tasks.tenancy import prices
 from tasks.tenancy.prices import take_prices
 from tests.support.machines.answering import Answering, Serving
@@ -163,3 +164,39 @@ def test_a_list_that_redirects_to_what_is_no_address_is_refused(
 def test_what_is_no_currency_is_refused(context: Make, currency: str) -> None:
     with pytest.raises(UsageError, match="expected a code like USD or EUR"):
         take_prices(context(), currency, yes=True)
+
+
+class Heard:
+    """An answer of the list, from `url`, that goes on for ever."""
+
+    length = None
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    def read1(self, _: int) -> bytes:
+        return b" "
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "words"),
+    [
+        ("http://list.example/", UsageError, r"redirects to what is no address: http://list\.example/ is over another"),
+        ("https://list.example/", Resumable, r"does not answer: no whole answer within 0 s"),
+    ],
+)
+def test_prices_come_over_tls_and_in_time(
+    url: str, error: type[TaskFailed], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prices, "LIST", "https://list.example/")
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Heard(url))
+    monkeypatch.setattr(prices, "TIMEOUT_SEC", 0.01)
+    monkeypatch.setattr(prices, "ATTEMPTS", 1)
+    with pytest.raises(error, match=words):
+        prices.look_up(prices.GPU_HOUR, "USD")
