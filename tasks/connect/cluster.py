@@ -82,7 +82,7 @@ def _last(settings: Settings) -> dict[str, str | None]:
     """The identity of the cluster that was changed last; empty where none was."""
     try:
         last = json.loads((settings.results_folder / LAST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}  # never written, or not by us: then there is nothing to compare with
     return {key: last.get(key) for key in ("context", "server", "namespace")} if isinstance(last, dict) else {}
 

@@ -4,7 +4,6 @@ The pod runs the digest that `inv push` wrote, with what a worker has of a node.
 where no GPU is free; it waits, and the line says for what.
 """
 
-import json
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ from remote.cluster.diagnosis.pods import diagnose_pod
 from remote.image import podcheck
 from remote.image.sdk import Ended, model_digests
 from tasks.connect.cluster import cluster_of
-from tasks.connect.pushed import image_of
+from tasks.connect.pushed import image_of, recorded
 from tasks.errors import Resumable, TaskFailed, UsageError, one_line
 from tasks.image.reading import conclude, differing_models, report_of, show
 from tasks.settings.load import Settings
@@ -102,7 +101,7 @@ def _report(name: str, text: str) -> dict[str, Any]:
 def _pushed_models(settings: Settings, report: dict[str, Any]) -> dict[str, str]:
     """The models that the pushed image was built from; those of the report where that is not known here."""
     try:
-        pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
+        pushed = recorded(settings)
         if settings.cluster.image is None or pushed["digest"] in settings.cluster.image:
             return model_digests(pushed["labels"])
     except (OSError, ValueError, KeyError, TypeError):

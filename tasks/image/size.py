@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import tarfile
 
 from invoke.context import Context
@@ -12,6 +11,7 @@ from remote.image.context import bench_files
 from remote.image.sdk import ImageLayer
 from tasks.cli.flags import number
 from tasks.connect.buildvm import build_vm
+from tasks.connect.pushed import recorded
 from tasks.image import profiles
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
@@ -53,7 +53,7 @@ def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
 def _compressed(settings: Settings, layers: list[ImageLayer]) -> tuple[float, str]:
     """Bytes of the image in a registry: as reported after a push of this size, or an estimate."""
     try:
-        pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
+        pushed = recorded(settings)
         if pushed["size_bytes"] == sum(layer.size for layer in layers):
             return float(pushed["compressed_bytes"]), "as pushed"
     except (OSError, ValueError, KeyError, TypeError):

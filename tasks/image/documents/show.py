@@ -12,6 +12,7 @@ from remote.image.names import Reference
 from remote.image.onvm.registry.api import entries, fields, size_of
 from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
+from tasks.connect.pushed import recorded
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
 from tasks.errors import Refused, UsageError, one_line
@@ -51,7 +52,7 @@ def show_image(context: Context, digest: str | None) -> None:
 def pushed_digest(settings: Settings, where: Reference) -> str | None:
     """What `inv push` pushed to this repository from here, None where that is not known."""
     try:
-        pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
+        pushed = recorded(settings)
         return str(pushed["digest"]) if pushed["repository"] == where.repository else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

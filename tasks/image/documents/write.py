@@ -20,6 +20,7 @@ from remote.image.names import Reference
 from remote.image.sdk import Ended
 from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
+from tasks.connect.pushed import recorded
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
 from tasks.errors import TaskFailed, UsageError, one_line, touching, writing
@@ -101,7 +102,7 @@ def _documents(name: str, about: Subject, ended: Ended, lock: str) -> tuple[list
 def _subject(settings: Settings, name: str, image_id: str, labels: Mapping[str, str]) -> Subject:
     """The image by the digest under which it was pushed; before that by the engine's own, which is another."""
     try:
-        pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
+        pushed = recorded(settings)
         if pushed["labels"] == labels:
             # The moment of the push, so that the same image has the same documents.
             moment = datetime.fromisoformat(pushed["pushed_at"]).astimezone(timezone.utc).strftime(MOMENT)
