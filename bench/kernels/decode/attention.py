@@ -23,7 +23,6 @@ SOURCE = Path(__file__).with_name("attention.cu")
 WIDTHS = (64, 128)
 MOST_GROUP = 8
 MOST_SHARES = 32  # a lane of a warp for each
-BLOCKS_PER_PROCESSOR = 1
 THREADS = 256  # as in attention.cu
 
 
@@ -42,7 +41,7 @@ class Attention:
     def __init__(self, heads: Heads, cos: Any, sin: Any, *, batch: int) -> None:
         self._heads, self.angles = heads, (cos, sin)
         processors = torch.cuda.get_device_properties(cos.device).multi_processor_count
-        self._shares = max(1, min(MOST_SHARES, BLOCKS_PER_PROCESSOR * processors // (heads.key * batch)))
+        self._shares = max(1, min(MOST_SHARES, processors // (heads.key * batch)))
         room = batch * heads.query * self._shares * (heads.width + 2)
         self._parts = torch.empty(room, dtype=torch.float32, device=cos.device)
         self._tickets = torch.zeros(batch * heads.key, dtype=torch.int32, device=cos.device)

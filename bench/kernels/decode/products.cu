@@ -2,22 +2,24 @@
 //
 // Compiled for one shape: COLUMNS of W, TILES of eight rows of x, WEIGHTS that are joined, and what is fused:
 // NORM (x is normalized first), GATED (y = silu(x G^T) * (x U^T)), RANK of the adapters, 0 for none, SIDE rows of x that
-// are multiplied with a row of A at a time. WARPS of a block, RESIDENT blocks of a multiprocessor, STAGES as below.
+// are multiplied with OF_U rows of A at a time. WARPS of a block, RESIDENT blocks of a multiprocessor, STAGES and PANELS
+// as below.
 //
-// u = s x A^T of the adapters is made by the first blocks, a row of A each, which have the fewest rows of W. Each number
-// lies beside the number of the launch that made it, and who needs it reads it until that is this one: no fence, and
-// nothing to be cleared. A block asks for u while it computes its first sums, and has u and its rows of B in shared
+// u = s x A^T of the adapters is made by the first blocks, OF_U rows of A each, which have the fewest rows of W. Each
+// number lies beside the number of the launch that made it, and who needs it reads it until that is this one: no fence,
+// and nothing to be cleared. A block asks for u while it computes its first sums, and has u and its rows of B in shared
 // memory. Blocks begin in their order, so none waits for one that cannot begin.
 //
-// A block computes 16 rows of W at a time; its warps share the columns, 256 at a time. Tensor cores multiply 16 rows of
-// W by 8 rows of x (mma.m16n8k16). Which of W's columns a lane holds is free as long as x agrees, so a lane takes 16
-// columns that follow each other, and no number changes its lane after it was read.
+// A block computes a part of y^T at a time, PANELS of 16 rows of W; its warps share the columns, 256 at a time. Tensor
+// cores multiply 16 rows of W by 8 rows of x (mma.m16n8k16). Which of W's columns a lane holds is free as long as x
+// agrees, so a lane takes 16 columns that follow each other, and no number changes its lane after it was read. Panels of
+// a part share what was read of x.
 //
 // The next kernel may start before this one ends, and this one may have started before the last one ended: only weights
 // are read before `await_inputs`.
 //
-// Each warp copies its codes and scales into shared memory, STAGES chunks ahead. Warps meet only where their sums are
-// added. A byte of codes is two numbers. Their pair comes from a table in shared memory with a copy for
+// Each warp copies its codes into shared memory, STAGES chunks ahead; a part's scales are copied for all warps while they
+// compute the part before. Warps meet only where their sums are added. A byte of codes is two numbers. Their pair comes from a table in shared memory with a copy for
 // each lane, so that lanes never wait for each other: one load a byte. The scale of 64 numbers multiplies their sum, in
 // float32. Where registers allow, a lane's part of x stays in them for all rows of W.
 

@@ -8,10 +8,9 @@ codes and N K / 64 of scales for N x K numbers. bitsandbytes has a kernel for a 
 matrix in 16 bits and reads it back.
 
 The codes become operands of the tensor cores in registers (`products.cu`), eight rows of x at a time, and the adapters'
-side is made meanwhile by a few of the blocks. On an H200 Mistral's four products of a layer take 52 us for 1 row and 56
-for 8, with adapters of rank 16 on q, k, v and o 54 and 59; 96 for 16 rows and 190 for 32. Against W dequantized and
-multiplied by torch, results differ by rounding alone: levels and inputs are rounded to bf16, everything else is
-float32. Sums are added in a fixed order.
+side is made meanwhile by a few of the blocks. On an H200 Mistral's four products of a layer take 48 us for 1 row and 52
+for 8, with adapters of rank 16 on q, k, v and o. Against W dequantized and multiplied by torch, results differ by
+rounding alone: levels and inputs are rounded to bf16, everything else is float32. Sums are added in a fixed order.
 
 Not covered: more than 32 rows; weights that `nf4.from_bitsandbytes` refuses, rows that are no multiple of 16, columns
 that are no multiple of 64; adapters of a rank that leaves no room in shared memory (128 at 32 rows on an A10); GPUs
