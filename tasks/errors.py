@@ -53,7 +53,7 @@ def touching(what: object, remedy: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in DISK:
-            raise Resumable(f"{what}: {error.strerror}; free space there, then type the same again") from None
+            raise of_disk(f"{what}: ", error) from None
         raise UsageError(f"{what}: {error.strerror or error}{remedy}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{what}: not UTF-8 text{remedy}") from None
@@ -78,6 +78,12 @@ class Resumable(TaskFailed):
     """Stopped by something that may pass; the message ends with the command that resumes. Exit code 3."""
 
     exit_code = 3
+
+
+def of_disk(before: str, error: OSError) -> Resumable:
+    """What is said of an error of DISK, with what mends it."""
+    remedy = "make the disk writable" if error.errno == errno.EROFS else "free space there"
+    return Resumable(f"{before}{error.strerror}; {remedy}, then type the same again")
 
 
 class Refused(TaskFailed):

@@ -16,7 +16,7 @@ from invoke.executor import Executor
 
 from tasks.cli.interrupt import on_ctrl_c
 from tasks.cli.words import refuse_empty_values
-from tasks.errors import DISK, Interrupted, Resumable, SomeTrialsFailed, UsageError
+from tasks.errors import DISK, Interrupted, SomeTrialsFailed, UsageError, of_disk
 from tasks.settings.load import load
 
 
@@ -34,8 +34,7 @@ class ChainExecutor(Executor):
         except OSError as error:
             if error.errno not in DISK:
                 raise
-            where = f"{error.filename}: " if error.filename else ""
-            raise Resumable(f"{where}{error.strerror}; free space there, then type the same again") from None
+            raise of_disk(f"{error.filename}: " if error.filename else "", error) from None
         finally:
             on_ctrl_c(before)
 
