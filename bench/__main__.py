@@ -5,7 +5,7 @@ import os
 import sys
 
 from bench.commands.cli import main
-from bench.harness.ends import EXIT_NOBODY_READS
+from bench.harness.termination import EXIT_NOBODY_READS
 
 code = main()
 if "torch" in sys.modules:

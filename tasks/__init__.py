@@ -5,15 +5,15 @@ Nothing heavy may be imported here or at the top of a verbs module: `inv --list`
 
 from invoke.collection import Collection
 
-from tasks.adapter import verbs as adapter
-from tasks.cluster.verbs import deploy, logs, nodes, shell, status, teardown
-from tasks.doctor import verbs as doctor
-from tasks.fleet.verbs import bench, cancel, collect, monitor
-from tasks.image import verbs as image
-from tasks.reports.verbs import compare, report, runs, tensorboard
-from tasks.tenancy import verbs as tenancy
-from tasks.train import verbs as train
-from tasks.tuning.verbs import tune
+from tasks.adapter import commands as adapter
+from tasks.cluster.commands import deploy, logs, nodes, shell, status, teardown
+from tasks.doctor import commands as doctor
+from tasks.fleet.commands import bench, cancel, collect, monitor
+from tasks.image import commands as image
+from tasks.oci import commands as tenancy
+from tasks.reports.commands import compare, report, runs, tensorboard
+from tasks.train import commands as train
+from tasks.tuning.commands import tune
 
 ns = Collection(
     *(

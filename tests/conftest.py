@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bench.records import Trial
-from bench.records.durable import write_atomic
+from bench.records.atomic_files import write_atomic
 from bench.records.result import End, TrialResult
 from tests.support.forked import BENCH, INV, ForkServer
 from tests.support.hosts.local_fleet import LocalFleet, mounted
@@ -242,7 +242,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workers", type=int, default=0, help="run the tests in so many processes")
-    group = parser.getgroup("cluster", "a real cluster instead of the tests' own (tests/support/kubernetes/given.py)")
+    group = parser.getgroup(
+        "cluster", "a real cluster instead of the tests' own (tests/support/kubernetes/real_cluster.py)"
+    )
     group.addoption("--kubeconfig", help="run what any cluster can pass on the one of its current context")
     group.addoption(
         "--cluster-image", default="busybox:1.36", help="what its pods run, best one that `inv push` pushed"

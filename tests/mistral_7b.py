@@ -14,10 +14,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench.data import corpus, demo
+from bench.data import corpus, demo_tiny
 from bench.data.model_folder import INDEX
-from bench.records.durable import sha256_of
-from bench.records.layout import SUMS_FILE
+from bench.records.atomic_files import sha256_of
+from bench.records.paths import SUMS_FILE
 
 CONFIG: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if folder.exists():
         parser.error(f"{folder}: is there already")
     folder.mkdir(parents=True)
-    demo.build_tokenizer(folder, [text for pair in corpus.documentation_pairs() for text in pair])
+    demo_tiny.build_tokenizer(folder, [text for pair in corpus.documentation_pairs() for text in pair])
     write(folder)
     print(f"made {folder}: {PARAMETERS:,} random parameters")
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import stack
+from bench import torch_stack
 from bench.adapter import lora
-from bench.adapter.same import check_base
+from bench.adapter.base_check import check_base
 from bench.data.tokenizer import load_tokenizer
-from bench.kinds.finetune import evaluate
 from bench.qlora.step import place
 from bench.records import Trial
+from bench.workloads.finetune import evaluate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ def ask(wish: Wish, say: Callable[[str], None]) -> Answered:
     """`say` gets each answer as it comes. Raises InputError and Refused."""
     model, adapter = Path(wish.trial.model), Path(wish.adapter)
     check_base(model, adapter, wish.model_sha256)
-    modules, tokenizer = stack.load(), load_tokenizer(model)
+    modules, tokenizer = torch_stack.load(), load_tokenizer(model)
     step, peft_model = lora.as_trained(modules, wish.trial, place(modules), adapter)
     found: list[list[str]] = []
     unended = 0

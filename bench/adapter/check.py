@@ -20,20 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import stack
-from bench.adapter import answering, lora
+from bench import torch_stack
+from bench.adapter import generation, lora
+from bench.adapter.base_check import check_base
 from bench.adapter.merge import shapes_of
-from bench.adapter.same import check_base
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
-from bench.kinds.finetune import evaluate, material
-from bench.kinds.finetune.steps.group import Group
 from bench.machine import fingerprint
 from bench.qlora.step import Placement, place
 from bench.records import Trial
 from bench.records.training import AdapterCheck, ServedForm
+from bench.workloads.finetune import evaluate, training_set
+from bench.workloads.finetune.steps.group import Group
 
 TRAINED, BF16, MERGED, FOLDER = "trained", "bf16", "merged-{}", "folder"
 
@@ -63,15 +63,15 @@ class Checker:
         if wish.merged is not None:
             check_model(Path(wish.merged))
         self.tokenizer = load_tokenizer(model)
-        self.material, _ = material.load(wish.trial, lambda: self.tokenizer, keep_in)
+        self.material, _ = training_set.load(wish.trial, lambda: self.tokenizer, keep_in)
         self.examples = list(self.material.data.validation)
         if not self.examples:
             raise InputError("train.validation: no data was held out, so no loss can be compared")
-        self.targets = [material.targets_of([example]) for example in self.examples]
-        asks = material.training_of(wish.trial).data.labels == "assistant"
-        self.asked = answering.questions(self.examples, wish.answers) if asks else []
+        self.targets = [training_set.targets_of([example]) for example in self.examples]
+        asks = training_set.training_of(wish.trial).data.labels == "assistant"
+        self.asked = generation.questions(self.examples, wish.answers) if asks else []
         self.ends = sorted({self.tokenizer.eos_token_id, *(one.end for one in self.asked)})
-        self.modules = stack.load()
+        self.modules = torch_stack.load()
         self.placement: Placement = place(self.modules)
 
     def run(self) -> AdapterCheck:
@@ -82,7 +82,7 @@ class Checker:
             start = time.monotonic()
             self.say(f"{name}: measuring {len(self.examples)} held-out examples")
             losses, given = measured()
-            stack.free(self.modules.torch, is_cuda=self.placement.is_cuda)
+            torch_stack.free(self.modules.torch, is_cuda=self.placement.is_cuda)
             found = evaluate.evaluation(0, losses, first, self.targets)
             if not math.isfinite(found.loss):
                 raise InputError(f"{name}: the held-out loss is {found.loss}; the adapter or the base is damaged")
@@ -111,7 +111,7 @@ class Checker:
             arithmetic=str(self.placement.compute_dtype).removeprefix("torch."),
         )
 
-    def _forms(self) -> Iterator[tuple[str, Callable[[], tuple[list[float], list[answering.Given]]]]]:
+    def _forms(self) -> Iterator[tuple[str, Callable[[], tuple[list[float], list[generation.Given]]]]]:
         yield TRAINED, self._trained
         yield BF16, self._with_adapter
         for base in ("bf16", "nf4") if self.trial.base_precision == "nf4" else ("bf16",):
@@ -120,21 +120,21 @@ class Checker:
             folder = Path(self.wish.merged)
             yield FOLDER, lambda: self._plain(model := self._loaded(folder), evaluate.ends_of(model))
 
-    def _trained(self) -> tuple[list[float], list[answering.Given]]:
+    def _trained(self) -> tuple[list[float], list[generation.Given]]:
         step, peft_model = lora.as_trained(self.modules, self.trial, self.placement, Path(self.wish.adapter))
-        rows = material.Rows(self.material, self.tokenizer)
+        rows = training_set.Rows(self.material, self.tokenizer)
         with evaluate.evaluating(self.modules.torch, step.model):
             losses = evaluate.losses_of(
                 self.modules.torch, step, self.material, rows, Group(self.modules.torch), lambda _: None
             )
         with evaluate.evaluating(self.modules.torch, step.model), step.precision():
-            return losses, answering.answer(self.modules, peft_model, self.tokenizer, self.asked, self.ends)
+            return losses, generation.answer(self.modules, peft_model, self.tokenizer, self.asked, self.ends)
 
-    def _with_adapter(self) -> tuple[list[float], list[answering.Given]]:
+    def _with_adapter(self) -> tuple[list[float], list[generation.Given]]:
         model = self._loaded(Path(self.trial.model))
         return self._plain(self.modules.peft.PeftModel.from_pretrained(model, self.wish.adapter), self.ends)
 
-    def _of_merged(self, base: str) -> tuple[list[float], list[answering.Given]]:
+    def _of_merged(self, base: str) -> tuple[list[float], list[generation.Given]]:
         model = self._loaded(Path(self.trial.model))
         merged = lora.Merged(modules=self.modules, lora=self.lora, base=base)
         missing = set(self.lora.pairs)
@@ -158,9 +158,9 @@ class Checker:
         )
         return model.to(self.placement.compute_dtype).eval()
 
-    def _plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[answering.Given]]:
+    def _plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[generation.Given]]:
         losses = plain_losses(self.modules.torch, model, self.material.data.validation)
-        return losses, answering.answer(self.modules, model, self.tokenizer, self.asked, ends)
+        return losses, generation.answer(self.modules, model, self.tokenizer, self.asked, ends)
 
 
 def plain_losses(torch: Any, model: Any, examples: Sequence[Any]) -> list[float]:

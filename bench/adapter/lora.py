@@ -18,13 +18,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from bench import stack
+from bench import torch_stack
 from bench.data.inputs import InputError
-from bench.kinds.finetune.checkpoints.checkpoint import ADAPTER, ADAPTER_CONFIG
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
-from bench.records.durable import read_regular, sha256_of
+from bench.records.atomic_files import read_regular, sha256_of
+from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER, ADAPTER_CONFIG
 
 MOST_CONFIG_BYTES = 1 << 20
 NOT_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "layers_to_transform")
@@ -84,7 +84,7 @@ def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Lora:
     )
 
 
-def through_nf4(modules: stack.Stack, weight: Any) -> Any:
+def through_nf4(modules: torch_stack.Stack, weight: Any) -> Any:
     """A weight as the training saw it: to NF4 with double quantization and back, in float32."""
     functional = modules.bitsandbytes.functional
     packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
@@ -95,7 +95,7 @@ def through_nf4(modules: stack.Stack, weight: Any) -> Any:
 class Merged:
     """A base's weights with the adapter in them, as bf16; `base` is bf16, or nf4 for the base as it was trained on."""
 
-    modules: stack.Stack
+    modules: torch_stack.Stack
     lora: Lora
     base: str
 

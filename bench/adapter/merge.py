@@ -19,18 +19,18 @@ from typing import Any
 
 from safetensors import safe_open
 
-from bench import stack
-from bench.adapter import lora, shard
-from bench.adapter.same import check_base
+from bench import torch_stack
+from bench.adapter import lora, safetensors_writer
+from bench.adapter.base_check import check_base
 from bench.data.inputs import InputError
 from bench.data.model_folder import INDEX, check_model, config_of, weight_files
 from bench.data.safetensors_header import read_shapes
 from bench.data.tokenizer import load_tokenizer
-from bench.kinds.finetune.checkpoints.checkpoint import TOKENIZER_FILES
 from bench.records import schema
-from bench.records.durable import sha256_of, write_atomic
-from bench.records.layout import SUMS_FILE
+from bench.records.atomic_files import sha256_of, write_atomic
+from bench.records.paths import SUMS_FILE
 from bench.records.training import MergeFacts
+from bench.workloads.finetune.checkpoints.checkpoint import TOKENIZER_FILES
 
 MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", "lock", "README.md"
 GENERATION_FILE = "generation_config.json"
@@ -68,7 +68,7 @@ def merge(wish: Wish, say: Callable[[str], None]) -> MergeFacts:
         adapter_sha256=found.sha256,
         end_ids=sorted({*wish.end_ids, *_ends(model)}),
         shards=len(shards),
-        bytes=sum(shard.size_of(shapes) for shapes in shards.values()),
+        bytes=sum(safetensors_writer.size_of(shapes) for shapes in shards.values()),
     )
     if out.exists():
         return _verified(out, facts, say)
@@ -76,7 +76,7 @@ def merge(wish: Wish, say: Callable[[str], None]) -> MergeFacts:
     part.mkdir(parents=True, exist_ok=True)
     with _alone(part):
         done = _begun(part, facts)
-        _require_room(part, sum(shard.size_of(shards[name]) for name in shards if name not in done))
+        _require_room(part, sum(safetensors_writer.size_of(shards[name]) for name in shards if name not in done))
         _write_shards(part, model, shards, found, wish.base, done, say)
         _write_rest(part, model, adapter, shards, facts, wish.card)
         _seal(part)
@@ -159,7 +159,7 @@ def _write_shards(
     done: Mapping[str, str],
     say: Callable[[str], None],
 ) -> None:
-    modules = stack.load()
+    modules = torch_stack.load()
     device = "cuda" if modules.torch.cuda.is_available() else "cpu"
     merged = lora.Merged(modules=modules, lora=found, base=base)
     for number, (name, shapes) in enumerate(shards.items(), 1):
@@ -168,7 +168,7 @@ def _write_shards(
             continue
         with safe_open(model / name, "pt") as file, modules.torch.no_grad():
             made = partial(_one, file, device, merged)
-            digest = shard.write(part / name, shapes, made, modules.torch)
+            digest = safetensors_writer.write(part / name, shapes, made, modules.torch)
         with (part / SHARDS_FILE).open("a", encoding="utf-8") as notes:
             notes.write(json.dumps({"name": name, "sha256": digest}) + "\n")
             notes.flush()
@@ -192,7 +192,7 @@ def _write_rest(
     if len(shards) > 1:
         places = {name: place for place, shapes in shards.items() for name in shapes}
         count = sum(math.prod(shape) for shapes in shards.values() for shape in shapes.values())
-        files[INDEX] = {"metadata": {"total_size": count * shard.BYTES}, "weight_map": places}
+        files[INDEX] = {"metadata": {"total_size": count * safetensors_writer.BYTES}, "weight_map": places}
     for name, document in files.items():
         write_atomic(part / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
     for name in TOKENIZER_FILES:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.data.inputs import InputError
 from bench.records import TrialError, schema
-from bench.records.layout import EXIT_NOT_WRITTEN
+from bench.records.paths import EXIT_NOT_WRITTEN
 
 DOES = {"merge": "merge", "chat": "ask", "ready": "lay"}
 

@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from bench.commands.trial_flags import changed
-from bench.data.chats import read_data
+from bench.commands.overrides import changed
+from bench.data.conversations import read_data
 from bench.data.inputs import InputError, Refused
 from bench.data.model_folder import check_model
 from bench.data.trial_inputs import check_trials
-from bench.harness.ends import EXIT_NOBODY_READS, EXIT_REFUSED
+from bench.harness.termination import EXIT_NOBODY_READS, EXIT_REFUSED
 from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, schema, suite
-from bench.records.durable import read_regular
+from bench.records.atomic_files import read_regular
 from bench.records.training_data import TrainingData
 from bench.records.trial import MOST_BYTES
-from bench.train import orders
+from bench.train import demo_orders
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -232,7 +232,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from bench.commands.attempts import Attempts, order_of
+    from bench.commands.job_runner import Attempts, order_of
 
     return Attempts(order_of(os.environ), arguments.rank, arguments.service).until_the_end()
 
@@ -332,7 +332,7 @@ def _trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
 
 
 def _survey(arguments: argparse.Namespace) -> int:
-    from bench.predict.survey import survey
+    from bench.predict.throughput import survey
 
     return _print(survey(arguments.model, arguments.data, _trials(arguments)))
 
@@ -397,8 +397,8 @@ def _sample(_arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     model, data = Path(arguments.model), Path(arguments.data)
     if arguments.real:
-        print("made" if orders.make(data) else "verified", data)
-        importlib.import_module("bench.data.real_demo").make(model)
+        print("made" if demo_orders.make(data) else "verified", data)
+        importlib.import_module("bench.data.demo_smollm").make(model)
     else:
-        importlib.import_module("bench.data.demo").make(model, data)
+        importlib.import_module("bench.data.demo_tiny").make(model, data)
     return 0

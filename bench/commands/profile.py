@@ -17,17 +17,17 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from bench import stack
-from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
+from bench import torch_stack
+from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.inputs import Conversation, InputError
 from bench.data.trial_inputs import check_trial
-from bench.kinds import inference
-from bench.kinds.decoding import FastPath, prepare
 from bench.machine.isolation import require_gpu_of
 from bench.qlora import recipes
 from bench.qlora.session import Session
 from bench.qlora.step import TrainingStep, load_base, place
 from bench.records import Trial
+from bench.workloads import inference
+from bench.workloads.decoding import FastPath, prepare
 
 # The first pattern that matches a kernel's name decides.
 KINDS = (
@@ -119,7 +119,7 @@ def profile(trial: Trial, *, with_adapters: bool = False) -> Profile:
     model, _, conversations = check_trial(trial)
     if trial.kind == "inference":
         inference.check_length(trial, trial.new_tokens, model.max_position_embeddings)
-    modules = stack.load()
+    modules = torch_stack.load()
     session = Session(modules=modules, placement=place(modules))
     torch, is_cuda = modules.torch, session.placement.is_cuda
     if trial.kind == "inference":

@@ -14,26 +14,26 @@ from pathlib import Path
 from bench.data.inputs import InputError, Inputs, Refused
 from bench.data.model_folder import config_of
 from bench.data.trial_inputs import check_trial
-from bench.harness import ends
-from bench.harness.ends import Stopped, Stops
+from bench.harness import termination
 from bench.harness.record import Clock, Record, Request
-from bench.kinds.distributed.machines import Machines
+from bench.harness.termination import Stopped, Stops
 from bench.machine import fingerprint, isolation, telemetry
 from bench.predict import flops
 from bench.records import Trial, TrialError
-from bench.records.layout import EXIT_NOT_WRITTEN, RESULT_FILE
+from bench.records.checksummed import ResultError
+from bench.records.paths import EXIT_NOT_WRITTEN, RESULT_FILE
 from bench.records.result import End, TrialResult
-from bench.records.sealed import ResultError
 from bench.records.trial import RANKED
+from bench.workloads.distributed.multi_node import Machines
 
 # The module of each kind. They import torch, so only the trial's own is imported.
 KINDS = {
-    "training": "bench.kinds.training",
-    "hardware": "bench.kinds.hardware",
-    "loading": "bench.kinds.loading",
-    "inference": "bench.kinds.inference",
-    "distributed": "bench.kinds.distributed.distributed",
-    "finetune": "bench.kinds.finetune.finetune",
+    "training": "bench.workloads.training",
+    "hardware": "bench.workloads.hardware",
+    "loading": "bench.workloads.loading",
+    "inference": "bench.workloads.inference",
+    "distributed": "bench.workloads.distributed.distributed",
+    "finetune": "bench.workloads.finetune.finetune",
 }
 TRACEBACK_LINES = 12
 # Enough for any result: a full disk is found before the work.
@@ -41,7 +41,7 @@ PROBE_BYTES = 256 * 1024
 
 
 def run(request: Request) -> int:
-    """Run the trial; returns the process's exit code (see `bench.harness.ends`). No error of a trial is raised."""
+    """Run the trial; returns the process's exit code (see `bench.harness.termination`). No error of a trial is raised."""
     stops, clock = Stops(), Clock()
     stops.install()
     record: Record | None = None
@@ -66,18 +66,18 @@ def run(request: Request) -> int:
             end, reason = End.FAILED, f"refused by --strict: {record.flags[0]}"
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
-        return ends.EXIT_REFUSED if isinstance(error, Refused) else ends.EXIT_BAD_INPUT
+        return termination.EXIT_REFUSED if isinstance(error, Refused) else termination.EXIT_BAD_INPUT
     except Stopped as stopped:
         if record is None:
             print(f"{request.trial_file}: {stopped.reason}, before it began", file=sys.stderr)
-            return ends.EXIT_CODES.get(stopped.end, 1)
+            return termination.EXIT_CODES.get(stopped.end, 1)
         end, reason = stopped.end, stopped.reason
     try:
         record.write(end, reason)
     except OSError as error:
         print(f"{request.out / RESULT_FILE}: the result cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_WRITTEN
-    return ends.EXIT_CODES.get(end, 1)
+    return termination.EXIT_CODES.get(end, 1)
 
 
 def _check(trial: Trial) -> Inputs:
@@ -129,7 +129,7 @@ def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[End, str | N
         raise
     except (Exception, Stopped) as error:  # noqa: BLE001 - any error of the stack is this trial's end
         stops.close()
-        end, reason = ends.end_of(stops.stopped or error, record)
+        end, reason = termination.end_of(stops.stopped or error, record)
         if not isinstance(error, Stopped):
             for line in "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]:
                 record.log(line)

@@ -7,16 +7,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import stack
-from bench.data import demo
+from bench import torch_stack
+from bench.data import demo_tiny
 from bench.data.inputs import InputError
 from bench.machine import fingerprint
 from bench.machine.isolation import require_gpu_of
 from bench.machine.preflight import check
 from bench.records import Trial, suite
-from bench.records.layout import RESULT_FILE
+from bench.records.checksummed import ResultError
+from bench.records.paths import RESULT_FILE
 from bench.records.result import TrialResult
-from bench.records.sealed import ResultError
 
 TRIAL_SEC = 300.0
 
@@ -50,10 +50,10 @@ def preflight() -> int:
     return 0
 
 
-def _stack() -> stack.Stack:
+def _stack() -> torch_stack.Stack:
     """Raises InputError."""
     try:
-        return stack.load()
+        return torch_stack.load()
     except ImportError as error:
         raise InputError(
             f"the stack cannot be imported: {error}; install it with: pip install 'qlora-fleet[bench]'"
@@ -69,8 +69,8 @@ def _two_steps(folder: Path) -> int:
     ]
     data.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
     model.mkdir()
-    demo.build_tokenizer(model, texts)
-    demo.build_model(model, num_hidden_layers=1)
+    demo_tiny.build_tokenizer(model, texts)
+    demo_tiny.build_model(model, num_hidden_layers=1)
     trial = Trial(
         name="selfcheck",
         reason="does a trial run here?",

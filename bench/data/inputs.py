@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bench.records.checks import printable
+from bench.records.validation import printable
 
 
 class InputError(ValueError):

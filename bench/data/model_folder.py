@@ -16,8 +16,8 @@ from typing import Any
 
 from bench.data.inputs import InputError, ModelFacts
 from bench.data.safetensors_header import WeightsError, read_shapes
-from bench.records.durable import sha256_of
-from bench.records.layout import SUMS_FILE
+from bench.records.atomic_files import sha256_of
+from bench.records.paths import SUMS_FILE
 from bench.records.schema import kind
 
 ARCHITECTURES = ("llama", "mistral")

@@ -1,6 +1,6 @@
 """Samples into rows: cut into full blocks, whole in one long row, or ordered by length. Standard library alone.
 
-A sample is a list of token ids; `bench.data.batches` makes tensors of rows.
+A sample is a list of token ids; `bench.data.collate` makes tensors of rows.
 """
 
 import math

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
-from bench.stack import set_environment
+from bench.torch_stack import set_environment
 
 Messages: TypeAlias = Sequence[dict[str, str]]
 THREADS = "TOKENIZERS_PARALLELISM"  # tokenizers reads it at each call

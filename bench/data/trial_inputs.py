@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.data.chats import read_data
+from bench.data.conversations import read_data
 from bench.data.inputs import Conversation, DataFacts, InputError, Inputs, ModelFacts
 from bench.data.model_folder import check_model
 from bench.records import Trial

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import schema
-from bench.records.layout import PROGRESS_FILE, STEPS_FILE
+from bench.records.paths import PROGRESS_FILE, STEPS_FILE
 from bench.records.run import Progress
 
 TAIL_LINES = 40

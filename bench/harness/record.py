@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.harness.progress import Log, ProgressFile
 from bench.records import Trial
-from bench.records.interval import Interval, summarize
+from bench.records.bootstrap import Interval, summarize
 from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
 from bench.records.run import Progress
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.launch import HOPPER, compiled, gpu, jit, parts, power_of_two, tl
+from bench.kernels.triton_compat import HOPPER, compiled, gpu, jit, parts, power_of_two, tl
 
 WORD = 1 << 32
 GOLDEN, OF_COLUMN = 0x9E3779B9, 0x85EBCA6B  # spread neighbours before they are mixed
@@ -42,7 +42,7 @@ MOST_RANKS = 64  # of all adapters of one input, for one program to serve them a
 class Seed:
     """Of one input's masks: the sum of `number`, int64 () on the input's device, and `plus`.
 
-    On the device, so that steps captured as a graph (`bench.qlora.recipes.captured`) read another one in each replay.
+    On the device, so that steps captured as a graph (`bench.qlora.recipes.cuda_graph`) read another one in each replay.
     """
 
     number: Any

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from bench.kernels.launch import HOPPER, compiled, gpu, jit, parts, power_of_two, tl
 from bench.kernels.lora import COLUMNS, MOST_TARGETS, Side, added, rank_tiles
+from bench.kernels.triton_compat import HOPPER, compiled, gpu, jit, parts, power_of_two, tl
 
 TOKENS_OUT = 64
 THIN, BACK_COLUMNS = 16, 64  # ranks of a program of backward, and its columns at a time

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.launch import compiled, jit, tl
+from bench.kernels.triton_compat import compiled, jit, tl
 
 IGNORED = -100
 CHUNK_TOKENS = 512

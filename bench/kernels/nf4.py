@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.launch import compiled, jit, parts, tl
+from bench.kernels.triton_compat import compiled, jit, parts, tl
 
 BLOCK = 64  # numbers to a scale
 SCALE_BLOCK = 256  # scales to a scale of scales

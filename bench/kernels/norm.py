@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from bench.kernels.eight_bits.rows import Columns, Rows, empty_rows, inverse, larger, rounded, rows_reference
-from bench.kernels.launch import compiled, jit, power_of_two, tl
+from bench.kernels.int8.row_quant import Columns, Rows, empty_rows, inverse, larger, rounded, rows_reference
+from bench.kernels.triton_compat import compiled, jit, power_of_two, tl
 
 
 @dataclass(frozen=True, kw_only=True)

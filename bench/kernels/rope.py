@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.launch import compiled, jit, power_of_two, tl
+from bench.kernels.triton_compat import compiled, jit, power_of_two, tl
 
 
 @dataclass(frozen=True, kw_only=True)

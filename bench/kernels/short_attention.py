@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from bench.kernels.launch import compiled, jit, power_of_two, tl
 from bench.kernels.rope import Heads
+from bench.kernels.triton_compat import compiled, jit, power_of_two, tl
 
 WIDTHS = (16, 32, 64, 128)
 MOST_HEADS = 8  # query heads to a tile

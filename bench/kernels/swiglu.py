@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.launch import compiled, jit, parts, tl
+from bench.kernels.triton_compat import compiled, jit, parts, tl
 
 COLUMNS = 1024
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from bench.data.inputs import DataFacts, ModelFacts
 from bench.records import Trial
-from bench.records.durable import write_atomic
-from bench.records.layout import ENVIRONMENT_FILE
+from bench.records.atomic_files import write_atomic
+from bench.records.paths import ENVIRONMENT_FILE
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors")
 CODE = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from typing import Any
 from bench.data.inputs import InputError
 from bench.machine import nvml
 from bench.records import Trial
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 GPU_DEVICE_FILE = Path("/dev/nvidiactl")
 BF16_SINCE = (8, 0)

@@ -2,7 +2,7 @@
 
 The summary is a function of telemetry.csv alone and can be repeated from a collected folder. It covers the rows of the
 phase `measure`, or all rows of a trial that has none; its context says which. The wait for a CPU in the same window
-(`bench.machine.cpuwait`) is added to it.
+(`bench.machine.cpu_contention`) is added to it.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
-from bench.machine import cpuwait, metrics, nvml
+from bench.machine import cpu_contention, nvml, prometheus
 from bench.machine.isolation import describe
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records import Trial
-from bench.records.interval import Interval, summarize
-from bench.records.layout import METRICS_VARIABLE, TELEMETRY_FILE
+from bench.records.bootstrap import Interval, summarize
+from bench.records.paths import METRICS_VARIABLE, TELEMETRY_FILE
 from bench.records.result import Measurement
 
 STOP_SEC = 3.0
@@ -117,19 +117,19 @@ class _Waits:
 
     def __init__(self, *, leave_out: int) -> None:
         self._leave_out = leave_out
-        self._ends: list[cpuwait.Reading] = []
+        self._ends: list[cpu_contention.Reading] = []
 
     def look(self, phase: str) -> None:
         """Called with each phase that begins, and "" between phases."""
         is_end = len(self._ends) == 1 and phase != WINDOW
         if is_end or (not self._ends and phase == WINDOW):
             with contextlib.suppress(OSError):  # a process ended while its threads were listed: unknown
-                self._ends.append(cpuwait.read(os.getpid(), leave_out=self._leave_out))
+                self._ends.append(cpu_contention.read(os.getpid(), leave_out=self._leave_out))
 
     def summary(self) -> Summary:
         if len(self._ends) < 2:
             return Summary()
-        waits = cpuwait.between(*self._ends)
+        waits = cpu_contention.between(*self._ends)
         found = [
             Measurement(name=name, value=value, context={"window": WINDOW})
             for name, value in dataclasses.asdict(waits).items()
@@ -138,13 +138,13 @@ class _Waits:
         return Summary(measurements=found, flags=waits.flags)
 
 
-def _board(record: Record) -> metrics.Board | None:
+def _board(record: Record) -> prometheus.Board | None:
     """Where Prometheus is shown the trial; None where nobody asked for it, or where it cannot be."""
     try:
-        asked = metrics.Asked.from_environment()
+        asked = prometheus.Asked.from_environment()
         if asked is None:
             return None
-        board = metrics.Board(record, asked)
+        board = prometheus.Board(record, asked)
     except (ValueError, OSError) as error:
         why = f"port {asked.port}: {os.strerror(error.errno or 0)}" if isinstance(error, OSError) and asked else error
         record.log(f"metrics: {why}; going on without /metrics")
@@ -156,7 +156,7 @@ def _board(record: Record) -> metrics.Board | None:
 
 def _start(record: Record, path: Path, shown: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
     root = str(Path(__file__).resolve().parents[2])
-    program = ("bench.machine.metrics", *map(str, shown)) if shown else ("bench.machine.sampler",)
+    program = ("bench.machine.prometheus", *map(str, shown)) if shown else ("bench.machine.sampler",)
     argv = (
         *(sys.executable, "-m", *program, "--root", str(os.getpid())),
         *("--started", repr(record.clock.started), "--gpus", str(record.trial.world_size), "--out", str(path)),

@@ -1,8 +1,8 @@
 """What can be said of a training before it starts: its memory, and a step's time by the chip's figures.
 
-Peak memory is the footprint of the trial on a GPU (`bench.predict.footprint`): rows are packed to one length, so the
+Peak memory is the footprint of the trial on a GPU (`bench.predict.memory`): rows are packed to one length, so the
 longest is like every other. A step's time is one rank's, without communication: positions over the rate that
-`bench.predict.survey` expects of the recipe. That is an estimate; measured steps are better wherever there are some.
+`bench.predict.throughput` expects of the recipe. That is an estimate; measured steps are better wherever there are some.
 
 Not covered: CPUs, and chips whose figures are not known: both have no predicted time.
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.data.model_folder import config_of
 from bench.data.trial_inputs import check_model_of
-from bench.machine import chips, nvml
-from bench.predict import flops, footprint, survey
+from bench.machine import gpu_specs, nvml
+from bench.predict import flops, memory, throughput
 from bench.records import Trial
 from bench.records.training import Forecast
 
@@ -32,7 +32,7 @@ def forecast(trial: Trial) -> Forecast:
         gpu=None if gpu is None else gpu.name,
         gpus=len(gpus),
         gpu_memory_bytes=None if gpu is None else gpu.read().memory_total_bytes,
-        peak_bytes=None if gpu is None else footprint.peak_bytes(config, trial),
+        peak_bytes=None if gpu is None else memory.peak_bytes(config, trial),
         adapter_weights=flops.adapter_weights(config, trial.lora_rank, trial.lora_targets),
         row_sec=None if gpu is None else _row_sec(trial, config, gpu.name),
     )
@@ -40,9 +40,9 @@ def forecast(trial: Trial) -> Forecast:
 
 def _row_sec(trial: Trial, config: dict[str, Any], gpu: str | None) -> float | None:
     """Seconds for one packed row on one GPU of this name; None where its figures are not known."""
-    chip = chips.lookup(gpu)
+    chip = gpu_specs.lookup(gpu)
     tflops = None if chip is None else chip.matmul_tflops("bf16")
     if tflops is None:
         return None
     positions = trial.micro_batch_size * trial.max_seq_len
-    return positions / (survey.rate(config, trial) * tflops * OF_THE_FIGURE)
+    return positions / (throughput.rate(config, trial) * tflops * OF_THE_FIGURE)

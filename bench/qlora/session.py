@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from bench import stack
-from bench.harness.ends import Stops
+from bench import torch_stack
 from bench.harness.record import Record
+from bench.harness.termination import Stops
 from bench.machine import fingerprint, preflight
 from bench.qlora.step import Placement, place
 
@@ -13,14 +13,14 @@ from bench.qlora.step import Placement, place
 class Session:
     """The stack and where it computes."""
 
-    modules: stack.Stack
+    modules: torch_stack.Stack
     placement: Placement
 
 
 def open_session(record: Record, stops: Stops) -> Session:
     """Import the stack, choose the device, and put both into the record's fingerprint."""
     with record.timed("import"):
-        modules = stack.load()
+        modules = torch_stack.load()
         preflight.check(modules, record.trial)
         placement = place(modules)
     stops.check()

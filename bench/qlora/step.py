@@ -1,7 +1,7 @@
 """QLoRA: a base model in NF4, the optimizer of its adapters, and the training step that is measured.
 
 `bench.qlora.recipes` puts them together. Weights are read from safetensors alone; no code in a model folder is run. A
-fine-tuning (`bench.kinds.finetune`) has the same model, loss and optimizer, and steps of its own.
+fine-tuning (`bench.workloads.finetune`) has the same model, loss and optimizer, and steps of its own.
 """
 
 import contextlib
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.data.batches import Batch
-from bench.harness.phases import PhaseClock
+from bench.data.collate import Batch
+from bench.harness.phase_timer import PhaseClock
 from bench.machine.fingerprint import cpu_flags
 from bench.records import Trial
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 # The inputs of a transformers model. With restarting positions and no mask it separates samples by itself.
 MODEL_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")

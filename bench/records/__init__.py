@@ -13,10 +13,10 @@ layout: names of files, folders and environment variables
 durable: atomic writes, files that end, sha256
 """
 
-from bench.records.checks import TrialError
-from bench.records.layout import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.suites import SCALES, SUITES, Scale, suite
 from bench.records.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, PROFILES, RECIPES, Trial, choose, read_trials
+from bench.records.validation import TrialError
 
 __all__ = [
     "ALL_LINEAR",

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from bench.records.interval import Interval
-from bench.records.layout import RESULT_FILE
-from bench.records.sealed import Sealed
+from bench.records.bootstrap import Interval
+from bench.records.checksummed import Sealed
+from bench.records.paths import RESULT_FILE
 from bench.records.trial import Trial
 
 

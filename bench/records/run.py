@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.checks import TrialError
-from bench.records.layout import ORDER_END_FILE, RUN_FILE
+from bench.records.checksummed import ResultError, Sealed, read_sealed, write_sealed
+from bench.records.paths import ORDER_END_FILE, RUN_FILE
 from bench.records.result import End
-from bench.records.sealed import ResultError, Sealed, read_sealed, write_sealed
 from bench.records.trial import Trial
+from bench.records.validation import TrialError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.records.checks import among
 from bench.records.trial import ALL_LINEAR, Trial
+from bench.records.validation import among
 
 
 @dataclass(frozen=True, kw_only=True)

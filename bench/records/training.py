@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.records.checks import among, check_types, expect, within
-from bench.records.layout import ADAPTER_CHECK_FILE, TRAINING_FILE
-from bench.records.sealed import Sealed
+from bench.records.checksummed import Sealed
+from bench.records.paths import ADAPTER_CHECK_FILE, TRAINING_FILE
 from bench.records.training_data import DataReport, TrainingData
+from bench.records.validation import among, check_types, expect, within
 
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENTS = ("fp32", "bf16")

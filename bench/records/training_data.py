@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from bench.records.checks import TrialError, among
+from bench.records.validation import TrialError, among
 
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")
@@ -15,7 +15,7 @@ class TrainingData:
 
     `weights`: how often each file's lines stand in an epoch, one for each of `files`. `validation_share` of the lines
     is held out, chosen by each line's digest, unless `validation_file` names a file of its own. `labels` and `too_long`
-    are explained in `bench.train.examples`.
+    are explained in `bench.train.masking`.
     """
 
     files: list[str]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench.records import schema
-from bench.records.checks import TrialError, among, check_types, expect, within
-from bench.records.durable import read_regular
+from bench.records.atomic_files import read_regular
 from bench.records.training import Training
+from bench.records.validation import TrialError, among, check_types, expect, within
 
 OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
@@ -38,7 +38,7 @@ class Trial:
     """One configuration. Paths are those of the host that runs it; lengths are in tokens, times in seconds.
 
     `kind` says what is measured; every kind reads the fields it needs. `world_size` is the number of ranks of a
-    distributed trial or a fine-tuning. `layout` says how samples become rows: see `bench.data.batches`. An inference
+    distributed trial or a fine-tuning. `layout` says how samples become rows: see `bench.data.collate`. An inference
     trial has prompts of `max_seq_len`, answers of `new_tokens` and batches up to `micro_batch_size`.
 
     A fine-tuning (kind finetune, which alone has `training`) packs samples into rows of `max_seq_len` x

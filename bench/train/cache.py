@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.durable import replacing, sha256_of
-from bench.records.sealed import ResultError, read_sealed, write_sealed
+from bench.records.atomic_files import replacing, sha256_of
+from bench.records.checksummed import ResultError, read_sealed, write_sealed
 from bench.records.training_data import FileFacts, Finding, Shown
 from bench.train.dataset import Dataset
-from bench.train.examples import Example
+from bench.train.masking import Example
 
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
 COLUMNS = 4  # facts of an example

@@ -10,9 +10,9 @@ from typing import Any
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
 from bench.records.training_data import DataReport, TrainingData
-from bench.train import cache, dataset, rows
+from bench.train import cache, dataset, readers
 from bench.train.dataset import Dataset
-from bench.train.order import packed
+from bench.train.sampler import packed
 
 BINS = 24
 
@@ -26,7 +26,7 @@ def examples_of(
     of_model = check_model(model).sha256
     paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
     if keep_in is not None:  # what was read once is known by its digest
-        key = dataset.key_of(spec, [rows.sha256_of(Path(path)) for path in paths], of_model)
+        key = dataset.key_of(spec, [readers.sha256_of(Path(path)) for path in paths], of_model)
         if (kept := cache.load(keep_in, key)) is not None:
             return kept, True
     files, held_out = dataset.read(spec)

@@ -17,9 +17,9 @@ from bench.data.inputs import InputError
 from bench.data.tokenizer import every_core
 from bench.records import schema
 from bench.records.training_data import FileFacts, Finding, Part, Shown, TrainingData
-from bench.train import order, rows
-from bench.train.examples import LEFT_OUT, Example, Examples, Findings
-from bench.train.rows import Conversation, DataFile
+from bench.train import readers, sampler
+from bench.train.masking import LEFT_OUT, Example, Examples, Findings
+from bench.train.readers import Conversation, DataFile
 
 REMOVED = "stands in the validation data too: not trained on"
 REPEATED = "repeats another line of the data"
@@ -49,8 +49,8 @@ class Dataset:
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
     """The data files, and the validation file if there is one. Raises InputError."""
-    files = [rows.read(Path(path)) for path in spec.files]
-    return files, rows.read(Path(spec.validation_file)) if spec.validation_file is not None else None
+    files = [readers.read(Path(path)) for path in spec.files]
+    return files, readers.read(Path(spec.validation_file)) if spec.validation_file is not None else None
 
 
 def key_of(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256: str) -> str:
@@ -72,10 +72,10 @@ def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
                 continue
             if one.digest in seen:
                 findings.note(REPEATED, one)
-            if held_out is None and order.is_validation(one.digest, spec.validation_share):
+            if held_out is None and sampler.is_validation(one.digest, spec.validation_share):
                 if one.digest not in seen:  # measured once, however often it stands in the data
                     validation.append(one)
-            elif times := order.times_of(one.digest, weight):
+            elif times := sampler.times_of(one.digest, weight):
                 training.append((one, times))
             seen.add(one.digest)
     return Split(training=training, validation=validation)

@@ -14,10 +14,10 @@ from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 
 from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, NotThere, Unreachable
-from remote.cluster.kinds import KINDS, POD, Kind
 from remote.cluster.kubeconfig import Target, connect
 from remote.cluster.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, documents, not_installed, refusal
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
+from remote.cluster.resource_kinds import KINDS, POD, Kind
 from remote.hosts.command import Command, Secret, mask
 from remote.hosts.host import CommandTimedOut, Completed, TooMuchOutput, one_line
 from remote.hosts.process import CannotStart, run_program

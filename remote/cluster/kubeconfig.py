@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from bench.records.durable import read_regular
+from bench.records.atomic_files import read_regular
 from remote.cluster.credentials import limit_programs
 from remote.cluster.errors import Misconfigured, Unreachable
 from remote.hosts.host import is_loopback, one_line
 from remote.hosts.local import expanded
-from remote.hosts.scratch import scratch_folder
+from remote.hosts.tempdirs import scratch_folder
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -22,7 +22,7 @@ from remote.cluster.kubectl import documents, not_installed
 from remote.cluster.labels import SERVE, Object
 from remote.hosts.host import CommandTimedOut, one_line
 from remote.hosts.process import CannotStart, run_program
-from remote.hosts.scratch import scratch_folder
+from remote.hosts.tempdirs import scratch_folder
 
 DIGEST = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER, SERVER_PLACEHOLDER = "qlora-fleet-bench", "qlora-fleet-server"

@@ -14,7 +14,7 @@ from typing import Any
 from remote.cluster.errors import reading_objects
 from remote.cluster.labels import COMPONENT_LABEL, Object, is_owned
 from remote.cluster.manifests import DIGEST
-from remote.cluster.quantity import same
+from remote.cluster.quantities import same
 
 _SHOWN = 160  # characters of a value in a difference; an image with its digest has some 110
 

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from bench.records.result import End
 from bench.records.run import PlannedTrial, RunRecord
+from remote.fleet.checkpoint_sync import Keeper
 from remote.fleet.events import FleetEvent
-from remote.fleet.keeper import Keeper
 from remote.fleet.ledger import Ledger
-from remote.fleet.patience import Limits, Patience
+from remote.fleet.outcome import Verdict
+from remote.fleet.outcome_writer import Settlement
 from remote.fleet.queue import OpenTrial, TrialQueue
-from remote.fleet.settle import Settlement
-from remote.fleet.verdict import Verdict
+from remote.fleet.retry_policy import Limits, Patience
 from remote.fleet.worker import INCOMING, FleetState, Launch, Worker
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent

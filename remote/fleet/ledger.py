@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from bench.records.durable import read_regular
+from bench.records.atomic_files import read_regular
 from bench.records.result import End
-from remote.jobs.onhost.basics import sync_folder
+from remote.jobs.host_agent.util import sync_folder
 
 MOST_BYTES = 256 << 20  # of a ledger; a thousand trials take a hundredth of it
 

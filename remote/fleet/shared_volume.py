@@ -10,10 +10,10 @@ Not covered: the job's log, which is on the worker's own disk; its last lines ar
 from dataclasses import replace
 
 from bench.records import NODE_RANK
-from bench.records.layout import RESULT_FILE
-from remote.fleet.attempt import OUT_FOLDER
+from bench.records.paths import RESULT_FILE
+from remote.fleet.fetch_result import OUT_FOLDER
+from remote.hosts.bundle import PYTHON_FLAGS
 from remote.hosts.command import Command
-from remote.hosts.delivery import PYTHON_FLAGS
 from remote.hosts.host import Host
 
 # A gang's leader alone writes output.

@@ -9,15 +9,15 @@ from pathlib import Path
 from bench.records.result import End
 from bench.records.run import PlannedTrial, Progress
 from bench.records.schema import SchemaError, from_json
-from remote.fleet.attempt import OUT_FOLDER, PROGRESS, TRIAL_FILE, bring
+from remote.fleet.checkpoint_sync import Keeper
 from remote.fleet.events import FleetEvent, Happening, of_attempt
-from remote.fleet.keeper import Keeper
+from remote.fleet.fetch_result import OUT_FOLDER, PROGRESS, TRIAL_FILE, bring
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.patience import Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
+from remote.fleet.outcome import Verdict, judge
+from remote.fleet.outcome_writer import Settlement
 from remote.fleet.queue import OpenTrial, TrialQueue
-from remote.fleet.settle import Settlement
+from remote.fleet.retry_policy import Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
 from remote.fleet.shared_volume import place_of
-from remote.fleet.verdict import Verdict, judge
 from remote.hosts.command import Command
 from remote.hosts.host import Host, HostError, one_line
 from remote.jobs.agent import Agent

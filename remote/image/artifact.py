@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.records.durable import sha256_of
-from remote.image.names import Reference
-from remote.image.onvm.job import Failed, retried
-from remote.image.onvm.registry.api import MANIFEST, Registry, digest_of
-from remote.image.onvm.registry.beside import EMPTY, EMPTY_CONTENT, TITLE, descriptor
+from bench.records.atomic_files import sha256_of
+from remote.image.references import Reference
+from remote.image.vm_agent.job import Failed, retried
+from remote.image.vm_agent.registry.api import MANIFEST, Registry, digest_of
+from remote.image.vm_agent.registry.referrers import EMPTY, EMPTY_CONTENT, TITLE, descriptor
 
 FILE = "application/octet-stream"
 FIRST_WAIT_SEC = 1.0

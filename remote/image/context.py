@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote.jobs.onhost.files import digest_of
+from remote.jobs.host_agent.files import digest_of
 from remote.jobs.transfer import FileEntry
 
 SLOTS = 16  # as many as the Dockerfile's stage `models` copies

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remote.hosts.bundle import once
 from remote.hosts.command import Command
-from remote.hosts.delivery import once
 from remote.hosts.host import Completed, Host, HostError, check, parsed
-from remote.image.onvm.client import trouble
+from remote.image.vm_agent.client import trouble
 
 _LOOK_SEC = 60.0
 _BUILDKIT_SINCE = (18, 9)
@@ -116,7 +116,7 @@ def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | N
 def look(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> Look:
     """The file systems below `places` and the `models` (name, folder), in one round trip. Raises HostError."""
     asked = json.dumps({"places": list(dict.fromkeys(places)), "models": models})
-    command = once(host, "remote.image.onvm.scripts.look", asked)
+    command = once(host, "remote.image.vm_agent.scripts.disk_info", asked)
     completed = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
     answer = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
     seen = tuple(Place(**place) for place in answer["places"])

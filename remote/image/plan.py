@@ -13,7 +13,7 @@ from typing import Any
 
 from remote.image.context import CodeFile, ContextError, ModelFolder, Packed, digest_of_code, slots
 from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
-from remote.image.ground import home_below
+from remote.image.workdir import home_below
 from remote.jobs.transfer import FileEntry
 
 LABEL = "qlora-fleet"
@@ -136,7 +136,7 @@ class BuildPlan:
     notes: tuple[str, ...]
 
     def to_job(self, *, anew: bool = False) -> dict[str, Any]:
-        """The document for `remote.image.onvm.build`. `anew` builds also where the image has this digest."""
+        """The document for `remote.image.vm_agent.build`. `anew` builds also where the image has this digest."""
         own = {key: value for key, value in asdict(self).items() if key not in ("needs", "notes")}
         return {**own, "label": f"{LABEL}.build", "docker": [self.argv[0]], "anew": anew}
 

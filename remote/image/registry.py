@@ -3,12 +3,12 @@
 import json
 import re
 
+from remote.hosts.bundle import once
 from remote.hosts.command import Command, Secret
-from remote.hosts.delivery import once
 from remote.hosts.host import Host, HostError, HostUnreachable, LoginRefused, check
 from remote.image.engine import Client, explained
-from remote.image.names import USER_FORMS, Reference, is_ocir
-from remote.image.onvm.client import trouble
+from remote.image.references import USER_FORMS, Reference, is_ocir
+from remote.image.vm_agent.client import trouble
 
 LOGIN_FOLDER = "qlora-fleet-login-"
 _LOGIN_SEC = 120.0
@@ -20,7 +20,7 @@ def log_in(host: Host, client: Client, registry: str, user: str, password: Secre
     The caller removes the folder. Those that killed logins have left are removed first. The password goes over standard
     input. Raises LoginRefused, HostUnreachable for a registry that did not answer, EngineError, and as `Host.run`.
     """
-    make = once(host, "remote.image.onvm.scripts.login", LOGIN_FOLDER)
+    make = once(host, "remote.image.vm_agent.scripts.login", LOGIN_FOLDER)
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_SEC)).stdout.decode().strip()
     login = Command(
         argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),

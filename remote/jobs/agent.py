@@ -1,4 +1,4 @@
-"""Calls the program `remote.jobs.onhost` on a host; installs it the first time.
+"""Calls the program `remote.jobs.host_agent` on a host; installs it the first time.
 
 Jobs and transfers go through this class, so a new kind of host needs no more than `run`.
 """
@@ -8,13 +8,13 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from remote.hosts.bundle import PYTHON_FLAGS, Program, once, program
 from remote.hosts.command import Command
-from remote.hosts.delivery import PYTHON_FLAGS, Program, once, program
 from remote.hosts.host import Completed, Host, HostError, HostUnreachable, Readable, check
 from remote.hosts.process import MOST_KEPT_BYTES
-from remote.jobs.onhost.basics import CUT_SHORT, REFUSED
+from remote.jobs.host_agent.util import CUT_SHORT, REFUSED
 
-ONHOST = "remote.jobs.onhost"
+ONHOST = "remote.jobs.host_agent"
 _CALL_SEC = 60.0
 _CANNOT_OPEN = 2  # Python's own exit code for a program file that is not there
 

@@ -1,6 +1,6 @@
 """Detached jobs on any host: work that goes on without the connection and without the operator's laptop.
 
-A job is a folder on the host (see `remote.jobs.onhost`). Whoever knows the folder can follow and cancel the job.
+A job is a folder on the host (see `remote.jobs.host_agent`). Whoever knows the folder can follow and cancel the job.
 Completion is a file written last with the exit code.
 """
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable
 from remote.jobs.agent import Agent
-from remote.jobs.incoming import ChecksumMismatch, Incoming
-from remote.jobs.onhost.files import digest_of
+from remote.jobs.download import ChecksumMismatch, Incoming
+from remote.jobs.host_agent.files import digest_of
 
 __all__ = ["ChecksumMismatch", "FileEntry", "Moved", "pull", "push"]
 

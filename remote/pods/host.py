@@ -1,7 +1,7 @@
 """A pod as a host: every command is one `kubectl exec`, and counts only with its own end frame.
 
 kubectl's exit code and the end of its streams prove nothing (measured: exit 0 and cut output when a kubelet dies).
-`remote.pods.far_end` runs the command in the pod and frames its output. A reply without its end frame or with a wrong
+`remote.pods.exec_agent` runs the command in the pod and frames its output. A reply without its end frame or with a wrong
 check sum is HostUnreachable, never an exit code.
 
 far_end sends a sign of life into every pause of the command, so a silent stream is a broken one. The command does not
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 from remote.cluster.errors import CannotRun, Misconfigured, Unreachable
 from remote.cluster.kubectl import not_installed, refusal
+from remote.hosts.bundle import PYTHON_FLAGS, source
 from remote.hosts.command import Command
-from remote.hosts.delivery import PYTHON_FLAGS, source
 from remote.hosts.host import CommandTimedOut, Completed, HostError, HostUnreachable, Readable
 from remote.hosts.process import CannotStart, run_program
-from remote.pods.listing import Pod, Pods
-from remote.pods.wire import Outgoing, Reply, bootstrap, request
+from remote.pods.exec_protocol import Outgoing, Reply, bootstrap, request
+from remote.pods.pod_index import Pod, Pods
 
-_PROGRAM = source("remote.pods.far_end").encode()
+_PROGRAM = source("remote.pods.exec_agent").encode()
 # Go's garbage collector took a tenth of an exec: measured, 54.8 ms of processor time, 49.8 ms with 200 and 2 MB more.
 # A GOGC that the operator has set is kept.
 _ENVIRONMENT = {"GOGC": "200"}

@@ -1,6 +1,6 @@
 """A server that speaks OpenAI's protocol, as vLLM does: which models it has, chats and completions, greedily.
 
-It is asked over HTTP (`at`) or in its pod (`remote.serving.inpod`). The key goes to the server's own address and, but
+It is asked over HTTP (`at`) or in its pod (`remote.serving.pod_transport`). The key goes to the server's own address and, but
 for this machine, over TLS alone; this machine is not asked through a proxy, and no redirect is followed. Every answer
 has a longest size and a longest time.
 """

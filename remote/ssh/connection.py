@@ -23,8 +23,8 @@ from paramiko.pkey import UnknownKeyType
 
 from remote.hosts.host import AddressWrong, HostError, HostKeyRefused, HostUnreachable
 from remote.hosts.process import end
+from remote.ssh.auth import Keys
 from remote.ssh.config import Hop
-from remote.ssh.keys import Keys
 from remote.ssh.known_hosts import complaint, known_keys, name_of
 from remote.ssh.transport import OrderlyTransport
 

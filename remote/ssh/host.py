@@ -12,7 +12,7 @@ the same connection; if the connection is gone, `timeout` ends it `session.MARGI
 kind of host neither reaches a process in a session of its own (setsid); work that should outlive the connection is a
 `remote.jobs.job`.
 
-Not covered: bulk data (`remote.ssh.bulk`), hosts that are not Linux, login shells of the csh family.
+Not covered: bulk data (`remote.ssh.rsync`), hosts that are not Linux, login shells of the csh family.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Self
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, Readable, check
 from remote.hosts.process import Limits
-from remote.hosts.scratch import scratch_folder
+from remote.hosts.tempdirs import scratch_folder
 from remote.ssh.config import Destination, Hop, route, strict_config
 from remote.ssh.session import Session, gone_is_unreachable, script_of
 

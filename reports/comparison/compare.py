@@ -20,19 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median_high
 
 from bench.records.result import End
-from reports.comparison import conditions
-from reports.comparison.conditions import Conditions, Unlike
-from reports.comparison.taken import STEP_METRICS, Taken, Value, What
-from reports.comparison.verdicts import DECIDING, Question, Word, family_of, judge
+from reports.comparison import comparability
+from reports.comparison.comparability import Conditions, Unlike
+from reports.comparison.samples import STEP_METRICS, Taken, Value, What
+from reports.comparison.tests import DECIDING, Question, Word, family_of, judge
 from reports.read import measurements
 from reports.read.run import KINDS_WITH_STEPS, Run
-from reports.statistics import configurations, pooling
-from reports.statistics.configurations import Mean, Sample, by_worker
+from reports.statistics import per_config, pooling
+from reports.statistics.per_config import Mean, Sample, by_worker
 from reports.statistics.pooling import Spread
 
 RESOLUTION = 0.03  # a comparison that could not have shown 3 % does not call two runs the same
 ALLOW_UNKNOWN = "unknown"
-ALLOWABLE = (*conditions.NAMES, ALLOW_UNKNOWN)
+ALLOWABLE = (*comparability.NAMES, ALLOW_UNKNOWN)
 
 
 class CompareError(ValueError):
@@ -153,8 +153,8 @@ def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float 
     if len(runs) < 2 or twice:
         raise CompareError(f"run {twice[0]} is named twice" if twice else "a comparison needs two runs")
     allowed = tuple(dict.fromkeys(allow))
-    made_under = [conditions.conditions(run) for run in runs]
-    found = conditions.unlike(made_under)
+    made_under = [comparability.conditions(run) for run in runs]
+    found = comparability.unlike(made_under)
     refused = tuple(one for one in found if one.name not in allowed)
     plans = [_plans(run) for run in runs]
     any_is_full = any(one.is_full for one in made_under)
@@ -193,7 +193,7 @@ def _rows(runs: Sequence[Run], made_under: Sequence[Conditions], tolerance: floa
     rows: _Rows = []
     over_all: _Rows = []
     for run, there, under in zip(runs[1:], taken[1:], made_under[1:], strict=True):
-        same_gpus = conditions.same_gpus(made_under[0], under)
+        same_gpus = comparability.same_gpus(made_under[0], under)
         blanks = _blanks(first, run, taken[0], there)
         own = _against(blanks, taken[0], there, same_gpus=same_gpus)
         rows += own
@@ -288,7 +288,7 @@ def _difference(
     row: ComparedRow, before: list[Value], after: list[Value], shared: Spread | None, *, same_gpus: bool
 ) -> tuple[ComparedRow, Mean | None]:
     old, new = [one.sample for one in before], [one.sample for one in after]
-    mean = configurations.difference(new, old, same_workers=same_gpus, paired=shared)
+    mean = per_config.difference(new, old, same_workers=same_gpus, paired=shared)
     if not measurements.is_rate(row.metric):
         mean = replace(mean, value=-mean.value)  # of a duration or an energy, less is better
     row = replace(row, before=_side(before), after=_side(after), speed_ratio=math.exp(mean.value))
@@ -342,7 +342,7 @@ def _over_all(rows: _Rows, blanks: Mapping[str, ComparedRow], old: Taken, new: T
 
 
 def _side(values: Sequence[Value]) -> Side:
-    mean = configurations.mean_of_logs([one.sample for one in values])
+    mean = per_config.mean_of_logs([one.sample for one in values])
     value, low, high = mean.ends
     noises = [one.steps_noise_percent for one in values if one.steps_noise_percent is not None]
     between = None if mean.df is None else 100.0 * math.expm1(mean.error * math.sqrt(mean.units))

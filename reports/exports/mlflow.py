@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from bench.records.result import End
-from reports.exports.logged import Logged
+from reports.exports.log_model import Logged
 
 FOLDER = "mlflow"
 _RUNNING, _FINISHED, _FAILED, _KILLED = 1, 3, 4, 5  # MLflow's numbers

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.result import End
-from reports.exports.logged import Logged, Setting
+from reports.exports.log_model import Logged, Setting
 
 FOLDER = "mlperf"
 _POINT, _START, _STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"

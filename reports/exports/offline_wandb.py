@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.result import End
-from reports.exports.logged import Logged
+from reports.exports.log_model import Logged
 
 FOLDER, PROJECT = "wandb", "qlora-fleet"
 _WITHOUT = {

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.records.interval import quantile
-from reports.exports.logged import Logged, Point
+from bench.records.bootstrap import quantile
+from reports.exports.log_model import Logged, Point
 
 FOLDER = "optimum-benchmark"
 FILE = "benchmark.json"

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.records.durable import write_atomic
-from reports import text
-from reports.exports.logged import Logged
+from bench.records.atomic_files import write_atomic
+from reports import formatting
+from reports.exports.log_model import Logged
 
 FOLDER = "tensorboard"
 _LARGEST = 3.4e38  # of a 32-bit float
@@ -61,7 +61,9 @@ def _settings(run: Logged) -> bytes:
     """A `Summary.Value` for the text tab: the settings as a table."""
     rows = [("run", run.run_id), ("configuration", run.configuration), ("worker", run.worker or "-")]
     rows += [(name, str(value)) for name, value in run.settings.items()]
-    table = "\n".join(["| setting | value |", "|---|---|", *(f"| {name} | {text.markdown(to)} |" for name, to in rows)])
+    table = "\n".join(
+        ["| setting | value |", "|---|---|", *(f"| {name} | {formatting.markdown(to)} |" for name, to in rows)]
+    )
     tensor = _varint(1, _DT_STRING) + _bytes(2, b"") + _bytes(8, table.encode())
     return _bytes(1, b"settings") + _bytes(8, tensor) + _bytes(9, _bytes(1, _bytes(1, b"text")))
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from reports.exports import mlflow, mlperf, offline_wandb, optimum, tensorboard
-from reports.exports.logged import Logged, of_run
+from reports.exports.log_model import Logged, of_run
 from reports.read.run import NotWritten, ReportError, report_folder
 
 FORMATS: Mapping[str, Callable[[Path, Sequence[Logged]], Path]] = {

@@ -9,12 +9,12 @@ from reports.figures.cost import COST
 from reports.figures.diagnostic import DIAGNOSTIC
 from reports.figures.drawing.chart import Chart
 from reports.figures.executive_summary import EXECUTIVE_SUMMARY
-from reports.figures.kinds.distributed import DISTRIBUTED
-from reports.figures.kinds.hardware import HARDWARE
-from reports.figures.kinds.inference import INFERENCE
-from reports.figures.kinds.loading import LOADING
 from reports.figures.loss_curves import LOSS_CURVES
 from reports.figures.memory import MEMORY
+from reports.figures.per_workload.distributed import DISTRIBUTED
+from reports.figures.per_workload.hardware import HARDWARE
+from reports.figures.per_workload.inference import INFERENCE
+from reports.figures.per_workload.loading import LOADING
 from reports.figures.run_comparison import RUN_COMPARISON
 from reports.figures.speed_and_memory import SPEED_AND_MEMORY
 from reports.figures.telemetry import TELEMETRY

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
-from reports import text
-from reports.figures.drawing import rows
+from reports import formatting
+from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.marks import RowFigure
+from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, PUBLISHED
 from reports.figures.drawing.panel import Group, Mark, Panel
-from reports.read import published
-from reports.read.published import Published
+from reports.read import reference_results
+from reports.read.reference_results import Published
 from reports.read.run import Run
-from reports.summary import choice
+from reports.summary import recommendation
 from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -19,13 +19,13 @@ _MOST_PRICES = 4  # named over the figure; the page's table has all of them
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    priced = [(row, row.cost) for row in rows.drawn(summary) if row.cost is not None]
+    priced = [(row, row.cost) for row in row_chart.drawn(summary) if row.cost is not None]
     if not priced:
         return None
     priced.sort(key=lambda item: item[1].usd_per_million_useful_tokens.value)
-    beside = published.beside(run)
-    like = published.training_by_label(run, beside)
-    chosen = choice.of(summary)
+    beside = reference_results.beside(run)
+    like = reference_results.training_by_label(run, beside)
+    chosen = recommendation.of(summary)
     best = priced[0][0] if chosen is None else chosen.row
     cheapest = priced[0][1]
     planned = [
@@ -42,7 +42,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         Panel(
             title=f"Per million useful tokens, at ${first.usd_per_gpu_hour:,.2f}",
             marks=tuple(
-                rows.dollars_mark(one.usd_per_million_useful_tokens, tone=rows.tone(row)) for row, one in priced
+                row_chart.dollars_mark(one.usd_per_million_useful_tokens, tone=row_chart.tone(row))
+                for row, one in priced
             ),
         ),
         Panel(
@@ -52,14 +53,14 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         ),
         Panel(
             title="Minutes per 1,000 samples, 1 GPU",
-            marks=tuple(rows.minutes_mark(row) for row, _ in priced),
+            marks=tuple(row_chart.minutes_mark(row) for row, _ in priced),
         ),
     )
     return RowFigure(
         over=head(
             summary,
             _title(best, is_cheapest=chosen is not None and best is priced[0][0] and not chosen.tied),
-            *rows.facts(summary),
+            *row_chart.facts(summary),
             *(price.words for price in summary.prices[:_MOST_PRICES]),
             f"{PUBLISHED} {beside.source}, at ${beside.cost_10000_samples['usd_per_gpu_hour']:.2f} per GPU hour"
             if beside is not None and shown
@@ -75,27 +76,27 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
 
 
 def _title(best: ConfigurationRow, *, is_cheapest: bool) -> str:
-    rate = text.estimate(None if best.cost is None else best.cost.usd_per_million_useful_tokens, prefix="$")
+    rate = formatting.estimate(None if best.cost is None else best.cost.usd_per_million_useful_tokens, prefix="$")
     title = f"{best.label} {'is cheapest:' if is_cheapest else 'costs'} {rate} per million useful tokens"
     one = None if best.cost is None else next(iter(best.cost.fine_tunings), None)
     if one is None:
         return title
-    dollars = text.number(one.usd.value)
-    return f"{title}; {FINE_TUNING_SAMPLES:,} samples cost ${dollars} on {text.count(one.gpus, 'GPU')}"
+    dollars = formatting.number(one.usd.value)
+    return f"{title}; {FINE_TUNING_SAMPLES:,} samples cost ${dollars} on {formatting.count(one.gpus, 'GPU')}"
 
 
-def _samples(row: ConfigurationRow, at: Cost, like: published.Training | None) -> Mark:
+def _samples(row: ConfigurationRow, at: Cost, like: reference_results.Training | None) -> Mark:
     if like is None:
-        return rows.dollars_mark(at.usd_per_1000_samples, tone=rows.tone(row))
+        return row_chart.dollars_mark(at.usd_per_1000_samples, tone=row_chart.tone(row))
     usd = like.usd_per_1000_samples
     more = f"  {PUBLISHED} ${usd:g} published"
-    return rows.dollars_mark(at.usd_per_1000_samples, tone=rows.tone(row), more=more, published=(usd,))
+    return row_chart.dollars_mark(at.usd_per_1000_samples, tone=row_chart.tone(row), more=more, published=(usd,))
 
 
 def _tunings(
     planned: list[ConfigurationRow],
     beside: Published | None,
-    like: Mapping[str, published.Training],
+    like: Mapping[str, reference_results.Training],
     summary: Summary,
 ) -> Group:
     """A row for each of `planned` on each number of GPUs; dollars at the price that counts, and how long it takes."""
@@ -109,7 +110,7 @@ def _tunings(
     references = [
         beside if beside is not None and like.get(row.label) is beside.training[-1] else None for row, *_ in plans
     ]
-    names = [f"{row.label}, {text.count(plan.gpus, 'GPU')}" for row, _, plan in plans]
+    names = [f"{row.label}, {formatting.count(plan.gpus, 'GPU')}" for row, _, plan in plans]
     price = summary.prices[0]
     dollars = []
     for (*_, plan), reference in zip(plans, references, strict=True):
@@ -117,7 +118,7 @@ def _tunings(
         dollars.append(_usd(plan, tuple(known.get(plan.gpus, ()))))
     if summary.hosted is not None:
         asked = summary.hosted.usd_per_10000_samples
-        dollars.append(Mark(value=asked, words=f"${text.number(asked)}", tone=BASELINE_TONE))
+        dollars.append(Mark(value=asked, words=f"${formatting.number(asked)}", tone=BASELINE_TONE))
     panels = [Panel(title=f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", marks=tuple(dollars))]
     hours = [
         _hours(plan, None if reference is None else reference.cost_10000_samples["minutes"].get(plan.gpus))
@@ -125,7 +126,7 @@ def _tunings(
     ]
     if summary.hosted is not None:
         names.append(f"hosted: {summary.hosted.source}")
-        hours.append(Mark(value=None, words=text.UNKNOWN))
+        hours.append(Mark(value=None, words=formatting.UNKNOWN))
     panels.append(Panel(title="Hours of 10,000 samples", marks=tuple(hours)))
     return Group(names=tuple(names), panels=tuple(panels))
 
@@ -139,19 +140,19 @@ def _is_published(price: Price, beside: Published | None) -> bool:
 
 def _usd(plan: FineTuning, references: tuple[float, ...]) -> Mark:
     billed = plan.usd_billed.value
-    places = text.decimals(plan.usd.value)
-    more = f", billed ${text.number(billed, places)}" if plan.startup_sec is not None else ""
+    places = formatting.decimals(plan.usd.value)
+    more = f", billed ${formatting.number(billed, places)}" if plan.startup_sec is not None else ""
     also = f"  {PUBLISHED} {', '.join(f'${one:.2f}' for one in dict.fromkeys(references))}" if references else ""
-    words = f"${text.number(plan.usd.value, places)}{more}{also}"
-    return rows.mark_of(plan.usd, words, is_hollow=not plan.scaling.is_measured, published=references)
+    words = f"${formatting.number(plan.usd.value, places)}{more}{also}"
+    return row_chart.mark_of(plan.usd, words, is_hollow=not plan.scaling.is_measured, published=references)
 
 
 def _hours(plan: FineTuning, minutes: float | None) -> Mark:
     hours = plan.training_sec.times(1 / 3600)
     also = f"  {PUBLISHED} {minutes / 60:.2f}" if minutes else ""
-    words = f"{text.number(hours.value)} h{'' if plan.scaling.is_measured else ', assumed'}{also}"
+    words = f"{formatting.number(hours.value)} h{'' if plan.scaling.is_measured else ', assumed'}{also}"
     references = (minutes / 60,) if minutes else ()
-    return rows.mark_of(hours, words, is_hollow=not plan.scaling.is_measured, published=references)
+    return row_chart.mark_of(hours, words, is_hollow=not plan.scaling.is_measured, published=references)
 
 
 COST = Chart(

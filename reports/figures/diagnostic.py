@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from bench.records.result import End
 from bench.records.trial import Trial
-from reports import text
-from reports.figures.drawing import marks, rows
+from reports import formatting
+from reports.figures.drawing import glyphs, row_chart
 from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.marks import RowFigure
+from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.figures.drawing.panel import Group, Mark, Panel
-from reports.read import published
-from reports.read.published import Factor
+from reports.read import reference_results
+from reports.read.reference_results import Factor
 from reports.read.run import Run
-from reports.statistics import configurations
-from reports.statistics.values import Ratio
-from reports.summary import highlights
+from reports.statistics import per_config
+from reports.statistics.types import Ratio
+from reports.summary import headline
 from reports.summary.summary import ConfigurationRow, Summary
 
 CENTRE = "optimized"
@@ -53,7 +53,7 @@ def journey(summary: Summary, settings: Mapping[str, Trial]) -> list[Configurati
     """The shortest way from the baseline to what is recommended over measured configurations of which each differs
     from the one before in one factor; empty where there is none. Of equally short ones the plan's first."""
     rows = {row.label: row for row in summary.measured_rows}
-    end = highlights.recommended(summary)
+    end = headline.recommended(summary)
     ways = [[summary.baseline]] if summary.baseline in rows and end != summary.baseline else []
     seen = {summary.baseline}
     for way in ways:  # grows as it is gone through: the shortest come first
@@ -72,9 +72,11 @@ def _steps(way: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> Gr
         (field,) = _changed(settings[before.label], settings[after.label])
         names.append(f"{_factor(field, settings[before.label], settings[after.label])} = {after.label}")
     for number, row in enumerate(way):
-        more = f", {text.number(row.useful_rate / way[number - 1].useful_rate, 2)}x the row above" if number else ""
-        useful.append(rows.estimate_mark(row, "useful_tokens_per_sec", more=more))
-        minutes.append(rows.minutes_mark(row))
+        more = (
+            f", {formatting.number(row.useful_rate / way[number - 1].useful_rate, 2)}x the row above" if number else ""
+        )
+        useful.append(row_chart.estimate_mark(row, "useful_tokens_per_sec", more=more))
+        minutes.append(row_chart.minutes_mark(row))
     return Group(
         names=tuple(names),
         panels=(
@@ -105,7 +107,7 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
             found.append((row, field, getattr(settings[row.label], field), words))
     if not found:
         return None
-    beside = published.beside(run)
+    beside = reference_results.beside(run)
     known = {} if beside is None else {(one.field, one.value): one for one in beside.factors}
     factors = [known.get((field, after)) for _, field, after, _ in found]
     among = len(found)  # all of their intervals hold at once, as in the page's table
@@ -113,7 +115,7 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
         _effect(row, centre, "samples_per_sec", one, among) for (row, *_), one in zip(found, factors, strict=True)
     ]
     tokens = [_effect(row, centre, "useful_tokens_per_sec", None, among) for row, *_ in found]
-    panels = marks.shared(
+    panels = glyphs.shared(
         [
             Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, at=1.0)
             for rate, effects in (("Samples per second", samples), ("Useful tokens per second", tokens))
@@ -125,7 +127,7 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
             summary,
             _title(found, panels[1]),
             f"centre: {CENTRE}, n = {centre.measured.n_steps} steps",
-            rows.interval_words([row for row, *_ in found]),
+            row_chart.interval_words([row for row, *_ in found]),
             f"{PUBLISHED} {beside.source}" if beside is not None and shown else "",
         ),
         groups=(Group(names=tuple(words for *_, words in found), panels=panels),),
@@ -146,21 +148,21 @@ def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: 
     if row.measured is None or centre.measured is None:
         ended = "out of memory" if End.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, words=f"{ended}{more}", published=reference)
-    ratio = configurations.ratio(row.measured, centre.measured, rate, among=among)
+    ratio = per_config.ratio(row.measured, centre.measured, rate, among=among)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
-    return rows.mark_of(ratio, f"{_times(ratio)}{verdict}{more}", tone=tone, published=reference)
+    return row_chart.mark_of(ratio, f"{_times(ratio)}{verdict}{more}", tone=tone, published=reference)
 
 
 def _times(ratio: Ratio) -> str:
     """Three decimals close to 1: `1.00x slower` says nothing."""
-    places = text.ratio_places(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
-    return f"{text.number(ratio.value, places)}x {text.span(ratio.low, ratio.high, places)}".rstrip()
+    places = formatting.ratio_places(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
+    return f"{formatting.number(ratio.value, places)}x {formatting.span(ratio.low, ratio.high, places)}".rstrip()
 
 
 def _title(found: list[tuple[ConfigurationRow, str, object, str]], panel: Panel) -> str:
     effects = [
-        (mark.value, words, text.ratio_places(mark.low, mark.high))
+        (mark.value, words, formatting.ratio_places(mark.low, mark.high))
         for mark, (*_, words) in zip(panel.marks, found, strict=True)
         if mark.value is not None and mark.tone == OTHER_TONE
     ]
@@ -169,7 +171,7 @@ def _title(found: list[tuple[ConfigurationRow, str, object, str]], panel: Panel)
     value, words, places = max(effects)
     if value <= 1.0:
         return f"No single factor makes {CENTRE} faster in useful tokens"
-    return f"What helps {CENTRE} most on its own: {words}, {text.number(value, places)}x the useful tokens per second"
+    return f"What helps {CENTRE} most on its own: {words}, {formatting.number(value, places)}x the useful tokens per second"
 
 
 DIAGNOSTIC = Chart(

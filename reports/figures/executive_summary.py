@@ -1,34 +1,34 @@
 """01 executive summary: how fast each configuration is, in useful tokens and in samples, and what it takes."""
 
-from reports import text
-from reports.figures.drawing import rows
+from reports import formatting
+from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.marks import RowFigure
+from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
 from reports.figures.drawing.panel import Group, Mark, Panel
-from reports.read import published
+from reports.read import reference_results
 from reports.read.run import Run
-from reports.summary import sentences
+from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    drawn = sorted(rows.drawn(summary), key=lambda row: -row.useful_rate)
+    drawn = sorted(row_chart.drawn(summary), key=lambda row: -row.useful_rate)
     if not drawn:
         return None
-    beside = published.beside(run)
-    like = published.training_by_label(run, beside)
+    beside = reference_results.beside(run)
+    like = reference_results.training_by_label(run, beside)
 
     def samples(row: ConfigurationRow) -> Mark:
         found = like.get(row.label)
         rates = () if found is None else found.samples_per_sec
         more = f"  {PUBLISHED} {', '.join(f'{rate:g}' for rate in rates)} published" if rates else ""
-        return rows.estimate_mark(row, "samples_per_sec", more=more, published=rates)
+        return row_chart.estimate_mark(row, "samples_per_sec", more=more, published=rates)
 
     panels = [
         Panel(
             title="Useful tokens per s, per worker",
-            marks=tuple(rows.estimate_mark(row, "useful_tokens_per_sec") for row in drawn),
+            marks=tuple(row_chart.estimate_mark(row, "useful_tokens_per_sec") for row in drawn),
         ),
         Panel(title="Samples per s, per worker", marks=tuple(samples(row) for row in drawn)),
     ]
@@ -43,7 +43,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     base = f"; grey is {summary.baseline}" if any(row.is_baseline for row in drawn) else ""
     hollow = "; hollow diamonds are published results" if source else ""
     return RowFigure(
-        over=head(summary, sentences.recommendation(summary), *rows.facts(summary, priced=True), source),
+        over=head(summary, text_module.recommendation(summary), *row_chart.facts(summary, priced=True), source),
         groups=(Group(names=tuple(row.label for row in drawn), panels=tuple(panels)),),
         caption=(
             f"Best first. Longer bars in the first two panels are better; black lines are 95 % intervals{base}{hollow}."
@@ -62,13 +62,13 @@ EXECUTIVE_SUMMARY = Chart(
 
 def _cost(row: ConfigurationRow) -> Mark:
     if row.cost is None:
-        return Mark(value=None, words=text.UNKNOWN)
-    return rows.dollars_mark(row.cost.usd_per_1000_samples, tone=rows.tone(row))
+        return Mark(value=None, words=formatting.UNKNOWN)
+    return row_chart.dollars_mark(row.cost.usd_per_1000_samples, tone=row_chart.tone(row))
 
 
 def _memory(row: ConfigurationRow) -> Mark:
     return Mark(
         value=None if row.peak_bytes is None else row.peak_bytes / 1e9,
-        words=text.gigabytes(row.peak_bytes),
-        tone=rows.tone(row),
+        words=formatting.gigabytes(row.peak_bytes),
+        tone=row_chart.tone(row),
     )

@@ -12,13 +12,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from bench.records.result import End
-from reports import text
-from reports.figures.drawing import lines, rows, text_size
-from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
+from reports import formatting
+from reports.figures.drawing import lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.palette import ACCENT_TONE, BAND, DEEP_TONE, MUTED
 from reports.read.run import Run
-from reports.summary import highlights
+from reports.summary import headline
 from reports.summary.summary import Summary
 
 _MOST_POINTS = 300
@@ -66,8 +66,8 @@ class Data:
     @property
     def alt(self) -> str:
         curves = [
-            f"{curve.name}: {text.number(float(curve.median[0]), 2)} at step {curve.step[0]:.0f}, "
-            f"{text.number(curve.last, 2)} at step {curve.step[-1]:.0f}"
+            f"{curve.name}: {formatting.number(float(curve.median[0]), 2)} at step {curve.step[0]:.0f}, "
+            f"{formatting.number(curve.last, 2)} at step {curve.step[-1]:.0f}"
             for curve in self.curves
         ]
         return "Loss over optimizer steps. " + "; ".join(curves) + "."
@@ -84,7 +84,7 @@ class Data:
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
-    tones = {row.label: rows.tone(row) for row in rows.drawn(summary)}
+    tones = {row.label: row_chart.tone(row) for row in row_chart.drawn(summary)}
     steps = run.steps
     mine = steps[
         (steps["status"] == End.SUCCEEDED.value) & steps["loss"].notna() & steps["configuration"].isin(list(tones))
@@ -92,14 +92,14 @@ def gather(summary: Summary, run: Run) -> Data | None:
     if mine.empty:
         return None
     owned = {str(label): own for label, own in mine.groupby("configuration", observed=True)}
-    best = highlights.recommended(summary)
+    best = headline.recommended(summary)
     curves = tuple(
         _curve(label, owned[label], DEEP_TONE if label == best else tones[label]) for label in tones if label in owned
     )
     trials = [curve.n_trials for curve in curves]
     many = max(trials) > 1
-    over = f"medians over n = {text.from_to(trials)} trials of a configuration" if many else "n = 1 trial each"
-    which = rows.subset(summary)
+    over = f"medians over n = {formatting.from_to(trials)} trials of a configuration" if many else "n = 1 trial each"
+    which = row_chart.subset(summary)
     title = _title(curves, "configuration drawn" if which else "configuration")
     return Data(over=head(summary, title, over, which, "nats per token"), curves=curves)
 
@@ -122,13 +122,13 @@ def _curve(label: str, own: pd.DataFrame, tone: str) -> Curve:
 def _title(curves: Sequence[Curve], each: str) -> str:
     rising = [curve.name for curve in curves if not curve.falls]
     if rising:
-        return f"The loss did not fall in {text.some(rising, 3)}"
+        return f"The loss did not fall in {formatting.some(rising, 3)}"
     if all(len(curve.median) == 1 for curve in curves):
         return "The loss of a single step: nothing to follow yet"
     if len(curves) == 1:
-        return f"The loss falls in {curves[0].name}, to {text.number(curves[0].last, 2)}"
+        return f"The loss falls in {curves[0].name}, to {formatting.number(curves[0].last, 2)}"
     low, high = min(curve.last for curve in curves), max(curves, key=lambda curve: curve.last)
-    ends = f"to between {text.number(low, 2)} and {text.number(high.last, 2)}"
+    ends = f"to between {formatting.number(low, 2)} and {formatting.number(high.last, 2)}"
     title = f"The loss falls in every {each}, {ends}"
     return f"{title}; {high.name} learns least" if high.last > low + _APART else title
 
@@ -137,7 +137,7 @@ def _label(curve: Curve, sheet: Sheet) -> str:
     if sheet.narrow:
         return curve.name
     name = text_size.shorten(curve.name, _NAME_IN, 8.5)
-    return f"{name}: {text.number(curve.last, 2)}, {text.number(curve.useful_tokens / 1000, 0)} k tokens"
+    return f"{name}: {formatting.number(curve.last, 2)}, {formatting.number(curve.useful_tokens / 1000, 0)} k tokens"
 
 
 def _draw(axes: Any, curves: Sequence[Curve], labels: Sequence[str], height_in: float) -> None:

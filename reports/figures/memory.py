@@ -3,13 +3,13 @@
 import math
 
 from bench.records.result import End
-from reports import text
-from reports.figures.drawing import rows
+from reports import formatting
+from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.marks import RowFigure
+from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
 from reports.figures.drawing.panel import Group, Mark, Panel
-from reports.read import published, readings
+from reports.read import queries, reference_results
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -23,15 +23,15 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         for row in summary.rows
         if row.peak_vram_bytes is not None
         or (row.measured is None and (row.label in predicted or End.OUT_OF_MEMORY in row.ends))
-    ][: rows.MAX_DRAWN + 4]
+    ][: row_chart.MAX_DRAWN + 4]
     if not any(row.peak_vram_bytes is not None for row in drawn):
         return None
     capacity = capacity_bytes(run)
-    beside = published.beside(run)
-    like = published.training_by_label(run, beside)
+    beside = reference_results.beside(run)
+    like = reference_results.training_by_label(run, beside)
     found = [_mark(row, predicted.get(row.label), like.get(row.label), capacity) for row in drawn]
     has_published = any(mark.published for mark in found)
-    dashed = "" if capacity is None else f" (dashed: {text.number(capacity / 1e9)})"
+    dashed = "" if capacity is None else f" (dashed: {formatting.number(capacity / 1e9)})"
     panel = Panel(
         title=f"Peak GPU memory, GB{dashed}",
         marks=tuple(found),
@@ -63,7 +63,7 @@ def predictions(run: Run, summary: Summary) -> dict[str, float]:
     mine = table[(table["name"] == PREDICTED) & table["configuration"].isin(lost) & table["value"].notna()]
     of_failures = {str(label): float(value) for label, value in zip(mine["configuration"], mine["value"], strict=True)}
     return of_failures | {
-        one.configuration: one.value for one in readings.pick(run, PREDICTED) if one.value is not None and one.value > 0
+        one.configuration: one.value for one in queries.pick(run, PREDICTED) if one.value is not None and one.value > 0
     }
 
 
@@ -82,26 +82,30 @@ def _off(predicted: float, measured: int | None) -> str:
 
 
 def _mark(
-    row: ConfigurationRow, predicted: float | None, like: published.Training | None, capacity: int | None
+    row: ConfigurationRow, predicted: float | None, like: reference_results.Training | None, capacity: int | None
 ) -> Mark:
     at_least = measured = row.peak_vram_bytes
-    words = text.gigabytes(measured)
+    words = formatting.gigabytes(measured)
     if measured is None and End.OUT_OF_MEMORY in row.ends:
         at_least = capacity
-        words = "out of memory" if capacity is None else f"out of memory: it needs more than {text.gigabytes(capacity)}"
+        words = (
+            "out of memory"
+            if capacity is None
+            else f"out of memory: it needs more than {formatting.gigabytes(capacity)}"
+        )
     elif measured is None:
         words = "did not run"
     elif row.ends.get(End.OUT_OF_MEMORY):
-        words += f", out of memory in {row.ends[End.OUT_OF_MEMORY]} of {text.count(row.planned, 'trial')}"
+        words += f", out of memory in {row.ends[End.OUT_OF_MEMORY]} of {formatting.count(row.planned, 'trial')}"
     if predicted is not None:
-        words += f"  | {text.gigabytes(round(predicted))} predicted{_off(predicted, measured)}"
+        words += f"  | {formatting.gigabytes(round(predicted))} predicted{_off(predicted, measured)}"
     reference = None if like is None else like.peak_vram_bytes
     if reference is not None:
-        words += f"  {PUBLISHED} {text.gigabytes(round(reference))} published"
+        words += f"  {PUBLISHED} {formatting.gigabytes(round(reference))} published"
     return Mark(
         value=None if at_least is None else at_least / 1e9,
         words=words,
-        tone=rows.tone(row),
+        tone=row_chart.tone(row),
         is_hollow=measured is None,
         limit=None if predicted is None else predicted / 1e9,
         published=() if reference is None else (reference / 1e9,),
@@ -111,12 +115,12 @@ def _mark(
 def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[str, float]) -> str:
     largest = max((row for row in drawn if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
     used = largest.peak_vram_bytes or 0
-    share = f", {text.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
-    title = f"{largest.label} needs most of what fits: {text.gigabytes(used)}{share}"
+    share = f", {formatting.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
+    title = f"{largest.label} needs most of what fits: {formatting.gigabytes(used)}{share}"
     if not (ended := sum(row.measured is None and End.OUT_OF_MEMORY in row.ends for row in drawn)):
         title = title.replace(" of what fits", "")
     else:
-        title += f"; {text.count(ended, 'configuration')} ran out of memory"
+        title += f"; {formatting.count(ended, 'configuration')} ran out of memory"
     off = [
         100 * abs(predicted[row.label] / row.peak_vram_bytes - 1)
         for row in drawn

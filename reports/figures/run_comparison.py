@@ -1,9 +1,9 @@
 """12 run comparison: how much faster or slower each configuration became, and whether that is more than noise."""
 
-from reports import text
+from reports import formatting
 from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
 from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.marks import RowFigure
+from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
 from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read.run import Run
@@ -57,11 +57,11 @@ def _name(row: ComparedRow, *, several: bool) -> str:
 
 def _mark(row: ComparedRow) -> Mark:
     value = row.speed_ratio or 1.0
-    places = text.ratio_places(row.low, row.high, 3)
-    spread = text.span(row.low, row.high, places)
+    places = formatting.ratio_places(row.low, row.high, 3)
+    spread = formatting.span(row.low, row.high, places)
     return Mark(
         value=value,
-        words=f"{text.number(value, places)}x {spread} {row.verdict}".replace("  ", " "),
+        words=f"{formatting.number(value, places)}x {spread} {row.verdict}".replace("  ", " "),
         low=row.low,
         high=row.high,
         tone=_TONES.get(row.verdict, BASELINE_TONE),
@@ -73,7 +73,7 @@ def _title(comparison: Comparison, shown: list[ComparedRow]) -> str:
     before, *after = comparison.run_ids
     counts = {word: sum(row.verdict == word for row in shown) for word in _ORDER}
     verdicts = [f"{amount} of {len(shown)} {word}" for word, amount in counts.items() if amount]
-    return f"Run {text.listing(list(after))} against {before}: {', '.join(verdicts)}"
+    return f"Run {formatting.listing(list(after))} against {before}: {', '.join(verdicts)}"
 
 
 RUN_COMPARISON = Chart(

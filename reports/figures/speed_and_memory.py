@@ -7,14 +7,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bench.records.result import End
-from reports import text
+from reports import formatting
 from reports.figures import memory
-from reports.figures.drawing import label_placing, lines, rows, text_size
-from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
+from reports.figures.drawing import label_layout, lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.palette import ACCENT_TONE, INK, PAPER
 from reports.read.run import Run
-from reports.statistics.values import Estimate
+from reports.statistics.types import Estimate
 from reports.summary.summary import ConfigurationRow, Summary
 
 _BODY_IN = 3.6
@@ -63,7 +63,7 @@ class Data:
     @property
     def alt(self) -> str:
         return "; ".join(
-            f"{one.words}: {text.number(one.rate)} useful tokens per second, {text.number(one.memory_gb)} GB"
+            f"{one.words}: {formatting.number(one.rate)} useful tokens per second, {formatting.number(one.memory_gb)} GB"
             for one in self.places
         )
 
@@ -77,7 +77,7 @@ class Data:
 
 def gather(summary: Summary, run: Run) -> Data | None:
     capacity = memory.capacity_bytes(run)
-    drawn = {row.label for row in rows.drawn(summary)}
+    drawn = {row.label for row in row_chart.drawn(summary)}
     predicted = memory.predictions(run, summary)
     limit_gb = None if capacity is None else capacity / 1e9
     places = []
@@ -87,10 +87,10 @@ def gather(summary: Summary, run: Run) -> Data | None:
         elif row.measured is None and End.OUT_OF_MEMORY in row.ends and limit_gb is not None:
             at = predicted.get(row.label)
             places.append(_place(row, limit_gb if at is None else at / 1e9, None))
-    places = places[: rows.MAX_DRAWN + 4]
+    places = places[: row_chart.MAX_DRAWN + 4]
     if not any(one.rate for one in places):
         return None
-    return Data(over=head(summary, _title(places), *rows.facts(summary)), places=tuple(places), limit_gb=limit_gb)
+    return Data(over=head(summary, _title(places), *row_chart.facts(summary)), places=tuple(places), limit_gb=limit_gb)
 
 
 def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> Place:
@@ -103,7 +103,7 @@ def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> Place:
         succeeded=row.succeeded,
         planned=row.planned,
         is_reliable=row.is_reliable,
-        tone=rows.tone(row),
+        tone=row_chart.tone(row),
     )
 
 
@@ -114,8 +114,8 @@ def _title(places: list[Place]) -> str:
     if safe is None:
         often = f"{fastest.succeeded} of {fastest.planned}"
         return f"No configuration succeeded in every trial; {fastest.name}, the fastest, did in {often}"
-    title = f"{safe.name} is the fastest without a failed trial: {text.number(safe.rate)} useful tokens per second in "
-    title += f"{text.number(safe.memory_gb)} GB"
+    title = f"{safe.name} is the fastest without a failed trial: {formatting.number(safe.rate)} useful tokens per second in "
+    title += f"{formatting.number(safe.memory_gb)} GB"
     return title if safe is fastest else f"{title}; {risky}"
 
 
@@ -142,7 +142,7 @@ def _draw(axes: Any, data: Data, sheet: Sheet) -> None:
     )
     lines.value_axis(axes)
     lines.height_axis(axes)
-    label_placing.label_points(axes, _labels(data.places, widest, most, 1 if sheet.narrow else 4), upright)
+    label_layout.label_points(axes, _labels(data.places, widest, most, 1 if sheet.narrow else 4), upright)
 
 
 def _labels(places: tuple[Place, ...], widest: float, most: float, named: int) -> list[tuple[float, float, str]]:
@@ -162,13 +162,17 @@ def _labels(places: tuple[Place, ...], widest: float, most: float, named: int) -
         else:
             group.append(one)
     return [
-        (group[0].memory_gb, group[0].rate, text.some(_names(group, _LABEL_IN[named] / min(len(group), named)), named))
+        (
+            group[0].memory_gb,
+            group[0].rate,
+            formatting.some(_names(group, _LABEL_IN[named] / min(len(group), named)), named),
+        )
         for group in groups
     ]
 
 
 def _names(group: Sequence[Place], limit_in: float) -> list[str]:
-    short = [replace(one, name=text_size.shorten(one.name, limit_in, label_placing.SIZE)) for one in group]
+    short = [replace(one, name=text_size.shorten(one.name, limit_in, label_layout.SIZE)) for one in group]
     return [one.words if one.rate else one.name for one in short]
 
 

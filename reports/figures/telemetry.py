@@ -14,13 +14,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bench.records.layout import TELEMETRY_FILE, TRIALS_FOLDER
+from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import End, TrialResult
-from reports import text
+from reports import formatting
 from reports.figures import worker_map
 from reports.figures.drawing import lines, text_size
-from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
 from reports.read import telemetry
 from reports.read.run import Run
@@ -82,9 +82,9 @@ class Lane:
     @property
     def heading(self) -> str:
         """Its title with the mean, and with what it can be at most."""
-        mean = "" if self.measured_mean is None else f": mean {text.number(self.measured_mean)}"
-        most = "" if self.most is None or not mean else f" of {text.number(self.most)}"
-        healthy = "" if self.healthy is None or not mean else f" (a healthy worker: {text.number(self.healthy)})"
+        mean = "" if self.measured_mean is None else f": mean {formatting.number(self.measured_mean)}"
+        most = "" if self.most is None or not mean else f" of {formatting.number(self.most)}"
+        healthy = "" if self.healthy is None or not mean else f" (a healthy worker: {formatting.number(self.healthy)})"
         return f"{self.title}{mean}{most}{healthy}"
 
 
@@ -113,7 +113,9 @@ class Data:
 
     @property
     def alt(self) -> str:
-        phases = ", ".join(f"{name} {text.number(start)} to {text.number(to)} s" for name, start, to in self.phases)
+        phases = ", ".join(
+            f"{name} {formatting.number(start)} to {formatting.number(to)} s" for name, start, to in self.phases
+        )
         means = ", ".join(lane.heading for lane in self.lanes if lane.measured_mean is not None)
         return f"Trial {self.trial} over time. Phases: {phases}. Means of the measured phase: {means or 'unknown'}."
 
@@ -151,7 +153,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
             if ill is not None and result.worker == ill[0]:
                 means = {lane.title: lane.measured_mean for lane in _healthy(summary, run, result)}
                 lanes = tuple(replace(lane, healthy=means.get(lane.title)) for lane in lanes)
-                title = f"{ill[0]} is {text.number(ill[1], 0)} % slower than the middle worker. {title}"
+                title = f"{ill[0]} is {formatting.number(ill[1], 0)} % slower than the middle worker. {title}"
             return Data(
                 over=head(summary, title, *_facts(result, frame)),
                 trial=result.trial_id,
@@ -235,7 +237,7 @@ def _facts(result: TrialResult, frame: pd.DataFrame) -> tuple[str, ...]:
     samples = frame["elapsed_sec"].nunique()
     seconds = float(frame["elapsed_sec"].iloc[-1] - frame["elapsed_sec"].iloc[0])
     return (
-        f"n = {samples:,} samples in {text.number(seconds)} s",
+        f"n = {samples:,} samples in {formatting.number(seconds)} s",
         f"trial {result.trial_id}",
         f"worker {result.worker}",
     )
@@ -247,15 +249,15 @@ def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str
     if first.measured_mean is None:
         return f"What the machine did during {name}"
     if not is_gpu:
-        cores = text.number(first.measured_mean / 100.0, 1)
+        cores = formatting.number(first.measured_mean / 100.0, 1)
         return f"{name} kept {cores} processor cores busy while it was measured; there was no GPU"
     met = "above" if first.measured_mean >= TARGET_PERCENT else "below"
-    busy = text.number(first.measured_mean, 0)
+    busy = formatting.number(first.measured_mean, 0)
     title = f"The GPU was {busy} % utilized while {name} was measured, {met} the target of {TARGET_PERCENT:.0f} %"
     capped = next((one.value for one in result.measurements if one.name == CAPPED), None)
     if capped is None or capped < _OFTEN_PERCENT:
         return title
-    return f"{title}; its power limit held the clock down {text.number(capped, 0)} % of that time"
+    return f"{title}; its power limit held the clock down {formatting.number(capped, 0)} % of that time"
 
 
 def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:

@@ -9,10 +9,10 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
 from bench.records.result import End
-from reports import text
-from reports.figures.drawing import lines, marks, rows, text_size
-from reports.figures.drawing.board import Head, Sheet, board, names_width_in, rows_height_in
+from reports import formatting
+from reports.figures.drawing import glyphs, lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.layout import Head, Sheet, board, names_width_in, rows_height_in
 from reports.figures.drawing.palette import BAND, INK, MARKERS, MUTED, PAPER
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
@@ -29,7 +29,7 @@ class Data:
     """Rows, and their steps: configuration, worker, off_percent of the configuration's step time; thinned evenly."""
 
     over: Head
-    rows: tuple[ConfigurationRow, ...]
+    row_chart: tuple[ConfigurationRow, ...]
     steps: pd.DataFrame
 
     @property
@@ -42,8 +42,8 @@ class Data:
     @property
     def alt(self) -> str:
         configurations = [
-            f"{row.label}: median step {text.estimate(row.measured.step_time_sec, ' s')}, "
-            f"{text.number(row.measured.padding_percent, 0)} % of token positions padding"
+            f"{row.label}: median step {formatting.estimate(row.measured.step_time_sec, ' s')}, "
+            f"{formatting.number(row.measured.padding_percent, 0)} % of token positions padding"
             for row in self.rows
             if row.measured is not None
         ]
@@ -56,16 +56,16 @@ class Data:
         drawing = board(self.over, sheet, (2 if sheet.narrow else 1) * rows_in + legend_in)
         places = drawing.columns(1 if sheet.narrow else 2, left_in=names_width_in(names, sheet), gap_in=0.35)
         left = drawing.panel(places[0][0], 0.0, places[0][1], rows_in)
-        marks.label_rows(left, names, sheet)
+        glyphs.label_rows(left, names, sheet)
         _step_times(left, self, sheet)
         right = drawing.panel(places[-1][0], rows_in + legend_in if sheet.narrow else 0.0, places[-1][1], rows_in)
-        marks.label_rows(right, names, sheet, shown=False)
+        glyphs.label_rows(right, names, sheet, shown=False)
         _tokens(right, self.rows, sheet)
         return drawing.figure
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
-    drawn = rows.drawn(summary)
+    drawn = row_chart.drawn(summary)
     if not drawn:
         return None
     steps = run.steps
@@ -82,7 +82,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
     thinned = f"1 in {every} of {len(mine):,} steps drawn" if every > 1 else ""
     title = _title(drawn, mine["off_percent"])
     return Data(
-        over=head(summary, title, *rows.facts(summary), thinned),
+        over=head(summary, title, *row_chart.facts(summary), thinned),
         rows=drawn,
         steps=shown.astype({"configuration": "object", "worker": "object"}).reset_index(drop=True),
     )
@@ -91,11 +91,11 @@ def gather(summary: Summary, run: Run) -> Data | None:
 def _title(drawn: tuple[ConfigurationRow, ...], off_percent: pd.Series) -> str:
     shares = {row.label: row.measured.padding_percent for row in drawn if row.measured is not None}
     least, most = min(shares, key=lambda label: shares[label]), max(shares, key=lambda label: shares[label])
-    low, high = text.number(shares[least], 0), text.number(shares[most], 0)
+    low, high = formatting.number(shares[least], 0), formatting.number(shares[most], 0)
     spent = f"{high} % of the tokens computed"
     if low != high:
         spent = f"{high} % of the tokens that {most} computes, {low} % of {least}'s"
-    near = text.number(float(off_percent.abs().quantile(0.9)), 1)
+    near = formatting.number(float(off_percent.abs().quantile(0.9)), 1)
     return f"Padding takes {spent}; 9 in 10 steps are within {near} % of their configuration's step time"
 
 
@@ -109,7 +109,7 @@ TRAINING_PERFORMANCE = Chart(
 
 
 def _step_times(axes: Any, data: Data, sheet: Sheet) -> None:
-    workers = sorted(data.steps["worker"].unique(), key=text.by_number)
+    workers = sorted(data.steps["worker"].unique(), key=formatting.by_number)
     few = len(workers) <= len(MARKERS)
     lane = _LANES / max(1, len(workers))
     top_of, tone_of = {}, {}
@@ -117,14 +117,14 @@ def _step_times(axes: Any, data: Data, sheet: Sheet) -> None:
         if row.measured is None:
             continue
         median = row.measured.step_time_sec
-        words = f"{text.estimate(median, ' s')}, n = {median.n}"
-        top = marks.label_mark(axes, y, words, row.label, sheet) - 0.18
+        words = f"{formatting.estimate(median, ' s')}, n = {median.n}"
+        top = glyphs.label_mark(axes, y, words, row.label, sheet) - 0.18
         bottom = top + _LANES
         if median.low is not None and median.high is not None:
             ends = [100.0 * (end / median.value - 1.0) for end in (median.low, median.high)]
             axes.fill_betweenx([top, bottom], *ends, color=BAND, linewidth=0, zorder=1)
         axes.plot([0.0] * 2, [top - 0.03, bottom + 0.03], color=INK, linewidth=1.4, zorder=2)
-        top_of[row.label], tone_of[row.label] = top, rows.tone(row)
+        top_of[row.label], tone_of[row.label] = top, row_chart.tone(row)
     # One worker's lane is shared by its steps one after another, so that equal times do not hide each other.
     same = data.steps.groupby(["configuration", "worker"], sort=False, observed=True)
     within = same.cumcount() / same["worker"].transform("size")
@@ -190,14 +190,14 @@ def _tokens(axes: Any, drawn: tuple[ConfigurationRow, ...], sheet: Sheet) -> Non
         useful, total = row.measured.useful_tokens_per_sec, row.measured.tokens_per_sec
         padding = total.value - useful.value
         words = (
-            f"{text.number(useful.value)} useful + {text.number(padding)} padding "
-            f"({text.number(row.measured.padding_percent, 0)} %)"
+            f"{formatting.number(useful.value)} useful + {formatting.number(padding)} padding "
+            f"({formatting.number(row.measured.padding_percent, 0)} %)"
         )
-        middle = marks.label_mark(axes, y, words, row.label, sheet)
-        axes.barh(middle, useful.value, height=0.36, color=rows.tone(row), linewidth=0)
+        middle = glyphs.label_mark(axes, y, words, row.label, sheet)
+        axes.barh(middle, useful.value, height=0.36, color=row_chart.tone(row), linewidth=0)
         look = {"facecolor": PAPER, "edgecolor": MUTED, "hatch": "////", "linewidth": 0.8}
         axes.barh(middle, padding, left=useful.value, height=0.36, **look)
-        marks.whisker(axes, middle, useful.low, useful.high)
+        glyphs.whisker(axes, middle, useful.low, useful.high)
         longest = max(longest, total.value, useful.high or 0.0)
     axes.set_xlim(0.0, longest * 1.06 or 1.0)
     axes.set_title("Tokens per second and worker" if sheet.narrow else "Tokens per second, per worker")

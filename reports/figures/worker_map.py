@@ -11,10 +11,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from reports import text
-from reports.figures.drawing import rows, text_size
-from reports.figures.drawing.board import NAME_IN, Head, Sheet, board, names_width_in
+from reports import formatting
+from reports.figures.drawing import row_chart, text_size
 from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.layout import NAME_IN, Head, Sheet, board, names_width_in
 from reports.figures.drawing.palette import ACCENT_TONE, INK, OTHER_TONE, PAPER
 from reports.figures.drawing.style import NAME_SIZE
 from reports.read.run import Run
@@ -64,7 +64,9 @@ class Data:
 
 
 def gather(summary: Summary, _run: Run) -> Data | None:
-    drawn = [row for row in rows.drawn(summary) if row.measured is not None and len(row.measured.worker_medians) > 1]
+    drawn = [
+        row for row in row_chart.drawn(summary) if row.measured is not None and len(row.measured.worker_medians) > 1
+    ]
     if not drawn:
         return None
     found = [deviations(row) for row in drawn]
@@ -77,7 +79,11 @@ def gather(summary: Summary, _run: Run) -> Data | None:
     )
     return Data(
         over=head(
-            summary, _title(found, middles), "medians of each worker's measured steps", rows.subset(summary), left_out
+            summary,
+            _title(found, middles),
+            "medians of each worker's measured steps",
+            row_chart.subset(summary),
+            left_out,
         ),
         names=tuple(row.label for row in drawn),
         workers=workers,
@@ -96,13 +102,13 @@ def deviations(row: ConfigurationRow) -> dict[str, float]:
 
 def _middles(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each worker's middle deviation, in the order of their names."""
-    every = sorted({worker for one in found for worker in one}, key=text.by_number)
+    every = sorted({worker for one in found for worker in one}, key=formatting.by_number)
     return {worker: statistics.median([one[worker] for one in found if worker in one]) for worker in every}
 
 
 def sick(summary: Summary) -> tuple[str, float] | None:
     """The worker that is slow throughout, with the percent that its steps take longer; None where there is none."""
-    middles = _middles([one for row in rows.drawn(summary) if (one := deviations(row))])
+    middles = _middles([one for row in row_chart.drawn(summary) if (one := deviations(row))])
     worst = max(middles, key=lambda worker: middles[worker], default=None)
     return None if worst is None or middles[worst] < NOTABLE_PERCENT else (worst, middles[worst])
 
@@ -116,8 +122,8 @@ def _title(found: Sequence[Mapping[str, float]], middles: Mapping[str, float]) -
     way = "slower" if middles[worst] > 0 else "faster"
     same = [one[worst] for one in found if worst in one and (one[worst] > 0) == (middles[worst] > 0)]
     return (
-        f"{worst} is {text.number(abs(middles[worst]), 0)} % {way} than the middle worker, "
-        f"in {len(same)} of {text.count(len(found), 'configuration')}"
+        f"{worst} is {formatting.number(abs(middles[worst]), 0)} % {way} than the middle worker, "
+        f"in {len(same)} of {formatting.count(len(found), 'configuration')}"
     )
 
 

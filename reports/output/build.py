@@ -11,16 +11,16 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
-from bench.records.durable import write_atomic
+from bench.records.atomic_files import write_atomic
 from reports.comparison.compare import CompareError, compare
 from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
 from reports.figures.drawing.chart import Chart, Picture
-from reports.figures.studio import DrawError, Job, Studio
+from reports.figures.renderer import DrawError, Job, Studio
 from reports.output import csv_frames, html, markdown, tables
 from reports.output.html import INDEX_FILE
 from reports.read.load import load
 from reports.read.run import NotWritten, ReportError, Run, report_folder
-from reports.summary import sentences
+from reports.summary import text
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
@@ -90,7 +90,7 @@ def build(
         **{one.name: getattr(summary, one.name) for one in fields(summary)},
         index=folder / INDEX_FILE,
         files=files,
-        recommendation=sentences.recommendation(summary),
+        recommendation=text.recommendation(summary),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from bench.records.trial import Trial
-from reports import text
+from reports import formatting
 from reports.read.load import load
 from reports.read.run import ReportError, Run
 from reports.summary.summary import Summary
@@ -41,7 +41,7 @@ def load_all(folders: Sequence[Path]) -> tuple[Run, ...]:
 
 def to_csv(frame: pd.DataFrame) -> bytes:
     """A frame as UTF-8 CSV. Missing is empty, and no text can be taken for a formula."""
-    heads = _line([text.spreadsheet(name) for name in frame.columns])
+    heads = _line([formatting.spreadsheet(name) for name in frame.columns])
     # Column by column: pandas' own writer, which goes cell by cell, takes three times as long.
     lines = map(",".join, zip(*(_cells(frame[name]) for name in frame.columns), strict=True))
     return "".join(f"{line}\n" for line in (heads, *lines)).encode()
@@ -55,8 +55,8 @@ def _cells(column: "pd.Series[Any]") -> list[str]:
     if column.hasnans:
         values = [None if is_missing else value for value, is_missing in zip(values, column.isna(), strict=True)]
     if pd.api.types.is_object_dtype(column):  # of contexts: True beside 1, which are equal, and words beside numbers
-        return [_line([text.spreadsheet(value)]) for value in values]
-    written = {value: _line([text.spreadsheet(value)]) for value in set(values)}
+        return [_line([formatting.spreadsheet(value)]) for value in values]
+    written = {value: _line([formatting.spreadsheet(value)]) for value in set(values)}
     return [written[value] for value in values]
 
 
@@ -114,5 +114,5 @@ def costs(summary: Summary) -> pd.DataFrame:
     return table
 
 
-def _ends(of: text.HasInterval) -> tuple[float, float | None, float | None]:
+def _ends(of: formatting.HasInterval) -> tuple[float, float | None, float | None]:
     return of.value, of.low, of.high

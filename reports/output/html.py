@@ -16,13 +16,14 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
 
-from reports import text
+from reports import formatting
 from reports.figures.drawing.chart import Chart, Picture
-from reports.output import grouping, method
+from reports.output import failure_groups, methods_text
 from reports.read.run import Run
-from reports.summary import highlights, sentences
-from reports.summary.cautions import MOST_SHOWN
+from reports.summary import headline
+from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary.warnings import MOST_SHOWN
 
 INDEX_FILE = "index.html"
 _DAY = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
@@ -54,24 +55,24 @@ def render(
     return _template().render(
         s=summary,
         rows=_shown(summary),
-        failures=grouping.failures(summary.failures),
-        missing=grouping.missing(summary.missing),
+        failures=failure_groups.failures(summary.failures),
+        missing=failure_groups.missing(summary.missing),
         most_failures=MOST_FAILURES,
         most_cautions=MOST_SHOWN,
         run=summary.record,
-        recommendation=sentences.recommendation(summary),
-        recommended=highlights.recommended(summary),
-        tiles=highlights.tiles(summary),
-        costs=highlights.costs(summary),
-        billed=highlights.billed(summary),
-        energy=highlights.energy(summary),
-        marked=method.mark(summary),
+        recommendation=text_module.recommendation(summary),
+        recommended=headline.recommended(summary),
+        tiles=headline.tiles(summary),
+        costs=headline.costs(summary),
+        billed=headline.billed(summary),
+        energy=headline.energy(summary),
+        marked=methods_text.mark(summary),
         css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         policy=_policy(script),
         refresh_sec=refresh_sec,
-        facts=method.facts(summary),
-        method=method.paragraphs(summary),
+        facts=methods_text.facts(summary),
+        method=methods_text.paragraphs(summary),
         pictures=pictures,
         absent=absent,
         sections=[(name, list(group)) for name, group in groupby(summary.measurements, lambda one: one.section)],
@@ -95,12 +96,12 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": text.number,
-        "at": lambda value, of: text.number(value, text.places(of)),
-        "times": lambda value, of: text.number(value, text.ratio_places(of.low, of.high)),
-        "mark": text.mark,
-        "some": text.some,
-        "count": text.count,
+        "number": formatting.number,
+        "at": lambda value, of: formatting.number(value, formatting.places(of)),
+        "times": lambda value, of: formatting.number(value, formatting.ratio_places(of.low, of.high)),
+        "mark": formatting.mark,
+        "some": formatting.some,
+        "count": formatting.count,
         "memory": _memory,
         "ends": _ends,
         "labelled": _labelled,
@@ -156,7 +157,7 @@ def _sort_key(value: object) -> float | str | None:
 
 
 def _memory(row: ConfigurationRow) -> str:
-    return text.number(None if row.peak_bytes is None else row.peak_bytes / 1e9)
+    return formatting.number(None if row.peak_bytes is None else row.peak_bytes / 1e9)
 
 
 def _ends(row: ConfigurationRow) -> str:
@@ -168,7 +169,7 @@ def _cell(value: object) -> str:
     if _is_unknown(value):
         return ""
     if isinstance(value, float):
-        return text.number(value, max(2, text.decimals(value)))
+        return formatting.number(value, max(2, formatting.decimals(value)))
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)

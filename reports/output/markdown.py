@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 
-from reports import text
+from reports import formatting
 from reports.figures.drawing.chart import Chart, Picture
-from reports.output import grouping, method
-from reports.summary import highlights, sentences
-from reports.summary.cautions import MOST_SHOWN
+from reports.output import failure_groups, methods_text
+from reports.summary import headline
+from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary.warnings import MOST_SHOWN
 
-_md = text.markdown
+_md = formatting.markdown
 
 
 def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart] = ()) -> str:
     """report.md's text. Pictures are linked from figures/ beside it."""
-    recommendation = sentences.recommendation(summary)
+    recommendation = text_module.recommendation(summary)
     parts = [f"# {_md(recommendation)}"]
     if summary.finding != recommendation:
         parts.append(_md(" ".join(filter(None, (summary.finding, summary.second_finding)))))
@@ -22,12 +23,12 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart
         parts.append(f"> **{_md(summary.profile_note)}**")
     if summary.cautions:
         parts += _cautions(summary.cautions)
-    parts.append(_table(("", ""), list(method.facts(summary))))
+    parts.append(_table(("", ""), list(methods_text.facts(summary))))
     if summary.rows:
         parts += ["## Configurations", _configurations(summary)]
-    if (costs := highlights.costs(summary)) is not None:
+    if (costs := headline.costs(summary)) is not None:
         parts += ["## Cost of a fine-tuning on 10,000 samples", *_costs(costs)]
-    if (used := highlights.energy(summary)) is not None:
+    if (used := headline.energy(summary)) is not None:
         parts += ["## Energy", _md(used)]
     for picture in pictures:
         parts.append(f"## {picture.title}")
@@ -42,7 +43,7 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart
     if summary.measurements:
         parts += ["## Measurements", *_measurements(summary)]
     parts += ["## What did not work", *_failures(summary)]
-    parts += ["## Method", *(_md(one) for one in method.paragraphs(summary))]
+    parts += ["## Method", *(_md(one) for one in methods_text.paragraphs(summary))]
     parts += ["## Fingerprint", *_fingerprint(summary)]
     return "\n\n".join(parts) + "\n"
 
@@ -66,7 +67,7 @@ def _configurations(summary: Summary) -> str:
     if energies:
         head.append("GPU energy, J per 1,000 useful tokens")
     note = f"Values with their 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
-    note = f"{note} {method.mark(summary)}".rstrip()
+    note = f"{note} {methods_text.mark(summary)}".rstrip()
     rows = [
         (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else [])) for row in summary.rows
     ]
@@ -75,10 +76,10 @@ def _configurations(summary: Summary) -> str:
 
 
 def _energy(row: ConfigurationRow) -> str:
-    return "" if row.energy is None else text.estimate(row.energy.joules_per_1000_useful_tokens)
+    return "" if row.energy is None else formatting.estimate(row.energy.joules_per_1000_useful_tokens)
 
 
-def _costs(costs: highlights.Costs) -> list[str]:
+def _costs(costs: headline.Costs) -> list[str]:
     head = ("GPUs", "time", *(f"US$ at {one.name}, {one.under}" for one in costs.prices))
     lines = [(line.name, line.time.words, *(amount.words for amount in line.amounts)) for line in costs.lines]
     sources = [f"- {_md(source)}" for source in costs.sources]
@@ -94,24 +95,24 @@ def _configuration(row: ConfigurationRow, priced: bool) -> tuple[str, ...]:
         row.label,
         str(measured.n_workers),
         str(measured.n_steps),
-        text.estimate(measured.step_time_sec),
-        text.estimate(measured.samples_per_sec),
+        formatting.estimate(measured.step_time_sec),
+        formatting.estimate(measured.samples_per_sec),
         "1" if row.is_baseline else _ratio(row, "samples_ratio"),
-        text.estimate(measured.tokens_per_sec),
-        text.estimate(measured.useful_tokens_per_sec),
+        formatting.estimate(measured.tokens_per_sec),
+        formatting.estimate(measured.useful_tokens_per_sec),
         "1" if row.is_baseline else _ratio(row, "useful_tokens_ratio"),
-        text.number(measured.padding_percent, 0),
-        text.gigabytes(row.peak_bytes),
-        f"{text.number(row.first_loss, 2)} to {text.number(row.last_loss, 2)}",
+        formatting.number(measured.padding_percent, 0),
+        formatting.gigabytes(row.peak_bytes),
+        f"{formatting.number(row.first_loss, 2)} to {formatting.number(row.last_loss, 2)}",
     ]
     if priced:
-        cells.append(text.estimate(None if row.cost is None else row.cost.usd_per_1000_samples))
+        cells.append(formatting.estimate(None if row.cost is None else row.cost.usd_per_1000_samples))
     return tuple(cells)
 
 
 def _ratio(row: ConfigurationRow, name: str) -> str:
     of = getattr(row, name)
-    return "" if of is None else " ".join(filter(None, (text.ratio(of), of.verdict)))
+    return "" if of is None else " ".join(filter(None, (formatting.ratio(of), of.verdict)))
 
 
 def _measurements(summary: Summary) -> list[str]:
@@ -127,7 +128,9 @@ def _measurements(summary: Summary) -> list[str]:
         rows = [(*line.keys, *("" if cell is None else cell.words for cell in line.cells)) for line in table.lines]
         parts.append(_table(head, rows))
         if table.left_out:
-            parts.append(_md(f"{text.count(table.left_out, 'more row is', 'more rows are')} in measurements.csv."))
+            parts.append(
+                _md(f"{formatting.count(table.left_out, 'more row is', 'more rows are')} in measurements.csv.")
+            )
     return parts
 
 
@@ -136,12 +139,12 @@ def _failures(summary: Summary) -> list[str]:
     if summary.failures:
         ends = [
             (one.name, one.workers("none"), one.first.end.value, one.first.reason or "not known", *taken)
-            for one in grouping.failures(summary.failures)
+            for one in failure_groups.failures(summary.failures)
             for taken in [(one.span("n_steps"), one.span("n_measurements"))]
         ]
         parts.append(_table(("trial", "worker", "end", "reason", "steps", "measurements"), ends))
     if summary.missing:
-        rows = [(one.name, one.workers("any"), one.first.reason) for one in grouping.missing(summary.missing)]
+        rows = [(one.name, one.workers("any"), one.first.reason) for one in failure_groups.missing(summary.missing)]
         parts.append(_table(("planned trial without a usable result", "worker", "why"), rows))
     if summary.rejected:
         rows_of_files = [(one.file, one.reason) for one in summary.rejected]
@@ -153,7 +156,7 @@ def _fingerprint(summary: Summary) -> list[str]:
     parts = []
     if summary.hosts.differences:
         rows = [
-            (one.key, "; ".join(f"{value} on {text.some(where)}" for value, where in one.where_by_value.items()))
+            (one.key, "; ".join(f"{value} on {formatting.some(where)}" for value, where in one.where_by_value.items()))
             for one in summary.hosts.differences
         ]
         parts.append(_table(("what differs", "values"), rows))

@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 
 from bench.records.result import End
-from reports import text
+from reports import formatting
 from reports.read import measurements
 from reports.read.run import Run
-from reports.statistics.values import Measured
-from reports.summary import cost, sentences
+from reports.statistics.types import Measured
+from reports.summary import cost
+from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
 
 SUMMARY_SCHEMA_VERSION = 2
@@ -41,7 +42,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "schema_version": SUMMARY_SCHEMA_VERSION,
         "run": _fields(record, *_OF_RUN),
         "profile_note": summary.profile_note,
-        "recommendation": sentences.recommendation(summary),
+        "recommendation": text_module.recommendation(summary),
         "finding": summary.finding,
         "second_finding": summary.second_finding,
         "cautions": list(summary.cautions),
@@ -99,7 +100,7 @@ def summary_csv(summary: Summary) -> bytes:
     if lines:
         writer.writerow(lines[0])
     for line in lines:
-        writer.writerow([text.spreadsheet(value) for value in line.values()])
+        writer.writerow([formatting.spreadsheet(value) for value in line.values()])
     return buffer.getvalue().encode()
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from bench.records.durable import write_atomic
-from bench.records.layout import REPORT_FOLDER, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
+from bench.records.atomic_files import write_atomic
+from bench.records.checksummed import ResultError
+from bench.records.paths import REPORT_FOLDER, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.sealed import ResultError
 from reports.output.html import INDEX_FILE, without_refresh
 from reports.read.run import ReportError
 

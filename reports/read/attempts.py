@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.records import schema
-from bench.records.durable import read_regular
-from bench.records.layout import LEDGER_FILE
+from bench.records.atomic_files import read_regular
+from bench.records.paths import LEDGER_FILE
 
 # (trial_id, attempt) -> seconds since 1970
 Starts = Mapping[tuple[str, int], float]

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.records.result import End, TrialResult
 from bench.records.run import RunRecord
-from reports import text
+from reports import formatting
 
 CPU = "CPU"
 NO_DEVICE = "device unknown"
@@ -155,7 +155,7 @@ def _contention(record: RunRecord, known: list[dict[str, Any]]) -> str | None:
     if not cores or workers * threads <= cores:
         return None
     return (
-        f"{workers} workers of {text.count(threads, 'thread')} shared {text.count(cores, 'core')} of one machine, so "
+        f"{workers} workers of {formatting.count(threads, 'thread')} shared {formatting.count(cores, 'core')} of one machine, so "
         "they contended: a worker alone would be faster. Compare these configurations with each other, not with "
         "other machines."
     )

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.records.layout import LEDGER_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_FILE, TRIALS_FOLDER
+from bench.records.checksummed import ResultError
+from bench.records.paths import LEDGER_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.sealed import ResultError
-from reports.read import attempts, faults, fingerprint, measurements, telemetry
+from reports.read import attempts, fingerprint, measurements, telemetry, validation
 from reports.read.run import KINDS_WITH_STEPS, Configuration, Missing, Rejected, ReportError, Run, trials_frame
 
 
@@ -137,7 +137,7 @@ def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: 
         return f"measured another configuration than the plan's: {_first_difference(result, plan)}"
     if plan.worker is not None and result.worker != plan.worker:
         return f"ran on {result.worker!r}, but the plan pins it to {plan.worker!r}"
-    if (fault := faults.fault(result)) is not None:
+    if (fault := validation.fault(result)) is not None:
         return fault
     if result.status is not End.SUCCEEDED:
         return None

@@ -26,7 +26,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.records.layout import REPORT_FOLDER
+from bench.records.paths import REPORT_FOLDER
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read.attempts import Starts

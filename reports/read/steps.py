@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import schema
-from bench.records.durable import read_regular
+from bench.records.atomic_files import read_regular
 from bench.records.training import Evaluation, TrainedSteps
 
 _MOST_BYTES = 1 << 30

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bench.records.durable import read_regular, regular_size
+from bench.records.atomic_files import read_regular, regular_size
 
 NUMBERS = (
     "elapsed_sec",

@@ -1,7 +1,7 @@
 """Energy from what was sampled: watts of the GPU over the measured window, and how fast it worked meanwhile."""
 
 from bench.records.result import TrialResult
-from reports.statistics.values import Process
+from reports.statistics.types import Process
 
 ENERGY = "joules_per_1000_useful_tokens"
 POWER = "gpu_power_watts"

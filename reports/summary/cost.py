@@ -17,7 +17,7 @@ from typing import Self
 
 from bench.records.result import TrialResult
 from reports.read.attempts import Starts
-from reports.statistics.values import Estimate
+from reports.statistics.types import Estimate
 
 SAMPLES = 1000
 FINE_TUNING_SAMPLES = 10_000

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.records.result import TrialResult
-from reports import text
-from reports.statistics import configurations
-from reports.statistics.configurations import Sample
+from reports import formatting
+from reports.statistics import per_config
 from reports.statistics.energy import joules_per_1000_useful_tokens
-from reports.statistics.values import Estimate, Process
+from reports.statistics.per_config import Sample
+from reports.statistics.types import Estimate, Process
 from reports.summary.cost import FINE_TUNING_SAMPLES, Amount
 
 _JOULES_A_KWH = 3.6e6
@@ -41,11 +41,11 @@ class Energy:
     @property
     def words(self) -> str:
         """A sentence about the fine-tuning."""
-        kwh = text.estimate(self.fine_tuning_kwh, " kWh")
+        kwh = formatting.estimate(self.fine_tuning_kwh, " kWh")
         said = f"The GPU uses {kwh} for {FINE_TUNING_SAMPLES:,} samples"
         if self.carbon is not None and self.fine_tuning_co2_kg is not None:
-            co2 = text.estimate(self.fine_tuning_co2_kg, " kg")
-            said += f", which is {co2} of CO2 at {text.number(self.carbon.kg_per_kwh)} kg a kWh ({self.carbon.source})"
+            co2 = formatting.estimate(self.fine_tuning_co2_kg, " kg")
+            said += f", which is {co2} of CO2 at {formatting.number(self.carbon.kg_per_kwh)} kg a kWh ({self.carbon.source})"
         return f"{said}; without the host, and without the time before the first step."
 
 
@@ -61,10 +61,10 @@ def measured(
             if joules is not None:
                 sample = Sample(worker=process.worker, log=math.log(joules), error=process.elapsed_error)
                 taken.setdefault(label, []).append(sample)
-    shared = configurations.spreads(taken)
+    shared = per_config.spreads(taken)
     return {
         label: _energy(
-            configurations.estimate(configurations.mean_of_logs(found, shared.get(label)), len(found)),
+            per_config.estimate(per_config.mean_of_logs(found, shared.get(label)), len(found)),
             processes[label],
             factor,
         )

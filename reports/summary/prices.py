@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.records.durable import read_regular
-from reports import text
+from bench.records.atomic_files import read_regular
+from reports import formatting
 from reports.read.fingerprint import CPU
 from reports.summary.cost import Beside, BootVolume, Hosted, Price
 from reports.summary.energy import Carbon
@@ -174,7 +174,7 @@ def choose(pricing: Pricing, devices: Sequence[str], *, today: date) -> tuple[Pr
     path = pricing.table or TABLE
     table = read(path, today=today)
     if name is not None and name not in table.shapes:
-        known = text.some([repr(one) for one in table.shapes]) or "no shape"
+        known = formatting.some([repr(one) for one in table.shapes]) or "no shape"
         raise PriceError(f"cost.shape: {name!r}: unknown shape; {path} has {known}")
     if name is None and len(devices) == 1:
         name = next((shape for shape, held in table.shapes.items() if held.gpu == devices[0]), None)
@@ -228,7 +228,7 @@ def _problem(error: ValidationError) -> str:
     """The first problem in one line: the key's place, what is expected, what is there."""
     first = error.errors()[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    found = text.shorten(repr(first["input"]), 60)
+    found = formatting.shorten(repr(first["input"]), 60)
     words = {
         "literal_error": f"expected {first.get('ctx', {}).get('expected', '')}, found {found}",
         "missing": "missing; every price has amount, unit, source and dated",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial
-from reports import text
+from reports import formatting
 from reports.summary.cost import FINE_TUNING_GPUS, Scaling, assumed
 
 GLOBAL_RATE = "global_samples_per_sec"
@@ -80,7 +80,7 @@ def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup
         return assumed(gpus)
     found = known[below]
     share = _linear(found) / found.gpus
-    source = f"assumed: the {text.number(100 * share, 1)} % efficiency of {found.label} holds on {gpus} GPUs"
+    source = f"assumed: the {formatting.number(100 * share, 1)} % efficiency of {found.label} holds on {gpus} GPUs"
     return Scaling(gpus=gpus, speedup=share * gpus, is_measured=False, source=source)
 
 
@@ -92,4 +92,4 @@ def _linear(found: Speedup) -> float:
 def _above_linear(found: Speedup) -> str:
     if found.speedup <= found.gpus:
         return ""
-    return f"; {text.number(found.speedup, 2)} times one GPU is above linear, so it is priced as {found.gpus}"
+    return f"; {formatting.number(found.speedup, 2)} times one GPU is above linear, so it is priced as {found.gpus}"

@@ -10,9 +10,9 @@ import pandas as pd
 from bench.records.result import End, TrialResult
 from reports.read import fingerprint
 from reports.read.run import Configuration, Run
-from reports.statistics import configurations, processes
-from reports.statistics.values import Measured, Process, Ratio
-from reports.summary import cautions, cost, energy, pivot, scaling, sentences
+from reports.statistics import per_config, per_process
+from reports.statistics.types import Measured, Process, Ratio
+from reports.summary import cost, energy, scaling, tables, text, warnings
 from reports.summary.prices import Pricing, choose
 from reports.summary.summary import PROFILE_NOTES, ConfigurationRow, Failure, Other, Summary
 
@@ -53,7 +53,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
 
     def against_baseline(label: str, rate: str) -> Ratio | None:
         mine, base = measured.get(label), None if label == baseline else measured.get(baseline)
-        return None if mine is None or base is None else configurations.ratio(mine, base, rate, among=len(measured) - 1)
+        return None if mine is None or base is None else per_config.ratio(mine, base, rate, among=len(measured) - 1)
 
     rows = tuple(
         ConfigurationRow(
@@ -90,12 +90,12 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         record=run.record,
         rows=rows,
         others=others,
-        measurements=pivot.tables(run.results, run.label_of),
+        measurements=tables.tables(run.results, run.label_of),
         baseline=baseline,
-        finding=sentences.spelled(sentences.finding(rows, others, baseline, run, hosts)),
-        second_finding=sentences.second_finding(rows, baseline),
+        finding=text.spelled(text.finding(rows, others, baseline, run, hosts)),
+        second_finding=text.second_finding(rows, baseline),
         profile_note=PROFILE_NOTES.get(run.record.profile),
-        cautions=cautions.cautions(
+        cautions=warnings.cautions(
             rows, others, baseline, hosts, priced[0] if priced else None, len(run.rejected), run.results
         ),
         hosts=hosts,
@@ -120,10 +120,10 @@ def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, Meas
     ours = {one.label for one in trained}
     usable = [one for one in run.results if one.status is End.SUCCEEDED and run.label_of[one.trial_id] in ours]
     described: dict[str, list[Process]] = {}
-    steps = [processes.ProcessSteps.of(one) for one in usable]
-    for one, process in zip(usable, processes.describe(steps), strict=True):
+    steps = [per_process.ProcessSteps.of(one) for one in usable]
+    for one, process in zip(usable, per_process.describe(steps), strict=True):
         described.setdefault(run.label_of[one.trial_id], []).append(process)
-    return configurations.combine_all(described)
+    return per_config.combine_all(described)
 
 
 def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -11,8 +11,8 @@ from bench.records.run import RunRecord
 from bench.records.trial import Trial
 from reports.read.fingerprint import Hosts
 from reports.read.run import Missing, Rejected
-from reports.statistics.values import Measured, Ratio
-from reports.summary import cost, energy, pivot
+from reports.statistics.types import Measured, Ratio
+from reports.summary import cost, energy, tables
 
 # What a profile's numbers must not be taken for. Stands on every figure and in every file of the report.
 PROFILE_NOTES: dict[str, str | None] = {
@@ -124,7 +124,7 @@ class Summary:
     record: RunRecord
     rows: tuple[ConfigurationRow, ...]
     others: tuple[Other, ...]
-    measurements: tuple[pivot.Table, ...]
+    measurements: tuple[tables.Table, ...]
     baseline: str
     finding: str
     second_finding: str | None

@@ -13,12 +13,12 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from bench.records.durable import write_atomic
-from reports import text
+from bench.records.atomic_files import write_atomic
+from reports import formatting
 from reports.figures.drawing.inline_svg import inline_svg
 from reports.read.run import NotWritten, report_folder
-from reports.training import again, course, curves, told
-from reports.training.told import Told
+from reports.training import loss_curves, next_commands, summary, timeline
+from reports.training.summary import Told
 
 INDEX_FILE, LOSS, COURSE = "index.html", "figures/loss", "figures/course"
 HEADS = ("attempt", "leader", "workers", "goes on from step", "seconds lost", "dollars", "ended because")
@@ -34,20 +34,20 @@ class Report:
 
     index: Path
     headline: str
-    lines: Sequence[told.Line]
+    lines: Sequence[summary.Line]
     compared: Sequence[tuple[str, str, str]]
     has_succeeded: bool
 
 
 def build(run_folder: Path) -> Report:
     """Write the report of a training. Raises ReportError; NotWritten where its folder cannot be written."""
-    found = told.read(run_folder)
-    drawn = {name: each.draw(found) for name, each in ((LOSS, curves), (COURSE, course))}
+    found = summary.read(run_folder)
+    drawn = {name: each.draw(found) for name, each in ((LOSS, loss_curves), (COURSE, timeline))}
     contents = {
         "steps.csv": _csv(found, _steps(found)),
         "evaluations.csv": _csv(found, [dataclasses.asdict(one) for one in found.record.evaluations]),
         "report.md": _markdown(found).encode(),
-        again.SETTINGS_FILE: again.settings(found),
+        next_commands.SETTINGS_FILE: next_commands.settings(found),
         INDEX_FILE: _html(found, {name: both[1] for name, both in drawn.items() if both is not None}).encode(),
     }
     for name, both in drawn.items():
@@ -61,15 +61,15 @@ def build(run_folder: Path) -> Report:
         raise NotWritten(folder, error) from None
     return Report(
         index=folder / INDEX_FILE,
-        headline=told.headline(found),
-        lines=told.lines(found),
-        compared=told.compared(found),
+        headline=summary.headline(found),
+        lines=summary.lines(found),
+        compared=summary.compared(found),
         has_succeeded=found.has_succeeded,
     )
 
 
 def _html(found: Told, wide: Mapping[str, bytes]) -> str:
-    narrow = {LOSS: curves.draw(found, narrow=True), COURSE: course.draw(found, narrow=True)}
+    narrow = {LOSS: loss_curves.draw(found, narrow=True), COURSE: timeline.draw(found, narrow=True)}
     drawings = {
         Path(name).name: [_inline(svg, name, "wide"), _inline(narrow[name][1], name, "narrow")]  # type: ignore[index]
         for name, svg in wide.items()
@@ -78,16 +78,16 @@ def _html(found: Told, wide: Mapping[str, bytes]) -> str:
         css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         run_id=found.run.run_id,
         profile=found.run.profile,
-        headline=told.headline(found),
-        outcome=told.outcome(found),
-        tiles=told.tiles(found),
+        headline=summary.headline(found),
+        outcome=summary.outcome(found),
+        tiles=summary.tiles(found),
         drawings=drawings,
-        lines=told.lines(found),
-        compared=told.compared(found),
+        lines=summary.lines(found),
+        compared=summary.compared(found),
         basis=_basis(found),
-        commands=again.commands(found),
+        commands=next_commands.commands(found),
         data=found.record.data,
-        findings=told.findings(found),
+        findings=summary.findings(found),
         heads=HEADS,
         held=_attempts(found),
         answers=found.record.answers,
@@ -100,15 +100,15 @@ def _inline(svg: bytes, name: str, width: str) -> Markup:
 
 
 def _markdown(found: Told) -> str:
-    rows = [f"| {text.markdown(name)} | {text.markdown(value)} |" for name, value in told.lines(found)]
-    both = [f"| {name} | {before} | {after} |" for name, before, after in told.compared(found)]
+    rows = [f"| {formatting.markdown(name)} | {formatting.markdown(value)} |" for name, value in summary.lines(found)]
+    both = [f"| {name} | {before} | {after} |" for name, before, after in summary.compared(found)]
     parts = [
-        f"# {text.markdown(told.headline(found))}",
-        f"Run {found.run.run_id}, profile {found.run.profile}. {text.markdown(told.outcome(found))}.",
+        f"# {formatting.markdown(summary.headline(found))}",
+        f"Run {found.run.run_id}, profile {found.run.profile}. {formatting.markdown(summary.outcome(found))}.",
         "\n".join(["| | |", "|---|---|", *rows]),
         "\n".join(["| | predicted | actual |", "|---|---|---|", *both]),
-        text.markdown(_basis(found)),
-        "\n".join(f"- {what}: `{command}`" for what, command in again.commands(found)),
+        formatting.markdown(_basis(found)),
+        "\n".join(f"- {what}: `{command}`" for what, command in next_commands.commands(found)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -124,7 +124,7 @@ def _attempts(found: Told) -> list[tuple[str, ...]]:
             one.worker,
             str(one.workers),
             "-" if one.step is None else f"{one.step:,}",
-            text.number(one.lost_sec) if one.lost_sec is not None else "-",
+            formatting.number(one.lost_sec) if one.lost_sec is not None else "-",
             "-" if one.usd is None else f"${one.usd:.4f}",
             one.reason or "-",
         )
@@ -143,5 +143,5 @@ def _csv(found: Told, rows: Sequence[dict[str, object]]) -> bytes:
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=[*of, *(rows[0] if rows else [])], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: text.spreadsheet(value) for name, value in {**of, **row}.items()} for row in rows)
+    writer.writerows({name: formatting.spreadsheet(value) for name, value in {**of, **row}.items()} for row in rows)
     return out.getvalue().encode()

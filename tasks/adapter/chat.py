@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from invoke.context import Context
 
 from remote.serving.client import Server
-from tasks.adapter.served import MOST_TOKENS, asking
-from tasks.adapter.trained import on_worker, open_training
+from tasks.adapter.artifact import on_worker, open_training
+from tasks.adapter.serve_check import MOST_TOKENS, asking
 from tasks.cli.lock import only_one
 from tasks.errors import UsageError, one_line
 from tasks.settings.load import Settings, load

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from bench.records import schema
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.trained import Trained, on_worker, open_training, said
+from tasks.adapter.artifact import Trained, on_worker, open_training, said
 from tasks.cli.flags import number
 from tasks.cli.lock import only_one
 from tasks.cli.terminal import console, ruled

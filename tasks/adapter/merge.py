@@ -9,9 +9,9 @@ from pathlib import Path
 from invoke.context import Context
 
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter import card
+from tasks.adapter import model_card
+from tasks.adapter.artifact import MERGED_FOLDER, Trained, on_worker, open_training
 from tasks.adapter.check import NAMES, change, differs
-from tasks.adapter.trained import MERGED_FOLDER, Trained, on_worker, open_training
 from tasks.cli.lock import only_one
 from tasks.errors import Refused, UsageError, writing
 from tasks.settings.load import load
@@ -39,7 +39,7 @@ def merge_adapter(context: Context, run: str | None, *, base: str, out: str | No
             "model": trained.trial.model,
             "out": place,
             "base": base,
-            "card": card.written(trained, found, base=base),
+            "card": model_card.written(trained, found, base=base),
             "end_ids": [] if found is None else found.end_ids,
         }
         facts = on_worker(settings, trained, "merge", wish)

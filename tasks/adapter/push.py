@@ -11,21 +11,21 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.durable import sha256_of, write_atomic
+from bench.records.atomic_files import sha256_of, write_atomic
 from remote.image import artifact
-from remote.image.onvm.job import Failed
-from remote.image.onvm.registry.api import Registry
 from remote.image.registry import outcome_json
-from tasks.adapter import card
-from tasks.adapter.trained import Trained, open_training, said
-from tasks.connect.registry import named, user_of
-from tasks.connect.secrets import registry_password
+from remote.image.vm_agent.job import Failed
+from remote.image.vm_agent.registry.api import Registry
+from tasks.adapter import model_card
+from tasks.adapter.artifact import Trained, open_training, said
+from tasks.clients.registry import named, user_of
+from tasks.clients.secrets import registry_password
 from tasks.errors import Refused, Resumable, TaskFailed, UsageError, writing
 from tasks.settings.load import Settings, load
 
 KIND = "application/vnd.qlora-fleet.{}.v1"
 CARD_FILE, PUSH_FILE = "README.md", "adapter-push.json"
-STORAGE = "tasks.tenancy.storage.push"  # imported when a bucket is named: without Oracle's SDK that import raises
+STORAGE = "tasks.oci.storage.push"  # imported when a bucket is named: without Oracle's SDK that import raises
 KINDS = {
     "transient": Resumable,
     "refused": Refused,
@@ -66,7 +66,7 @@ def files_of(trained: Trained, scratch: Path, *, merged: bool) -> dict[str, Path
         source = Path(there["path"])
     files = {path.name: path for path in sorted(source.iterdir()) if path.is_file() and not path.is_symlink()}
     if CARD_FILE not in files:
-        (scratch / CARD_FILE).write_text(card.written(trained, trained.check()), encoding="utf-8")
+        (scratch / CARD_FILE).write_text(model_card.written(trained, trained.check()), encoding="utf-8")
         files[CARD_FILE] = scratch / CARD_FILE
     return files
 

@@ -13,22 +13,22 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.durable import sha256_of
-from bench.records.layout import SUMS_FILE
+from bench.records.atomic_files import sha256_of
+from bench.records.paths import SUMS_FILE
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import Fleet
 from remote.cluster.labels import FIRST, SERVE
 from remote.cluster.manifests import Image
-from remote.cluster.pullsecret import key_secret
+from remote.cluster.pull_secret import key_secret
 from remote.hosts.command import Secret
 from remote.hosts.host import HostError
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
 from remote.pods.host import PodHost
-from tasks.adapter.trained import Trained, open_training
+from tasks.adapter.artifact import Trained, open_training
+from tasks.clients.cluster import cluster_of
+from tasks.clients.workers import pods_of_component
 from tasks.cluster import deploy
-from tasks.connect.cluster import cluster_of
-from tasks.connect.workers import pods_of_component
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 
@@ -78,7 +78,7 @@ def server_image(settings: Settings) -> Image:
 
 
 def request(settings: Settings, trained: Trained) -> dict[str, object]:
-    """What the pod's first container is asked for (`bench.adapter.ready`). Raises UsageError."""
+    """What the pod's first container is asked for (`bench.adapter.stage`). Raises UsageError."""
     model = trained.trial.model if trained.run.fleet_kind == "pods" else settings.model.path
     if not Path(model).is_absolute():
         raise UsageError(f"model.path: {model}: expected an absolute path, as the server's pod sees it")

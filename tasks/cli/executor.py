@@ -14,8 +14,8 @@ from invoke.context import Context
 from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
 from invoke.executor import Executor
 
-from tasks.cli.interrupt import on_ctrl_c
-from tasks.cli.words import refuse_empty_values
+from tasks.cli.parser import refuse_empty_values
+from tasks.cli.signals import on_ctrl_c
 from tasks.errors import DISK, Interrupted, SomeTrialsFailed, UsageError, of_disk
 from tasks.settings.load import load
 

@@ -18,11 +18,11 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser.argument import Argument
 from invoke.program import Program
 
-from tasks.cli.interrupt import leave, on_ctrl_c
+from tasks.cli.parser import did_you_mean, refuse_empty_values, understand_more
+from tasks.cli.signals import leave, on_ctrl_c
 from tasks.cli.streams import guard_standard_streams
-from tasks.cli.words import did_you_mean, refuse_empty_values, understand_more
 from tasks.errors import Interrupted, UsageError
-from tasks.settings.layers import InvokesConfig
+from tasks.settings.sources import InvokesConfig
 
 # Invoke's flags for commands that it runs itself, as no task here does: `inv deploy --dry` would deploy.
 _OF_INVOKES_RUN = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from tasks.cli.foreign import drawn, plain
+from tasks.cli.sanitize import drawn, plain
 from tasks.errors import Resumable, TaskFailed
 
 

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from tasks.cli.foreign import plain
+from tasks.cli.sanitize import plain
 
 
 def console() -> Console:

@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from remote.cluster.client import Cluster
 from remote.cluster.errors import Forbidden
-from remote.cluster.kinds import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Kind
 from remote.cluster.manifests import Image
 from remote.cluster.plan import Action, Plan, Verb, is_training
+from remote.cluster.resource_kinds import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Kind
+from tasks.clients.cluster import remember
 from tasks.cluster.nodes import capacity, check_kinds, found, need_of, report, show, too_few
-from tasks.connect.cluster import remember
 from tasks.errors import Refused, TaskFailed, UsageError, writing
-from tasks.fleet.uncollected import Uncollected, discard, others_at_work, uncollected
+from tasks.fleet.pending_results import Uncollected, discard, others_at_work, uncollected
 from tasks.settings.load import Settings
 
 EXEC = ("get", POD, "exec"), ("create", POD, "exec")  # what `kubectl exec` needs, by WebSocket and by SPDY

@@ -13,9 +13,12 @@ from remote.cluster.diagnosis.readiness import Fleet
 from remote.cluster.labels import Object
 from remote.cluster.manifests import JOB, Image, Values, render
 from remote.cluster.plan import Plan, Verb, plan
-from remote.cluster.pullsecret import pull_secret
+from remote.cluster.pull_secret import pull_secret
 from remote.hosts.command import Secret
 from tasks.cli.lock import only_one
+from tasks.clients.cluster import cluster_of, errors
+from tasks.clients.image_ref import image_of
+from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.cluster.checks import (
     check_controller,
     check_nodes,
@@ -26,9 +29,6 @@ from tasks.cluster.checks import (
     write_down,
 )
 from tasks.cluster.wait import state_of, wait
-from tasks.connect.cluster import cluster_of, errors
-from tasks.connect.pushed import image_of
-from tasks.connect.secrets import check_registry_user, registry_password
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 

@@ -11,10 +11,10 @@ from remote.cluster.diagnosis.driver import drivers
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, CUDA_12, PREEMPTIBLE, Need, NodeReport, examine, mixed
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
-from remote.cluster.quantity import amount, in_gib
+from remote.cluster.quantities import amount, in_gib
 from tasks.cli.terminal import console, for_programs, table
-from tasks.connect.cluster import cluster_of
-from tasks.connect.pushed import image_of
+from tasks.clients.cluster import cluster_of
+from tasks.clients.image_ref import image_of
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 

@@ -15,9 +15,9 @@ from remote.cluster.diagnosis.readiness import Fleet, fleet
 from remote.cluster.kubectl import not_installed
 from remote.cluster.labels import INDEX_LABEL, PART_OF, label
 from tasks.cli.terminal import console, for_programs
+from tasks.clients.cluster import cluster_of
 from tasks.cluster.checks import EXEC, require_rights
 from tasks.cluster.wait import table
-from tasks.connect.cluster import cluster_of
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import load
 

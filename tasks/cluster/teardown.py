@@ -6,9 +6,9 @@ from remote.cluster.labels import is_owned
 from remote.cluster.plan import Action, Plan, Verb
 from tasks.cli.lock import only_one
 from tasks.cli.terminal import asks
+from tasks.clients.cluster import cluster_of
 from tasks.cluster.checks import print_refusal, refuse_losing_results, write_down
 from tasks.cluster.deploy import DELETE_SEC
-from tasks.connect.cluster import cluster_of
 from tasks.errors import Refused
 from tasks.settings.load import load
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import Finding, together
-from remote.cluster.diagnosis.imagepull import BACK_OFF_SEC, LOGIN_CAUSES
+from remote.cluster.diagnosis.image_pull import BACK_OFF_SEC, LOGIN_CAUSES
 from remote.cluster.diagnosis.readiness import Fleet, fleet
 from remote.cluster.errors import ClusterError, Unreachable
 from tasks.cli import terminal

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tasks.doctor.answer import Answer, Fault
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, Fault
 
 Look = Callable[[Facts], Answer | Sequence[Answer]]
 Others = Callable[[], Sequence[tuple[str, str]]]

@@ -5,14 +5,14 @@ from time import monotonic
 
 from invoke.context import Context
 
-from bench.records.durable import write_atomic
+from bench.records.atomic_files import write_atomic
 from tasks.cli.terminal import console
-from tasks.doctor import printed
-from tasks.doctor.answer import Mark
-from tasks.doctor.catalogue import CHECKS, SUBJECTS
-from tasks.doctor.document import DOCUMENT, text
-from tasks.doctor.examine import examine
-from tasks.doctor.facts import Facts
+from tasks.doctor import output
+from tasks.doctor.context import Facts
+from tasks.doctor.docs import DOCUMENT, text
+from tasks.doctor.registry import CHECKS, SUBJECTS
+from tasks.doctor.result import Mark
+from tasks.doctor.runner import examine
 from tasks.errors import Resumable, TaskFailed, UsageError, touching
 from tasks.settings.load import load
 
@@ -26,7 +26,7 @@ def examine_all(context: Context, only: str | None, *, as_json: bool, document: 
             write_atomic(path, text(CHECKS).encode())
         print(f"wrote {DOCUMENT}: {len(CHECKS)} checks")
         return
-    began, asked = monotonic(), list[printed.Asked]()
+    began, asked = monotonic(), list[output.Asked]()
     checks = [check for check in CHECKS if not subjects or check.subject in subjects]
     facts, screen = Facts(settings, context.config, subjects), console()
     width = max(len(check.title) for check in checks)
@@ -34,9 +34,9 @@ def examine_all(context: Context, only: str | None, *, as_json: bool, document: 
         said = list(about_one)
         asked += said
         if not as_json:
-            printed.show(screen, said, width)
+            output.show(screen, said, width)
     took_sec = monotonic() - began
-    print(printed.document(asked, took_sec) if as_json else printed.summary(asked, took_sec), flush=True)
+    print(output.document(asked, took_sec) if as_json else output.summary(asked, took_sec), flush=True)
     facts.close()
     _end(asked)
 
@@ -49,7 +49,7 @@ def _subjects(only: str | None) -> frozenset[str]:
     return names
 
 
-def _end(asked: list[printed.Asked]) -> None:
+def _end(asked: list[output.Asked]) -> None:
     """Raise what the exit code follows from: TaskFailed for what must be mended, Resumable for what may pass."""
     wrong = [(check.title, one) for check, said in asked for one in said if one.mark is Mark.WRONG]
     lasting = [title for title, one in wrong if not one.passes]

@@ -11,18 +11,18 @@ from functools import cache
 from typing import Any
 
 from remote.cluster.diagnosis.driver import Drivers
-from remote.cluster.diagnosis.imagepull import known
+from remote.cluster.diagnosis.image_pull import known
 from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT, Need, examine
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
 from remote.cluster.kubectl import not_installed, refusal
-from remote.cluster.quantity import amount
+from remote.cluster.quantities import amount
 from remote.hosts.host import HostError
 from remote.image.engine import EngineFacts, Look, Place
-from remote.image.onvm.client import trouble
 from remote.image.plan import Need as Room
 from remote.image.plan import check_kinds, check_room, model_folders
-from remote.image.vm import VmFacts
-from tasks.doctor.answer import of_error
+from remote.image.vm_agent.client import trouble
+from remote.image.vm_info import VmFacts
+from tasks.doctor.result import of_error
 
 Rows = Sequence[tuple[str, str]]
 _TYPE, _KIND = "VM.GPU.A10.1", "NVIDIA-A10"

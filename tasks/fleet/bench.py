@@ -1,7 +1,7 @@
 """`inv bench` and `inv cancel`: a suite of trials over the fleet, until every trial has its end.
 
 Observe (settings, workers, their model and data), plan (a RunRecord, which `--dry-run` prints), act (the fleet),
-observe again (the ledger). Everything about the workers comes from `tasks.connect.workers`.
+observe again (the ledger). Everything about the workers comes from `tasks.clients.workers`.
 """
 
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from rich.console import Console
 from rich.text import Text
 
 from bench.records import SUITES
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.result import End
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import NOT_ASKED
 from remote.hosts.host import Host
-from reports import text
+from reports import formatting
 from tasks.cli.lock import only_one
 from tasks.cli.terminal import table
-from tasks.connect.workers import inspect, workers
+from tasks.clients.workers import inspect, workers
 from tasks.errors import Resumable, UsageError
-from tasks.fleet import execute, plan
-from tasks.fleet.folders import TRAIN, open_run, resuming
-from tasks.fleet.liveview import duration
-from tasks.fleet.ordered import stop
-from tasks.fleet.ordered.reach import is_ordered
+from tasks.fleet import plan, runner
+from tasks.fleet.k8s_training import cancel
+from tasks.fleet.k8s_training.volume_reader import is_ordered
+from tasks.fleet.live_display import duration
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_of, steps_of
+from tasks.fleet.run_store import TRAIN, open_run, resuming
 from tasks.settings.load import Settings, load
 
 
@@ -69,9 +69,9 @@ def run_bench(context: Context, given: Choices) -> None:
         _print_plan(settings, run)
         return
     with only_one(settings.results_folder, f"bench (run {run.run_id})"):
-        execute.refuse_busy_workers(settings, hosts)
-        run, folder, ledger = execute.write_plan(settings, run)
-        execute.work(settings, run, folder, ledger, hosts, plain=given.plain)
+        runner.refuse_busy_workers(settings, hosts)
+        run, folder, ledger = runner.write_plan(settings, run)
+        runner.work(settings, run, folder, ledger, hosts, plain=given.plain)
 
 
 def _refuse_wrong_usage(given: Choices) -> None:
@@ -102,22 +102,22 @@ def _refuse_wrong_usage(given: Choices) -> None:
 def cancel_run(context: Context, name: str | None) -> None:
     settings = load(context)
     run, folder = open_run(settings, name)
-    with only_one(settings.results_folder, f"cancel (run {run.run_id})"), execute.ledger_errors(run.run_id):
+    with only_one(settings.results_folder, f"cancel (run {run.run_id})"), runner.ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         if not ledger.open_trials():
             print(f"run {run.run_id}: nothing to cancel, every trial has its end")
             return
         if is_ordered(run):
-            stop.cancel(settings, run, folder, ledger)
+            cancel.cancel(settings, run, folder, ledger)
             return
-        for fleet in execute.fleets_of(settings, run, folder, ledger, workers(settings)):
+        for fleet in runner.fleets_of(settings, run, folder, ledger, workers(settings)):
             fleet.stop()
             fleet.run()
         entries = ledger.entries.values()
         left = [entry.reason for entry in entries if entry.end is End.CANCELLED and NOT_ASKED in str(entry.reason)]
         if left:
             raise Resumable(
-                f"run {run.run_id}: cancelled, but {text.count(len(left), 'trial')} may still run: {left[0]}; when the "
+                f"run {run.run_id}: cancelled, but {formatting.count(len(left), 'trial')} may still run: {left[0]}; when the "
                 f"worker answers, `{resuming(run.run_id)}` finds it and `inv cancel --run={run.run_id}` stops it"
             )
         print(f"run {run.run_id}: cancelled; `{resuming(run.run_id)}` goes on with it")
@@ -133,7 +133,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     else:
         trials, suite_name = plan.read_trials(settings, file, chosen), "trials"
     hosts = workers(settings)
-    return execute.plan_of(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts, trials)), hosts
+    return runner.plan_of(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts, trials)), hosts
 
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:
@@ -141,8 +141,8 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     repeats = run.settings["bench"]["repeats"]
     times = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
     print(
-        f"plan: suite {run.suite}, profile {run.profile}, {text.count(len(run.planned), 'trial')} "
-        f"({times}) over {text.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
+        f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')} "
+        f"({times}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
     is_mixed = any(planned.trial.kind != "training" for planned in run.planned)
     rows = table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
@@ -170,7 +170,7 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
     if run.suite == TRAIN:
         raise UsageError(f"run {run.run_id} is a training; `{resuming(run.run_id)}` goes on with it")
     if dry_run:
-        with execute.ledger_errors(run.run_id):
+        with runner.ledger_errors(run.run_id):
             ledger = Ledger(folder / LEDGER_FILE)
             trial_ids = [planned.trial_id for planned in run.planned]
             again = [trial_id for trial_id in trial_ids if ledger.needs_work(trial_id)]
@@ -178,4 +178,4 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
         print("would go on with:", ", ".join(again) or "nothing")
         return
     with only_one(settings.results_folder, f"bench --resume (run {run.run_id})"):
-        execute.go_on(settings, run.run_id, workers(settings), plain=plain)
+        runner.go_on(settings, run.run_id, workers(settings), plain=plain)

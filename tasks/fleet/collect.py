@@ -16,8 +16,9 @@ from typing import Self
 from invoke.context import Context
 from rich.progress import track
 
-from bench.records.durable import sha256_of, write_atomic
-from bench.records.layout import (
+from bench.records.atomic_files import sha256_of, write_atomic
+from bench.records.checksummed import ResultError
+from bench.records.paths import (
     ADAPTER_FOLDER,
     LEDGER_FILE,
     PROGRESS_FILE,
@@ -27,23 +28,22 @@ from bench.records.layout import (
 )
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.sealed import ResultError
-from remote.fleet.attempt import OUT_FOLDER
+from remote.fleet.fetch_result import OUT_FOLDER
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.shared_volume import place_of
 from remote.hosts.host import Host, HostError, OperatorRefused, one_line
 from remote.jobs.agent import Agent
-from remote.jobs.incoming import ChecksumMismatch
+from remote.jobs.download import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
 from remote.jobs.transfer import Moved, pull
-from reports import text
-from tasks.connect.workers import workers
+from reports import formatting
+from tasks.clients.workers import workers
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
-from tasks.fleet.adapter import bring_up
-from tasks.fleet.folders import TRAIN, open_run, resuming
-from tasks.fleet.ordered.learn import learn
-from tasks.fleet.ordered.reach import is_ordered, reached
-from tasks.fleet.uncollected import not_whole
+from tasks.fleet.install_adapter import bring_up
+from tasks.fleet.k8s_training.sync_ledger import learn
+from tasks.fleet.k8s_training.volume_reader import is_ordered, reached
+from tasks.fleet.pending_results import not_whole
+from tasks.fleet.run_store import TRAIN, open_run, resuming
 from tasks.settings.load import Settings, load
 
 SUMMED = (TRIALS_FOLDER, ADAPTER_FOLDER)
@@ -95,7 +95,9 @@ def _collect_all(settings: Settings) -> None:
     if failed:
         worst = max(failed, key=lambda error: error.exit_code)
         verb = "is" if len(failed) == 1 else "are"
-        raise type(worst)(f"{len(failed)} of {text.count(len(names), 'run')} {verb} still not whole here: {worst}")
+        raise type(worst)(
+            f"{len(failed)} of {formatting.count(len(names), 'run')} {verb} still not whole here: {worst}"
+        )
     print("every run is here")
 
 
@@ -260,5 +262,5 @@ def _conclude(run: RunRecord, folder: Path, collected: list[Collected]) -> None:
     if missing:
         advice = f"`{resuming(run.run_id)}` goes on with them"
         raise SomeTrialsFailed(
-            f"run {run.run_id}: {text.count(len(missing), 'trial has', 'trials have')} not ended; {advice}"
+            f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended; {advice}"
         )

@@ -20,16 +20,16 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.run import RunRecord
-from remote.fleet.attempt import PROGRESS
+from remote.fleet.fetch_result import PROGRESS
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
-from tasks.connect.workers import sample, workers
+from tasks.clients.workers import sample, workers
 from tasks.errors import Resumable, one_line
-from tasks.fleet.folders import open_run
-from tasks.fleet.ordered import learn as volume
-from tasks.fleet.ordered.reach import is_ordered, pods_of
-from tasks.fleet.trainview import Trainings
+from tasks.fleet.k8s_training import sync_ledger as volume
+from tasks.fleet.k8s_training.volume_reader import is_ordered, pods_of
+from tasks.fleet.run_store import open_run
+from tasks.fleet.training_progress import Trainings
 from tasks.settings.load import Settings, load
 
 EVERY_SEC = 2.0

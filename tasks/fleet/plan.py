@@ -8,15 +8,15 @@ from typing import Any
 
 from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
-from bench.records.durable import read_regular
+from bench.records.atomic_files import read_regular
 from bench.records.result import End
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.trial import MOST_BYTES
 from tasks.cli.git import git
 from tasks.errors import UsageError, ending_as, touching
-from tasks.fleet.folders import newest_results
-from tasks.settings.layers import shown
+from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings
+from tasks.settings.sources import shown
 
 KINDS_WITH_STEPS = ("training", "distributed")
 _CHANGEABLE = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")

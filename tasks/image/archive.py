@@ -5,13 +5,13 @@ from typing import Any
 
 from invoke.context import Context
 
-from remote.image import engine, vmjob
-from remote.image.vmjob import Outcome
+from remote.image import engine, vm_jobs
+from remote.image.vm_jobs import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
-from tasks.connect.buildvm import build_vm_job
+from tasks.clients.build_vm import build_vm_job
 from tasks.errors import Resumable, UsageError, ending_as
-from tasks.image import jobs, profiles
+from tasks.image import build_profiles, jobs
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
 
@@ -38,31 +38,31 @@ def _archive_job(context: Context, action: str, path: str, again: str) -> Outcom
     document: dict[str, Any] = {
         "docker": [how.program],
         "environment": how.environment,
-        "image": profiles.image_name(settings),
+        "image": build_profiles.image_name(settings),
         "action": action,
         "path": path,
     }
     with build_vm_job(settings, again) as host:
-        agent = vmjob.agent_on(host)
+        agent = vm_jobs.agent_on(host)
         if action == "archive":
             document["image_id"] = _image(settings, agent)["Id"]
-        job = vmjob.running(agent)
-        if job is not None and not vmjob.does(job, "archive", document):
+        job = vm_jobs.running(agent)
+        if job is not None and not vm_jobs.does(job, "archive", document):
             raise jobs.busy(job, again)
         if job is None:
             if action == "archive":
                 _check_room(settings, agent, path)
-            job = vmjob.new(agent, "archive", f"{action}-{path}", document)
+            job = vm_jobs.new(agent, "archive", f"{action}-{path}", document)
             with ending_as(Resumable, HostBusy, after=f"; when that has ended, `{again}`"):
-                vmjob.start(job, document, deadline_sec=settings.image.deadline_sec)
+                vm_jobs.start(job, document, deadline_sec=settings.image.deadline_sec)
         return jobs.follow(settings, job)
 
 
 def _image(settings: Settings, agent: Agent) -> Mapping[str, Any]:
     """The engine's record of the image. Raises UsageError where there is none."""
-    image = engine.inspect(agent.host, client(settings), profiles.image_name(settings))
+    image = engine.inspect(agent.host, client(settings), build_profiles.image_name(settings))
     if image is None:
-        raise UsageError(f"{profiles.image_name(settings)}: not on the VM; `inv build` makes it")
+        raise UsageError(f"{build_profiles.image_name(settings)}: not on the VM; `inv build` makes it")
     return image
 
 

@@ -12,21 +12,21 @@ from pathlib import Path
 from invoke.context import Context
 
 from remote.hosts.host import Host
-from remote.image import engine, ground, registry, vmjob
+from remote.image import engine, registry, vm_jobs, workdir
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, inspect
 from remote.image.plan import BuildPlan, Wanted
-from remote.image.vmjob import Outcome
+from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job
 from tasks.cli.git import git
-from tasks.connect.buildvm import build_vm_job, tmpdir_on
-from tasks.connect.registry import address
-from tasks.connect.secrets import index_of, registry_password
+from tasks.clients.build_vm import build_vm_job, tmpdir_on
+from tasks.clients.registry import address
+from tasks.clients.secrets import index_of, registry_password
 from tasks.errors import Resumable, TaskFailed, UsageError, ending_as
-from tasks.image import jobs, profiles
+from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
 
 
@@ -35,7 +35,7 @@ def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: 
     again = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
     began = time.monotonic()
     with build_vm_job(settings, again, ", --cancel stops it") as host:
-        agent = vmjob.agent_on(host)
+        agent = vm_jobs.agent_on(host)
         if cancel:
             jobs.cancel(agent, "build")
             return
@@ -51,26 +51,26 @@ def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float, 
     """Follow the build that runs, or start one, until the image is the wanted one."""
     how = "is up to date: nothing was sent, nothing was built"
     for _ in range(3):  # another build may run first: one of older sources, or somebody else's
-        job = vmjob.running(agent)
+        job = vm_jobs.running(agent)
         if job is None:
             plan = due(settings, agent.host, tmp, anew=anew)
             if plan is None:
                 _conclude(settings, agent.host, how, began)
                 return
             request = plan.to_job(anew=anew)
-            job = vmjob.new(agent, "build", profiles.image_name(settings), request)
+            job = vm_jobs.new(agent, "build", build_profiles.image_name(settings), request)
             print(render(plan), flush=True)
             _send(settings, agent, plan, tmp)
             login = _login(settings, agent, again)
             try:
-                vmjob.start(job, {**request, "login": login}, deadline_sec=settings.image.deadline_sec)
+                vm_jobs.start(job, {**request, "login": login}, deadline_sec=settings.image.deadline_sec)
             except HostBusy:
                 if login is not None:
                     registry.forget(agent.host, login)
                 continue
             anew = False
             outcome = jobs.follow(settings, job)
-        elif vmjob.verb_of(job) != "build":
+        elif vm_jobs.verb_of(job) != "build":
             raise jobs.busy(job, again)
         else:
             print(f"{agent.host.name}: a build is running already ({job.folder}); following it", flush=True)
@@ -89,9 +89,9 @@ def _follow_running(settings: Settings, job: Job, tmp: str, *, anew: bool) -> Ou
     """Wait for a build that is there already; None where it failed and was not the same work as ours."""
     try:
         return jobs.follow(settings, job)
-    except vmjob.JobFailed as failure:
+    except vm_jobs.JobFailed as failure:
         plan = due(settings, job.agent.host, tmp, anew=anew)
-        if plan is not None and vmjob.does(job, "build", plan.to_job(anew=anew)):
+        if plan is not None and vm_jobs.does(job, "build", plan.to_job(anew=anew)):
             raise
         print(f"that build, which was of other sources, failed: {failure}", flush=True)
         return None
@@ -100,7 +100,7 @@ def _follow_running(settings: Settings, job: Job, tmp: str, *, anew: bool) -> Ou
 def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> BuildPlan | None:
     """The build that is due, or None where the image is already the wanted one and need not be made `anew`."""
     with ending_as(UsageError, ContextError):
-        ground.claim(host, tmp, make=False)  # what another user made there is not even read
+        workdir.claim(host, tmp, make=False)  # what another user made there is not even read
         want = wanted(settings, tmp)
         facts = engine.observe(host, want.client)
         look = engine.look(host, (tmp, facts.data_root), want.model_folders())
@@ -115,8 +115,8 @@ def wanted(settings: Settings, tmp: str) -> Wanted:
     """The image that settings and project folder ask for. Raises ContextError, UsageError."""
     image = settings.image
     return Wanted(
-        profile=profiles.read(settings),
-        image=profiles.image_name(settings),
+        profile=build_profiles.read(settings),
+        image=build_profiles.image_name(settings),
         target=image.target,
         tmpdir=tmp,
         code=_code(settings),
@@ -164,7 +164,7 @@ def render(plan: BuildPlan) -> str:
 
 def _send(settings: Settings, agent: Agent, plan: BuildPlan, tmp: str) -> None:
     """Send our files to the VM, verified, below a folder named by their digest."""
-    ground.claim(agent.host, tmp)
+    workdir.claim(agent.host, tmp)
     files = {file.place: file.source for file in _code(settings)}
     moved = transfer.push(agent, files, plan.code_folder)
     print(f"sent {len(moved.came)} files, {moved.byte_count / 1e6:.2f} MB; {len(moved.already)} were there", flush=True)
@@ -195,7 +195,7 @@ def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
 
 
 def _conclude(settings: Settings, host: Host, how: str, began: float) -> None:
-    name = profiles.image_name(settings)
+    name = build_profiles.image_name(settings)
     facts = inspect(host, client(settings), name)
     if facts is None:
         raise TaskFailed(f"{host.name}: {name} was there and is gone; somebody removed it; `inv build`")

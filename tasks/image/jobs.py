@@ -5,14 +5,14 @@ from pathlib import Path
 
 from remote.hosts.host import HostError
 from remote.hosts.local import me
-from remote.hosts.scratch import scratch_folder
-from remote.image import vmjob
-from remote.image.vmjob import JobFailed, Outcome
+from remote.hosts.tempdirs import scratch_folder
+from remote.image import vm_jobs
+from remote.image.vm_jobs import JobFailed, Outcome
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import LOG_FILE, Job, JobState
 from tasks.cli.terminal import asks
-from tasks.connect.buildvm import show_cut, show_line
+from tasks.clients.build_vm import show_cut, show_line
 from tasks.errors import Refused, Resumable, UsageError
 from tasks.settings.load import Settings
 
@@ -22,7 +22,7 @@ STOPPABLE = ("build", "push")  # verbs with a flag --cancel
 def follow(settings: Settings, job: Job) -> Outcome:
     """Follow a job to its end, and keep its whole log here, also when it fails. Raises as `vmjob.follow`."""
     try:
-        outcome = vmjob.follow(job, show_line, show_cut)
+        outcome = vm_jobs.follow(job, show_line, show_cut)
     except JobFailed as failure:
         kept = keep_log(settings, job)
         raise failure if kept is None else JobFailed(failure.kind, failure.message, str(kept)) from None
@@ -49,24 +49,24 @@ def log_of(settings: Settings, job: Job) -> Path:
 
 def busy(job: Job, again: str) -> Resumable:
     """Another job has the VM's one slot: whose it is, and what to type."""
-    verb = vmjob.verb_of(job)
+    verb = vm_jobs.verb_of(job)
     stop = f", or stop it: `inv {verb} --cancel`" if verb in STOPPABLE else ""
-    whose = f" of {who}" if (who := vmjob.starter(job)) else ""
+    whose = f" of {who}" if (who := vm_jobs.starter(job)) else ""
     where = f"{job.agent.host.name}: busy with {job.folder}{whose}, which is other work"
     return Resumable(f"{where}; when that has ended, `{again}`{stop}")
 
 
 def cancel(agent: Agent, verb: str) -> None:
     """Stop the `verb` that runs on the VM; asks first where somebody else started it."""
-    job = vmjob.running(agent)
+    job = vm_jobs.running(agent)
     if job is None:
         print("nothing runs on the VM")
         return
-    runs = vmjob.verb_of(job)
+    runs = vm_jobs.verb_of(job)
     if runs != verb:
         stop = f"; `inv {runs} --cancel` stops it" if runs in STOPPABLE else ""
         raise UsageError(f"{agent.host.name}: no {verb} runs there, but {job.folder}{stop}")
-    who = vmjob.starter(job)
+    who = vm_jobs.starter(job)
     if who != me() and not asks(f"{job.folder} was started by {who or 'somebody'}. Stop it?"):
         raise Refused(
             f"{job.folder} was started by {who or 'somebody'}, not by {me()}: ask there, or type the same in a "

@@ -10,16 +10,16 @@ from pathlib import Path
 from invoke.context import Context
 
 from remote.hosts.command import Command, Secret
-from remote.image import ground, modelfetch, vmjob
-from remote.image.modelfetch import Fetch
+from remote.image import model_fetch, vm_jobs, workdir
+from remote.image.model_fetch import Fetch
 from remote.jobs.agent import Agent
-from remote.ssh.bulk import Progress
-from tasks.connect import secrets
-from tasks.connect.buildvm import build_vm_job, tmpdir_on
+from remote.ssh.rsync import Progress
+from tasks.clients import secrets
+from tasks.clients.build_vm import build_vm_job, tmpdir_on
 from tasks.errors import Refused, TaskFailed, UsageError
 from tasks.image import jobs
 from tasks.settings.load import Settings, load
-from tasks.settings.sections import Sections
+from tasks.settings.schema import Sections
 
 DEMO_DEADLINE_SEC = 1800.0
 REAL_MODEL, REAL_DATA = "models/HuggingFaceTB--SmolLM2-135M-Instruct", "data/orders.jsonl"
@@ -81,8 +81,8 @@ def fetch_models(context: Context, given: Choices, *, dry_run: bool) -> None:
     again = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
     with build_vm_job(settings, again) as host:
         tmp = tmpdir_on(settings, host, given.tmpdir)
-        ground.claim(host, tmp, make=not dry_run)
-        home = f"{ground.home_below(tmp)}/models"
+        workdir.claim(host, tmp, make=not dry_run)
+        home = f"{workdir.home_below(tmp)}/models"
         for model in models:
             wanted = Fetch(
                 model=model,
@@ -98,17 +98,17 @@ def fetch_models(context: Context, given: Choices, *, dry_run: bool) -> None:
                     f"{model} ({given.revision or 'as it is there, or main'}) from {wanted.source} -> {wanted.folder}"
                 )
             else:
-                _fetch(settings, vmjob.agent_on(host), wanted)
+                _fetch(settings, vm_jobs.agent_on(host), wanted)
 
 
 def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
     began = time.monotonic()
-    job = modelfetch.find(agent, wanted)
+    job = model_fetch.find(agent, wanted)
     if job is not None:
         print(f"{agent.host.name}: {wanted.model} is being fetched already ({job.folder}); following it", flush=True)
     else:
         print(f"{wanted.model} from {wanted.source} -> {agent.host.name}:{wanted.folder}", flush=True)
-        job = modelfetch.start(
+        job = model_fetch.start(
             agent,
             wanted,
             token=_token(settings, wanted),

@@ -15,25 +15,25 @@ from typing import Any
 
 from invoke.context import Context
 
-from bench.records.durable import write_atomic
+from bench.records.atomic_files import write_atomic
 from remote.hosts.command import Secret
 from remote.hosts.host import Host, HostError
-from remote.image import engine, registry, vmjob
+from remote.image import engine, registry, vm_jobs
 from remote.image.context import ContextError
-from remote.image.names import Reference, is_ocir
 from remote.image.plan import outdated
+from remote.image.references import Reference, is_ocir
 from remote.image.registry import outcome_json
-from remote.image.vmjob import Outcome
+from remote.image.vm_jobs import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
 from tasks.cli.terminal import asks
-from tasks.connect.buildvm import build_vm, build_vm_job
-from tasks.connect.registry import address
-from tasks.connect.secrets import registry_password
+from tasks.clients.build_vm import build_vm, build_vm_job
+from tasks.clients.registry import address
+from tasks.clients.secrets import registry_password
 from tasks.errors import Resumable, UsageError, ending_as, writing
-from tasks.image import jobs, profiles
+from tasks.image import build_profiles, jobs
 from tasks.image.build import client, wanted
-from tasks.image.documents.sign import sign, signing_key
+from tasks.image.sbom.sign import sign, signing_key
 from tasks.settings.load import Settings, load
 
 AGAIN = "inv push"
@@ -46,10 +46,10 @@ def push_image(context: Context, *, dry_run: bool, stale: bool, cancel: bool) ->
     settings = load(context)
     if cancel:
         with build_vm(settings, f"{AGAIN} --cancel") as host:
-            jobs.cancel(vmjob.agent_on(host), "push")
+            jobs.cancel(vm_jobs.agent_on(host), "push")
         return
     where, user = address(settings)
-    image = profiles.image_name(settings)
+    image = build_profiles.image_name(settings)
     if dry_run:
         print(f"{image} -> {where} as {user}; nothing was touched")
         return
@@ -60,11 +60,11 @@ def push_image(context: Context, *, dry_run: bool, stale: bool, cancel: bool) ->
         image_id = _image_id(settings, host, image, stale=stale)
         request = _request(settings, where, user, image, image_id)
         try:
-            outcome = _work(settings, vmjob.agent_on(host), request, password, again)
-        except vmjob.JobFailed as failure:
+            outcome = _work(settings, vm_jobs.agent_on(host), request, password, again)
+        except vm_jobs.JobFailed as failure:
             if failure.kind not in ("absent", "forbidden") or not repository_made(settings, where):
                 raise
-            outcome = _work(settings, vmjob.agent_on(host), request, password, again)
+            outcome = _work(settings, vm_jobs.agent_on(host), request, password, again)
         facts = outcome.facts
         _write(settings, where, facts)
         how = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "was there already; nothing was sent"
@@ -121,9 +121,9 @@ def _work(
     settings: Settings, agent: Agent, request: dict[str, Any], password: Callable[[], Secret], again: str
 ) -> Outcome:
     """Follow the push that does the same, or log in and start one."""
-    job = vmjob.running(agent)
+    job = vm_jobs.running(agent)
     if job is not None:
-        if not vmjob.does(job, "push", request):
+        if not vm_jobs.does(job, "push", request):
             raise jobs.busy(job, again)
         print(f"{agent.host.name}: a push is running already ({job.folder}); following it", flush=True)
         return jobs.follow(settings, job)
@@ -131,15 +131,15 @@ def _work(
     secret = password()
     for login in range(1, LOGINS + 1):
         folder = registry.log_in(agent.host, client(settings), host, user, secret)
-        job = vmjob.new(agent, "push", f"{request['path']}-{request['tag']}", request)
+        job = vm_jobs.new(agent, "push", f"{request['path']}-{request['tag']}", request)
         try:
-            vmjob.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
+            vm_jobs.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
         except HostBusy as busy:
             registry.forget(agent.host, folder)
             raise Resumable(f"{busy}; when that has ended, `{again}`") from None
         try:
             return jobs.follow(settings, job)
-        except vmjob.JobFailed as failure:
+        except vm_jobs.JobFailed as failure:
             with contextlib.suppress(HostError):  # the job does so itself, unless it was killed
                 registry.forget(agent.host, folder)
             if failure.kind != "unauthorized" or login == LOGINS:

@@ -6,13 +6,13 @@ import tarfile
 
 from invoke.context import Context
 
-from remote.image import sdk as images
+from remote.image import docker_client as images
 from remote.image.context import bench_files
-from remote.image.sdk import ImageLayer
+from remote.image.docker_client import ImageLayer
 from tasks.cli.flags import number
-from tasks.connect.buildvm import build_vm
-from tasks.connect.pushed import recorded
-from tasks.image import profiles
+from tasks.clients.build_vm import build_vm
+from tasks.clients.image_ref import recorded
+from tasks.image import build_profiles
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
 
@@ -24,7 +24,7 @@ def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
     settings = load(context)
     bandwidth = number("image.size: --mbps", mbps, "a number above 0", lambda given: given > 0)
     room = number("image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda given: given > 0)
-    name = profiles.image_name(settings)
+    name = build_profiles.image_name(settings)
     with build_vm(settings, "inv image.size") as host, images.connected(host, client(settings)) as sdk:
         layers = images.layers(sdk.images.get(name))
     for layer in layers:

@@ -5,13 +5,13 @@ from functools import partial
 
 from invoke.context import Context
 
-from remote.image import sdk as images
-from remote.image.sdk import Ended
-from tasks.connect.buildvm import build_vm
-from tasks.image import profiles
+from remote.image import docker_client as images
+from remote.image.docker_client import Ended
+from tasks.clients.build_vm import build_vm
+from tasks.image import build_profiles
 from tasks.image.build import client
-from tasks.image.onnode import VERIFY_SEC, verify_on_node
-from tasks.image.reading import conclude, differing_models, report_of, show
+from tasks.image.node_check import VERIFY_SEC, verify_on_node
+from tasks.image.selfcheck_report import conclude, differing_models, report_of, show
 from tasks.settings.load import Settings, load
 
 SELFCHECK_SEC = 900.0
@@ -22,7 +22,7 @@ def verify_image(context: Context, *, on_node: bool) -> None:
     if on_node:
         verify_on_node(settings)
         return
-    name = profiles.image_name(settings)
+    name = build_profiles.image_name(settings)
     with build_vm(settings, "inv image.verify") as host, images.connected(host, client(settings)) as sdk:
         image = sdk.images.get(name)
         print(f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e9:.2f} GB unpacked")
@@ -40,7 +40,7 @@ def verify_image(context: Context, *, on_node: bool) -> None:
 
 def _two_steps(settings: Settings, run: Callable[..., Ended], *, has_gpu: bool) -> list[str]:
     """Train two steps of a tiny model in the image, if the profile's stack can without a GPU. Returns what is wrong."""
-    if not has_gpu and not profiles.read(settings).runs_on_cpu:
+    if not has_gpu and not build_profiles.read(settings).runs_on_cpu:
         print("  no GPU here, and this profile's stack trains on one only: no trial was run")
         return []
     ended = run(("python", "-m", "bench", "selfcheck"), timeout_sec=SELFCHECK_SEC)

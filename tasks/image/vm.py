@@ -5,13 +5,13 @@ import time
 
 from invoke.context import Context
 
+from remote.hosts.bundle import once
 from remote.hosts.command import Command
-from remote.hosts.delivery import once
 from remote.hosts.host import check
-from remote.image import engine, ground, vm
-from remote.image.onvm.ground import NOT_OURS
+from remote.image import engine, vm_info, workdir
+from remote.image.vm_agent.secure_dir import NOT_OURS
 from tasks.cli.flags import number
-from tasks.connect.buildvm import build_vm, tmpdir_on
+from tasks.clients.build_vm import build_vm, tmpdir_on
 from tasks.errors import Refused, TaskFailed, UsageError
 from tasks.settings.load import load
 
@@ -25,14 +25,14 @@ def check_vm(context: Context, tmpdir: str | None) -> None:
     settings = load(context)
     began = time.monotonic()
     with build_vm(settings, "inv vm.check") as host:
-        facts = vm.observe(host)
+        facts = vm_info.observe(host)
         took = time.monotonic() - began
         version = ".".join(map(str, facts.python))
         print(f"{host.name}: connected in {took:.2f} s")
         print(f"  {facts.system}, kernel {facts.kernel}, {facts.machine}, Python {version}")
         print(f"  {facts.cores} cores, {facts.memory_bytes / 1e9:.1f} GB of memory")
         print(f"  user {facts.user} in {', '.join(facts.groups)}; home {facts.home}")
-        if facts.python[:2] >= vm.PYTHON_AT_LEAST:
+        if facts.python[:2] >= vm_info.PYTHON_AT_LEAST:
             for place in engine.look(host, (facts.home, tmpdir_on(settings, host, tmpdir)), []).places:
                 state = "" if place.exists else ", not there yet"
                 may = "writable" if place.writable else "not writable for this user"
@@ -55,8 +55,8 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
     with build_vm(settings, "inv vm.engine") as host:
         tmp = tmpdir_on(settings, host, tmpdir)
         asked = {
-            "owner": ground.claim(host, tmp),
-            "file": f"{ground.home_below(tmp)}/engine.ext4",
+            "owner": workdir.claim(host, tmp),
+            "file": f"{workdir.home_below(tmp)}/engine.ext4",
             "size_bytes": int(size * 1e9),
             "mount": MOUNT,
             "socket": SOCKET,
@@ -66,7 +66,7 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
         who = Command(argv=("id", "-u"))
         is_root = check(host, who, host.run(who, timeout_sec=60.0)).stdout.strip() == b"0"
         root = () if is_root else ("sudo", "-n")
-        command = Command(argv=(*root, *once(host, "remote.image.onvm.scripts.engine", json.dumps(asked)).argv))
+        command = Command(argv=(*root, *once(host, "remote.image.vm_agent.scripts.engine", json.dumps(asked)).argv))
         completed = host.run(command, timeout_sec=UP_SEC)
         if completed.exit_code != 0:
             lines = completed.stderr.decode(errors="replace").strip().splitlines() or [f"exit {completed.exit_code}"]

@@ -15,23 +15,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.records.durable import write_atomic
-from reports import text
+from bench.records.atomic_files import write_atomic
+from reports import formatting
 from reports.comparison import compare as comparing
 from reports.comparison.compare import ComparedRow, Comparison
-from reports.comparison.verdicts import USED
-from reports.comparison.written import to_json
+from reports.comparison.export import to_json
+from reports.comparison.tests import USED
 from reports.output.csv_frames import load_all
 from reports.read import measurements
 from reports.read.run import NotWritten, ReportError, report_folder
 from reports.statistics.energy import ENERGY
-from reports.training import beside
+from reports.training import comparison
 from tasks.cli.flags import number, one_of_each
 from tasks.cli.terminal import Rows, for_programs, ruled
 from tasks.errors import Resumable, TaskFailed, UsageError, ending_as, touching
-from tasks.fleet.folders import find_run, is_training
-from tasks.settings.layers import shown
+from tasks.fleet.run_store import find_run, is_training
 from tasks.settings.load import load
+from tasks.settings.sources import shown
 
 COMPARE_FILE = "compare.json"
 _METRICS = {
@@ -80,13 +80,13 @@ def show_trainings(folders: Sequence[Path]) -> str:
     if len(folders) != 2 or not all(map(is_training, folders)):
         raise UsageError("compare: a training is compared with one other training; name the two")
     with ending_as(UsageError, ReportError):
-        found = beside.compare(folders[0], folders[1])
+        found = comparison.compare(folders[0], folders[1])
     rows = ruled("", *(folder.name for folder in folders))
     for cells in found.lines:
         rows.add_row(*cells)
     Console(highlight=False).print(rows)
     between = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
-    said = f"{found.change:+.4f} nats a token{between} over {text.count(found.examples, 'held-out example')}"
+    said = f"{found.change:+.4f} nats a token{between} over {formatting.count(found.examples, 'held-out example')}"
     print(f"the held-out loss of {folders[1].name} is {found.verdict}: {said}")
     return found.verdict
 
@@ -98,7 +98,9 @@ def show(compared: Comparison) -> None:
         console.print(Text(f"! {one.words}{'' if one in compared.refused else ' (allowed)'}"))
     for run_id, amount in compared.rejected.items():
         console.print(
-            Text(f"! {run_id}: {text.count(amount, 'file')} rejected; inv report --run={run_id} says which and why")
+            Text(
+                f"! {run_id}: {formatting.count(amount, 'file')} rejected; inv report --run={run_id} says which and why"
+            )
         )
     for run_id, labels in compared.only_in.items():
         if labels:
@@ -125,7 +127,7 @@ def _over_all(row: ComparedRow, *, several: bool) -> str:
     if row.verdict in ("faster", "slower"):
         ends = sorted(abs(100.0 * (end - 1.0)) for end in (row.low, row.high))
         away = abs(100.0 * (row.speed_ratio - 1.0))
-        places = text.ratio_places(row.low, row.high, 3) - 2
+        places = formatting.ratio_places(row.low, row.high, 3) - 2
         return f"{said}{away:.{places}f} % {row.verdict} ({ends[0]:.{places}f} to {ends[1]:.{places}f} %)."
     word = "the same" if row.verdict == "same" else f"not shown to differ: {row.why}"
     return f"{said}{_times(row)} times as fast, {word}."
@@ -146,7 +148,7 @@ def reasons(unknown: Iterable[ComparedRow]) -> list[str]:
     for found in kinds.values():
         names = list(dict.fromkeys(row.configuration for row in found))
         worst = max(found, key=lambda row: row.shows_percent or 0.0)
-        lines.append(f"unknown: {text.some(names, 4)}: {worst.why}")
+        lines.append(f"unknown: {formatting.some(names, 4)}: {worst.why}")
     return lines
 
 
@@ -163,12 +165,12 @@ def table(compared: Comparison) -> Table:
     shown.add_column("verdict", no_wrap=True)
     for row in _shown(compared):
         cells = [
-            text.broken(row.configuration, 16 if several else 20),
-            text.broken(_metric(row), 15 if several else 18),
+            formatting.broken(row.configuration, 16 if several else 20),
+            formatting.broken(_metric(row), 15 if several else 18),
         ]
         if several:
-            cells.append(text.broken(row.run_id, 10))
-        sides = [text.number(None if side is None else side.value) for side in (row.before, row.after)]
+            cells.append(formatting.broken(row.run_id, 10))
+        sides = [formatting.number(None if side is None else side.value) for side in (row.before, row.after)]
         word = _ENERGY_WORDS.get(row.verdict, row.verdict) if row.family == USED else row.verdict
         shown.add_row(*map(Text, cells), *sides, _times(row), word)
     return shown
@@ -193,15 +195,15 @@ def _metric(row: ComparedRow) -> str:
 def _times(row: ComparedRow) -> str:
     if row.speed_ratio is None:
         return "-"
-    places = text.ratio_places(row.low, row.high, 3)
-    return f"{text.number(row.speed_ratio, places)} {text.span(row.low, row.high, places, to='-')}".rstrip()
+    places = formatting.ratio_places(row.low, row.high, 3)
+    return f"{formatting.number(row.speed_ratio, places)} {formatting.span(row.low, row.high, places, to='-')}".rstrip()
 
 
 def _conclude(compared: Comparison) -> None:
     """Raise the task error of the comparison's exit code, with the reason."""
     runs = " and ".join(compared.run_ids[:2]) if len(compared.run_ids) == 2 else ", ".join(compared.run_ids)
     if compared.refused:
-        names = text.listing([one.name for one in compared.refused])
+        names = formatting.listing([one.name for one in compared.refused])
         differ = "differs" if len(compared.refused) == 1 else "differ"
         raise UsageError(f"{runs} cannot be compared: {names} {differ}; {compared.remedy}")
     if not compared.rows:

@@ -11,26 +11,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.records.layout import REPORT_FOLDER
+from bench.records.paths import REPORT_FOLDER
 from bench.records.result import End
-from reports import text
+from reports import formatting
 from reports.exports.write import FORMATS, check, export
 from reports.output import watch as watching
 from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
 from reports.read.run import NotWritten, ReportError
-from reports.statistics.values import Ratio
-from reports.summary.cautions import MOST_SHOWN
+from reports.statistics.types import Ratio
+from reports.summary.warnings import MOST_SHOWN
 from reports.training import page as training
 from tasks.cli.flags import one_of_each
-from tasks.cli.interrupt import interrupted_by
+from tasks.cli.signals import interrupted_by
 from tasks.cli.terminal import Rows, ruled
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError, ending_as, one_line
-from tasks.fleet.folders import find_run, is_training
 from tasks.fleet.pricing import pricing
+from tasks.fleet.run_store import find_run, is_training
 from tasks.reports.compare import show_trainings
-from tasks.settings.layers import shown
 from tasks.settings.load import load
+from tasks.settings.sources import shown
 
 
 def write_report(
@@ -124,26 +124,26 @@ def show(made: ReportSummary) -> None:
 def table(made: ReportSummary) -> Table:
     """One line per configuration, within 80 characters; a long name is broken."""
     priced = any(row.cost is not None for row in made.rows)
-    heads = ["n", "step s", "samples/s", f"x {text.shorten(made.baseline, 14)}", "useful tok/s"]
+    heads = ["n", "step s", "samples/s", f"x {formatting.shorten(made.baseline, 14)}", "useful tok/s"]
     shown = Rows(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("configuration", overflow="fold")
     for head in [*heads, *(["$/1000"] if priced else [])]:
         shown.add_column(head, justify="right", no_wrap=True)
     for row in made.rows:
         measured = row.measured
-        name = Text(text.broken(row.label, 14 if priced else 26))  # it may hold what rich would take for markup
+        name = Text(formatting.broken(row.label, 14 if priced else 26))  # it may hold what rich would take for markup
         if measured is None:
             shown.add_row(name, "0", *["-"] * (len(heads) - 1 + priced))
             continue
         cells = [
             str(measured.n_steps),
-            text.number(measured.step_time_sec.value),
-            text.number(measured.samples_per_sec.value),
+            formatting.number(measured.step_time_sec.value),
+            formatting.number(measured.samples_per_sec.value),
             "1" if row.is_baseline else "-" if row.samples_ratio is None else _times(row.samples_ratio),
-            text.number(measured.useful_tokens_per_sec.value),
+            formatting.number(measured.useful_tokens_per_sec.value),
         ]
         if priced:
-            cells.append("-" if row.cost is None else text.number(row.cost.usd_per_1000_samples.value))
+            cells.append("-" if row.cost is None else formatting.number(row.cost.usd_per_1000_samples.value))
         shown.add_row(name, *cells)
     return shown
 
@@ -161,16 +161,16 @@ def others(made: ReportSummary) -> Table:
 
 
 def _times(of: Ratio) -> str:
-    places = text.ratio_places(of.low, of.high)
-    shown = f"{text.number(of.value, places)} {text.span(of.low, of.high, places, to='-')}".rstrip()
-    return f"{shown}{text.mark(of)}"
+    places = formatting.ratio_places(of.low, of.high)
+    shown = f"{formatting.number(of.value, places)} {formatting.span(of.low, of.high, places, to='-')}".rstrip()
+    return f"{shown}{formatting.mark(of)}"
 
 
 def _shortfall(made: ReportSummary) -> str:
     ends = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not End.SUCCEEDED]
     if made.missing:
         ends.append(f"{len(made.missing)} missing")
-    rejected = f"; {text.count(len(made.rejected), 'file')} rejected" if made.rejected else ""
+    rejected = f"; {formatting.count(len(made.rejected), 'file')} rejected" if made.rejected else ""
     succeeded, run = made.counts.get(End.SUCCEEDED, 0), made.record
     return (
         f"run {run.run_id}: {succeeded} of {len(run.planned)} trials succeeded ({', '.join(ends)}{rejected}); "

@@ -9,14 +9,14 @@ from typing import Any
 from invoke.context import Context
 
 from bench.records import schema
-from bench.records.durable import read_regular, regular_size
-from bench.records.layout import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
+from bench.records.atomic_files import read_regular, regular_size
+from bench.records.checksummed import ResultError
+from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
 from bench.records.result import End
 from bench.records.run import RunRecord
-from bench.records.sealed import ResultError
 from remote.fleet.ledger import Ledger, LedgerError
 from tasks.errors import one_line
-from tasks.fleet.folders import LATEST
+from tasks.fleet.run_store import LATEST
 from tasks.settings.load import load
 
 SUMMARY_FILE = "summary.json"

@@ -15,19 +15,19 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.host import HostError
 from reports.exports import tensorboard
 from reports.exports.write import export
 from reports.read.run import NotWritten, ReportError
 from tasks.cli.flags import number
-from tasks.cli.interrupt import interrupted_by
+from tasks.cli.signals import interrupted_by
 from tasks.errors import Resumable, TaskFailed, UsageError, ending_as, one_line
-from tasks.fleet.folders import is_training, open_run
-from tasks.reports.sofar import SoFar
-from tasks.settings.layers import shown
+from tasks.fleet.run_store import is_training, open_run
+from tasks.reports.partial_steps import SoFar
 from tasks.settings.load import load
+from tasks.settings.sources import shown
 
 EVERY_SEC = 5.0
 ADDRESS = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The settings that count, typed and checked. `tasks.settings.sections` says what each may hold.
+"""The settings that count, typed and checked. `tasks.settings.schema` says what each may hold.
 
 `load(context)` merges Invoke's layers (/etc/invoke.yaml, the project's invoke.yaml, ~/.invoke.yaml,
 INVOKE_* variables, the -f file) and either returns frozen settings or raises UsageError with one line:
@@ -21,12 +21,12 @@ from invoke.context import Context
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from bench.records.layout import IMAGE_FILE
+from bench.records.paths import IMAGE_FILE
 from remote.hosts.local import expanded
 from tasks.errors import UsageError
-from tasks.settings import layers
-from tasks.settings.layers import Keys, SettingsLayer, SettingsLayers, found_text
-from tasks.settings.sections import LEAVES, TWO_SETTINGS, Section, Sections, expected, field, kind_of, section
+from tasks.settings import sources
+from tasks.settings.schema import LEAVES, TWO_SETTINGS, Section, Sections, expected, field, kind_of, section
+from tasks.settings.sources import Keys, SettingsLayer, SettingsLayers, found_text
 
 _IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # as image and manifests have them
 
@@ -77,7 +77,7 @@ class Settings(Sections):
 def load(context: Context) -> Settings:
     """The settings of a task's context. Raises UsageError: one line naming the first problem and its place."""
     config = context.config
-    found = layers.read(config, {**ENVIRONMENT, **{layers.env_name(old): old for old in RENAMED}})
+    found = sources.read(config, {**ENVIRONMENT, **{sources.env_name(old): old for old in RENAMED}})
     for layer in found.weakest_first:
         _refuse_unknown(layer, layer.data, Sections)
     _refuse_unknown_variables()
@@ -85,7 +85,7 @@ def load(context: Context) -> Settings:
     for name, keys in ENVIRONMENT.items():
         strongest = found.strongest(keys)
         if strongest is not None and strongest.environment:
-            layers.put(merged, keys, _cast(os.environ[name], field(keys)))
+            sources.put(merged, keys, _cast(os.environ[name], field(keys)))
     for old, new in RENAMED.items():
         _rename(merged, found, old, new)
     try:
@@ -96,7 +96,7 @@ def load(context: Context) -> Settings:
 
 
 INVOKES_OWN: dict[str, Any] = Config.global_defaults()  # run, sudo, tasks, timeouts, ...
-ENVIRONMENT: dict[str, Keys] = {layers.env_name(keys): keys for keys in LEAVES}
+ENVIRONMENT: dict[str, Keys] = {sources.env_name(keys): keys for keys in LEAVES}
 
 
 RENAMED: dict[Keys, Keys] = {("cluster", "registry_user"): ("registry", "user")}
@@ -113,7 +113,7 @@ def _rename(merged: dict[Any, Any], found: SettingsLayers, old: Keys, new: Keys)
         raise UsageError(
             f"{names}, and both are set, to {found_text(value)} and {found_text(newer)}; remove the old one"
         )
-    layers.put(merged, new, value)
+    sources.put(merged, new, value)
     _print_once(f"{names}; rename it there")
 
 
@@ -136,12 +136,12 @@ def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], model: type[S
             nearest = _nearest(keys, model)
             if not above and layer.shared and nearest is None:
                 continue  # another project's section in a file that is shared
-            names = f"{'.'.join(above) or 'the project'} has {layers.clip(', '.join(model.model_fields), 200)}"
+            names = f"{'.'.join(above) or 'the project'} has {sources.clip(', '.join(model.model_fields), 200)}"
             advice = f"did you mean {nearest}?" if nearest else names
-            raise UsageError(f"{layer.where(keys)}: {layers.clip('.'.join(keys))}: unknown setting; {advice}")
+            raise UsageError(f"{layer.where(keys)}: {sources.clip('.'.join(keys))}: unknown setting; {advice}")
         below = section(info)
         if below is not None and not isinstance(value, Mapping):
-            names = layers.clip(", ".join(below.model_fields), 200)
+            names = sources.clip(", ".join(below.model_fields), 200)
             raise UsageError(
                 f"{layer.where(keys)}: {'.'.join(keys)}: expected a section with {names}, found {found_text(value)}"
             )
@@ -185,10 +185,10 @@ def _nearest(keys: Keys, model: type[Section]) -> str | None:
 
 
 def _refuse_unknown_variables() -> None:
-    sections = {layers.env_name(keys[:depth]) for keys in LEAVES for depth in range(1, len(keys))}
-    ours = tuple(layers.env_name((name,)) + "_" for name in Sections.model_fields)
+    sections = {sources.env_name(keys[:depth]) for keys in LEAVES for depth in range(1, len(keys))}
+    ours = tuple(sources.env_name((name,)) + "_" for name in Sections.model_fields)
     for name in sorted(os.environ):
-        if not name.startswith(layers.ENV_PREFIX) or name in (*ENVIRONMENT, *map(layers.env_name, RENAMED)):
+        if not name.startswith(sources.ENV_PREFIX) or name in (*ENVIRONMENT, *map(sources.env_name, RENAMED)):
             continue
         if name in sections:
             one = next(each for each in ENVIRONMENT if each.startswith(f"{name}_"))

@@ -11,23 +11,23 @@ from invoke.context import Context
 
 from bench.records import schema
 from tasks.cli.terminal import console
-from tasks.connect.workers import workers
+from tasks.clients.workers import workers
 from tasks.errors import touching
 from tasks.settings.load import load
-from tasks.train import foreseen, planned, printed
+from tasks.train import forecast, output, trial_spec
 
 
 def check_data(context: Context, page: str | None, *, as_json: bool) -> None:
     settings = load(context)
     hosts = workers(settings)
-    trial = planned.trial_of(settings, None, workers=planned.how_many(settings, None), max_hours=None)
-    found = foreseen.ask(settings, hosts, trial)
+    trial = trial_spec.trial_of(settings, None, workers=trial_spec.how_many(settings, None), max_hours=None)
+    found = forecast.ask(settings, hosts, trial)
     if as_json:
         print(json.dumps(schema.to_json(found.data), indent=1, ensure_ascii=False))
         return
-    predicted = foreseen.foresee(settings, trial, found)
-    printed.show(console(), found.data, settings, predicted)
+    predicted = forecast.foresee(settings, trial, found)
+    output.show(console(), found.data, settings, predicted)
     if page is not None:
         with touching(f"data.check: --page: {page}", "; name another file"):
-            Path(page).write_text(printed.page(found.data, settings, predicted), encoding="utf-8")
+            Path(page).write_text(output.page(found.data, settings, predicted), encoding="utf-8")
         print(page)

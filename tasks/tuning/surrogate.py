@@ -1,6 +1,6 @@
 """The expected rate of every candidate, from arithmetic corrected by the candidates that were measured.
 
-A survey predicts every candidate's rate from FLOP, padding and how a batch fills a GPU (`bench.predict.survey`). These
+A survey predicts every candidate's rate from FLOP, padding and how a batch fills a GPU (`bench.predict.throughput`). These
 predictions may be wrong on another GPU: a recipe slower, recomputation cheaper, small batches better. Each such error
 is a factor that is common to the candidates it touches, and unknown until something is measured:
 

@@ -8,12 +8,12 @@ the finalists in full), answer (a front of speed against memory, and a file that
 from invoke.context import Context
 
 from tasks.cli.lock import only_one
-from tasks.connect.workers import survey, workers
+from tasks.clients.workers import survey, workers
 from tasks.errors import Interrupted, Resumable, UsageError
 from tasks.settings.load import load
-from tasks.tuning import record, waves
-from tasks.tuning.printed import show_plan
-from tasks.tuning.survey import check_recipes, limit_gib, plan, refuse_other_inputs
+from tasks.tuning import search_loop, search_state
+from tasks.tuning.output import show_plan
+from tasks.tuning.planning import check_recipes, limit_gib, plan, refuse_other_inputs
 
 
 def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, dry_run: bool, plain: bool) -> None:
@@ -25,7 +25,7 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, 
         if memory_gib is not None:
             raise UsageError("tune: --resume goes on with a search's own limit; leave out --memory-gib")
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
-        search = record.find(settings.results_folder, name)
+        search = search_state.find(settings.results_folder, name)
         refuse_other_inputs(search, survey(settings, hosts[0], []))
     else:
         search = plan(settings, hosts, limit)
@@ -34,10 +34,10 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, 
         return
     with only_one(settings.results_folder, f"tune (search {search.tune_id})"):
         if not resume:
-            search = record.create(settings.results_folder, search)
+            search = search_state.create(settings.results_folder, search)
         again = f"`inv tune --resume={search.tune_id}` goes on with"
         try:
-            waves.search(settings, search, hosts, plain=plain)
+            search_loop.search(settings, search, hosts, plain=plain)
         except Interrupted:
             raise Interrupted(f"search {search.tune_id}: interrupted; {again} it") from None
         except Resumable as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Trial
-from bench.records.interval import Interval, summarize
+from bench.records.bootstrap import Interval, summarize
 from tests.support.paths import ROOT
 
 

@@ -2,14 +2,14 @@
 
     python -m tests.benchmarks._memory_grid MODEL DATA OUT.jsonl [fitted|held-out|...] [--predict]
 
-`fitted`, the default, are the 60 configurations that the constants of `bench.predict.footprint` come from; `held-out`
+`fitted`, the default, are the 60 configurations that the constants of `bench.predict.memory` come from; `held-out`
 were chosen afterwards, to differ from those in what they combine, and their predictions were written down (--predict,
 into held_out_h200.jsonl) before they were measured; `held-out-2` were chosen after what those taught had been mended,
 with predictions in held_out_2_h200.jsonl; `no-dropout` are without LoRA's dropout; `llama` is for a model of another
 shape. `space` is what `inv tune` searches among the recipes fast and stock within 21.5 GiB, at 640 positions a row.
 
 MODEL needs Mistral's shape only, its weights may be random. One line of JSON a configuration; at the end the errors of
-`bench.predict.footprint`. A base is loaded once for all batches of one recipe, because loading takes longer than
+`bench.predict.memory`. A base is loaded once for all batches of one recipe, because loading takes longer than
 measuring: what one configuration leaves behind is given back before the next (`torch.cuda.empty_cache`), and the peak
 is reset. Each group has a process of its own, because a base's NF4 weights were seen to stay (3.353 GiB each;
 held_out_h200.jsonl has peaks with other bases beneath, and what they come to without).
@@ -28,10 +28,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench import stack
-from bench.data.batches import load_tokenizer, make_batches, make_rows
-from bench.data.chats import read_data
-from bench.predict import footprint
+from bench import torch_stack
+from bench.data.collate import load_tokenizer, make_batches, make_rows
+from bench.data.conversations import read_data
+from bench.predict import memory
 from bench.qlora import recipes
 from bench.qlora.step import load_base, place
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
@@ -170,7 +170,7 @@ def space(model: str, text: str) -> list[list[Trial]]:
         seed=42,
         samples=10_000,
     )
-    fitting = [one for one in found if footprint.peak_bytes(config, one.trial) <= SPACE_LIMIT_BYTES]
+    fitting = [one for one in found if memory.peak_bytes(config, one.trial) <= SPACE_LIMIT_BYTES]
     ways: dict[tuple[str, str], list[Trial]] = {}
     for one in fitting:
         ways.setdefault((one.choice["recipe"], one.choice["recompute"]), []).append(one.trial)
@@ -187,7 +187,7 @@ GRIDS = {
 }
 
 
-def measure(group: list[Trial], config: dict[str, Any], modules: stack.Stack) -> Iterator[dict[str, Any]]:
+def measure(group: list[Trial], config: dict[str, Any], modules: torch_stack.Stack) -> Iterator[dict[str, Any]]:
     """Each configuration of the group over one base."""
     torch = modules.torch
     placement = place(modules)
@@ -204,7 +204,7 @@ def measure(group: list[Trial], config: dict[str, Any], modules: stack.Stack) ->
         rows = make_rows(trial, conversations, tokenizer)
         batches = make_batches(modules, trial, rows, tokenizer, pin_memory=True)
         said: dict[str, Any] = {"name": trial.name, "trial": trial.to_json(), "recipe_built": step.recipe}
-        said["predicted_bytes"] = footprint.peak_bytes(config, trial)
+        said["predicted_bytes"] = memory.peak_bytes(config, trial)
         try:
             seconds, useful, tokens = [], 0, 0
             for number, batch in enumerate(batches):
@@ -257,12 +257,12 @@ def _one_process_each() -> ProcessPoolExecutor:
 
 def measured(group: list[Trial], config: dict[str, Any]) -> list[dict[str, Any]]:
     """Every point of a group, in this process."""
-    return list(measure(group, config, stack.load()))
+    return list(measure(group, config, torch_stack.load()))
 
 
 def predict(group: list[Trial], config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for trial in group:
-        yield {"name": trial.name, "predicted_bytes": footprint.peak_bytes(config, trial)}
+        yield {"name": trial.name, "predicted_bytes": memory.peak_bytes(config, trial)}
 
 
 def line(said: dict[str, Any]) -> str:

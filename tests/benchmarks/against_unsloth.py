@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import ATTENTION_PROJECTIONS
-from bench.records.interval import Interval, summarize
+from bench.records.bootstrap import Interval, summarize
 from tests.benchmarks import Figure, a_trial, say, spread
 from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit
 
@@ -153,12 +153,12 @@ def _tokens(torch: Any, case: Case, vocabulary: int, count: int) -> Iterator[Any
 
 
 def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
-    from bench import stack
-    from bench.data.batches import Batch
+    from bench import torch_stack
+    from bench.data.collate import Batch
     from bench.qlora import recipes
     from bench.qlora.step import load_base, place
 
-    modules = stack.load()
+    modules = torch_stack.load()
     placement = place(modules)
     limit(modules.torch)
     trial = a_trial(

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from tests.benchmarks import Figure, seconds, spread
 from tests.support.forked import INV, ForkServer
 from tests.support.kubernetes import Cluster, unavailable

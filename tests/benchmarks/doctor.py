@@ -8,12 +8,12 @@ import json
 import shutil
 import time
 
-from bench.records.interval import summarize
-from tasks.doctor.catalogue import CHECKS
+from bench.records.bootstrap import summarize
+from tasks.doctor.registry import CHECKS
 from tests.benchmarks import Figure, spread
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.machines.build_vm import WAIT_SEC, BuildVm, running_build_vm
-from tests.support.machines.cluster_beside import seen_beside
+from tests.support.machines.second_cluster import seen_beside
 from tests.support.paths import ROOT
 
 ROUNDS = 7

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from bench.records.run import RunRecord
-from remote.fleet.patience import Limits
+from remote.fleet.retry_policy import Limits
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
-from tasks.fleet.execute import ONE_TRY_SEC
+from tasks.fleet.runner import ONE_TRY_SEC
 from tests.benchmarks import Figure, beside, seconds, spread
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.paths import ROOT

@@ -23,9 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench import stack
-from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
-from bench.data.chats import read_data
+from bench import torch_stack
+from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
+from bench.data.conversations import read_data
 from bench.kernels import nf4
 from bench.qlora import recipes
 from bench.qlora.recipes import adapters
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--parts", default=",".join(PARTS), help="which of gradients, curves")
     parser.add_argument("--json", type=Path, help="every loss, for a record")
     arguments = parser.parse_args(argv)
-    modules = stack.load()
+    modules = torch_stack.load()
     placement = place(modules)
     with tempfile.TemporaryDirectory() as folder:
         model, chats = arguments.model, arguments.data
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
 class Equality:
     """One model and data set on one device."""
 
-    def __init__(self, modules: stack.Stack, placement: Placement, trial: Trial) -> None:
+    def __init__(self, modules: torch_stack.Stack, placement: Placement, trial: Trial) -> None:
         self.modules, self.placement, self.trial = modules, placement, trial
         tokenizer = load_tokenizer(modules, trial.model)
         rows = make_rows(trial, read_data(Path(trial.data))[1], tokenizer)

@@ -30,17 +30,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench import stack
-from bench.data.batches import Batch, make_batches
+from bench import torch_stack
+from bench.data.collate import Batch, make_batches
 from bench.data.packing import Row, apart, bucketed
-from bench.kinds import hardware
 from bench.predict import flops
 from bench.qlora import recipes
 from bench.qlora.recipes.fast import JOINED
 from bench.qlora.session import Session
 from bench.qlora.step import Placement, load_base, place
 from bench.records import ALL_LINEAR, Trial
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
+from bench.workloads import hardware
 from tests.benchmarks import Figure, a_trial, demo_inputs, say, spread
 from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, drawn, limit, metered
 
@@ -155,7 +155,7 @@ def _measured(settings: tuple[str, int, float], case: Case) -> dict[str, Any]:
 class Bench:
     """One GPU, one model folder."""
 
-    modules: stack.Stack
+    modules: torch_stack.Stack
     placement: Placement
     model: str
     steps: int
@@ -163,7 +163,7 @@ class Bench:
 
     @classmethod
     def opened(cls, model: str, steps: int, mean: float) -> "Bench":
-        modules = stack.load()
+        modules = torch_stack.load()
         return cls(modules=modules, placement=place(modules), model=model, steps=steps, mean=mean)
 
     def measure(self, case: Case) -> dict[str, Any]:

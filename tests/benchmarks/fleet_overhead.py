@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 from bench.records import Trial, suite
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
-from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
+from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Trial, suite
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from bench.records.result import TrialResult
 from tests.benchmarks import Figure, beside, demo_inputs, say, spread
 from tests.support.paths import ROOT

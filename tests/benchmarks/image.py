@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from tests.benchmarks import Figure, seconds, spread
 from tests.support.machines.build_vm import DOCKER, BuildVm, running_build_vm
 

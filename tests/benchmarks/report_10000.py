@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from tests.benchmarks import Figure, spread
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic

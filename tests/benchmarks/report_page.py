@@ -12,7 +12,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from tests.benchmarks import Figure, seconds, spread
 from tests.support.paths import ROOT
 from tests.support.reports import showcase, synthetic

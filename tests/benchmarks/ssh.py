@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.records.interval import Interval, summarize
+from bench.records.bootstrap import Interval, summarize
 from remote.hosts.command import Command
 from remote.ssh.host import SshHost
 from tests.benchmarks import Figure, seconds, spread

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from bench.data.tokenizer import every_core, load_tokenizer
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from bench.records.training_data import DataReport, TrainingData
 from bench.train import check
-from bench.train.examples import AT_ONCE
+from bench.train.masking import AT_ONCE
 from tests.benchmarks import Figure, demo_inputs, say, spread
 
 LONGEST = 4096  # tokens

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
 from tests.benchmarks import Figure, demo_inputs, say, spread

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import stack
+from bench import torch_stack
 from bench.records import ALL_LINEAR, NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, Trial
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from bench.records.training import TrainingRecord
 from tests.benchmarks import Figure, say, spread
 from tests.support import tiny_training
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     with tempfile.TemporaryDirectory() as place:
         here = Path(place)
         here.chmod(0o755)
-        model = tiny_training.make_folder(stack.load(), here / "models" / "tiny--wide", width=128)
+        model = tiny_training.make_folder(torch_stack.load(), here / "models" / "tiny--wide", width=128)
         data = tiny_training.make_data(here / "chats.jsonl", lines=200)
         with contextlib.ExitStack() as opened:
             machines = [opened.enter_context(Machine(name, here)) for name in ("one", "two")]

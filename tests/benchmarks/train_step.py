@@ -30,18 +30,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import stack
-from bench.kinds.finetune import loop, material
-from bench.kinds.finetune.checkpoints import resume
-from bench.kinds.finetune.steps.group import Group
+from bench import torch_stack
 from bench.qlora import recipes
 from bench.qlora.step import Placement, load_base, place
 from bench.records import ALL_LINEAR, Trial
-from bench.records.interval import summarize
+from bench.records.bootstrap import summarize
 from bench.records.training import Training
 from bench.records.training_data import TrainingData
 from bench.train.dataset import Dataset
-from bench.train.examples import Example
+from bench.train.masking import Example
+from bench.workloads.finetune import trainer as trainer_module
+from bench.workloads.finetune import training_set
+from bench.workloads.finetune.checkpoints import resume
+from bench.workloads.finetune.steps.group import Group
 from tests.benchmarks import Figure, a_trial, demo_inputs, say, spread
 
 BLOCKS = 6
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     arguments = parser.parse_args(argv)
     if arguments.steps < 2 * BLOCKS:
         parser.error(f"--steps: at least {2 * BLOCKS}, two for each of {BLOCKS} blocks; found {arguments.steps}")
-    modules = stack.load()
+    modules = torch_stack.load()
     placement = place(modules)
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
@@ -77,7 +78,13 @@ class Bench:
     """One device, one model folder."""
 
     def __init__(
-        self, modules: stack.Stack, placement: Placement, model: str, built: dict[str, str], steps: int, here: Path
+        self,
+        modules: torch_stack.Stack,
+        placement: Placement,
+        model: str,
+        built: dict[str, str],
+        steps: int,
+        here: Path,
     ) -> None:
         self.modules, self.torch, self.placement = modules, modules.torch, placement
         self.model, self.built, self.steps, self.here = model, built, steps, here
@@ -92,7 +99,7 @@ class Bench:
             optimizer="paged_adamw_8bit", training=Training(data=files, **{"rows_per_step": 1, **training}),
         )  # fmt: skip
 
-    def material(self, trial: Trial) -> material.Material:
+    def material(self, trial: Trial) -> training_set.Material:
         """Examples of log-normal lengths, half of whose tokens are targets; enough for every step once."""
         chooser = random.Random(3)
         words = json.loads((Path(self.model) / "config.json").read_text())["vocab_size"]
@@ -103,11 +110,11 @@ class Bench:
             targets = bytes(length // 2) + b"\1" * (length - length // 2)
             examples.append(Example(file="made", line=len(examples) + 1, ids=array("I", ids), targets=targets))
             positions += length
-        return material.Material.of(
+        return training_set.Material.of(
             trial, Dataset(files=[], training=examples, validation=[], findings=[], left_out=0, shown=[])
         )
 
-    def trainer(self, trial: Trial, folder: Path) -> loop.Trainer:
+    def trainer(self, trial: Trial, folder: Path) -> trainer_module.Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         data = self.material(trial)
         base = load_base(self.modules, trial, self.placement)
@@ -115,7 +122,7 @@ class Bench:
         tokenizer = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 0})()
         self.identity = resume.Identity.of(trial, "model", data.sha256)
         lines = (folder / "lines.jsonl").open("ab", buffering=0)
-        world = loop.World(
+        world = trainer_module.World(
             group=Group(self.torch),
             report=lambda **line: lines.write(json.dumps(line).encode() + b"\n"),
             move=lambda _phase, _step: None,
@@ -124,7 +131,9 @@ class Bench:
             identity=self.identity,
         )
         peft_model = getattr(step.model, "peft_model", step.model)
-        return loop.Trainer(self.modules, trial, material.training_of(trial), step, peft_model, tokenizer, data, world)
+        return trainer_module.Trainer(
+            self.modules, trial, training_set.training_of(trial), step, peft_model, tokenizer, data, world
+        )
 
     def overhead(self, checkpoint_sec: float) -> tuple[list[Figure], dict[str, Any]]:
         """Blocks of bare steps and of a training's, in turns; then checkpoints taken one by one."""
@@ -134,7 +143,7 @@ class Bench:
         trainer.begin(None)
         rates: dict[str, list[float]] = {"bare": [], "training": []}
         each = self.steps // BLOCKS
-        with loop.deterministic(self.torch, trainer.step.recipe):
+        with trainer_module.deterministic(self.torch, trainer.step.recipe):
             self._bare(trainer, each)  # warms up
             for block in range(BLOCKS):
                 for kind in ("bare", "training") if block % 2 else ("training", "bare"):
@@ -167,7 +176,7 @@ class Bench:
             ),
         ], found
 
-    def _bare(self, trainer: loop.Trainer, steps: int) -> float:
+    def _bare(self, trainer: trainer_module.Trainer, steps: int) -> float:
         """Useful tokens a second of plain steps over the same rows."""
         step, torch = trainer.step, self.torch
         batches = trainer.material.batches(trainer.state.step)
@@ -187,7 +196,7 @@ class Bench:
         step.wait()
         return sum(row.useful_tokens for row in rows) / (time.perf_counter() - start)
 
-    def _training(self, trainer: loop.Trainer, steps: int) -> float:
+    def _training(self, trainer: trainer_module.Trainer, steps: int) -> float:
         """Useful tokens a second of the training itself, for so many steps more."""
         done = trainer.state.step
         trainer.steps = done + steps
@@ -222,7 +231,7 @@ class Bench:
                 trainer = self.trainer(trial, folder)
                 (folder / "stop").unlink(missing_ok=True)
                 start = time.perf_counter()
-                with loop.deterministic(self.torch, trainer.step.recipe):
+                with trainer_module.deterministic(self.torch, trainer.step.recipe):
                     trainer.rehearse()
                     trainer.begin(resume.find(folder, self.identity, lambda _: None))
                     began = self._until(trainer, folder, until, steps)
@@ -240,7 +249,7 @@ class Bench:
             Figure(name="from a loaded model to the first step", value=f"{resumed_sec:.2f} s", goal="<= 5 s"),
         ], {"digests": digests, "resumed_sec": resumed_sec}
 
-    def _until(self, trainer: loop.Trainer, folder: Path, until: int, steps: int) -> float:
+    def _until(self, trainer: trainer_module.Trainer, folder: Path, until: int, steps: int) -> float:
         """Train up to a step; when the first one was done."""
         real, moments = trainer._note, list[float]()
 

@@ -1,7 +1,7 @@
 """`inv tune`'s search against an exhaustive grid: the best it finds, and what part of the grid's GPU time it takes.
 
 Replayed, not run: how fast each configuration is comes from a table (`_tune_worlds`), and the search asks that table
-instead of a fleet. Its parts are the real ones: `bench.predict.footprint` says what fits, `bench.predict.survey`
+instead of a fleet. Its parts are the real ones: `bench.predict.memory` says what fits, `bench.predict.throughput`
 predicts rates, `tasks.tuning.search` chooses. Every world is searched many times, with other scatter and noise each
 time.
 
@@ -9,7 +9,7 @@ GPU time is what processes hold a GPU for: each one's start, FIXED_SEC for impor
 and its steps. The search pays for every short trial, those that run out of memory included (their start alone), and for
 each finalist as many full processes as the settings say; the grid for one full process of every candidate that fits.
 
-The memory errors are over the 60 points that `bench.predict.footprint` was fitted to, and over those of three files
+The memory errors are over the 60 points that `bench.predict.memory` was fitted to, and over those of three files
 that were predicted before they were measured (HELD_OUT), each after what the one before it taught had been mended.
 """
 
@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.predict import flops, footprint
+from bench.predict import flops, memory
 from bench.records import ALL_LINEAR, SCALES, Trial
-from tasks.settings.sections import TuneSection
+from tasks.settings.schema import TuneSection
+from tasks.tuning.planning import SHORT_STEPS
 from tasks.tuning.search import Search
 from tasks.tuning.space import CHOICES, Candidate, MemoryLimit, Observation
-from tasks.tuning.survey import SHORT_STEPS
 from tests.benchmarks import Figure
-from tests.benchmarks._tune_worlds import GRID, RECIPES, World, changed, measured, points, recompute_of, space
+from tests.benchmarks._tune_scenarios import GRID, RECIPES, World, changed, measured, points, recompute_of, space
 from tests.mistral_7b import CONFIG
 
 HELD_OUT = tuple(GRID.with_name(f"{name}_h200.jsonl") for name in ("held_out", "held_out_2", "no_dropout"))
@@ -133,7 +133,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def fitted_ratios() -> list[float]:
-    """Predicted over measured peak, of each point that the constants of `bench.predict.footprint` were fitted to."""
+    """Predicted over measured peak, of each point that the constants of `bench.predict.memory` were fitted to."""
     return [_ratio(row["trial"], row["peak_bytes"]) for row in read()]
 
 
@@ -144,7 +144,7 @@ def held_out(file: Path) -> list[dict[str, Any]]:
 
 
 def held_out_ratios(file: Path) -> list[float]:
-    """Predicted over measured peak of these, by `bench.predict.footprint` as it is now."""
+    """Predicted over measured peak of these, by `bench.predict.memory` as it is now."""
     ratios = []
     for row in held_out(file):
         trial = Trial.from_json({**row["trial"], "model": "models/m", "data": "data/d.jsonl"})
@@ -155,7 +155,7 @@ def held_out_ratios(file: Path) -> list[float]:
 def _ratio(trial: Trial, measured: int) -> float:
     """Embeddings and head are added to offloaded points: when these were measured, they still lay on the GPU."""
     tables = 2 * 2 * flops.head_weights(CONFIG) if trial.offload_checkpoints else 0
-    return (footprint.peak_bytes(CONFIG, trial, captured=False) + tables) / measured
+    return (memory.peak_bytes(CONFIG, trial, captured=False) + tables) / measured
 
 
 def memory_figures() -> list[Figure]:

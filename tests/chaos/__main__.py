@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import over_pods, over_vm
-from tests.chaos.walk import settle, walk
+from tests.chaos.scenario import settle, walk
 
 WORLDS = {"pods": over_pods.running, "vm": over_vm.running}
 STEPS = 12  # of one seed

@@ -17,16 +17,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.records.layout import LEDGER_FILE, RESULT_FILE
+from bench.records.paths import LEDGER_FILE, RESULT_FILE
 from bench.records.result import End, TrialResult
 from remote.fleet.ledger import Ledger
-from remote.pods.listing import Pods
-from tasks.settings.sections import PodsSection
-from tests.chaos.dice import TRIALS, Dice
-from tests.chaos.walk import Done, type_it
+from remote.pods.pod_index import Pods
+from tasks.settings.schema import PodsSection
+from tests.chaos.rng import TRIALS, Dice
+from tests.chaos.scenario import Done, type_it
 from tests.support.forked import AS_INV, INV, ForkServer
+from tests.support.hosts.fake_worker_training import put_into
 from tests.support.hosts.local_fleet import mounted, wait_for
-from tests.support.hosts.stand_in_training import put_into
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.pods import EVICTION, PodFleet

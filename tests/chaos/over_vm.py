@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.chaos.walk import Done
+from tests.chaos.scenario import Done
 from tests.support.machines.build_vm import NAMESPACE, PASSWORD, PROXY, BuildVm, running_build_vm
 from tests.support.machines.network import USER
 from tests.support.machines.registry_proxy import ANYTHING, RegistryProxy

@@ -19,9 +19,9 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_of
 from remote.jobs.transfer import pull, push
 from remote.pods.host import PodHost
-from remote.pods.listing import Pods
+from remote.pods.pod_index import Pods
 from tests.support.hosts.local_fleet import CuttableHost
-from tests.unit.remote.pods.test_listing import READY
+from tests.unit.remote.pods.test_pod_index import READY
 
 GOLDEN = Path(__file__).with_name("commands")
 
@@ -67,7 +67,7 @@ def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPa
         ran.append(argv)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("remote.pods.listing.run_program", run_program)
+    monkeypatch.setattr("remote.pods.pod_index.run_program", run_program)
     kubectl = Kubectl(namespace="qlora-fleet", context="it's mine", kubeconfig="/home/me/.kube/config")
     pods = Pods(kubectl, "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker")
     with pytest.raises(KeyboardInterrupt):

@@ -28,11 +28,11 @@ from remote.cluster.labels import is_owned
 from remote.cluster.manifests import Image, Values, render
 from remote.cluster.plan import plan
 from remote.hosts.process import run_program
-from remote.serving.inpod import PORT
+from remote.serving.pod_transport import PORT
 from tasks.adapter.serve import KEY_SECRET
 from tasks.cluster.nodes import need_of
 from tasks.settings.load import Settings
-from tasks.settings.sections import ClusterSection
+from tasks.settings.schema import ClusterSection
 from tests.support.kubernetes.admission.podsecurity import violations
 from tests.support.paths import ROOT
 

@@ -4,13 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import stack as real_stack  # noqa: E402 - after the skip
+from bench import torch_stack as real_stack  # noqa: E402 - after the skip
 from bench.kernels import nf4  # noqa: E402
 from bench.kernels.decode import products  # noqa: E402
 from bench.kernels.decode.attention import Attention  # noqa: E402
 from bench.kernels.decode.products import Division, Lora, Norm, Product  # noqa: E402
 from bench.kernels.rope import Heads, rotate_reference  # noqa: E402
-from bench.kinds import decode_step, decoding  # noqa: E402
+from bench.workloads import decode_step, decoding  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
@@ -138,9 +138,9 @@ def test_attention_of_one_token_is_the_formulas_and_keeps_key_and_value(heads, b
 @pytest.mark.parametrize("batch", [1, 3, 32])
 @pytest.mark.parametrize("with_adapters", [False, True])
 def test_the_fused_step_is_the_step_of_any_base(tiny_model, make_trial, with_adapters, batch):
-    from bench.kinds.inference import add_adapters
     from bench.qlora.session import Session
     from bench.qlora.step import Placement, load_base
+    from bench.workloads.inference import add_adapters
 
     stack = real_stack.load()
     placement = Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)

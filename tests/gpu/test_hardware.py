@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from bench.kinds.hardware import FULL, SINCE
-from bench.machine.chips import lookup
+from bench.machine.gpu_specs import lookup
 from bench.records import suite
 from bench.records.result import End, TrialResult
+from bench.workloads.hardware import FULL, SINCE
 from tests.support.gpu import on_gpu, run_trial
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
@@ -54,7 +54,7 @@ def test_the_quick_ceiling_agrees_with_the_whole_one_and_costs_little(result):
 
     import torch
 
-    from bench.kinds.hardware import bf16_matmul_tflops
+    from bench.workloads.hardware import bf16_matmul_tflops
 
     placement = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
     session = SimpleNamespace(modules=SimpleNamespace(torch=torch), placement=placement)

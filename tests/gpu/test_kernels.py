@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bench.kernels import attention, lora, lora_out, loss, nf4, norm, pinned, rope, swiglu  # noqa: E402 - after the skips
+from bench.kernels import attention, lora, lora_out, loss, nf4, norm, pinned_gather, rope, swiglu  # noqa: E402 - after the skips
 from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
 from bench.kernels.lora import Seed, Side  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
@@ -314,6 +314,6 @@ def test_rows_of_a_matrix_in_the_hosts_memory(tokens, width, dtype):
     matrix = matrix if INTERPRETED else matrix.pin_memory()
     numbers = torch.randint(0, 1000, (tokens,), device=DEVICE)
     numbers[0] = 999
-    found = pinned.rows_of(matrix, numbers)
+    found = pinned_gather.rows_of(matrix, numbers)
     assert found.device == numbers.device
-    assert torch.equal(found, pinned.rows_of_reference(matrix, numbers))
+    assert torch.equal(found, pinned_gather.rows_of_reference(matrix, numbers))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.kinds.loading import LEFTOVER_BYTES
 from bench.records import choose, suite
 from bench.records.result import End, Measurement, TrialResult
+from bench.workloads.loading import LEFTOVER_BYTES
 from tests.support.gpu import environment, on_gpu, run_trial
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
@@ -36,7 +36,7 @@ def measured(tiny_model, demo_data, tmp_path) -> Any:
 CAPTURED = """
 import sys
 from bench import stack
-from bench.kinds import decoding
+from bench.workloads import decoding
 from bench.qlora import step
 
 modules = stack.load()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands.trial_flags import changed
-from bench.harness.phases import PHASES
+from bench.commands.overrides import changed
+from bench.harness.phase_timer import PHASES
 from bench.records import Trial
 from bench.records.result import End, TrialResult
 from tests.support.gpu import on_gpu, run_trial

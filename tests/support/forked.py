@@ -48,12 +48,12 @@ INV = (
     *("pytest", "pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
     *("bench.records", "remote", "reports", "tasks"),  # with all that is below
 )
-BENCH = ("bench.stack", "torch.distributed.run", "transformers.models.mistral.modeling_mistral", "bench")
+BENCH = ("bench.torch_stack", "torch.distributed.run", "transformers.models.mistral.modeling_mistral", "bench")
 AS_INV = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
 OURS = ("bench", "remote", "reports", "tasks")
 # Run by their name, or on hosts; or brings Oracle's SDK.
-BY_HAND = ("bench.__main__", "remote.jobs.onhost", "remote.image.onvm", "tasks.tenancy")
-BELOW_A_TRIAL = "bench.kinds."  # torchrun and ranks, of trials and of trainings
+BY_HAND = ("bench.__main__", "remote.jobs.host_agent", "remote.image.vm_agent", "tasks.oci")
+BELOW_A_TRIAL = "bench.workloads."  # torchrun and ranks, of trials and of trainings
 # Of torchrun: this one has a `Popen` of its own; that one looks through the sources of all modules, only to log a name.
 STARTS_RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 MEETS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
@@ -236,7 +236,7 @@ def serve(path: str, until: int, libraries: Sequence[str]) -> None:
 def _load(libraries: Sequence[str]) -> None:
     for name in libraries:
         module = importlib.import_module(name)
-        if name == "bench.stack":
+        if name == "bench.torch_stack":
             module.load()
             # Compiled with the first model that a process loads: a thousand expressions, for every model there is.
             importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("mistral")
@@ -245,7 +245,7 @@ def _load(libraries: Sequence[str]) -> None:
                 if not below.name.startswith(BY_HAND):
                     importlib.import_module(below.name)
     LOADED.extend(_ours())
-    if settings := sys.modules.get("tasks.settings.layers"):  # it remembers what it has parsed
+    if settings := sys.modules.get("tasks.settings.sources"):  # it remembers what it has parsed
         settings._values_and_places((ROOT / "invoke.yaml").read_text())
 
 
@@ -260,7 +260,7 @@ def _begin(connection: socket.socket) -> int:
         if STARTS_RANKS in sys.modules:
             sys.modules[STARTS_RANKS].Popen = BelowATrial  # type: ignore[attr-defined]
             sys.modules[MEETS].get_method_name = lambda *_: ""  # type: ignore[attr-defined]
-        if studio := sys.modules.get("reports.figures.studio"):
+        if studio := sys.modules.get("reports.figures.renderer"):
             studio.MOST_PROCESSES = 1  # a process to draw in imports more than it draws
         _become(request["words"], request["cwd"], request["env"], handles, session=request["session"])
     for handle in handles:

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import stack
-from bench.kinds.finetune.checkpoints import checkpoint
+from bench import torch_stack
+from bench.workloads.finetune.checkpoints import checkpoint
 from tests.support import tiny_training
 from tests.support.tiny_training import Lab, in_child
 
@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("points", type=int)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
-    modules, chooser = stack.load(), random.Random(arguments.seed)
+    modules, chooser = torch_stack.load(), random.Random(arguments.seed)
     modules.torch.set_num_threads(1)  # a fork does not have its parent's other threads, and would wait for them
     with tempfile.TemporaryDirectory() as place:
         here = Path(place)

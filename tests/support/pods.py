@@ -19,22 +19,22 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from remote.cluster.kubectl import Kubectl
 from remote.cluster.labels import INDEX_LABEL
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.patience import Limits
+from remote.fleet.retry_policy import Limits
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.hosts.command import Command
 from remote.hosts.host import Host
 from remote.pods.host import PodHost
-from remote.pods.listing import Pods
-from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew, shared_volume
+from remote.pods.pod_index import Pods
 from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, Looking, mounted, run_fake_bench, wait_for
+from tests.support.hosts.sample_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew, shared_volume
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes.given import AnyCluster, GivenCluster, given
+from tests.support.kubernetes.real_cluster import AnyCluster, GivenCluster, given
 from tests.support.paths import ROOT
 
 SHARED = "/workspace/results"

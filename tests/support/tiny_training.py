@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import stack
+from bench import torch_stack
 from bench.data.tokenizer import load_tokenizer
-from bench.kinds.finetune import loop, material
-from bench.kinds.finetune.checkpoints import checkpoint, keeper, resume
-from bench.kinds.finetune.steps.group import Group
 from bench.qlora import recipes
 from bench.qlora.step import Placement, load_base
 from bench.records import Trial
 from bench.records.training import Training
 from bench.records.training_data import TrainingData
+from bench.workloads.finetune import trainer as trainer_module
+from bench.workloads.finetune import training_set
+from bench.workloads.finetune.checkpoints import checkpoint, checkpoint_manager, resume
+from bench.workloads.finetune.steps.group import Group
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -27,7 +28,7 @@ SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
 LONGEST = 48
 
 
-def make_folder(modules: stack.Stack, folder: Path, *, layers: int = 2, width: int = 64) -> Path:
+def make_folder(modules: torch_stack.Stack, folder: Path, *, layers: int = 2, width: int = 64) -> Path:
     """A model folder of random weights, with a tokenizer whose tokens are bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -80,14 +81,14 @@ def plan(folder: Path, data: Path, *, training: dict[str, Any] | None = None, **
 class Lab:
     """The parts of a training in this process, without ranks of their own."""
 
-    modules: stack.Stack
+    modules: torch_stack.Stack
     placement: Placement
     trial: Trial
     reported: list[dict[str, Any]] = field(default_factory=list)
     base: Any = None
 
     @classmethod
-    def of(cls, modules: stack.Stack, trial: Trial) -> "Lab":
+    def of(cls, modules: torch_stack.Stack, trial: Trial) -> "Lab":
         torch = modules.torch
         return cls(
             modules=modules,
@@ -98,7 +99,7 @@ class Lab:
     def warmed(self) -> "Lab":
         """With everything read and loaded that a process does once."""
         self.tokenizer = load_tokenizer(Path(self.trial.model))
-        self.material, _ = material.load(self.trial, lambda: self.tokenizer, None)
+        self.material, _ = training_set.load(self.trial, lambda: self.tokenizer, None)
         self.base = load_base(self.modules, self.trial, self.placement)
         return self
 
@@ -109,13 +110,13 @@ class Lab:
         group: Group | None = None,
         asked: Callable[[], bool] = lambda: False,
         loading_sec: float = 0.0,
-    ) -> loop.Trainer:
+    ) -> trainer_module.Trainer:
         """A trainer over a base of its own, unless `warmed` has left one."""
         base = self.base if self.base is not None else load_base(self.modules, self.trial, self.placement)
         self.base = None
         step = recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
         self.identity = resume.Identity.of(self.trial, "model", self.material.sha256)
-        world = loop.World(
+        world = trainer_module.World(
             group=group or Group(self.modules.torch),
             report=lambda **line: self.reported.append(line),
             move=lambda _phase, _step: None,
@@ -124,8 +125,8 @@ class Lab:
             identity=self.identity,
             began=time.monotonic() - loading_sec,
         )
-        return loop.Trainer(
-            self.modules, self.trial, material.training_of(self.trial), step,
+        return trainer_module.Trainer(
+            self.modules, self.trial, training_set.training_of(self.trial), step,
             getattr(step.model, "peft_model", step.model), self.tokenizer, self.material, world,
         )  # fmt: skip
 
@@ -139,7 +140,7 @@ class Lab:
         stop = trainer.run()
         if stop in ("finished", "early"):
             _, adapter = trainer.adapter()
-            keeper.write_adapter(folder, adapter, trainer.weights.config, Path(self.trial.model))
+            checkpoint_manager.write_adapter(folder, adapter, trainer.weights.config, Path(self.trial.model))
         return stop
 
 

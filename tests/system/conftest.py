@@ -20,7 +20,7 @@ import pytest
 from bench.records.result import TrialResult
 from tests.support import forked
 from tests.support.forked import ForkServer
-from tests.support.hosts.stand_in_training import put_into
+from tests.support.hosts.fake_worker_training import put_into
 from tests.support.machines.build_vm import BuildVm, running_build_vm
 from tests.support.machines.network import Network, running_network
 from tests.support.paths import ROOT
@@ -191,7 +191,7 @@ def project(bare_project: Project, tiny_model: Path, tiny_data: Path) -> Project
 
 @pytest.fixture
 def hold(project: Project) -> Path:
-    """The project's trainings compute nothing (tests/support/hosts/stand_in_training.py), and each stays in its next
+    """The project's trainings compute nothing (tests/support/hosts/fake_worker_training.py), and each stays in its next
     step while this file is there."""
     return put_into(project.folder)
 

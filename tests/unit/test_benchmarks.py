@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from bench.data import demo
+from bench.data import demo_tiny
 from bench.data.model_folder import check_model
 from bench.machine import nvml
-from tasks.tuning.survey import SHORT_STEPS
+from tasks.tuning.planning import SHORT_STEPS
 from tests import benchmarks, mistral_7b
 from tests.benchmarks import __main__ as table
-from tests.benchmarks import _tune_worlds, fast_step, tune_replay
+from tests.benchmarks import _tune_scenarios, fast_step, tune_replay
 from tests.benchmarks._gpu import Draw, drawn, metered
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_benchmark_that_breaks_leaves_the_others_their_figures(monkeypatch, ca
 
 
 def test_a_model_of_random_weights_is_one_that_a_trial_takes(tmp_path):
-    demo.build_tokenizer(tmp_path, [f"word {number}" for number in range(64)])
+    demo_tiny.build_tokenizer(tmp_path, [f"word {number}" for number in range(64)])
     mistral_7b.write(tmp_path, SMALL)
     facts = check_model(tmp_path)
     block = 2 * 32 * 64 + 2 * 32 * 32 + 3 * 32 * 48 + 2 * 32
@@ -97,8 +97,8 @@ def test_ragged_samples_have_the_mean_length_that_was_asked_for():
 
 @pytest.mark.parametrize("limit_gib", tune_replay.LIMITS_GIB)
 def test_the_replayed_search_finds_the_best_for_a_small_part_of_the_grids_gpu_time(limit_gib):
-    found = _tune_worlds.space(SHORT_STEPS["gpu"])
-    world = _tune_worlds.measured(found, seed=0)
+    found = _tune_scenarios.space(SHORT_STEPS["gpu"])
+    world = _tune_scenarios.measured(found, seed=0)
     quality, cost, tried, fitting = tune_replay.replay(found, world, limit_gib, workers=4, seed=0)
     assert quality >= 98.0
     assert cost <= 15.0

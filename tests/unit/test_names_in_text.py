@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import house
+from tests import architecture
 from tests.support.paths import ROOT
 
 PACKAGES = "bench|remote|reports|tasks"
@@ -32,7 +32,9 @@ MODULE = re.compile(rf"""(?:["'`]|-m )((?:{PACKAGES})(?:\.[A-Za-z_]\w*)+)(?=["'`
 FILE = re.compile(rf"(?<![\w/.])((?:{PACKAGES}|image|docs|tests)/[\w/.-]*\w\.(?:py|yaml|json|md|svg|png|j2|js))\b")
 
 
-TRACKED = [str(path) for path in house.tracked("*")]  # asked when tests are collected: a unit test starts no process
+TRACKED = [
+    str(path) for path in architecture.tracked("*")
+]  # asked when tests are collected: a unit test starts no process
 SETTINGS = {"tasks.executor_class"}  # of Invoke
 
 
@@ -91,7 +93,7 @@ def test_every_file_named_in_text_is_there():
     assert not missing
 
 
-@pytest.mark.parametrize("name", ["bench.records.result", "bench.records.sealed.Sealed.read", "tasks"])
+@pytest.mark.parametrize("name", ["bench.records.result", "bench.records.checksummed.Sealed.read", "tasks"])
 def test_a_module_and_a_name_in_one_are_found(name):
     assert exists(name)
 

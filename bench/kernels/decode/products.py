@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.kernels.decode import nvrtc
-from bench.kernels.launch import parts
 from bench.kernels.nf4 import BLOCK, MOST_WEIGHTS, Nf4, NotDoubleNf4, from_bitsandbytes
+from bench.kernels.triton_compat import parts
 
 MOST_ROWS = 32
 LEAST_CAPABILITY = (8, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.qlora.step import Placement, TrainingStep
 from bench.records import Trial
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 
 def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from bench.records import Trial
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 
 def add(stack: Stack, trial: Trial, model: Any) -> Any:

@@ -5,7 +5,7 @@ Instead of the published loop:
 - The residual stream is in bf16 and eight bits more: norms, embeddings and head stay as they are in the model's files;
   sums inside a kernel are float32.
 - NF4 becomes bf16 in one pass (`bench.kernels.nf4`); q, k, v and gate, up are one product each, with the adapters'
-  product inside (`bench.qlora.recipes.products`).
+  product inside (`bench.qlora.recipes.fused_linear`).
 - Forward and backward are written out (`bench.qlora.recipes.layer`), which decides what is kept and what is recomputed.
 - Cross entropy runs in chunks over the frozen head and computes its gradient on the way (`bench.kernels.loss`).
 - Packed samples attend to themselves alone (`bench.kernels.attention`).
@@ -25,20 +25,20 @@ import torch
 
 from bench.kernels import nf4
 from bench.kernels.attention import Samples
-from bench.kernels.launch import HAS_TRITON
 from bench.kernels.loss import IGNORED, head_loss, head_losses
 from bench.kernels.norm import Stream, rms_norm_backward, stream_norm
 from bench.kernels.rope import Heads
+from bench.kernels.triton_compat import HAS_TRITON
 from bench.qlora.recipes import adapters
-from bench.qlora.recipes import eight as in_eight_bits
-from bench.qlora.recipes.captured import Captured, CapturedStep
-from bench.qlora.recipes.eight import Eight
+from bench.qlora.recipes import int8 as in_eight_bits
+from bench.qlora.recipes.cuda_graph import Captured, CapturedStep
+from bench.qlora.recipes.fused_linear import Adapter, Product, dequantized
+from bench.qlora.recipes.int8 import Eight
 from bench.qlora.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
 from bench.qlora.recipes.offload import Offload, Tables
-from bench.qlora.recipes.products import Adapter, Product, dequantized
 from bench.qlora.step import Placement, TrainingStep, make_optimizer
 from bench.records import Trial
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 ARCHITECTURES = ("llama", "mistral")
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
-from bench.kernels.eight_bits.blocks import Blocks
-from bench.kernels.eight_bits.rows import Rows
+from bench.kernels.int8.block_quant import Blocks
+from bench.kernels.int8.row_quant import Rows
 from bench.kernels.lora import Normed, Seed
 from bench.kernels.norm import Stream, rms_norm_backward, rms_norm_backward_rows, stream_norm, stream_norm_rows
 from bench.kernels.rope import Heads, rotate_
+from bench.qlora.recipes.fused_linear import Product
 from bench.qlora.recipes.offload import Offload
-from bench.qlora.recipes.products import Product
 
 PRODUCTS = 4  # of a layer; each has a seed of its own
 PARTS = 2  # of the tokens, where memory is short

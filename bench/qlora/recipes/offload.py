@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.pinned import rows_of
+from bench.kernels.pinned_gather import rows_of
 
 
 class Tables:

@@ -3,7 +3,7 @@
 1. the base in NF4 with double quantization, bf16 compute (`bench.qlora.step.load_base`);
 2. `prepare_model_for_kbit_training`: norms, embeddings and the output layer raised to float32, gradient checkpointing;
 3. LoRA of rank 16, alpha 32, on the attention projections; only the adapters are trained;
-4. every sample padded to max_seq_len (`bench.data.batches`, layout `pad`);
+4. every sample padded to max_seq_len (`bench.data.collate`, layout `pad`);
 5. forward under bf16 autocast with the model's own loss, backward, gradients clipped at norm 1;
 6. bitsandbytes' `paged_adamw_8bit` at a constant 2e-4, no weight decay.
 
@@ -15,7 +15,7 @@ from typing import Any
 from bench.qlora.recipes import adapters
 from bench.qlora.step import Placement, TrainingStep, make_optimizer
 from bench.records import Trial
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:

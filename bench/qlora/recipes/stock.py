@@ -12,7 +12,7 @@ from typing import Any
 from bench.qlora.recipes import adapters
 from bench.qlora.step import Placement, TrainingStep, make_optimizer
 from bench.records import Trial
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 LIGER = {"llama": "apply_liger_kernel_to_llama", "mistral": "apply_liger_kernel_to_mistral"}
 

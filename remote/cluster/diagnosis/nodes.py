@@ -13,7 +13,7 @@ from remote.cluster.diagnosis.driver import Drivers
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.errors import reading_objects
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
-from remote.cluster.quantity import amount, in_gib
+from remote.cluster.quantities import amount, in_gib
 
 GPU = "nvidia.com/gpu"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from remote.cluster.diagnosis.finding import PATIENT_SEC, SOON_SEC, Finding, Rule, first
-from remote.cluster.diagnosis.imagepull import PULL_REASONS, explain_pull
+from remote.cluster.diagnosis.image_pull import PULL_REASONS, explain_pull
 from remote.cluster.diagnosis.scheduling import explain_scheduling
 from remote.cluster.errors import reading_objects
 from remote.cluster.labels import FIRST, RUN_ANNOTATION, SERVE, Object

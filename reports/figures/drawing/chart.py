@@ -10,7 +10,7 @@ from typing import Protocol
 
 from matplotlib.figure import Figure
 
-from reports.figures.drawing.board import Head, Sheet
+from reports.figures.drawing.layout import Head, Sheet
 from reports.read.run import Run
 from reports.summary.summary import Summary
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remote.cluster.errors import Forbidden
-from remote.cluster.kinds import CSI_DRIVER, KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.cluster.kubectl import not_installed
-from remote.cluster.quantity import amount
+from remote.cluster.quantities import amount
+from remote.cluster.resource_kinds import CSI_DRIVER, KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.hosts.process import CannotStart, run_program
+from tasks.clients.cluster import errors
 from tasks.cluster.checks import CONTROLLERS, EXEC, missing_rights
-from tasks.connect.cluster import errors
 from tasks.doctor import examples
-from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
 from tasks.settings.load import Settings
 
 _ASK_SEC = 15.0

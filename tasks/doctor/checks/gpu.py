@@ -6,9 +6,9 @@ from pathlib import Path
 
 from remote.hosts.process import run_program
 from tasks.doctor import examples
-from tasks.doctor.answer import Answer, NotAsked, fine, of_error
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, NotAsked, fine, of_error
 
 DEVICE_FILE = Path("/dev/nvidiactl")
 _LOAD_SEC = 60.0  # torch and transformers from a cold disk; the checks' own deadline is shorter

@@ -10,9 +10,9 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
 
 LEAST_FREE_BYTES, FEW_FREE_BYTES = 1_000_000_000, 5_000_000_000
 SKEW_SEC = 60.0  # OCI refuses a request after 300 s; certificates and tokens are dated too

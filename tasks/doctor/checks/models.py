@@ -1,11 +1,11 @@
 """Model and data as the workers see them: present, whole, readable."""
 
 from remote.hosts.local import LocalHost
-from tasks.connect.workers import inspect, pod_hosts
+from tasks.clients.workers import inspect, pod_hosts
 from tasks.doctor import examples
-from tasks.doctor.answer import Answer, NotAsked, fine
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, NotAsked, fine
 
 CHECKS = Checks("models")
 

@@ -6,9 +6,9 @@ from functools import partial
 from remote.cluster.diagnosis.finding import together
 from tasks.cluster.nodes import capacity, check_kinds, found, too_few
 from tasks.doctor import examples
-from tasks.doctor.answer import Answer, NotAsked, fine, of_error
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, NotAsked, fine, of_error
 from tasks.errors import TaskFailed
 
 CHECKS = Checks("nodes")

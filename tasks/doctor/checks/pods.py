@@ -2,9 +2,9 @@
 
 from tasks.cluster.wait import state_of
 from tasks.doctor import examples
-from tasks.doctor.answer import Answer, Mark, NotAsked, fine
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, Mark, NotAsked, fine
 
 CHECKS = Checks("pods")
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from remote.hosts.command import Secret
 from remote.hosts.host import Host
-from remote.image import vmjob
-from remote.image.names import USER_FORMS, Reference
-from tasks.connect import registry, secrets
-from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
+from remote.image import vm_jobs
+from remote.image.references import USER_FORMS, Reference
+from tasks.clients import registry, secrets
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
 
 _ASK_SEC = 15.0
 CHECKS = Checks("registry")
@@ -56,7 +56,7 @@ def login(facts: Facts) -> Answer:
     password = secrets.read(facts.settings, "registry.password_file", section.password_file)
     facts.machine.get()
     found = facts.on_vm(lambda host: _asked(facts, host, where, (str(section.user), password)))
-    if isinstance(found, vmjob.JobFailed):
+    if isinstance(found, vm_jobs.JobFailed):
         return _BY_KIND.get(found.kind, ODD).seen(message=found.message.partition("; ")[0])
     if found["digest"] is None:
         return NOT_PUSHED.seen(reference=where)
@@ -65,10 +65,10 @@ def login(facts: Facts) -> Answer:
 
 def _asked(
     facts: Facts, host: Host, where: Reference, login: tuple[str, Secret]
-) -> Mapping[str, Any] | vmjob.JobFailed:
+) -> Mapping[str, Any] | vm_jobs.JobFailed:
     try:
         return registry.ask(facts.settings, host, where, login, {}, _ASK_SEC)
-    except vmjob.JobFailed as failed:  # the registry's answer, not an error of the VM
+    except vm_jobs.JobFailed as failed:  # the registry's answer, not an error of the VM
         return failed
 
 

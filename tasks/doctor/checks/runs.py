@@ -1,9 +1,9 @@
 """The newest run: how its trials ended, and whether its results are here."""
 
 from bench.records.result import End
-from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
 from tasks.reports.runs import Known, runs
 
 CHECKS = Checks("runs")

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterator
 
-from remote.cluster.quantity import amount
-from remote.image.names import NameWrong, reference
-from tasks.connect import secrets
-from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
+from remote.cluster.quantities import amount
+from remote.image.references import NameWrong, reference
+from tasks.clients import secrets
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
-from tasks.settings import layers
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
+from tasks.settings import sources
 from tasks.settings.load import ENVIRONMENT, Settings
 
 CHECKS = Checks("settings")
@@ -56,8 +56,8 @@ SHARED_NODE = Fault(
 
 @CHECKS.asks("files", "Which files and variables count?")
 def files(facts: Facts) -> Answer:
-    found = layers.read(facts.config, ENVIRONMENT)
-    read = [layers.shown(one.path) for one in found.weakest_first if one.path is not None and one.data]
+    found = sources.read(facts.config, ENVIRONMENT)
+    read = [sources.shown(one.path) for one in found.weakest_first if one.path is not None and one.data]
     variables = sum(name in os.environ for name in ENVIRONMENT)
     more = f", and {variables} variable{'' if variables == 1 else 's'} INVOKE_*" if variables else ""
     return fine(f"read: {', '.join(read) or 'none'}{more}; every key is known, every value fits")

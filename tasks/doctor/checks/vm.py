@@ -2,14 +2,14 @@
 
 import time
 
-from remote.image import engine, vmjob
+from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
-from remote.image.ground import home_below
+from remote.image.workdir import home_below
 from tasks.doctor import examples
-from tasks.doctor.answer import Answer, Fault, Mark, fine, of_error
 from tasks.doctor.check import Checks
-from tasks.doctor.facts import Facts
-from tasks.image import profiles
+from tasks.doctor.context import Facts
+from tasks.doctor.result import Answer, Fault, Mark, fine, of_error
+from tasks.image import build_profiles
 from tasks.image.build import due
 
 CHECKS = Checks("vm")
@@ -49,11 +49,11 @@ def engine_there(facts: Facts) -> Answer:
 @CHECKS.asks("slot", "Does another job hold the VM's one slot?", BUSY)
 def slot(facts: Facts) -> Answer:
     facts.machine.get()
-    job = facts.on_vm(lambda host: vmjob.running(vmjob.agent_on(host)))
+    job = facts.on_vm(lambda host: vm_jobs.running(vm_jobs.agent_on(host)))
     if job is None:
         return fine("nothing runs there")
-    who = vmjob.starter(job)
-    return BUSY.seen(folder=job.folder, who=who or "somebody", verb=vmjob.verb_of(job))
+    who = vm_jobs.starter(job)
+    return BUSY.seen(folder=job.folder, who=who or "somebody", verb=vm_jobs.verb_of(job))
 
 
 @CHECKS.asks("share", "Is build.tmpdir there, and our folder in it closed to others?")
@@ -91,6 +91,6 @@ def room(facts: Facts) -> Answer:
     facts.engine.get()
     plan = facts.on_vm(lambda host: due(facts.settings, host, facts.tmpdir(host)))
     if plan is None:
-        return fine(f"{profiles.image_name(facts.settings)} is there and up to date")
+        return fine(f"{build_profiles.image_name(facts.settings)} is there and up to date")
     needs = sum(need.need_bytes for need in plan.needs)
     return fine(f"the next build needs {needs / 1e9:.1f} GB, for which there is room")

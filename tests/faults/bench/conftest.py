@@ -10,7 +10,7 @@ import pytest
 
 from bench.records import Trial
 from tests.support.forked import ForkServer
-from tests.support.hosts.rankpids import SILENCE_SEC, end
+from tests.support.hosts.rank_pids import SILENCE_SEC, end
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from bench.commands import cli
 from bench.data.inputs import InputError
 from bench.machine import preflight
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 pytestmark = pytest.mark.usefixtures("signals_given_back")
 

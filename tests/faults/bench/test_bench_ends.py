@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from bench.records import Trial, suite
-from bench.records.layout import EXIT_NOT_WRITTEN
+from bench.records.checksummed import ResultError
+from bench.records.paths import EXIT_NOT_WRITTEN
 from bench.records.result import End, TrialResult
-from bench.records.sealed import ResultError
 from tests.support.hosts.local_fleet import fill, wait_for
 
 PHASE_SEC = 120.0

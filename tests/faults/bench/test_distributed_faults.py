@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.kinds.distributed.torchrun import descendants
 from bench.records.result import End, TrialResult
+from bench.workloads.distributed.torchrun import descendants
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.hosts.rankpids import SILENCE_SEC, alive
+from tests.support.hosts.rank_pids import SILENCE_SEC, alive
 
 WAIT_SEC = 150.0
 pytestmark = pytest.mark.slow

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.kinds.distributed.torchrun import descendants
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.result import End, TrialResult
+from bench.workloads.distributed.torchrun import descendants
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.hosts.rankpids import SILENCE_SEC, alive
+from tests.support.hosts.rank_pids import SILENCE_SEC, alive
 from tests.support.machines.ports import free_ports
 
 WAIT_SEC = 150.0
@@ -60,7 +60,7 @@ def rank_of(node: subprocess.Popen) -> int:
     for pid in descendants(node.pid):
         with contextlib.suppress(OSError):
             if (
-                b"bench.kinds.distributed.rank" in (words := Path(f"/proc/{pid}/cmdline").read_bytes())
+                b"bench.workloads.distributed.rank" in (words := Path(f"/proc/{pid}/cmdline").read_bytes())
                 and b"torchrun" not in words
             ):
                 return pid

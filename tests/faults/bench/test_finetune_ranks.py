@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from bench import stack
-from bench.kinds.distributed.torchrun import descendants
-from bench.kinds.finetune.job import STOP_FILE
+from bench import torch_stack
 from bench.records.result import End, TrialResult
 from bench.records.training import TrainingRecord
+from bench.workloads.distributed.torchrun import descendants
+from bench.workloads.finetune.rank_spec import STOP_FILE
 from reports.read import steps as so_far
 from tests.support import tiny_training
 from tests.support.forked import ForkServer
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.hosts.rankpids import alive, end
+from tests.support.hosts.rank_pids import alive, end
 from tests.support.thorough import only_thorough
 
 WAIT_SEC = 240.0
@@ -35,7 +35,7 @@ STEPS = 12
 HELD = """
 import runpy, sys, time
 from pathlib import Path
-from bench.kinds.finetune.checkpoints.keeper import Keeper
+from bench.workloads.finetune.checkpoints.checkpoint_manager import Keeper
 
 last, gate, take = int(sys.argv[1]), Path(sys.argv[2]), Keeper.take
 
@@ -118,7 +118,7 @@ def check_same(found: TrainingRecord, quiet: TrainingRecord) -> None:
 def attempts(bench_environment, bench_server, tmp_path_factory) -> Iterator[Callable[[str], Attempts]]:
     """Trainings by name, over one model and one data file."""
     place, made = tmp_path_factory.mktemp("finetune"), list[Attempts]()
-    folder = tiny_training.make_folder(stack.load(), place / "models" / "tiny--tiny", layers=1)
+    folder = tiny_training.make_folder(torch_stack.load(), place / "models" / "tiny--tiny", layers=1)
     data = tiny_training.make_data(place / "chats.jsonl")
 
     def make(name: str) -> Attempts:

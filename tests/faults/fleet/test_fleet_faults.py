@@ -13,7 +13,7 @@ import pytest
 from bench.records.result import TrialResult
 from remote.fleet.events import FleetEvent, Happening
 from remote.fleet.ledger import LedgerError
-from remote.fleet.patience import Limits
+from remote.fleet.retry_policy import Limits
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from remote.hosts.local import LocalHost

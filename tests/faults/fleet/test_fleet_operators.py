@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from remote.fleet.events import FleetEvent, Happening
 from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command

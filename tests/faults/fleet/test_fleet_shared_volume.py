@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench.records.run import PlannedTrial
-from remote.fleet.attempt import TRIAL_FILE
 from remote.fleet.events import Happening
+from remote.fleet.fetch_result import TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.hosts.command import Command

@@ -10,7 +10,7 @@ import pytest
 
 from bench.records.run import RunRecord
 from remote.fleet.events import Happening
-from remote.fleet.patience import Limits
+from remote.fleet.retry_policy import Limits
 from tests.support.hosts.local_fleet import QUICK, LocalFleet, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_patience")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.dice import Dice
+from tests.chaos.rng import Dice
 from tests.support.pods import EVICTION, LIMITS, PodFleet, hasty, started
 from tests.support.thorough import seeds_by_hand
 

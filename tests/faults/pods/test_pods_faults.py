@@ -19,7 +19,7 @@ from remote.jobs.agent import Agent, HostRefused
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push
 from remote.pods.host import PodHost
-from remote.pods.listing import PodGone, Pods
+from remote.pods.pod_index import PodGone, Pods
 from tests.support.hosts.local_fleet import kill_kubectls, wait_for
 from tests.support.kubernetes.faults import ENDINGS
 from tests.support.pods import EVICTION, SELECTOR, PodFleet, fixtures, started

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from remote.fleet.events import Happening
-from remote.fleet.patience import Limits
+from remote.fleet.retry_policy import Limits
 from remote.hosts.host import HostError
-from tasks.fleet.execute import ONE_TRY_SEC
-from tasks.settings.sections import FleetSection
+from tasks.fleet.runner import ONE_TRY_SEC
+from tasks.settings.schema import FleetSection
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.kubernetes.given import GivenCluster
+from tests.support.kubernetes.real_cluster import GivenCluster
 from tests.support.pods import PodFleet, fixtures
 
 PODS = 3

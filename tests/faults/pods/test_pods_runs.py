@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from remote.fleet.events import Happening
 from remote.fleet.ledger import Ledger
-from remote.fleet.patience import NotLetIn
+from remote.fleet.retry_policy import NotLetIn
 from tests.support.hosts.local_fleet import kill_kubectls, wait_for
 from tests.support.paths import ROOT
 from tests.support.pods import EVICTION, LIMITS, PodFleet, fixtures, hasty, started, worker_of

@@ -11,10 +11,10 @@ import pytest
 
 from remote.hosts.host import Completed, HostError
 from remote.jobs.agent import Agent
-from remote.jobs.onhost.basics import line_of
+from remote.jobs.host_agent.util import line_of
 from remote.jobs.transfer import ChecksumMismatch, pull
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
-from tests.support.hosts.moving import fill, tree
+from tests.support.hosts.migration import fill, tree
 
 
 class Lying(CuttableHost):

@@ -6,10 +6,10 @@ import pytest
 
 from remote.hosts.host import HostError
 from remote.jobs.agent import HostRefused
-from remote.jobs.incoming import Part
+from remote.jobs.download import Part
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import LocalFleet, mounted
-from tests.support.hosts.moving import fill, move, tree
+from tests.support.hosts.migration import fill, move, tree
 
 ODD_NAMES = [
     "plain.txt",

@@ -15,10 +15,10 @@ import pytest
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable, Readable
 from remote.jobs.agent import Agent
-from remote.jobs.onhost.files import part_of
+from remote.jobs.host_agent.files import part_of
 from remote.jobs.transfer import ChecksumMismatch, pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for
-from tests.support.hosts.moving import CUT_UNDER_SMALL_FILES, Narrow, fill, move, put_program, tree
+from tests.support.hosts.migration import CUT_UNDER_SMALL_FILES, Narrow, fill, move, put_program, tree
 
 
 @CUT_UNDER_SMALL_FILES
@@ -83,7 +83,7 @@ def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_o
     source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 900_000})["a"]
     put_program(local)
-    (program,) = Path(local.host().workdir).glob(".onhost-*/remote/jobs/onhost/__main__.py")
+    (program,) = Path(local.host().workdir).glob(".onhost-*/remote/jobs/host_agent/__main__.py")
     digest = hashlib.sha256(content).hexdigest()
     part = Path(part_of(target / "a", digest[:16]))
     head = json.dumps([{"path": "a", "size": len(content), "sha256": digest, "offset": 0}]).encode()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-PROGRESS_FILE, RESULT_FILE, EXIT_NOT_WRITTEN = "progress.json", "result.json", 74  # as in bench.records.layout
+PROGRESS_FILE, RESULT_FILE, EXIT_NOT_WRITTEN = "progress.json", "result.json", 74  # as in bench.records.paths
 LONGEST_LIFE_SEC = 300.0  # a test that goes wrong must not leave this running for ever
 
 

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from bench.records import suite
-from bench.records.layout import RESULT_FILE
+from bench.records.checksummed import ResultError
+from bench.records.paths import RESULT_FILE
 from bench.records.result import End, TrialResult
-from bench.records.sealed import ResultError
 
 
 def write_for_ever(folder: Path) -> None:

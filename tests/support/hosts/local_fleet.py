@@ -24,14 +24,14 @@ from typing import Any, Self, Unpack
 import pytest
 
 from bench.records import Trial
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
-from remote.fleet.patience import Limits
+from remote.fleet.retry_policy import Limits
 from remote.fleet.worker import Launch
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, Host, HostUnreachable, How

@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.support.kubernetes.world import World
+from tests.support.kubernetes.fake_cluster import World
 
 
 async def _serve(answers: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remote.image.onvm.job import Failed
+from remote.image.vm_agent.job import Failed
 
 
 @contextlib.contextmanager

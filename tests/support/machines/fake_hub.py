@@ -19,7 +19,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.support.machines.answering import Answering
+from tests.support.machines.http_stubs import Answering
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 100_000  # files above this are "LFS": known by sha256

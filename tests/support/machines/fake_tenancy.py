@@ -28,9 +28,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.support.machines.answering import Answering, Serving
 from tests.support.machines.fake_buckets import NAMESPACE, Buckets, Wrong
 from tests.support.machines.fake_instance import FakeInstance
+from tests.support.machines.http_stubs import Answering, Serving
 
 Json = dict[str, Any]
 TENANCY = "ocid1.tenancy.oc1..aaaatenancy"

@@ -11,7 +11,7 @@ import json
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.machines.answering import Answering, Serving
+from tests.support.machines.http_stubs import Answering, Serving
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import stack
-from tests.support.machines.openai_stand_in import StandIn
+from bench import torch_stack
+from tests.support.machines.fake_openai import StandIn
 
 
 class Plain(StandIn):
     """Answers greedily, as the model and its adapter do."""
 
     def __init__(self, base: str, adapter: str, tokenizer: str, *, is_nf4: bool, **served: Any) -> None:
-        self._modules = stack.load()
+        self._modules = torch_stack.load()
         transformers, torch = self._modules.transformers, self._modules.torch
         rounded = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.machines.answering import Answering, Serving
+from tests.support.machines.http_stubs import Answering, Serving
 
 PIECE = 1 << 16
 

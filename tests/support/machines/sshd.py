@@ -20,7 +20,7 @@ from typing import Any, Self
 import pytest
 
 from tests.support.faults import until
-from tests.support.hosts.rankpids import alive
+from tests.support.hosts.rank_pids import alive
 from tests.support.machines.machine import WAIT_SEC, Machine
 from tests.support.machines.ports import free_ports
 

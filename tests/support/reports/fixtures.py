@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.figures import studio
+from reports.figures import renderer
 from reports.figures.drawing import style
 from reports.output import build
 from reports.output.build import ReportSummary
@@ -54,7 +54,7 @@ def figures_drawn_in_this_process() -> Iterator[None]:
     """Processes of their own take a second to start, once per report; test_figures.py has those that need them. PNGs
     are a third of the drawing, of the same figure as the SVGs; test_figures.py makes a real one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(studio, "MOST_PROCESSES", 0)
+        patch.setattr(renderer, "MOST_PROCESSES", 0)
         patch.setattr(style, "png", lambda _: ONE_PIXEL)
         yield
 

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.records import sealed
-from reports.figures import CHARTS, studio
+from bench.records import checksummed
+from reports.figures import CHARTS, renderer
 from reports.output import csv_frames, html, markdown, tables
 from reports.read.load import load
 from reports.read.run import ReportError, Run
@@ -77,7 +77,7 @@ def seal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     del document["sha256"]
     change(document)
     try:
-        document["sha256"] = sealed._digest(document)
+        document["sha256"] = checksummed._digest(document)
     except (ValueError, RecursionError):
         document["sha256"] = "0" * 64
     path.write_text(json.dumps(document))
@@ -216,7 +216,7 @@ def report(folder: Path, *, drawn: int | None = None) -> Run | None:
         csv_frames.to_csv(frame)
     found = [(chart, drawing) for chart in CHARTS if (drawing := chart.gather(summary, run)) is not None]
     shown = [] if drawn is None or not found else [found[drawn % len(found)]]
-    pictures = [studio.draw_one(chart.name, chart.title, drawing) for chart, drawing in shown]
+    pictures = [renderer.draw_one(chart.name, chart.title, drawing) for chart, drawing in shown]
     html.render(summary, run, pictures).encode()
     markdown.render(summary, pictures).encode()
     return run

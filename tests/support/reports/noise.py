@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from reports.statistics.processes import ProcessSteps
+from reports.statistics.per_process import ProcessSteps
 
 Floats = NDArray[np.float64]
 

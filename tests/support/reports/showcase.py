@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.records import Trial, suite
-from bench.records.interval import Interval
+from bench.records.bootstrap import Interval
 from bench.records.result import End, Measurement, Metrics, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from tests.support.reports import synthetic

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.records import Trial
-from bench.records.interval import Interval
+from bench.records.bootstrap import Interval
 from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 

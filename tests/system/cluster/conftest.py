@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.support.forked import ForkServer
-from tests.support.kubernetes.given import AnyCluster, GivenCluster, given_or_own
+from tests.support.kubernetes.real_cluster import AnyCluster, GivenCluster, given_or_own
 from tests.support.paths import ROOT
 
 INV = Path(sys.executable).with_name("inv")

@@ -18,7 +18,7 @@ from tasks.cli.lock import only_one
 from tasks.cluster import wait as waiting
 from tasks.errors import TaskFailed
 from tasks.settings.load import Sections, Settings
-from tests.support.kubernetes.given import AnyCluster, GivenCluster, gpu_nodes, may_break_nodes
+from tests.support.kubernetes.real_cluster import AnyCluster, GivenCluster, gpu_nodes, may_break_nodes
 from tests.system.cluster.conftest import DIGEST, OUR_USER, Operator
 
 CHANGES = ("POST", "PATCH", "PUT", "DELETE")

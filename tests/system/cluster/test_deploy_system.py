@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from remote.cluster.kubectl import Kubectl
 from remote.fleet.ledger import Ledger
@@ -19,9 +19,9 @@ from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState, slot_of
 from remote.pods.host import PodHost
-from remote.pods.listing import Pods
+from remote.pods.pod_index import Pods
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes.given import GivenCluster, gpu_nodes
+from tests.support.kubernetes.real_cluster import GivenCluster, gpu_nodes
 from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator
 
 

@@ -1,7 +1,7 @@
 """`inv train --job`: a training that Kubernetes runs by itself, from the order to the adapter at home.
 
 Real kubectl, the tests' own cluster with a hosts file for its DNS, the pods' own command; steps compute nothing
-(tests/support/hosts/stand_in_finetune.py), and the adapter is the sum of the numbers of its steps. Not covered: the
+(tests/support/hosts/fake_worker_finetune.py), and the adapter is the sum of the numbers of its steps. Not covered: the
 controllers of JobSet and Kueue, GPUs, real ranks (tests/system/train/test_inv_train_pods.py has them).
 """
 
@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from bench.records import schema
-from bench.records.layout import METRICS_VARIABLE, ORDER_VARIABLE
+from bench.records.paths import METRICS_VARIABLE, ORDER_VARIABLE
 from bench.records.run import Order, PlannedTrial
 from tests.support.forked import ForkServer
-from tests.support.hosts.stand_in_finetune import put_into
+from tests.support.hosts.fake_worker_finetune import put_into
 from tests.support.kubernetes import Cluster
 from tests.support.machines.ports import free_ports
 from tests.support.reports.training_run import TRIAL

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.kubernetes.given import GivenCluster
+from tests.support.kubernetes.real_cluster import GivenCluster
 from tests.support.paths import ROOT
 from tests.system.cluster.conftest import Operator
 

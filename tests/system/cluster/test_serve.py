@@ -28,7 +28,7 @@ VLLM = """#!{python}
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests.support.machines.openai_stand_in import StandIn
+from tests.support.machines.fake_openai import StandIn
 assert sys.argv[1:3] == ["serve", "/scratch/serve/base"], sys.argv
 assert Path("/scratch/serve/base/config.json").is_file()
 assert Path("/scratch/serve/adapter/adapter_model.safetensors").read_bytes() == {weights!r}

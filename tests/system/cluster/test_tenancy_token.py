@@ -17,8 +17,8 @@ import yaml
 from remote.cluster.client import Cluster as Client
 from remote.cluster.errors import Misconfigured
 from remote.cluster.kubeconfig import resolve
-from tasks.tenancy.kubeconfig import with_our_user
-from tasks.tenancy.survey import ClusterFound
+from tasks.oci.discovery import ClusterFound
+from tasks.oci.kubeconfig import with_our_user
 from tests.support.kubernetes import Cluster
 from tests.support.machines.fake_tenancy import Keys, ocid
 from tests.support.paths import ROOT
@@ -50,7 +50,7 @@ def kubeconfig(cluster: Cluster, keys: Keys, tmp_path: Path) -> Path:
         '"$@" | sed \'s/"expirationTimestamp": "2/"expirationTimestamp": "1/\'\n'
     )
     program.chmod(0o755)
-    python = (sys.executable, "-P", "-m", "tasks.tenancy", "token")
+    python = (sys.executable, "-P", "-m", "tasks.oci", "token")
     which = ("--cluster", ocid("cluster", "one"), "--host", HOST, "--region", "eu-frankfurt-1")
     command = (str(program), *python, *which, "--config-file", str(config), "--profile", "DEFAULT")
     service = yaml.safe_load(cluster.kubeconfig_text())

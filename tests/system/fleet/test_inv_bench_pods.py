@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import inv_pods
-from tests.support.hosts.stand_in_training import put_into
+from tests.support.hosts.fake_worker_training import put_into
 from tests.support.kubernetes import Cluster
 from tests.support.thorough import only_thorough
 
@@ -84,7 +84,7 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
         return [
             pid
             for pid, argv in words.items()
-            if "bench.kinds.distributed.rank" in argv and "bench.kinds.distributed.torchrun" not in argv
+            if "bench.workloads.distributed.rank" in argv and "bench.workloads.distributed.torchrun" not in argv
         ]
 
     pods.wait_until(lambda: ranks("worker-0") and ranks("worker-1"), "ranks in both pods")

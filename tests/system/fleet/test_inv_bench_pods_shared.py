@@ -20,7 +20,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
 from reports.summary.cost import billed
 from tests.support import inv_pods
-from tests.support.hosts.stand_in_training import held_by, put_into
+from tests.support.hosts.fake_worker_training import held_by, put_into
 from tests.support.kubernetes import Cluster
 from tests.support.pods import hosts_of, pods_of
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.kubernetes import Cluster
 from tests.support.machines.build_vm import PASSWORD, BuildVm
-from tests.support.machines.cluster_beside import seen_beside
 from tests.support.machines.network import USER
+from tests.support.machines.second_cluster import seen_beside
 
 pytestmark = pytest.mark.timeout(600)
 

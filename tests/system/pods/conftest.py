@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.kubernetes.cluster import Faults
-from tests.support.kubernetes.given import AnyCluster, given_or_own
+from tests.support.kubernetes.real_cluster import AnyCluster, given_or_own
 
 
 @pytest.fixture(scope="module")

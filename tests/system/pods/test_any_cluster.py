@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.kubernetes.cluster import Faults
-from tests.support.kubernetes.given import AnyCluster
+from tests.support.kubernetes.real_cluster import AnyCluster
 
 
 def worker(namespace: str, image: str) -> dict[str, Any]:

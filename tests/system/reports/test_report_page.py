@@ -22,7 +22,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from bench.records.result import End
-from reports.figures import CHARTS, studio
+from reports.figures import CHARTS, renderer
 from reports.figures.drawing import style
 from reports.output.build import build
 from reports.summary.prices import Pricing
@@ -128,7 +128,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     showcase.write_a10(earlier, "20261119-080000-all")
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(studio, "MOST_PROCESSES", 1)  # several test processes share this machine already
+        patch.setattr(renderer, "MOST_PROCESSES", 1)  # several test processes share this machine already
         patch.setattr(style, "png", lambda _: b"")  # a third of the time, and no page shows them
         return {
             "good": build(good).index,

@@ -1,6 +1,6 @@
 """`inv data.check` typed in a project: what a training would train on, and each refusal in one line.
 
-Not covered: a worker in a pod; it is asked through the same host as every other question of `tasks.connect.workers`.
+Not covered: a worker in a pod; it is asked through the same host as every other question of `tasks.clients.workers`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The life of a training as an operator meets it: killed, left, cancelled, stopped by its limits, collected.
 
-Everything is real but the steps, which compute nothing (tests/support/hosts/stand_in_finetune.py). Its adapter is the
+Everything is real but the steps, which compute nothing (tests/support/hosts/fake_worker_finetune.py). Its adapter is the
 sum of the numbers of its steps: one that was repeated or left out shows. Not covered here: ranks, pods, real steps.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from bench.records import choose, suite
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
-from tests.support.hosts.stand_in_finetune import put_into
+from tests.support.hosts.fake_worker_finetune import put_into
 from tests.support.pods import skewed_clock
 from tests.support.thorough import only_thorough
 

@@ -1,7 +1,7 @@
 """A training over pods: one rank a pod, and what becomes of it when pods, nodes and operators go.
 
 Real kubectl, the tests' own cluster. The last test trains the tiny model with real ranks; in the others steps compute
-nothing (tests/support/hosts/stand_in_finetune.py), and the adapter is the sum of the numbers of its steps: one that was
+nothing (tests/support/hosts/fake_worker_finetune.py), and the adapter is the sum of the numbers of its steps: one that was
 repeated or left out shows. Not covered: GPUs, a network between pods other than this machine's own.
 """
 
@@ -17,8 +17,8 @@ import pytest
 
 from bench.records.training import TrainingRecord
 from tests.support import inv_pods
+from tests.support.hosts.fake_worker_finetune import put_into
 from tests.support.hosts.local_fleet import wait_for_words
-from tests.support.hosts.stand_in_finetune import put_into
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.pods import EVICTION

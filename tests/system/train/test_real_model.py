@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from bench.kinds.distributed.torchrun import descendants
 from bench.records.training import TrainingRecord
+from bench.workloads.distributed.torchrun import descendants
 from tests.support import inv_pods
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
@@ -219,7 +219,7 @@ def is_rank(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"bench.kinds.finetune.rank" in words and b"bench.kinds.distributed.torchrun" not in words
+    return b"bench.workloads.finetune.rank" in words and b"bench.workloads.distributed.torchrun" not in words
 
 
 def parent_of(pid: int) -> int:

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from tasks.tuning import record
-from tasks.tuning.record import TuneRecord
+from tasks.tuning import search_state
+from tasks.tuning.search_state import TuneRecord
 from tests.support.paths import ROOT
 
 FAKES = ROOT / "tests" / "support" / "fakes"
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow]
 )
 def test_a_search_begun_on_one_gpu_model_is_not_gone_on_with_on_another(project, gpus: str, now: str) -> None:
     shutil.copy(FAKES / "pynvml.py", project.folder)
-    begun = record.create(
+    begun = search_state.create(
         project.folder / "results",
         TuneRecord(
             tune_id="20261121-000000-tune",

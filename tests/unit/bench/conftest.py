@@ -2,12 +2,12 @@
 
 import pytest
 
-from bench import stack
+from bench import torch_stack
 from tests.support.small_inputs import data_file, make_record, model_folder, sharded_folder
 
 __all__ = ["data_file", "make_record", "model_folder", "sharded_folder"]
 
 
 @pytest.fixture(scope="session")
-def modules() -> stack.Stack:
-    return stack.load()
+def modules() -> torch_stack.Stack:
+    return torch_stack.load()

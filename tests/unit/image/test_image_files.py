@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tasks import ns
-from tasks.settings.sections import LEAVES
+from tasks.settings.schema import LEAVES
 from tests.support.paths import ROOT
 
 IMAGE = ROOT / "image"

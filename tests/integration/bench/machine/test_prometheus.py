@@ -17,7 +17,7 @@ import yaml
 
 from bench.harness.record import Request
 from bench.machine import telemetry
-from bench.records.layout import METRICS_VARIABLE
+from bench.records.paths import METRICS_VARIABLE
 from tests.support.faults import until
 from tests.support.machines.ports import free_ports
 from tests.support.paths import ROOT

@@ -15,7 +15,7 @@ import pytest
 from bench.commands import run
 from bench.data.inputs import InputError
 from bench.harness.record import Request
-from bench.machine import cpuwait, isolation, nvml, sampler, telemetry
+from bench.machine import cpu_contention, isolation, nvml, sampler, telemetry
 from bench.records.result import End, TrialResult
 from tests.support.faults import raising, until
 from tests.support.paths import ROOT
@@ -195,7 +195,7 @@ def rows_in(path, phase, count):
 @pytest.fixture
 def _host_unknown(monkeypatch):
     """How busy this machine is meanwhile is not these tests' business (test_cpuwait.py)."""
-    monkeypatch.setattr(cpuwait, "read", lambda *_, **__: cpuwait.Reading(at_sec=0.0))
+    monkeypatch.setattr(cpu_contention, "read", lambda *_, **__: cpu_contention.Reading(at_sec=0.0))
 
 
 @pytest.mark.usefixtures("_fake_in_processes", "_host_unknown")

@@ -18,8 +18,8 @@ from remote.cluster.client import Cluster
 from remote.cluster.errors import ClusterError, Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, connect, resolve
 from remote.hosts import process
-from tests.support.hosts.rankpids import alive
-from tests.support.machines.answering import Answering, Serving
+from tests.support.hosts.rank_pids import alive
+from tests.support.machines.http_stubs import Answering, Serving
 
 
 def kubeconfig(path: Path, *names: str, current: str | None = None, user: dict[str, Any] | None = None) -> Path:

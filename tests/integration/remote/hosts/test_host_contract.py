@@ -16,8 +16,8 @@ from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, Completed, Host, TooMuchOutput
 from remote.hosts.local import LocalHost
 from remote.pods.host import PodHost
+from tests.support.hosts.fake_worker import StandIn
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, processes_under, wait_for
-from tests.support.hosts.stand_in import StandIn
 from tests.support.machines.ssh_client import SshFleet
 
 

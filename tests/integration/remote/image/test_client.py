@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.image.onvm import client
-from remote.image.onvm.job import Failed, Watcher
+from remote.image.vm_agent import client
+from remote.image.vm_agent.job import Failed, Watcher
 from tests.support.machines.failures import fails
 
 LAYERS = """

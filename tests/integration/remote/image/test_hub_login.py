@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.image.onvm import hub
+from remote.image.vm_agent import hf_hub
 from tests.support.machines.registry_proxy import Answer, Endless, Redirect, RegistryProxy, Stall
 
 TOKEN = "hf_of_the_operator"
@@ -43,7 +43,7 @@ def answers_to(proxy: RegistryProxy, tmp_path: Path, *questions: dict[str, str])
     common = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),
               "home": str(tmp_path / "home")}  # fmt: skip
     done = subprocess.run(
-        (sys.executable, hub.__file__), input="".join(json.dumps(common | one) + "\n" for one in questions),
+        (sys.executable, hf_hub.__file__), input="".join(json.dumps(common | one) + "\n" for one in questions),
         text=True, capture_output=True, check=True, timeout=120,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -68,7 +68,7 @@ def test_a_list_of_files_that_never_comes_may_come_later(proxy: RegistryProxy, t
         "endpoint": f"http://{proxy.host}",
         "token": TOKEN,
     }
-    impatient = "from remote.image.onvm import hub; hub.LIST_SEC = 0.3; hub.main()"
+    impatient = "from remote.image.vm_agent import hub; hub.LIST_SEC = 0.3; hub.main()"
     done = subprocess.run(
         (sys.executable, "-c", impatient), input=json.dumps({**asked, "home": str(tmp_path)}) + "\n",
         text=True, capture_output=True, check=True, timeout=120,

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from remote.cluster.errors import CannotRun, Forbidden, Misconfigured, Unreachable
+from remote.hosts.bundle import source
 from remote.hosts.command import Command
-from remote.hosts.delivery import source
 from remote.hosts.host import CommandTimedOut, HostUnreachable
-from remote.pods.listing import PodGone
-from remote.pods.wire import Ending, Reply, bootstrap, request
+from remote.pods.exec_protocol import Ending, Reply, bootstrap, request
+from remote.pods.pod_index import PodGone
+from tests.support.hosts.fake_worker import StandIn, line
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
-from tests.support.hosts.stand_in import StandIn, line
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path)
     """Such as a file opened for appending, into which the kernel moves nothing by itself."""
     command, nonce = Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True), "0" * 32
     asked = request(command, nonce, takes_input=False, timeout_sec=60, idle_timeout_sec=None, silence_sec=60)
-    argv = (sys.executable, "-I", "-S", "-c", bootstrap(source("remote.pods.far_end").encode(), str(tmp_path)))
+    argv = (sys.executable, "-I", "-S", "-c", bootstrap(source("remote.pods.exec_agent").encode(), str(tmp_path)))
     with (tmp_path / "out").open("ab") as out:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out)
         assert process.stdin is not None
         with process.stdin as stdin:
-            stdin.write(source("remote.pods.far_end").encode() + asked + bytes(4))
+            stdin.write(source("remote.pods.exec_agent").encode() + asked + bytes(4))
             stdin.flush()
             process.wait(PATIENCE_SEC)
     reply = Reply("worker-0", nonce, proves_itself=True)
@@ -85,7 +85,7 @@ def copy_of_the_program(stand_in: StandIn) -> Path:
 
 def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in: StandIn) -> None:
     copy = copy_of_the_program(stand_in)
-    assert copy.read_bytes() == source("remote.pods.far_end").encode()
+    assert copy.read_bytes() == source("remote.pods.exec_agent").encode()
     stand_in.run("true")
     assert not list(stand_in.folder.rglob("*.pyc")), (
         "a full disk would leave half of one, which breaks every later start"
@@ -227,7 +227,7 @@ def test_after_a_broken_stream_the_cluster_is_read_again_but_not_in_a_rush(
         with pytest.raises(HostUnreachable):
             stand_in.run("true")
     assert stand_in.calls("get") <= 2
-    monkeypatch.setattr("remote.pods.listing._NOT_BEFORE_SEC", 0.0)
+    monkeypatch.setattr("remote.pods.pod_index._NOT_BEFORE_SEC", 0.0)
     with pytest.raises(HostUnreachable):
         stand_in.run("true")
     before = stand_in.calls("get")
@@ -250,7 +250,7 @@ def test_a_replacement_is_found_by_the_next_who_asks_and_the_cluster_not_asked_i
             stand_in.run("true")
     assert stand_in.calls("get") <= 2
     (stand_in.folder / "pods.txt").write_text(line("replacement", 0))
-    monkeypatch.setattr("remote.pods.listing._NOT_BEFORE_SEC", 0.0)
+    monkeypatch.setattr("remote.pods.pod_index._NOT_BEFORE_SEC", 0.0)
     assert stand_in.run("true").exit_code == 0
 
 
@@ -263,7 +263,7 @@ def test_a_cluster_that_does_not_answer_is_out_of_reach(stand_in: StandIn) -> No
 def test_many_who_wait_for_a_cluster_that_does_not_answer_share_its_silence(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remote.pods.listing._NOT_BEFORE_SEC", PATIENCE_SEC)
+    monkeypatch.setattr("remote.pods.pod_index._NOT_BEFORE_SEC", PATIENCE_SEC)
     (stand_in.folder / "pods.txt").unlink()
 
     def ask(_: int) -> None:

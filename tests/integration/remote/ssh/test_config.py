@@ -14,7 +14,7 @@ from remote.hosts.host import AddressWrong, HostError, HostUnreachable
 from remote.ssh.config import Destination, Hop, home, parse, route, strict_config
 from remote.ssh.connection import Connection, _explained
 from remote.ssh.host import SshHost
-from tests.support.machines.answering import Serving
+from tests.support.machines.http_stubs import Serving
 
 
 def way(tmp_path: Path, config: str, host: str = "vm", **choices: object) -> list[str]:

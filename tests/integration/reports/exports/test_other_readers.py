@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from reports.exports.logged import of_run
+from reports.exports.log_model import of_run
 from reports.exports.write import export
 from tests.support.reports import synthetic, training_run
 

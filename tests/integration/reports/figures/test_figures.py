@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from bench.records.result import End
-from reports.figures import CHARTS, studio
+from reports.figures import CHARTS, renderer
 from reports.figures.drawing import style
-from reports.figures.drawing.board import WIDE
 from reports.figures.drawing.inline_svg import inline_svg
-from reports.figures.studio import Job, Studio
+from reports.figures.drawing.layout import WIDE
+from reports.figures.renderer import Job, Studio
 from reports.figures.worker_map import WORKER_MAP
 from reports.output.build import build
 from reports.summary.prices import Pricing
@@ -23,7 +23,7 @@ def job_of(chart, summary, run):
 
 
 def draw_one(job):
-    return studio.draw_one(job.chart.name, job.chart.title, job.drawing)
+    return renderer.draw_one(job.chart.name, job.chart.title, job.drawing)
 
 
 def test_every_colour_that_is_drawn_is_the_pages_own_in_dark_mode(a10):
@@ -44,7 +44,7 @@ def test_a_figures_png_is_wide_enough_for_a_slide(a10):
 @pytest.fixture
 def two_jobs(a10, monkeypatch):
     """For a studio of two processes."""
-    monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(renderer, "MOST_PROCESSES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     return [job_of(chart, *a10) for chart in CHARTS[1:3]]
 

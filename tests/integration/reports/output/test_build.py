@@ -16,13 +16,13 @@ import pytest
 from bench.records.result import End
 from reports.output.build import build
 from reports.read.run import NotWritten, ReportError
-from reports.statistics import processes
+from reports.statistics import per_process
 from reports.summary.prices import Pricing
 from tests.support.faults import full_disk
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic
+from tests.support.reports.run_writer import HOSTILE, check_hostile, page_text, read
 from tests.support.reports.synthetic import plan_of
-from tests.support.reports.written import HOSTILE, check_hostile, page_text, read
 
 NOTE = "These numbers say nothing about an A10"
 
@@ -148,7 +148,7 @@ def test_the_page_refers_to_nothing_outside_itself_allows_its_own_script_alone_a
 def test_the_same_run_gives_the_same_bytes(folder):
     synthetic.write_run(folder, synthetic.record(workers=1))  # one worker: its intervals come from its steps, by draws
     first = {path: path.read_bytes() for path in build(folder).files}
-    processes._places.cache_clear()  # another process draws anew
+    per_process._places.cache_clear()  # another process draws anew
     assert {path: path.read_bytes() for path in build(folder).files} == first
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.interval import Interval
+from bench.records.bootstrap import Interval
 from bench.records.result import End, Measurement
 from reports.output.build import build
 from reports.read import measurements
 from reports.read.load import load
-from reports.summary import pivot
+from reports.summary import tables
 from tests.support.reports import synthetic
-from tests.support.reports.written import HOSTILE, check_hostile, page_text, read
+from tests.support.reports.run_writer import HOSTILE, check_hostile, page_text, read
 
 
 def run_of(folder: Path, *trials, workers: int = 1):
@@ -112,9 +112,9 @@ def test_units_are_read_from_names(name, said):
     assert measurements.words_unit_scale(name) == said
 
 
-def tables_of(folder: Path) -> tuple[pivot.Table, ...]:
+def tables_of(folder: Path) -> tuple[tables.Table, ...]:
     run = load(folder)
-    return pivot.tables(run.results, run.label_of)
+    return tables.tables(run.results, run.label_of)
 
 
 def test_a_single_quantity_over_several_keys_spreads_its_last_key_over_columns(folder):
@@ -123,8 +123,8 @@ def test_a_single_quantity_over_several_keys_spreads_its_last_key_over_columns(f
     assert matmul.keys == ("dtype",)
     assert [one.title for one in matmul.columns] == ["matmul, size 2048", "matmul, size 4096", "matmul, size 8192"]
     assert [line.keys for line in matmul.lines] == [("fp32",), ("bf16",), ("fp16",), ("fp8",)]
-    assert matmul.lines[1].cells[0] == pivot.Cell(value="24.6", under=("24.1 to 25.1", "20 % of the chip's peak"))
-    assert matmul.lines[3].cells == (None, None, pivot.Cell(value="none", under=("the chip has no fp8",)))
+    assert matmul.lines[1].cells[0] == tables.Cell(value="24.6", under=("24.1 to 25.1", "20 % of the chip's peak"))
+    assert matmul.lines[3].cells == (None, None, tables.Cell(value="none", under=("the chip has no fp8",)))
     assert (copies.keys, copies.same) == (("direction",), "configuration hardware")
     assert (disk.keys, disk.same) == (("configuration",), "cache warm, read 1.074 GB")
 
@@ -146,8 +146,8 @@ def test_quantities_taken_once_on_different_things_become_one_list_beside_each_o
     assert [one.title for one in table.columns] == ["ddp-1", "ddp-2"]
     assert [line.keys for line in table.lines] == [("global, samples/s", ""), ("efficiency, %", "")]
     assert table.lines[1].cells == (
-        pivot.Cell(value="none", under=("one rank does not communicate",)),
-        pivot.Cell(value="95.0", under=("93.1 to 96.9", "against no communication")),
+        tables.Cell(value="none", under=("one rank does not communicate",)),
+        tables.Cell(value="95.0", under=("93.1 to 96.9", "against no communication")),
     )
 
 
@@ -169,7 +169,7 @@ def test_several_workers_give_their_median_and_their_range(folder):
     for plan, speed in zip(run.planned, (1.0, 2.0, 9.0), strict=True):
         synthetic.rewrite(folder, plan, measurements=[synthetic.measurement("copy_gb_per_sec", speed)])
     ((line,),) = [table.lines for table in tables_of(folder)]
-    assert line.cells == (pivot.Cell(value="2.00", under=("1.00 to 9.00 over 3 workers",)),)
+    assert line.cells == (tables.Cell(value="2.00", under=("1.00 to 9.00 over 3 workers",)),)
 
 
 def test_what_a_trial_measured_before_it_failed_is_marked_with_its_end(folder):
@@ -183,10 +183,10 @@ def test_what_a_trial_measured_before_it_failed_is_marked_with_its_end(folder):
 
 @pytest.mark.usefixtures("undrawn")
 def test_more_rows_than_a_page_holds_are_counted_and_all_in_the_csv(folder):
-    measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(pivot.MOST_ROWS + 7)))
+    measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(tables.MOST_ROWS + 7)))
     made = build(folder)
     assert "7 more rows are in measurements.csv" in page_text(made)
-    assert len(read(made, "measurements.csv").splitlines()) == 1 + pivot.MOST_ROWS + 7
+    assert len(read(made, "measurements.csv").splitlines()) == 1 + tables.MOST_ROWS + 7
 
 
 def test_a_run_of_hardware_alone_gets_a_report_that_says_what_was_measured(folder):

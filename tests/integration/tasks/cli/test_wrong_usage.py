@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import tasks
-from tasks.reports.verbs import compare
+from tasks.reports.commands import compare
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 EMPTY = "expected a value, found nothing; is a variable of yours unset?\n"

@@ -6,7 +6,7 @@ import pytest
 
 from bench.records import suite
 from remote.hosts.local import LocalHost
-from tasks.fleet.execute import plan_of
+from tasks.fleet.runner import plan_of
 from tasks.settings.load import Settings
 
 
@@ -14,7 +14,7 @@ def test_runs_over_pods_have_names_of_their_own_also_when_planned_in_the_same_se
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two operators' laptops know nothing of each other, and jobs in the pods go by the run's name."""
-    monkeypatch.setattr("tasks.fleet.execute.where", lambda _: {"context": "dev"})
+    monkeypatch.setattr("tasks.fleet.runner.where", lambda _: {"context": "dev"})
     settings = Settings(root=tmp_path)
     over_pods = settings.model_copy(update={"fleet": settings.fleet.model_copy(update={"kind": "pods"})})
     trials = suite("quick", "tiny", "models/m", "data/d.jsonl")

@@ -9,8 +9,8 @@ import pytest
 
 from remote.hosts.host import HostError
 from remote.hosts.local import me
-from remote.image import vmjob
-from remote.image.modelfetch import Fetch, find
+from remote.image import vm_jobs
+from remote.image.model_fetch import Fetch, find
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobState
 from tasks.errors import Refused, UsageError
@@ -24,13 +24,13 @@ REQUEST = {"docker": ["sh", "-c", "exec sleep 300"], "environment": {}, "image":
 
 @pytest.fixture
 def agent(local: LocalFleet) -> Agent:
-    return vmjob.agent_on(local.host())
+    return vm_jobs.agent_on(local.host())
 
 
 @contextlib.contextmanager
 def running(agent: Agent, request: dict[str, Any], verb: str = "push") -> Iterator[Job]:
-    job = vmjob.new(agent, verb, f"{request['path']}-{request['tag']}", request)
-    vmjob.start(job, {**request, "login": "/nowhere"}, deadline_sec=120.0)
+    job = vm_jobs.new(agent, verb, f"{request['path']}-{request['tag']}", request)
+    vm_jobs.start(job, {**request, "login": "/nowhere"}, deadline_sec=120.0)
     try:
         yield job
     finally:
@@ -47,12 +47,12 @@ OTHERS = {
 
 def test_a_push_is_followed_by_the_same_push_alone(agent: Agent) -> None:
     with running(agent, REQUEST):
-        found = vmjob.running(agent)
+        found = vm_jobs.running(agent)
         assert found is not None
-        assert vmjob.does(found, "push", dict(reversed(REQUEST.items())))
-        assert not vmjob.does(found, "build", REQUEST)
+        assert vm_jobs.does(found, "push", dict(reversed(REQUEST.items())))
+        assert not vm_jobs.does(found, "build", REQUEST)
         for other in OTHERS.values():
-            assert not vmjob.does(found, "push", {**REQUEST, **other}), other
+            assert not vm_jobs.does(found, "push", {**REQUEST, **other}), other
         line = str(jobs.busy(found, "inv push"))
         assert f"of {me()}, which is other work; when that has ended, `inv push`" in line
         assert "`inv push --cancel`" in line
@@ -68,8 +68,8 @@ def test_two_fetches_of_one_model_are_two_works() -> None:
         Fetch(model="org/name", folder="/x", cache="/c"),
         Fetch(model="org/name", folder="/x", cache_here=Path("/c")),
     ]
-    assert len({vmjob.digest_of(fetch.request) for fetch in [one, *others]}) == 5
-    assert vmjob.digest_of(one.request) == vmjob.digest_of(Fetch(model="org/name", folder="/x").request)
+    assert len({vm_jobs.digest_of(fetch.request) for fetch in [one, *others]}) == 5
+    assert vm_jobs.digest_of(one.request) == vm_jobs.digest_of(Fetch(model="org/name", folder="/x").request)
 
 
 def test_ones_own_job_is_stopped_and_another_verb_is_left_alone(

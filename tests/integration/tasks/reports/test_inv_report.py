@@ -10,8 +10,8 @@ from invoke.context import Context
 from bench.records.result import End
 from reports.output import watch
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError
-from tasks.reports.verbs import report
-from tasks.settings.sections import CostSection
+from tasks.reports.commands import report
+from tasks.settings.schema import CostSection
 from tests.support.reports import synthetic
 
 

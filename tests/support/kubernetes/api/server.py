@@ -16,7 +16,7 @@ from tests.support.kubernetes.store.resources import GROUPS, Target, document, r
 from tests.support.machines.fake_tenancy import token_refused
 
 if TYPE_CHECKING:
-    from tests.support.kubernetes.api.verbs import Api
+    from tests.support.kubernetes.api.handlers import Api
     from tests.support.kubernetes.faults import Faults
 
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"

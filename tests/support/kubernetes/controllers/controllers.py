@@ -10,7 +10,7 @@ from datetime import datetime
 
 from tests.support.kubernetes.admission import quota
 from tests.support.kubernetes.api.answers import Json, Refusal
-from tests.support.kubernetes.api.verbs import Api
+from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.controllers.jobs import JobController
 from tests.support.kubernetes.controllers.quantities import number

@@ -4,7 +4,7 @@ import pytest
 
 from bench.adapter import chat
 from bench.data.inputs import Refused
-from bench.kinds.finetune import evaluate
+from bench.workloads.finetune import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.adapter import answering, check, merge
+from bench.adapter import check, generation, merge
 from bench.data.inputs import InputError, Refused
-from bench.kinds.finetune import evaluate
-from bench.train.examples import Example
+from bench.train.masking import Example
+from bench.workloads.finetune import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 
 
 def test_a_question_is_an_examples_beginning_and_its_last_answer_the_known_one():
     example = Example(file="a", line=3, ids=array("I", [9, 8, 7, 6, 5, 4]), targets=bytes([0, 1, 0, 0, 1, 1]))
-    (asked,) = answering.questions([example], 4)
+    (asked,) = generation.questions([example], 4)
     assert (asked.prompt, asked.known, asked.end) == ([9, 8, 7, 6], [5, 4], 4)
-    assert asked.limit == answering.LEAST_TOKENS
+    assert asked.limit == generation.LEAST_TOKENS
 
 
 @pytest.mark.slow

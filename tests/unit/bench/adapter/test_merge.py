@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from bench.adapter import lora, merge, shard
+from bench.adapter import lora, merge, safetensors_writer
 from bench.data.inputs import InputError, Refused
 from bench.data.model_folder import check_model
 from tests.support.faults import raising
@@ -61,7 +61,7 @@ def test_a_disk_that_is_full_at_any_shard_leaves_nothing_half_done_and_the_merge
 ):
     quiet = tmp_path / "quiet"
     merge.merge(merge.Wish(**wish(out=str(quiet))), lambda _: None)
-    real, written = shard._pieces, []
+    real, written = safetensors_writer._pieces, []
 
     def pieces(shapes, tensor, torch):
         written.append(shapes)
@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_at_any_shard_leaves_nothing_half_done_and_the_merge
                 raise OSError(errno.ENOSPC, "No space left on device", "here")
             yield piece
 
-    monkeypatch.setattr(shard, "_pieces", pieces)
+    monkeypatch.setattr(safetensors_writer, "_pieces", pieces)
     out = Path(wish()["out"])
     with pytest.raises(OSError, match="No space left"):
         merge.merge(merge.Wish(**wish()), lambda _: None)
@@ -101,16 +101,16 @@ def test_a_shard_that_was_damaged_meanwhile_is_written_again(monkeypatch, wish, 
 
 
 def test_what_is_read_back_must_be_what_was_written(monkeypatch, modules, tmp_path):
-    monkeypatch.setattr(shard, "read_back", lambda _path: "0" * 64)
+    monkeypatch.setattr(safetensors_writer, "read_back", lambda _path: "0" * 64)
     ones = modules.torch.ones(2, 3, dtype=modules.torch.bfloat16)
-    with pytest.raises(shard.Different, match="read back other bytes"):
-        shard.write(tmp_path / "a.safetensors", {"a": (2, 3)}, lambda _: ones, modules.torch)
+    with pytest.raises(safetensors_writer.Different, match="read back other bytes"):
+        safetensors_writer.write(tmp_path / "a.safetensors", {"a": (2, 3)}, lambda _: ones, modules.torch)
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
-    shard.write(tmp_path / "a.safetensors", {"a": (2, 3)}, lambda _: ones, modules.torch)
+    safetensors_writer.write(tmp_path / "a.safetensors", {"a": (2, 3)}, lambda _: ones, modules.torch)
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.get_tensor("a").tolist() == [[1.0] * 3] * 2
-    assert (tmp_path / "a.safetensors").stat().st_size == shard.size_of({"a": (2, 3)})
+    assert (tmp_path / "a.safetensors").stat().st_size == safetensors_writer.size_of({"a": (2, 3)})
 
 
 def changed(adapter: Path, place: Path, **settings) -> Path:

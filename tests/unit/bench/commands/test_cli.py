@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.commands import cli, run
-from bench.data import demo
+from bench.data import demo_tiny
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
 from bench.records import Trial, suite
@@ -140,41 +140,41 @@ def test_the_summary_is_one_line_that_names_end_trial_profile_and_units(make_tri
 @pytest.fixture
 def pairs_are(monkeypatch) -> Iterator[Callable[[list[tuple[str, str]]], None]]:
     """Gives this Python's documentation strings, of which the process reads the true ones once."""
-    demo._pairs.cache_clear()
+    demo_tiny._pairs.cache_clear()
     yield lambda pairs: monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: pairs)
-    demo._pairs.cache_clear()
+    demo_tiny._pairs.cache_clear()
 
 
 def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, monkeypatch, pairs_are, capsys):
-    pairs_are([(f"question {number}", f"answer {number}") for number in range(demo.LEAST_PAIRS)])
-    monkeypatch.setattr("bench.data.demo._write_model", lambda model, _: model.mkdir(parents=True, exist_ok=True))
+    pairs_are([(f"question {number}", f"answer {number}") for number in range(demo_tiny.LEAST_PAIRS)])
+    monkeypatch.setattr("bench.data.demo_tiny._write_model", lambda model, _: model.mkdir(parents=True, exist_ok=True))
     model, data = tmp_path / "models" / "m", tmp_path / "data" / "d.jsonl"
-    demo.make(model, data)
-    assert len(data.read_text().splitlines()) == demo.LEAST_PAIRS
+    demo_tiny.make(model, data)
+    assert len(data.read_text().splitlines()) == demo_tiny.LEAST_PAIRS
     made = data.read_bytes()
-    demo.make(model, data)
+    demo_tiny.make(model, data)
     assert (data.read_bytes(), capsys.readouterr().out.splitlines()[2]) == (made, f"verified {data}")
     data.write_bytes(made + b"{}")
     with pytest.raises(InputError, match="changed since demo made it"):
-        demo.make(model, data)
-    demo._sums_file(data).unlink()
+        demo_tiny.make(model, data)
+    demo_tiny._sums_file(data).unlink()
     with pytest.raises(InputError, match="it was not made by demo; name another --data"):
-        demo.make(model, data)
+        demo_tiny.make(model, data)
 
 
 def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, pairs_are):
-    pairs_are([("q", "a")] * demo.LEAST_PAIRS)
+    pairs_are([("q", "a")] * demo_tiny.LEAST_PAIRS)
     with pytest.raises(InputError, match="it was not made by demo; name another --model"):
-        demo.make(model_folder, tmp_path / "d.jsonl")
-    demo.write_sums(model_folder)
-    demo.make(model_folder, tmp_path / "d.jsonl")
+        demo_tiny.make(model_folder, tmp_path / "d.jsonl")
+    demo_tiny.write_sums(model_folder)
+    demo_tiny.make(model_folder, tmp_path / "d.jsonl")
     (model_folder / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"config\.json: changed since it was made"):
-        demo.make(model_folder, tmp_path / "d.jsonl")
+        demo_tiny.make(model_folder, tmp_path / "d.jsonl")
 
 
 def test_demo_needs_a_python_with_its_sources(tmp_path: Path, pairs_are):
     pairs_are([("q", "a")])
     with pytest.raises(InputError, match="holds 1 documentation strings, 1000 are needed"):
-        demo.make(tmp_path / "m", tmp_path / "d.jsonl")
+        demo_tiny.make(tmp_path / "m", tmp_path / "d.jsonl")
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from bench.kernels.decode import attention, nvrtc, products  # noqa: E402
 from bench.kernels.rope import Heads  # noqa: E402
-from bench.kinds import fused_step  # noqa: E402
+from bench.workloads import fused_step  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes speaks at import
 A10_SHARED_BYTES = 99 * 1024  # to a block; 100 KiB to a multiprocessor

@@ -11,7 +11,7 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.machine import preflight
-from bench.stack import Stack
+from bench.torch_stack import Stack
 
 
 class CudaLibrary:

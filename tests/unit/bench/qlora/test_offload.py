@@ -1,6 +1,6 @@
 """Embeddings and head in the host's memory: where they lie, and when they come back.
 
-Weights are stand-ins that know their place. What a GPU computes with real ones is in tests/gpu/test_captured.py.
+Weights are stand-ins that know their place. What a GPU computes with real ones is in tests/gpu/test_cuda_graph.py.
 """
 
 from dataclasses import dataclass, field

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench import stack
-from bench.data.batches import Batch, make_batches, rows_per_batch
+from bench import torch_stack
+from bench.data.collate import Batch, make_batches, rows_per_batch
 from bench.data.packing import Row, apart
 from bench.qlora import recipes
 from bench.qlora.recipes import fast
@@ -53,7 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def model_of(modules: stack.Stack, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def model_of(modules: torch_stack.Stack, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -94,7 +94,7 @@ def samples(*lengths: int, seed: int = 0) -> list[list[int]]:
     return [torch.randint(2, WORDS, (length,), generator=generator).tolist() for length in lengths]
 
 
-def batches(modules: stack.Stack, trial: Trial, rows: list[Row]) -> list[Batch]:
+def batches(modules: torch_stack.Stack, trial: Trial, rows: list[Row]) -> list[Batch]:
     steps = len(rows) // rows_per_batch(trial)
     trial = dataclasses.replace(trial, warmup_steps=0, measured_steps=steps)
     return list(make_batches(modules, trial, rows, TOKENIZER, pin_memory=False))
@@ -125,7 +125,7 @@ def loss_and_gradients(step: TrainingStep, batch: Batch) -> Found:
 
 
 def each_by_itself(
-    modules: stack.Stack, build: Any, recipes: tuple[str, ...], texts: list[list[int]], **how: Any
+    modules: torch_stack.Stack, build: Any, recipes: tuple[str, ...], texts: list[list[int]], **how: Any
 ) -> list[Found]:
     """Loss and gradients of one batch of these texts by each recipe, none of which falls back."""
     found = []

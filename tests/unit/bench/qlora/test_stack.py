@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.qlora.step import Placement, place
-from bench.stack import OFFLINE, Stack, load, set_environment
+from bench.torch_stack import OFFLINE, Stack, load, set_environment
 
 
 def stack_of(*, transformers: str = "5.0.0", cuda: bool = False) -> Stack:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy
 import pytest
 
-from bench.records.durable import write_atomic
-from bench.records.interval import Interval, quantile, summarize
+from bench.records.atomic_files import write_atomic
+from bench.records.bootstrap import Interval, quantile, summarize
+from bench.records.checksummed import ResultError
 from bench.records.result import End, Steps, TrialResult
 from bench.records.run import RunRecord
-from bench.records.sealed import ResultError
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic
 

@@ -13,7 +13,7 @@ from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.training_data import DataReport, TrainingData
 from bench.records.trial import TrialError
-from bench.train import cache, check, dataset, examples, rows
+from bench.train import cache, check, dataset, masking, readers
 from tests.support.faults import full_disk
 
 
@@ -32,7 +32,7 @@ def made(tokenizer_of: Callable[..., Any]) -> Callable[[TrainingData], dataset.D
     return lambda spec: dataset.make(spec, *dataset.read(spec), tokenizer_of("chatml"))
 
 
-def lines(found: Sequence[examples.Example]) -> list[tuple[str, int]]:
+def lines(found: Sequence[masking.Example]) -> list[tuple[str, int]]:
     return [(Path(one.file).name, one.line) for one in found]
 
 
@@ -141,11 +141,11 @@ def test_examples_that_cannot_be_kept_are_refused_where_and_why(
 def test_the_key_changes_with_whatever_changes_the_examples(tmp_path: Path) -> None:
     spec = spec_of(write(tmp_path / "d.jsonl", range(5)))
     before = [file.sha256 for file in dataset.read(spec)[0]]
-    assert before == [rows.sha256_of(Path(path)) for path in spec.files]
+    assert before == [readers.sha256_of(Path(path)) for path in spec.files]
     keys = {dataset.key_of(spec, before, "tokenizer"), dataset.key_of(spec, before, "another")}
     keys |= {dataset.key_of(spec_of(*spec.files, labels="all"), before, "tokenizer")}
     write(tmp_path / "d.jsonl", range(6))
-    keys |= {dataset.key_of(spec, [rows.sha256_of(Path(path)) for path in spec.files], "tokenizer")}
+    keys |= {dataset.key_of(spec, [readers.sha256_of(Path(path)) for path in spec.files], "tokenizer")}
     assert len(keys) == 4
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from remote.cluster.diagnosis.nodes import GPU, PREEMPTIBLE, Need, NodeReport, examine, mixed
-from remote.cluster.quantity import amount
+from remote.cluster.quantities import amount
 
 GIB = Decimal(2**30)
 TYPE = "VM.GPU.A10.1"

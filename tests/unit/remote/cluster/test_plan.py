@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from remote.cluster.manifests import DIGEST, Image, Values, kustomization, stamped
 from remote.cluster.plan import Verb, differences, is_training, plan
-from remote.cluster.quantity import amount
+from remote.cluster.quantities import amount
 
 DIGEST_HEX = "sha256:" + "ab" * 32
 

@@ -14,8 +14,8 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from remote.image.documents import bom
-from remote.image.onvm.scripts import contents
+from remote.image.sbom import bom
+from remote.image.vm_agent.scripts import inventory
 from tests.support.paths import ROOT
 
 SHA = "ab" * 32
@@ -93,8 +93,8 @@ def test_parts_that_differ_in_a_sign_or_in_the_architecture_alone_have_reference
 def of_this_machine() -> list[bom.Part]:
     """What is installed here: hundreds of names, versions and licences as people write them."""
     here = Path("/")
-    found = {"python": contents.python_packages(), "debian": contents.debian_packages(here)}
-    return bom.parts({**HELD, **found, "system": contents.system(here)}, LOCK)
+    found = {"python": inventory.python_packages(), "debian": inventory.debian_packages(here)}
+    return bom.parts({**HELD, **found, "system": inventory.system(here)}, LOCK)
 
 
 def test_what_is_installed_here_is_valid_by_cyclonedx_own_schema() -> None:
@@ -155,9 +155,9 @@ def test_debian_packages_and_models_are_read_from_the_image(tmp_path: Path) -> N
     (tmp_path / "models/org--A/manifest.json").write_text(
         json.dumps({"model": "org/A", "revision": "c", "files": files})
     )
-    assert contents.debian_packages(tmp_path) == [
+    assert inventory.debian_packages(tmp_path) == [
         {"name": "tini", "version": "0.19", "architecture": "amd64", "licence": "Expat"}
     ]
-    (model,) = contents.models(tmp_path)
+    (model,) = inventory.models(tmp_path)
     assert (model["name"], model["revision"], model["files"]) == ("org/A", "c", files)
-    assert "pytest" in [one["name"] for one in contents.python_packages()]
+    assert "pytest" in [one["name"] for one in inventory.python_packages()]

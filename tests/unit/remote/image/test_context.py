@@ -74,7 +74,7 @@ def test_the_dockerfile_has_exactly_the_slots_that_are_planned_with() -> None:
 def test_the_context_holds_what_the_dockerfile_copies_and_no_more(profile: str) -> None:
     places = {file.place for file in code_files(ROOT, profile)}
     assert {"image/Dockerfile", "image/selfcheck.py", f"image/locks/{profile}.txt"} <= places
-    assert {"bench/__main__.py", "bench/machine/chips.json", "bench/kernels/decode/products.cu"} <= places
+    assert {"bench/__main__.py", "bench/machine/gpu_specs.json", "bench/kernels/decode/products.cu"} <= places
     assert not [place for place in places if place.split("/")[0] not in ("bench", "image") or "__pycache__" in place]
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from remote.image.onvm.registry import api as registries
-from remote.image.onvm.registry.api import Registry
-from tests.support.machines.answering import Answering, Serving
+from remote.image.vm_agent.registry import api as registries
+from remote.image.vm_agent.registry.api import Registry
 from tests.support.machines.failures import fails
+from tests.support.machines.http_stubs import Answering, Serving
 from tests.support.machines.registry_proxy import Answer, Change, Cut, Endless, Redirect, RegistryProxy, Stall, Switch
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()

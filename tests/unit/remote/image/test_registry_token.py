@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from remote.image.onvm.registry.api import Registry
-from tests.support.machines.answering import Answering, Serving
+from remote.image.vm_agent.registry.api import Registry
 from tests.support.machines.failures import fails
+from tests.support.machines.http_stubs import Answering, Serving
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}}).encode()

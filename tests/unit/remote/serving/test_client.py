@@ -10,8 +10,8 @@ from remote.hosts.command import Secret
 from remote.serving import client
 from remote.serving.client import Said, ServerAway, ServerWrong, at
 from tests.support.kubernetes import pki
-from tests.support.machines.answering import Answering, Serving
-from tests.support.machines.openai_stand_in import StandIn
+from tests.support.machines.fake_openai import StandIn
+from tests.support.machines.http_stubs import Answering, Serving
 
 
 def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:

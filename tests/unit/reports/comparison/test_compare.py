@@ -8,7 +8,7 @@ import pytest
 
 from bench.records.result import End, Steps
 from reports.comparison.compare import CompareError, compare
-from reports.comparison.written import frame, to_json
+from reports.comparison.export import frame, to_json
 from reports.read.load import load
 from reports.statistics.energy import ENERGY
 from tests.support.reports import synthetic

@@ -16,7 +16,7 @@ import pytest
 from bench.records.result import End
 from reports.comparison.compare import compare
 from reports.read.load import load
-from tests.benchmarks.report_trust import has_alarm, share
+from tests.benchmarks.statistics_power import has_alarm, share
 from tests.support.reports import synthetic
 from tests.support.reports.noise import ON_A_GPU, Noise
 from tests.support.thorough import examples

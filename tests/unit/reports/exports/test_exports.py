@@ -6,10 +6,10 @@ import struct
 import pytest
 import yaml
 
-from bench.records.layout import STEPS_FILE
+from bench.records.paths import STEPS_FILE
 from bench.records.result import End
 from reports.exports import tensorboard
-from reports.exports.logged import of_run
+from reports.exports.log_model import of_run
 from reports.exports.write import check, export
 from reports.read.run import NotWritten, ReportError
 from tests.support.reports import synthetic, training_run

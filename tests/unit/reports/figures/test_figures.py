@@ -17,22 +17,22 @@ from reports.figures import (
     executive_summary,
     loss_curves,
     memory,
+    renderer,
     run_comparison,
     speed_and_memory,
-    studio,
     worker_map,
 )
 from reports.figures import telemetry as telemetry_figure
 from reports.figures.drawing import palette, text_size
-from reports.figures.drawing.board import NARROW, WIDE
+from reports.figures.drawing.glyphs import around, shared
+from reports.figures.drawing.layout import NARROW, WIDE
 from reports.figures.drawing.lines import spread
-from reports.figures.drawing.marks import around, shared
 from reports.figures.drawing.panel import Mark, Panel
-from reports.figures.kinds import distributed, hardware, inference, loading
-from reports.figures.studio import DrawError, Job
-from reports.read import published, telemetry
+from reports.figures.per_workload import distributed, hardware, inference, loading
+from reports.figures.renderer import DrawError, Job
+from reports.read import reference_results, telemetry
 from reports.read.load import load
-from reports.statistics import configurations
+from reports.statistics import per_config
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import showcase, synthetic
@@ -107,16 +107,16 @@ def test_the_summary_puts_the_most_useful_tokens_first_and_published_rates_where
 def test_published_results_stand_beside_no_run_of_another_model_or_profile(tmp_path):
     showcase.write(tmp_path / "gpu")
     run = load(tmp_path / "gpu")
-    assert published.beside(run) is not None
+    assert reference_results.beside(run) is not None
     other = {**run.results[-1].fingerprint, "model_parameters": 1_000}
     synthetic.write_result(tmp_path / "gpu", replace(run.results[-1], fingerprint=other))
-    assert published.beside(load(tmp_path / "gpu")) is None
+    assert reference_results.beside(load(tmp_path / "gpu")) is None
     synthetic.write_run(tmp_path / "tiny")
-    assert published.beside(load(tmp_path / "tiny")) is None
+    assert reference_results.beside(load(tmp_path / "tiny")) is None
 
 
 def test_the_published_file_reads_and_keeps_both_sides_of_each_contradiction():
-    known = published.read()
+    known = reference_results.read()
     a, b = known.scaling
     assert (a.efficiency_percent[4], b.efficiency_percent[4]) == (94.0, 99.7)
     assert known.cost_10000_samples["usd"][4] == [1.14, 1.24]
@@ -159,7 +159,7 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_no
     assert (off.value, off.words) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].published == (1.0,)
     rows = {row.label: row.measured for row in a10[0].rows}
-    one_of_all = configurations.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", among=11)
+    one_of_all = per_config.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", among=11)
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].low == one_of_all.low
 
 
@@ -427,10 +427,10 @@ def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
 
 
 def test_a_process_that_hangs_ends_the_report_with_one_line_that_names_the_figure(monkeypatch):
-    monkeypatch.setattr(studio, "DRAW_SEC", 0.01)
+    monkeypatch.setattr(renderer, "DRAW_SEC", 0.01)
     with pytest.raises(DrawError, match="01_executive_summary: not drawn within 0 s"):
-        studio._awaited(Job(chart=CHARTS[0], drawing=None), Future())
+        renderer._awaited(Job(chart=CHARTS[0], drawing=None), Future())
 
 
 def test_what_a_drawing_process_imports_beforehand_is_there():
-    studio._warm_up()  # names in strings: in another process a wrong one would only be slow
+    renderer._warm_up()  # names in strings: in another process a wrong one would only be slow

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
 from reports.figures import diagnostic, loss_curves, speed_and_memory, training_performance
-from reports.figures.drawing import label_placing, marks, text_size
-from reports.figures.drawing.board import NARROW, WIDE
-from reports.figures.kinds import inference
+from reports.figures.drawing import glyphs, label_layout, text_size
+from reports.figures.drawing.layout import NARROW, WIDE
+from reports.figures.per_workload import inference
 from reports.read.load import load
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -74,7 +74,7 @@ def test_a_label_stands_beside_its_point_where_nothing_is_in_the_way():
     axes = figure.add_subplot()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    label_placing.label_points(axes, [(0.5, 0.5, "here")], [[(0.0, 0.1), (1.0, 0.1)]])
+    label_layout.label_points(axes, [(0.5, 0.5, "here")], [[(0.0, 0.1), (1.0, 0.1)]])
     (label,) = axes.texts
     assert label.arrow_patch is None
     assert np.hypot(*label.get_position()) < 30
@@ -110,9 +110,9 @@ def test_words_too_wide_for_a_phone_are_written_smaller_before_they_are_cut():
     words = "0.997x (0.986 to 1.009), no effect shown  113 % published"
     figure = Figure(figsize=(3.8, 2))
     axes = figure.add_axes((0.05, 0.1, 0.9, 0.8))
-    assert text_size.width_in(words, marks.WORDS_SIZE) > 3.42
-    marks.label_mark(axes, 0.0, words, "rank", NARROW)
-    marks.label_mark(axes, 1.0, 3 * words, "rank", NARROW)
+    assert text_size.width_in(words, glyphs.WORDS_SIZE) > 3.42
+    glyphs.label_mark(axes, 0.0, words, "rank", NARROW)
+    glyphs.label_mark(axes, 1.0, 3 * words, "rank", NARROW)
     written = [text for text in axes.texts if text.get_text() != "rank"]
-    assert (written[0].get_text(), written[0].get_fontsize()) == (words, marks.LEAST_WORDS_SIZE)
+    assert (written[0].get_text(), written[0].get_fontsize()) == (words, glyphs.LEAST_WORDS_SIZE)
     assert written[1].get_text().endswith(text_size.ELLIPSIS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.layout import RESULT_FILE, RUN_FILE
+from bench.records.paths import RESULT_FILE, RUN_FILE
 from bench.records.result import End, Steps, TrialResult
 from reports.read.load import load
 from reports.read.run import ReportError

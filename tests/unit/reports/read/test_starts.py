@@ -2,7 +2,7 @@
 
 import time
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.result import End
 from remote.fleet.ledger import Ledger
 from reports.read import attempts

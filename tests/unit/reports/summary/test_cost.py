@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 
-from reports.statistics.values import Estimate
+from reports.statistics.types import Estimate
 from reports.summary import cost
 from reports.summary.cost import Amount, BootVolume, Hosted, Price, Scaling
 from reports.summary.prices import Pricing

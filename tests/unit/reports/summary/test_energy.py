@@ -9,7 +9,7 @@ import pytest
 
 from reports.output import html, markdown, tables
 from reports.read.load import load
-from reports.summary import highlights
+from reports.summary import headline
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -49,17 +49,17 @@ def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_stand_in_files
     assert html.render(summary, run, ()).count(column) == len(summary.rows)
     silent = without_watts(run)
     assert column not in html.render(summarize(silent), silent, ())
-    said = highlights.energy(summary)
+    said = headline.energy(summary)
     assert said.startswith("With optimized: 30.8 J (30.8 to 30.8) per 1,000 useful tokens. The GPU uses 0.00411 kWh")
     assert "of CO2 at 0.500 kg a kWh (our grid, 2026); without the host" in said
 
 
 def test_without_a_factor_there_is_no_co2_and_without_watts_no_energy(run):
     summary = summarize(run)
-    assert "CO2" not in highlights.energy(summary)
+    assert "CO2" not in headline.energy(summary)
     silent = summarize(without_watts(run))
     assert [row.energy for row in silent.rows] == [None, None]
-    assert highlights.energy(silent) is None
+    assert headline.energy(silent) is None
 
 
 @pytest.mark.parametrize(("given", "said"), [((0.0, "x"), "amount above 0"), ((0.4, " "), "a factor needs its source")])

@@ -8,7 +8,7 @@ import pytest
 
 from bench.records.run import RunRecord
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.trained import Trained
+from tasks.adapter.artifact import Trained
 from tests.support.reports.training_run import RECORD, a_run
 
 WEIGHTS = b"abc"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from invoke import Context
 
+from tasks.adapter import artifact as training
 from tasks.adapter import chat
-from tasks.adapter import trained as training
-from tasks.adapter.trained import Trained
+from tasks.adapter.artifact import Trained
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
-from tests.support.machines.openai_stand_in import StandIn
+from tests.support.machines.fake_openai import StandIn
 
 
 def typed(lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

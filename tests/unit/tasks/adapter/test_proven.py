@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.layout import ADAPTER_CHECK_FILE
+from bench.records.paths import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck
-from tasks.adapter import card, push
+from tasks.adapter import model_card, push
+from tasks.adapter.artifact import Trained
 from tasks.adapter.check import broken, change, differs
 from tasks.adapter.merge import refuse
-from tasks.adapter.trained import Trained
 from tasks.errors import Refused, UsageError
 from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, checked, form, keep
 
@@ -74,7 +74,7 @@ def test_the_check_fails_where_what_is_served_is_not_what_was_trained(trained: T
 def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_have_named(trained: Trained) -> None:
     inputs = {"model": {"sha256": "m" * 64}, "files": {"<script>|.jsonl": "f" * 64}}
     hostile = dataclasses.replace(trained, run=dataclasses.replace(trained.run, provenance={"inputs": inputs}))
-    written = card.written(hostile, checked(form("merged-bf16", 0.01)), base="bf16")
+    written = model_card.written(hostile, checked(form("merged-bf16", 0.01)), base="bf16")
     assert written.startswith('---\nbase_model: "m"\nlibrary_name: "transformers"\n')
     for words in (
         SHA256,
@@ -86,7 +86,7 @@ def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_hav
         assert words in written
     assert "| cost |" in written
     assert "<script>" not in written
-    assert "Held-out loss in each form" not in card.written(trained, None)
+    assert "Held-out loss in each form" not in model_card.written(trained, None)
 
 
 def test_a_folder_gets_the_adapter_whole_and_a_card(trained: Trained, tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench.records.run import PlannedTrial
+from tasks.adapter.artifact import Trained
 from tasks.adapter.serve import arguments, request
-from tasks.adapter.trained import Trained
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
-from tasks.settings.sections import ModelSection, ServeSection
+from tasks.settings.schema import ModelSection, ServeSection
 
 SETTINGS = Settings(root=Path("/"), model=ModelSection(path="/models/here"))
 

@@ -9,18 +9,18 @@ import pytest
 from invoke import Context
 
 from bench.records import Trial
-from bench.records.durable import sha256_of
-from bench.records.layout import LEDGER_FILE, SUMS_FILE
+from bench.records.atomic_files import sha256_of
+from bench.records.paths import LEDGER_FILE, SUMS_FILE
 from bench.records.result import End
 from bench.records.run import PlannedTrial
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
+from tasks.clients.image_ref import image_of
 from tasks.cluster.nodes import need_of
 from tasks.cluster.wait import Patience
-from tasks.connect.pushed import image_of
 from tasks.errors import UsageError
-from tasks.fleet.uncollected import DISCARDED_FILE, discard, not_whole, uncollected
+from tasks.fleet.pending_results import DISCARDED_FILE, discard, not_whole, uncollected
 from tasks.settings.load import load
 from tests.support.reports import synthetic
 

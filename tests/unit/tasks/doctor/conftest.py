@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from remote.cluster.kinds import Kind
 from remote.cluster.kubeconfig import Target
-from tasks.doctor.answer import Answer
-from tasks.doctor.catalogue import CHECKS
-from tasks.doctor.examine import answers
-from tasks.doctor.facts import Facts, Shared
+from remote.cluster.resource_kinds import Kind
+from tasks.doctor.context import Facts, Shared
+from tasks.doctor.registry import CHECKS
+from tasks.doctor.result import Answer
+from tasks.doctor.runner import answers
 from tasks.settings.load import load
 
 MakeFacts = Callable[..., Facts]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bench.records.result import End
-from remote.image import vmjob
-from tasks.doctor.answer import Answer, Fault, Mark
-from tasks.doctor.checks import cluster, gpu, machine, nodes, registry, runs, settings, tenancy, vm
+from remote.image import vm_jobs
+from tasks.doctor.checks import cluster, gpu, machine, nodes, oci, registry, runs, settings, vm
+from tasks.doctor.result import Answer, Fault, Mark
 from tasks.errors import UsageError
 from tasks.reports.runs import Known
 from tests.unit.remote.cluster.test_nodes import NODE
@@ -172,7 +172,7 @@ def test_each_answer_of_a_registry(kind: str, fault: Fault, ask: Ask, project: P
     (project / "token").touch(mode=0o600)
     (project / "token").write_text("secret")
     given = "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}"
-    said = ask("registry login", given, on_vm=vmjob.JobFailed(kind, "what it says; and more"))
+    said = ask("registry login", given, on_vm=vm_jobs.JobFailed(kind, "what it says; and more"))
     assert is_seen(said, fault)
     assert said.found.endswith(": what it says")
     assert said.passes is (kind == "transient")
@@ -181,7 +181,7 @@ def test_each_answer_of_a_registry(kind: str, fault: Fault, ask: Ask, project: P
 
 
 def test_another_job_on_the_vm_is_named_with_what_ends_it(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vmjob, "starter", lambda _: "ann on laptop")
+    monkeypatch.setattr(vm_jobs, "starter", lambda _: "ann on laptop")
     said = ask("vm slot", on_vm=SimpleNamespace(folder="/home/me/jobs/push-r-1"))
     assert (said.mark, said.remedy) == (Mark.CAREFUL, "wait, or `inv push --cancel`")
     assert said.found.startswith("/home/me/jobs/push-r-1 runs there, of ann on laptop:")
@@ -304,16 +304,16 @@ def test_a_laptop_without_gpu_that_needs_none(ask: Ask, monkeypatch: pytest.Monk
 
 
 def test_what_nobody_configured_is_not_asked(ask: Ask) -> None:
-    assert {ask(one.title).mark for one in (*vm.CHECKS, *registry.CHECKS, *tenancy.CHECKS)} == {Mark.UNASKED}
+    assert {ask(one.title).mark for one in (*vm.CHECKS, *registry.CHECKS, *oci.CHECKS)} == {Mark.UNASKED}
 
 
 def test_credentials_of_the_tenancy_that_cannot_be_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`access` itself, with Oracle's SDK: the tests of tasks/tenancy."""
+    """`access` itself, with Oracle's SDK: the tests of tasks/oci."""
 
     def refused(_: object) -> None:
         raise UsageError("~/.oci/config: no profile DEFAULT; there are OTHER; set tenancy.profile")
 
-    monkeypatch.setattr(tenancy.importlib, "import_module", lambda _: SimpleNamespace(access=refused))
+    monkeypatch.setattr(oci.importlib, "import_module", lambda _: SimpleNamespace(access=refused))
     said = ask("tenancy login", "{}", "tenancy")
     assert (said.mark, said.remedy) == (Mark.WRONG, "there are OTHER; set tenancy.profile")
     assert ask("tenancy login").mark is Mark.UNASKED

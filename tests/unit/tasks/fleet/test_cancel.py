@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.result import End
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import NOT_ASKED

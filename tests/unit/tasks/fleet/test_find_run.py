@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.layout import RUN_FILE
+from bench.records.paths import RUN_FILE
 from tasks.errors import UsageError
-from tasks.fleet.folders import find_run, point_latest_at
+from tasks.fleet.run_store import find_run, point_latest_at
 
 
 def test_a_newest_run_that_was_removed_is_said_to_be_gone_and_others_are_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from remote.hosts.command import Command
 from remote.hosts.host import Completed, HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
-from tasks.connect import workers
+from tasks.clients import workers
 from tasks.errors import Resumable
 from tasks.fleet import monitor
 from tasks.fleet.monitor import Look, Watch

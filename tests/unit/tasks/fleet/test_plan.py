@@ -14,7 +14,7 @@ from bench.records import SUITES, Trial, suite
 from bench.records.result import End
 from bench.records.run import PlannedTrial
 from remote.hosts.local import LocalHost
-from tasks.connect.workers import launcher
+from tasks.clients.workers import launcher
 from tasks.errors import UsageError
 from tasks.fleet.plan import (
     KINDS_WITH_STEPS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from remote.image.names import reference
+from remote.image.references import reference
 from tasks.image import push
 from tasks.settings.load import load
 
@@ -16,7 +16,7 @@ from tasks.settings.load import load
 def test_a_push_that_finds_no_repository_offers_the_command_that_makes_it(
     context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command itself is tried in tests/unit/tasks/tenancy; here it is only typed."""
+    """The command itself is tried in tests/unit/tasks/oci; here it is only typed."""
     asked: list[str] = []
     typed: list[tuple[tuple[str, ...], str]] = []
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from remote.image.sdk import ImageLayer
+from remote.image.docker_client import ImageLayer
 from tasks.image.size import _compressed
 from tasks.settings.load import Settings
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from remote.image.documents.bom import Subject
-from remote.image.sdk import Ended, model_digests
+from remote.image.docker_client import Ended, model_digests
+from remote.image.sbom.bom import Subject
 from tasks.errors import Refused, TaskFailed
-from tasks.image.documents.write import _documents
-from tasks.image.reading import refused, report_of, show
+from tasks.image.sbom.write import _documents
+from tasks.image.selfcheck_report import refused, report_of, show
 
 REPORT: dict[str, Any] = {
     "python": "3.12.3",

@@ -9,8 +9,8 @@ from invoke.context import Context
 
 from reports.comparison.compare import ComparedRow, Comparison
 from tasks.errors import Resumable, TaskFailed, UsageError
+from tasks.reports.commands import compare
 from tasks.reports.compare import reasons, show
-from tasks.reports.verbs import compare
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic
 

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import pytest
 from invoke.context import Context
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.result import End
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger
 from remote.hosts.host import HostError
 from tasks.errors import TaskFailed, UsageError
-from tasks.fleet.ordered import learn as volume
-from tasks.reports import sofar
+from tasks.fleet.k8s_training import sync_ledger as volume
+from tasks.reports import partial_steps
 from tasks.reports import tensorboard as showing
-from tasks.reports.verbs import tensorboard
+from tasks.reports.commands import tensorboard
 from tests.support.reports import synthetic, training_run
 
 ROW = {"learning_rate": 0.1, "gradient_norm": 1.0, "targets": 5, "tokens": 9, "samples": 1, "step_time_sec": 2.0}
@@ -49,8 +49,8 @@ def training(results, monkeypatch):
         assert (agent.host.name, root, only) == ("worker-0", "/jobs/train.1/out", ("steps.jsonl",))
         (into / "steps.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1.0 / n, **ROW}) + "\n" for n in done))
 
-    monkeypatch.setattr(sofar, "workers", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
-    monkeypatch.setattr(sofar, "pull", pull)
+    monkeypatch.setattr(partial_steps, "workers", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
+    monkeypatch.setattr(partial_steps, "pull", pull)
     return SimpleNamespace(folder=folder, measure=lambda count: done.extend(range(len(done) + 1, count + 1)))
 
 
@@ -118,7 +118,7 @@ def test_a_worker_that_does_not_answer_leaves_what_is_here(training, monkeypatch
     def gone(*_, **__):
         raise HostError("worker-0: no route to host")
 
-    monkeypatch.setattr(sofar, "pull", gone)
+    monkeypatch.setattr(partial_steps, "pull", gone)
     tensorboard(Context(), once=True)
     assert "! worker-0: no route to host; shown is what is here\n" in capsys.readouterr().out
     assert count_of(training.folder / "report" / "tensorboard") == 2
@@ -136,8 +136,8 @@ def test_a_training_that_a_job_runs_is_followed_on_its_volume(training, monkeypa
         asked.append((agent.host.name, root))
         (into / "steps.jsonl").write_text(json.dumps({"step": 1, "loss": 1.0, **ROW}) + "\n")
 
-    monkeypatch.setattr(sofar, "pull", pull)
-    monkeypatch.setattr(sofar, "pods_of", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
+    monkeypatch.setattr(partial_steps, "pull", pull)
+    monkeypatch.setattr(partial_steps, "pods_of", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
     seen = volume.Seen(attempts=[(1, 0.0, 1.0), (2, 2.0, 3.0)], progress=None)
     monkeypatch.setattr(volume, "look", lambda *_: seen)
     tensorboard(Context(), once=True)

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from invoke.context import Context
 
-from bench.records.layout import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.result import End
 from remote.fleet.ledger import Ledger
 from tasks.reports import runs as listing
-from tasks.reports.verbs import runs
+from tasks.reports.commands import runs
 from tests.support.reports import synthetic
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from bench.records import PROFILES, SUITES
 from tasks.errors import UsageError
 from tasks.settings.load import OTHER_NAMES, load
-from tasks.settings.sections import LEAVES, FleetSection, Sections
+from tasks.settings.schema import LEAVES, FleetSection, Sections
 
 Make = Callable[..., Context]
 

@@ -13,7 +13,7 @@ from invoke import Config, Context
 
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
-from tasks.settings.sections import LEAVES, Section, Sections
+from tasks.settings.schema import LEAVES, Section, Sections
 from tests.support.thorough import examples
 
 pytestmark = pytest.mark.slow

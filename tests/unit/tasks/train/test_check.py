@@ -9,7 +9,7 @@ from rich.console import Console
 from bench.records.training_data import DataReport, FileFacts, Finding, Part, Shown
 from reports.summary.cost import Amount, Price
 from tasks.settings.load import Settings
-from tasks.train import foreseen, planned, printed
+from tasks.train import forecast, output, trial_spec
 from tests.unit.tasks.train.conftest import MakeSettings
 
 REPORT = DataReport(
@@ -33,7 +33,7 @@ REPORT = DataReport(
     was_cached=False,
     seconds=1.5,
 )  # fmt: skip
-PREDICTED = foreseen.Foreseen(
+PREDICTED = forecast.Foreseen(
     steps=3,
     workers=2,
     seconds=Amount(value=1800.0, low=1440.0, high=2160.0),
@@ -48,14 +48,14 @@ PREDICTED = foreseen.Foreseen(
 
 
 def test_a_validation_file_replaces_the_share(settings: MakeSettings) -> None:
-    spec = planned.data_of(settings(data=["a", "b"], weights=[1.0, 0.5], validation_file="v"))
+    spec = trial_spec.data_of(settings(data=["a", "b"], weights=[1.0, 0.5], validation_file="v"))
     assert (spec.files, spec.weights) == (["a", "b"], [1.0, 0.5])
     assert (spec.validation_share, spec.validation_file) == (0.0, "v")
 
 
 def shown(settings: Settings) -> str:
     out = Console(file=io.StringIO(), width=120)
-    printed.show(out, REPORT, settings, PREDICTED)
+    output.show(out, REPORT, settings, PREDICTED)
     return out.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -74,8 +74,8 @@ def test_the_numbers_that_cost_money_come_first(settings: MakeSettings) -> None:
 def test_thousands_of_hours_and_dollars_are_written_out() -> None:
     many = Amount(value=3600.0 * 1234.5, low=None, high=None)
     dear = dataclasses.replace(PREDICTED, seconds=many, usd=Amount(value=2469.0, low=2400.0, high=2560.0))
-    assert printed.headline(dear)[0].startswith("3 steps on 2 workers: about 1,234 hours (")
-    assert printed.headline(dear)[1] == "$2,469 (2,400 to 2,560) at $2.00 per GPU hour (list price)"
+    assert output.headline(dear)[0].startswith("3 steps on 2 workers: about 1,234 hours (")
+    assert output.headline(dear)[1] == "$2,469 (2,400 to 2,560) at $2.00 per GPU hour (list price)"
 
 
 def test_no_control_character_of_the_data_reaches_the_terminal(settings: MakeSettings) -> None:
@@ -85,7 +85,7 @@ def test_no_control_character_of_the_data_reaches_the_terminal(settings: MakeSet
 
 
 def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings: MakeSettings) -> None:
-    page = printed.page(REPORT, settings(), PREDICTED)
+    page = output.page(REPORT, settings(), PREDICTED)
     assert page.startswith("<!DOCTYPE html>")
     assert "6 examples to train on" in page
     assert "yes&lt;/s&gt;" in page
@@ -95,13 +95,13 @@ def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings
 
 def test_an_answer_of_another_bench_is_said_to_be_one() -> None:
     with pytest.raises(Exception, match="is its bench of another version"):
-        foreseen._read({"examples": 1})
+        forecast._read({"examples": 1})
 
 
 def test_what_is_not_known_before_a_training_is_said_once_with_its_reason() -> None:
     basis = "no run here measured this configuration on CPU"
     unknown = dataclasses.replace(PREDICTED, workers=1, seconds=None, usd=None, peak_bytes=None, basis=basis)
-    assert printed.headline(unknown) == [
+    assert output.headline(unknown) == [
         "3 steps on 1 worker; the time is unknown: no run here measured this configuration on CPU",
         "dollars: unknown as long as the time is; the price is $2.00 per GPU hour (list price)",
     ]
@@ -113,6 +113,6 @@ def test_a_limit_that_stops_a_training_before_its_end_is_said_before_it_begins(
 ) -> None:
     seconds = Amount(value=3600.0, low=None, high=None)
     limited = dataclasses.replace(PREDICTED, seconds=seconds, max_hours=max_hours, stops_by="train.budget_usd")
-    said = [line for line in printed.headline(limited) if line.startswith("!")]
+    said = [line for line in output.headline(limited) if line.startswith("!")]
     wanted = f"! train.budget_usd stops it after about {left} of these steps; raise that, or take fewer steps"
     assert said == ([] if left is None else [f"{wanted} (train.max_steps)"])

@@ -16,7 +16,7 @@ from bench.records.result import End, Steps, TrialResult
 from bench.records.run import PlannedTrial
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
-from tasks.tuning import answer, printed, record, search, space, surrogate
+from tasks.tuning import output, pareto, search, search_state, space, surrogate
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
 from tests.support.reports import synthetic
 
@@ -308,16 +308,16 @@ def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEE
     return dataclasses.replace(made, steps=steps, metrics=synthetic.metrics_of(steps, peak_vram_bytes=peak))
 
 
-def figures(index: int, rate: float, gib: float) -> answer.Measured:
+def figures(index: int, rate: float, gib: float) -> pareto.Measured:
     trial = predicted()[index].trial
-    return answer.measured(trial, [result(trial, rate, round(gib * GIB))], None, 2.0)
+    return pareto.measured(trial, [result(trial, rate, round(gib * GIB))], None, 2.0)
 
 
 def test_the_front_holds_what_nothing_beats_in_both():
     quick, middle, small, worse = figures(0, 900, 20), figures(1, 600, 12), figures(2, 300, 6), figures(3, 500, 14)
-    kept = answer.front([worse, small, quick, middle])
+    kept = pareto.front([worse, small, quick, middle])
     assert [one.trial.trial_id for one in kept] == [one.trial.trial_id for one in (quick, middle, small)]
-    named = answer.titles(kept)
+    named = pareto.titles(kept)
     assert list(named.values()) == ["fastest, cheapest", "", "smallest"]
 
 
@@ -327,8 +327,8 @@ def test_dollars_follow_from_price_and_rate():
 
 def test_several_processes_give_an_interval_and_one_gives_none():
     trial = predicted()[0].trial
-    one = answer.measured(trial, [result(trial, 100.0, None)], None, None)
-    three = answer.measured(trial, [result(trial, rate, None) for rate in (100.0, 101.0, 99.0)], None, None)
+    one = pareto.measured(trial, [result(trial, 100.0, None)], None, None)
+    three = pareto.measured(trial, [result(trial, rate, None) for rate in (100.0, 101.0, 99.0)], None, None)
     assert (one.processes, one.interval) == (1, None)
     assert (three.processes, three.interval.over) == (3, "processes")
     assert three.useful_tokens_per_sec == pytest.approx(100.0, rel=1e-3)
@@ -339,23 +339,23 @@ def test_several_processes_give_an_interval_and_one_gives_none():
 
 def test_small_amounts_keep_their_digits(tmp_path, capsys):
     found = dataclasses.replace(figures(0, 12.34, 20), usd_per_million_useful_tokens=0.00185)
-    searched = record.TuneRecord(
+    searched = search_state.TuneRecord(
         tune_id="t", gpu="NVIDIA A10", model_sha256="", data_sha256="", longest=1, depth=1, limit_bytes=None,
         settings={}, candidates=[],
     )  # fmt: skip
-    printed.show_answer(Settings(root=tmp_path), searched, [found], {"tried": 1, "worker_sec": 60.0})
+    output.show_answer(Settings(root=tmp_path), searched, [found], {"tried": 1, "worker_sec": 60.0})
     assert " 12.3 " in (said := capsys.readouterr().out)
     assert "0.00185" in said
 
 
 def test_what_failed_has_no_figures():
     trial = predicted()[0].trial
-    assert answer.measured(trial, [result(trial, 1.0, None, End.FAILED)], None, None) is None
+    assert pareto.measured(trial, [result(trial, 1.0, None, End.FAILED)], None, None) is None
 
 
 def test_the_answer_is_plain_json_and_its_best_a_trial_that_can_be_run():
-    kept = answer.front([figures(0, 900, 20), figures(2, 300, 6)])
-    said = json.loads(json.dumps(answer.document(kept, {"tune_id": "t"})))
+    kept = pareto.front([figures(0, 900, 20), figures(2, 300, 6)])
+    said = json.loads(json.dumps(pareto.document(kept, {"tune_id": "t"})))
     assert [one["best_at"] for one in said["front"]] == ["fastest, cheapest", "smallest"]
     assert Trial.from_json(said["front"][0]["trial"]) == kept[0].trial
 
@@ -363,8 +363,8 @@ def test_the_answer_is_plain_json_and_its_best_a_trial_that_can_be_run():
 # On disk -------------------------------------------------------------------------------------------------------------
 
 
-def a_record() -> record.TuneRecord:
-    return record.TuneRecord(
+def a_record() -> search_state.TuneRecord:
+    return search_state.TuneRecord(
         tune_id="20261121-000000-tune",
         gpu="NVIDIA A10",
         model_sha256="m",
@@ -378,17 +378,17 @@ def a_record() -> record.TuneRecord:
 
 
 def test_a_search_is_read_as_it_was_written(tmp_path):
-    kept = record.create(tmp_path, a_record())
+    kept = search_state.create(tmp_path, a_record())
     kept.add_run("run-1", is_final=False)
     kept.add_run("run-2", is_final=True)
-    again = record.find(tmp_path, None)
+    again = search_state.find(tmp_path, None)
     assert (again, again.waves, again.final) == (kept, ["run-1"], "run-2")
 
 
 def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):
-    first, second = record.create(tmp_path, a_record()), record.create(tmp_path, a_record())
+    first, second = search_state.create(tmp_path, a_record()), search_state.create(tmp_path, a_record())
     assert first.tune_id != second.tune_id
-    assert record.find(tmp_path, None).tune_id == second.tune_id
+    assert search_state.find(tmp_path, None).tune_id == second.tune_id
 
 
 @pytest.mark.parametrize(
@@ -400,16 +400,16 @@ def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):
     ],
 )
 def test_a_damaged_search_is_refused_with_what_to_type(tmp_path, damage, says):
-    kept = record.create(tmp_path, a_record())
-    path = (kept.folder or tmp_path) / record.RECORD_FILE
+    kept = search_state.create(tmp_path, a_record())
+    path = (kept.folder or tmp_path) / search_state.RECORD_FILE
     path.write_text(damage(path.read_text()))
     with pytest.raises(UsageError, match=says):
-        record.find(tmp_path, None)
+        search_state.find(tmp_path, None)
 
 
 def test_a_search_that_is_not_there_is_named_with_those_that_are(tmp_path):
     with pytest.raises(UsageError, match="`inv tune` to begin one"):
-        record.find(tmp_path, None)
-    kept = record.create(tmp_path, a_record())
+        search_state.find(tmp_path, None)
+    kept = search_state.create(tmp_path, a_record())
     with pytest.raises(UsageError, match=kept.tune_id):
-        record.find(tmp_path, "another")
+        search_state.find(tmp_path, "another")

@@ -1,0 +1,81 @@
+"""Sealed records: JSON with a schema version and the sha256 of everything else in it, verified on reading.
+
+A truncated, damaged or foreign file is refused by name and never enters a report.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from bench.records import schema
+from bench.records.atomic_files import read_regular, write_atomic
+from bench.records.validation import TrialError
+
+S = TypeVar("S", bound="Sealed")
+SCHEMA_VERSION = 1
+MOST_BYTES = 32_000_000  # a plan of 10,000 trials takes 10 MB, a result of 100,000 steps 7 MB
+
+
+class ResultError(ValueError):
+    """A record that cannot be trusted; the message names the file and what is wrong with it."""
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(_CANONICAL.encode(document).encode()).hexdigest()
+
+
+def write_sealed(path: Path, kind: str, record: object) -> Path:
+    """Write a dataclass atomically to `path`. Raises OSError."""
+    document = {"kind": kind, "schema_version": SCHEMA_VERSION, **schema.to_json(record)}
+    document["sha256"] = _digest(document)
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    return path
+
+
+class Sealed:
+    """A record in a file of its own: `FILE` in its folder, sealed as `KIND`."""
+
+    FILE: ClassVar[str]
+    KIND: ClassVar[str]
+
+    def write(self, folder: Path) -> Path:
+        """Write it into `folder`, atomically. Raises OSError when the folder is full or read-only."""
+        return write_sealed(folder / self.FILE, self.KIND, self)
+
+    @classmethod
+    def read(cls: type[S], path: Path) -> S:
+        """Read and verify the one at `path`. Raises ResultError."""
+        return read_sealed(cls, path, cls.KIND)
+
+
+def read_sealed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
+    """Read and verify a record. Raises ResultError."""
+    try:
+        document = schema.parse(read_regular(path, most_bytes=MOST_BYTES, follow=False))
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be read: {error.strerror}") from None
+    except schema.SchemaError as error:
+        raise ResultError(f"{path}: {error}") from None
+    except ValueError:
+        raise ResultError(f"{path}: not complete JSON; the file is truncated or damaged") from None
+    if not isinstance(document, dict) or document.get("kind") != kind:
+        raise ResultError(f"{path}: not a {kind} record")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise ResultError(
+            f"{path}: schema version {document.get('schema_version')!r}; this version reads {SCHEMA_VERSION}"
+        )
+    try:
+        is_whole = document.pop("sha256", None) == _digest(document)
+    except (ValueError, RecursionError):  # a lone surrogate or 1e999, which no record of ours holds
+        is_whole = False
+    if not is_whole:
+        raise ResultError(f"{path}: its sha256 does not match its content; the file was changed or damaged")
+    del document["kind"], document["schema_version"]
+    try:
+        return schema.from_json(cls, document, str(path))
+    except (schema.SchemaError, TrialError) as error:
+        raise ResultError(str(error)) from None

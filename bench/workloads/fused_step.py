@@ -1,0 +1,117 @@
+"""One decoding step of a Llama or Mistral in NF4 on a GPU, in five kernels a layer (`bench.kernels.decode`).
+
+    joined = q, k, v of norm(x);  out = attend(joined);  x += o(out);  act = silu(gate) * up of norm(x);  x += down(act)
+
+With LoRA adapters on a product, one kernel more. The same arithmetic as the model's own forward, up to rounding.
+
+Not covered: several tokens at once, a sliding window narrower than the cache, adapters of several ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from bench.kernels.decode import attention, products
+from bench.kernels.decode.attention import Attention
+from bench.kernels.decode.products import Lora, Norm, Product
+from bench.kernels.norm import rms_norm
+from bench.kernels.rope import Heads
+from bench.torch_stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A decoder layer's products, its keys and its values: (batch, key heads, length, width) each."""
+
+    joined: Product
+    out: Product
+    gate_up: Product
+    down: Product
+    keys: Any
+    values: Any
+
+
+class FusedStep:
+    """`step(tokens, position)`; everything else it reads and writes has fixed addresses. Call `why_not` first."""
+
+    def __init__(self, stack: Stack, decoder: Any, cache: Any, heads: Heads, angles: Any, *, batch: int) -> None:
+        self._decoder = decoder
+        self._attention = Attention(heads, *angles, batch=batch)
+        self._layers = [
+            Layer(
+                joined=_product(_attended(layer), batch, norm=layer.input_layernorm),
+                out=_product((layer.self_attn.o_proj,), batch),
+                gate_up=_product(
+                    (layer.mlp.gate_proj, layer.mlp.up_proj), batch, norm=layer.post_attention_layernorm, gated=True
+                ),
+                down=_product((layer.mlp.down_proj,), batch),
+                keys=stack.cached(cache, index)[0],
+                values=stack.cached(cache, index)[1],
+            )
+            for index, layer in enumerate(decoder.layers)
+        ]
+
+    def __call__(self, tokens: Any, position: Any) -> Any:
+        """The last norm's output (batch, hidden) for `tokens` int64 (batch,), all at `position` int64 (1,)."""
+        x = self._decoder.embed_tokens(tokens)
+        for layer in self._layers:
+            x = layer.out(self._attention(layer.joined(x), position, layer.keys, layer.values), onto=x)
+            x = layer.down(layer.gate_up(x), onto=x)
+        last = self._decoder.norm
+        return rms_norm(x, last.weight, last.variance_epsilon)[0]
+
+
+def why_not(stack: Stack, decoder: Any, heads: Heads, *, batch: int) -> str | None:
+    """The first reason why this step does not fit; None where it fits."""
+    norm = decoder.norm.weight
+    if (reason := products.why_not(norm.device) or attention.why_not(heads)) is not None:
+        return reason
+    if batch > products.MOST_ROWS:
+        return f"{batch} sequences, more than {products.MOST_ROWS}"
+    if decoder.config.hidden_act != "silu":
+        return f"activation {decoder.config.hidden_act}, not silu"
+    if norm.dtype != stack.torch.bfloat16:
+        return f"a model in {norm.dtype}, not bfloat16"
+    used: set[tuple[int, float]] = set()
+    for layer in decoder.layers:
+        ranks, mlp = set(), layer.mlp
+        for linear in (*_attended(layer), layer.self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+            base = _base(linear)
+            if not isinstance(base, stack.bitsandbytes.nn.Linear4bit) or base.bias is not None:
+                return "a base that is not NF4, or has biases"
+            if products.covered(base.weight) is None:
+                return f"a weight of {tuple(base.weight.quant_state.shape)}"
+            if (lora := _lora(linear)) is not None:
+                ranks.add((len(lora.a), lora.scaling))
+        if len(ranks) > 1:
+            return "adapters of several ranks or scalings"
+        used |= ranks
+    widest = max(decoder.config.hidden_size, decoder.config.intermediate_size)
+    return products.why_no_room(norm.device, widest, batch, max((rank for rank, _ in used), default=0))
+
+
+def _attended(layer: Any) -> tuple[Any, ...]:
+    return layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
+
+
+def _product(linears: tuple[Any, ...], batch: int, *, norm: Any = None, gated: bool = False) -> Product:
+    return Product(
+        tuple(weight for linear in linears if (weight := products.covered(_base(linear).weight)) is not None),
+        norm=None if norm is None else Norm(weight=norm.weight, eps=norm.variance_epsilon),
+        gated=gated,
+        adapters=tuple(_lora(linear) for linear in linears),
+        most_rows=batch,
+    )
+
+
+def _base(linear: Any) -> Any:
+    """The frozen layer under peft's."""
+    return getattr(linear, "base_layer", linear)
+
+
+def _lora(linear: Any) -> Lora | None:
+    """The adapter that peft put on a layer and that is in use."""
+    active = [name for name in getattr(linear, "active_adapters", ()) if name in linear.lora_A]
+    if not active or linear.disable_adapters:
+        return None
+    (name,) = active
+    return Lora(a=linear.lora_A[name].weight, b=linear.lora_B[name].weight, scaling=float(linear.scaling[name]))

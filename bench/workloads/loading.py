@@ -1,0 +1,266 @@
+"""The loading trial: the time from files to a model on the device, cold and warm, and its phases.
+
+The first load includes what every process pays once: the CUDA context, kernels, lazy imports. Later loads differ in the
+page cache alone: `cold` after the model's files were verifiably dropped from it, `warm` with the files in memory. All
+memory is freed between loads; what is not freed is reported.
+
+Each phase is measured alone: reading every byte of the files, copying the tensors to the device, quantizing the layers'
+weights there. A load overlaps them, so they need not add up to it.
+"""
+
+import re
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.data.inputs import Inputs
+from bench.data.model_folder import weight_files
+from bench.harness.record import Record, peak_rss_bytes
+from bench.harness.termination import Stops
+from bench.machine import page_cache
+from bench.qlora.session import Session, open_session
+from bench.qlora.step import load_base
+from bench.records.bootstrap import Interval, summarize
+from bench.torch_stack import free
+
+WARM_REPEATS = 3
+# The check itself and other readers of the folder leave a few pages.
+DROPPED_SHARE = 0.02
+# bitsandbytes keeps its code tables and cuBLAS its workspace until the process ends.
+LEFTOVER_BYTES = 64 << 20
+CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+NO_GPU = "no CUDA device"
+# What bitsandbytes quantizes: the linear layers within the decoder, not the output head.
+QUANTIZED = re.compile(r"_proj\.weight$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """One load. The device's bytes are None without a GPU, the host's peak where the system does not count it."""
+
+    seconds: float
+    device_bytes: int | None
+    device_peak_bytes: int | None
+    host_peak_bytes: int | None
+    leftover_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """The result of dropping the files from the page cache; `resident_share` is None where unknown."""
+
+    resident_share: float | None
+
+    @property
+    def refused(self) -> bool:
+        return self.resident_share is not None and self.resident_share > DROPPED_SHARE
+
+    @property
+    def note(self) -> str | None:
+        if self.resident_share is None:
+            return "the page cache was asked to drop the files; whether it did cannot be seen here"
+        if self.refused:
+            return f"the page cache would not drop the files: {100 * self.resident_share:.0f} % of their pages stayed"
+        return None
+
+    def context(self) -> dict[str, Any]:
+        verified = self.resident_share is not None and not self.refused
+        return {"cache": "cold", "drop_verified": verified, "resident_percent": percent(self.resident_share)}
+
+
+def measure(record: Record, _inputs: Inputs, stops: Stops) -> None:
+    """One load with the page cache as found, one cold, three warm; then each phase by itself."""
+    session = open_session(record, stops)
+    files = weight_files(Path(record.trial.model))
+    record.steps_planned = 12 if record.trial.base_precision == "nf4" else 11
+    bench = Loading(record=record, session=session, files=files, stops=stops)
+    record.log(f"{len(files)} weight files, {sum(path.stat().st_size for path in files):,} bytes")
+    with record.timed("warmup"):
+        found = page_cache.resident_share(files)
+        first = bench.load()
+        bench.add("first_load_time_sec", first.seconds, cache="as found", resident_percent=percent(found))
+    with record.timed("measure"):
+        loads = [first, *bench.measure_cold(), *bench.measure_warm()]
+        bench.add_memory(loads)
+        bench.measure_phases()
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else round(100.0 * share, 1)
+
+
+def watch_host_peak() -> bool:
+    """Reset the peak memory counter (Linux, VmHWM); False where that is not allowed."""
+    try:
+        CLEAR_REFS.write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def host_peak_bytes() -> int | None:
+    """The peak since `watch_host_peak`. Pages of mapped files count while they are in memory."""
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """The measurements of one loading trial."""
+
+    record: Record
+    session: Session
+    files: tuple[Path, ...]
+    stops: Stops
+
+    def add(self, name: str, value: float | Interval | None, **more: Any) -> None:
+        self.record.add(name, value, precision=self.record.trial.base_precision, **more)
+
+    def add_repeated(self, name: str, values: list[float], **more: Any) -> None:
+        self.add(name, summarize(values), **more)
+
+    # Loads -------------------------------------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """Load the model as training does, and free everything."""
+        self.stops.check()
+        cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+        before = self._reserved()
+        counted = watch_host_peak()
+        if cuda is not None:
+            allocated = cuda.memory_allocated()
+            cuda.reset_peak_memory_stats()
+            cuda.synchronize()
+        start = time.perf_counter()
+        model = load_base(self.session.modules, self.record.trial, self.session.placement)
+        self._wait()
+        seconds = time.perf_counter() - start
+        host_peak = host_peak_bytes() if counted else None
+        held = peak = left = None
+        if cuda is not None:
+            held, peak = cuda.memory_allocated() - allocated, cuda.max_memory_allocated() - allocated
+            self.record.peak_vram_bytes = max(self.record.peak_vram_bytes or 0, cuda.max_memory_allocated())
+        del model
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+        if before is not None:
+            left = (self._reserved() or 0) - before
+        return Load(
+            seconds=seconds, device_bytes=held, device_peak_bytes=peak, host_peak_bytes=host_peak, leftover_bytes=left
+        )
+
+    def measure_cold(self) -> list[Load]:
+        """One load with the files out of memory; none, and a note, where they could not be dropped."""
+        drop = self._drop()
+        load = None if drop.refused else self.load()
+        self.add("load_time_sec", None if load is None else load.seconds, note=drop.note, **drop.context())
+        return [] if load is None else [load]
+
+    def measure_warm(self) -> list[Load]:
+        page_cache.read_all(self.files)
+        resident = page_cache.resident_share(self.files)
+        loads = [self.load() for _ in range(WARM_REPEATS)]
+        seconds = [load.seconds for load in loads]
+        self.add_repeated("load_time_sec", seconds, cache="warm", resident_percent=percent(resident))
+        return loads
+
+    def add_memory(self, loads: list[Load]) -> None:
+        """Memory of the last load and the highest peak. Memory that is not freed is flagged."""
+        last = loads[-1]
+        total = self.record.fingerprint["gpu_memory_bytes"]
+        note = NO_GPU if last.device_bytes is None else None
+        share = 100.0 * last.device_bytes / total if last.device_bytes is not None and total else None
+        self.add("device_memory_bytes", last.device_bytes, note=note)
+        self.add("device_memory_share_percent", share, note=note)
+        self.add("device_memory_peak_bytes", last.device_peak_bytes, note=note)
+        left = max((load.leftover_bytes for load in loads if load.leftover_bytes is not None), default=None)
+        self.add("device_memory_leftover_bytes", left, note=note, loads=len(loads))
+        if left is not None and left > LEFTOVER_BYTES:
+            self.record.flags.append(f"{left:,} bytes of the GPU's memory were not freed after a load")
+        peaks = [load.host_peak_bytes for load in loads if load.host_peak_bytes is not None]
+        if peaks:
+            self.add("host_memory_peak_bytes", max(peaks), note="pages of mapped files included", loads=len(peaks))
+        else:
+            note = "of the whole process, its imports included: the system does not count anew"
+            self.add("host_memory_peak_bytes", peak_rss_bytes(), note=note, loads=len(loads))
+
+    # Phases ------------------------------------------------------------------------------------------------------
+
+    def measure_phases(self) -> None:
+        """Reading, moving, quantizing: each alone."""
+        drop = self._drop()
+        self.add("read_time_sec", None if drop.refused else self._read(), note=drop.note, **drop.context())
+        page_cache.read_all(self.files)
+        resident = page_cache.resident_share(self.files)
+        warm = [self._read() for _ in range(WARM_REPEATS)]
+        self.add_repeated("read_time_sec", warm, cache="warm", resident_percent=percent(resident))
+        self._pass(self.files[:1])  # warm-up
+        passes = [self._pass(self.files) for _ in range(WARM_REPEATS)]
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+        if self.session.placement.is_cuda:
+            self.add_repeated("move_time_sec", [move for move, _ in passes], source="pageable host memory")
+        else:
+            self.add("move_time_sec", None, note=NO_GPU)
+        if self.record.trial.base_precision == "nf4":
+            self.add_repeated("quantize_time_sec", [quantize for _, quantize in passes], device=str(self._device.type))
+
+    @property
+    def _device(self) -> Any:
+        return self.session.placement.device
+
+    def _read(self) -> float:
+        self.stops.check()
+        start = time.perf_counter()
+        page_cache.read_all(self.files)
+        return time.perf_counter() - start
+
+    def _pass(self, files: tuple[Path, ...]) -> tuple[float, float]:
+        """Seconds of copying every tensor of the files to the device, and of quantizing those that are quantized.
+
+        File by file: the host and the device hold one file's tensors at a time.
+        """
+        moving = quantizing = 0.0
+        for path in files:
+            self.stops.check()
+            tensors = self._tensors(path)
+            self._wait()
+            start = time.perf_counter()
+            moved = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            self._wait()
+            moving += time.perf_counter() - start
+            if self.record.trial.base_precision == "nf4":
+                start = time.perf_counter()
+                for name in filter(QUANTIZED.search, moved):
+                    moved[name] = self._quantize(moved[name])
+                self._wait()
+                quantizing += time.perf_counter() - start
+        return moving, quantizing
+
+    def _tensors(self, path: Path) -> dict[str, Any]:
+        """The file's tensors, copied: safetensors returns views of the mapped file, not yet read."""
+        from safetensors import safe_open  # imports torch
+
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
+
+    @property
+    def _quantize(self) -> Any:
+        """As in `bench.qlora.step.load_base`: NF4 in blocks of 64, the blocks' scales quantized again."""
+        functional = self.session.modules.bitsandbytes.functional
+        return partial(functional.quantize_4bit, blocksize=64, compress_statistics=True, quant_type="nf4")
+
+    # Between -----------------------------------------------------------------------------------------------------
+
+    def _drop(self) -> Drop:
+        page_cache.drop(self.files)
+        return Drop(resident_share=page_cache.resident_share(self.files))
+
+    def _wait(self) -> None:
+        if self.session.placement.is_cuda:
+            self.session.modules.torch.cuda.synchronize()
+
+    def _reserved(self) -> int | None:
+        """Bytes that the allocator holds on the device, in use or not."""
+        return self.session.modules.torch.cuda.memory_reserved() if self.session.placement.is_cuda else None

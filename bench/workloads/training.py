@@ -1,0 +1,139 @@
+"""The training trial: QLoRA steps, warm-up first, each timed by itself and by phase."""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from bench import torch_stack
+from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
+from bench.data.inputs import InputError, Inputs
+from bench.data.model_folder import config_of
+from bench.harness.phase_timer import PHASES
+from bench.harness.record import Record
+from bench.harness.termination import NotFinite, Stops
+from bench.predict import memory
+from bench.qlora import recipes
+from bench.qlora.session import open_session
+from bench.qlora.step import Placement, TrainingStep, load_base
+from bench.records.bootstrap import summarize
+from bench.records.result import Steps
+from bench.workloads import mfu
+
+
+def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
+    """Load, train, and put every step into the record.
+
+    Raises NotFinite, InputError where `strict` refuses what was built, and whatever the stack raises.
+    """
+    trial, log = record.trial, record.log
+    _, data_facts, conversations = inputs
+    session = open_session(record, stops)
+    modules, placement = session.modules, session.placement
+    phases: list[dict[str, float]] = []
+    try:
+        with record.timed("data"):
+            tokenizer = load_tokenizer(modules, trial.model)
+            if tokenizer.pad_token_id is None:
+                log("the tokenizer has no padding token: its end token pads, with no loss and no attention there")
+            rows = make_rows(trial, conversations, tokenizer)
+        left_out = f", {data_facts.skipped} chats without a pair left out" if data_facts.skipped else ""
+        log(f"data of {data_facts.samples:,} samples{left_out}; {len(rows):,} rows tokenized, layout {trial.layout}")
+        with record.timed("load"):
+            step = _load(record, modules, placement, stops)
+        batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+        with contextlib.closing(batches):
+            with record.timed("warmup"):
+                for _ in range(trial.warmup_steps):
+                    _one_step(record, step, batches, record.warmup, stops)
+            with record.timed("measure"):
+                for _ in range(trial.measured_steps):
+                    _one_step(record, step, batches, record.steps, stops)
+                    phases.append(step.clock.read())
+            record.fingerprint["step_captured"] = step.captured
+    finally:
+        _add_phases(record, phases)
+        if placement.is_cuda:
+            record.peak_vram_bytes = modules.torch.cuda.max_memory_allocated()
+            record.fingerprint["peak_vram_reserved_bytes"] = modules.torch.cuda.max_memory_reserved()
+            _add_prediction(record)
+    with record.timed("ceilings"):
+        mfu.add_ceilings(record, session)
+
+
+def _add_prediction(record: Record) -> None:
+    """Add the predicted peak of this trial; where recipe or products fell back, of those that were built."""
+    trial = record.trial
+    built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
+    if built != trial.recipe:
+        trial = dataclasses.replace(
+            trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0, products="bf16"
+        )
+    elif str(record.fingerprint.get("recipe_notes")).startswith("products bf16"):
+        trial = dataclasses.replace(trial, products="bf16")
+    captured = record.fingerprint.get("step_captured") == "yes"
+    peak = memory.peak_bytes(config_of(Path(trial.model)), trial, captured=captured)
+    record.add("predicted_peak_vram_bytes", peak, recipe=built)
+
+
+def _load(record: Record, modules: torch_stack.Stack, placement: Placement, stops: Stops) -> TrainingStep:
+    trial, start = record.trial, time.monotonic()
+    base = load_base(modules, trial, placement)
+    if placement.is_cuda:
+        modules.torch.cuda.synchronize()
+    record.load_time_sec = time.monotonic() - start
+    stops.check()
+    step = recipes.build(trial.recipe, modules, trial, placement, base)
+    record.fingerprint["recipe"] = step.recipe
+    record.fingerprint["recipe_notes"] = ", ".join(step.notes) or None
+    if step.flags and record.request.strict:
+        raise InputError(f"refused by --strict, before its first step: {step.flags[0]}")
+    record.flags += step.flags
+    record.fingerprint["optimizer"] = step.optimizer_name
+    trained = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
+    record.fingerprint["trained_parameters"] = trained
+    record.log(
+        f"loaded {record.fingerprint['model_parameters']:,} parameters as {trial.base_precision} in "
+        f"{record.load_time_sec:.2f} s; recipe {step.recipe}; training {trained:,} with {step.optimizer_name}"
+    )
+    return step
+
+
+def _add_phases(record: Record, phases: list[dict[str, float]]) -> None:
+    """One measurement a phase, over the steps measured so far; none without a step."""
+    clock = "device" if record.fingerprint.get("device") == "cuda" else "host"
+    for phase in PHASES if phases else ():
+        record.add(f"step_{phase}_sec", summarize([step[phase] for step in phases]), clock=clock)
+
+
+def _one_step(record: Record, step: TrainingStep, batches: Iterator[Batch], steps: Steps, stops: Stops) -> None:
+    accumulation = record.trial.gradient_accumulation_steps
+    used: list[Batch] = []
+
+    def drawn() -> Iterator[Batch]:
+        for batch in islice(batches, accumulation):
+            used.append(batch)
+            yield batch
+
+    step.wait()
+    start = time.perf_counter()
+    total = step(drawn(), accumulation)
+    step.wait()
+    seconds = time.perf_counter() - start
+    # Everything below is outside the timed region.
+    stops.check()
+    loss = float(total)
+    record.add_step(
+        steps,
+        seconds=seconds,
+        loss=loss,
+        samples=sum(batch.samples for batch in used),
+        tokens=sum(batch.tokens for batch in used),
+        useful=sum(batch.useful_tokens for batch in used),
+    )
+    if not math.isfinite(loss):
+        number = len(steps.step_time_sec)
+        raise NotFinite(f"the loss is {loss} at {record.phase} step {number}; try a lower learning_rate")

@@ -1,0 +1,14 @@
+"""The way in: `python .../remote/image/vm_agent/__main__.py job.json`, in the job's folder; or `... ask`, anywhere."""
+
+import sys
+
+if __name__ == "__main__":
+    folder = __file__.rsplit("/", 1)[0]
+    # The folder above `remote` instead of this one, whose modules have names that others may have too.
+    sys.path = [folder.rsplit("/", 3)[0], *(path for path in sys.path if path != folder)]
+    if sys.argv[1:] == ["ask"]:
+        from remote.image.vm_agent.registry.main import main
+    else:
+        from remote.image.vm_agent.job import main
+
+    sys.exit(main())

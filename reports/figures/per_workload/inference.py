@@ -1,0 +1,187 @@
+"""05 inference: tokens written per second and the wait for the first, over batches, by precision and path."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from reports import formatting
+from reports.figures.drawing import lines as line_drawing
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.label_layout import label_points
+from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
+from reports.figures.drawing.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
+from reports.read import queries, reference_results
+from reports.read.queries import Reading
+from reports.read.run import Run
+from reports.summary.summary import Summary
+
+_TONES = {"nf4": DEEP_TONE, "bf16": ACCENT_TONE}
+_LOOKS = {"default": ("o", (0, (4, 2))), "fast": ("s", "-"), "adapter": ("D", (0, (1, 1.2)))}
+_PRICED = (1, 8, 32)  # batches whose tokens are priced in words
+_BITS = {"nf4": "4 bit", "bf16": "16 bit"}
+_PANEL_IN = 3.5
+_LABEL_IN = 1.15
+_MEASURES = (
+    ("decode_tokens_per_sec", "Decoded tokens per second", True),
+    ("time_to_first_token_sec", "Seconds to the first token", True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One series: precision and path, and (batch, value, low, high) in ascending batches."""
+
+    precision: str
+    path: str
+    points: tuple[tuple[int, float, float | None, float | None], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{_BITS.get(self.precision, self.precision)}, {self.path}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Lines of each quantity; `published`: (batch, tokens per second) of 4-bit generation; `usd_per_hour`: of a GPU."""
+
+    over: Head
+    titles: tuple[str, ...]
+    lines: tuple[tuple[Line, ...], ...]
+    reference_results: tuple[tuple[int, float], ...]
+    usd_per_hour: float | None = None
+
+    @property
+    def caption(self) -> str:
+        paths = {line.path for lines in self.lines for line in lines}
+        two = " Dashed: the library's own generate. Solid: one captured decoding step." if len(paths) > 1 else ""
+        three = " Dotted: the same step with LoRA adapters on." if "adapter" in paths else ""
+        return (
+            "Tokens per second of all sequences of a batch together. A line that keeps rising still gains from larger "
+            f"batches; where it flattens, the GPU is full.{two}{three}{self._dollars()}"
+        )
+
+    def _dollars(self) -> str:
+        """What a million generated tokens cost on each line, while nothing but they is done."""
+        if self.usd_per_hour is None:
+            return ""
+        each = [
+            f"{line.name}: " + ", ".join(f"${usd:,.2f} at batch {batch}" for batch, usd in costs)
+            for line in self.lines[0]
+            if (costs := _usd_per_million(line, self.usd_per_hour))
+        ]
+        return (
+            f" A million generated tokens at ${self.usd_per_hour:,.2f} a GPU hour: {'; '.join(each)}." if each else ""
+        )
+
+    @property
+    def alt(self) -> str:
+        series = [
+            f"{title}: "
+            + "; ".join(
+                f"{line.name}: "
+                + ", ".join(f"batch {batch} {formatting.number(value)}" for batch, value, _, _ in line.points)
+                for line in lines
+            )
+            for title, lines in zip(self.titles, self.lines, strict=True)
+        ]
+        return ". ".join(series) + "."
+
+    def draw(self, sheet: Sheet) -> Figure:
+        shown = [(title, lines) for title, lines in zip(self.titles, self.lines, strict=True) if lines]
+        drawing = board(self.over, sheet, _PANEL_IN * (len(shown) if sheet.narrow else 1))
+        left_in = MARGIN_IN + 0.55
+        across = drawing.columns(1 if sheet.narrow else len(shown), left_in=left_in, gap_in=0.6)
+        for number, (title, lines) in enumerate(shown):
+            left, width = across[0] if sheet.narrow else across[number]
+            axes = drawing.panel(left, number * _PANEL_IN if sheet.narrow else 0.0, width - _LABEL_IN, _PANEL_IN - 0.12)
+            axes.set_title(title)
+            _draw_lines(axes, lines, self.published if number == 0 else ())
+        return drawing.figure
+
+
+def gather(summary: Summary, run: Run) -> Data | None:
+    found = [queries.pick(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES]
+    lines = [_lines(one) for one in found]
+    if not lines[0]:
+        return None
+    beside = reference_results.beside(run)
+    known = [one for one in found[0] if one.value is not None]
+    lengths = known[0].context
+    return Data(
+        over=head(
+            summary,
+            _title(lines[0]),
+            queries.spread_words(known),
+            f"{lengths.get('prompt_tokens', 'unknown')} prompt tokens, {lengths.get('new_tokens', 'unknown')} new ones",
+            f"{PUBLISHED} {beside.source}, 4 bit" if beside else "",
+        ),
+        titles=tuple(title for _, title, _ in _MEASURES),
+        lines=tuple(map(tuple, lines)),
+        published=tuple(sorted(beside.inference["nf4"].items())) if beside else (),
+        usd_per_hour=None if summary.price is None else summary.price.usd_per_gpu_hour,
+    )
+
+
+def _lines(found: list[Reading]) -> list[Line]:
+    series: dict[tuple[str, str], dict[int, Reading]] = {}
+    for one in found:
+        if one.value is not None:
+            key = (str(one.context.get("precision")), str(one.context.get("path")))
+            series.setdefault(key, {})[int(one.context["batch"])] = one
+    return [
+        Line(
+            precision=precision,
+            path=path,
+            points=tuple((batch, one.value or 0.0, one.low, one.high) for batch, one in sorted(points.items())),
+        )
+        for (precision, path), points in series.items()
+    ]
+
+
+def _usd_per_million(line: Line, usd_per_hour: float) -> list[tuple[int, float]]:
+    """(batch, dollars), of the batches that are priced."""
+    return [(batch, usd_per_hour / 3600.0 / rate * 1e6) for batch, rate, _, _ in line.points if batch in _PRICED]
+
+
+def _title(lines: list[Line]) -> str:
+    best = max(((point, line) for line in lines for point in line.points), key=lambda item: item[0][1])
+    (batch, rate, _, _), line = best
+    return f"Generation reaches {formatting.number(rate)} tokens per second at batch {batch} ({line.name} path)"
+
+
+def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int, float], ...]) -> None:
+    batches = sorted({point[0] for line in lines for point in line.points} | {batch for batch, _ in references})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ends = []
+    for line in lines:
+        tone = _TONES.get(line.precision, INK)
+        marker, dash = _LOOKS.get(line.path, ("^", ":"))
+        x, y = [point[0] for point in line.points], [point[1] for point in line.points]
+        axes.plot(x, y, color=tone, linestyle=dash, marker=marker, markersize=5, linewidth=1.7, zorder=3)
+        for batch, _, low, high in line.points:
+            line_drawing.upright(axes, batch, low, high)
+        ends.append((x[-1], y[-1], line.name, tone))
+    for batch, value in references:
+        axes.plot(batch, value, zorder=5, **line_drawing.PUBLISHED_LOOK)
+    axes.margins(0.08)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.minorticks_off()
+    axes.tick_params(axis="x", length=0)
+    line_drawing.height_axis(axes, log=True)
+    axes.set_xlabel("batch, sequences", labelpad=1)
+    height_in = axes.get_position().height * axes.figure.get_figheight()
+    line_drawing.end_labels(axes, ends, height_in)
+    labels = [(batch, value, f"{formatting.number(value)} published") for batch, value in references]
+    label_points(axes, labels, [[point[:2] for point in line.points] for line in lines])
+
+
+INFERENCE = Chart(
+    name="05_inference_performance",
+    title="Inference",
+    needs="a trial of suite inference",
+    command="inv bench --suite=inference",
+    gather=gather,
+    folded=True,
+)

@@ -1,0 +1,120 @@
+"""Charts drawn in several processes, this one among them; the others start while the run is still being read.
+
+A process gets the little data that a chart gathered, and gives back bytes. Drawing is pure computation held
+by Python's lock, so threads would not help. Processes are spawned, never forked: numeric libraries have threads of
+their own, and a fork of those may hang. Each spends a second of processor time on imports, as much as three figures,
+so there are few, and this process draws what the others have not begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+from reports.figures.drawing import style
+from reports.figures.drawing.chart import Chart, Drawing, Picture
+from reports.figures.drawing.inline_svg import inline_svg
+from reports.figures.drawing.layout import NARROW, WIDE
+
+MOST_PROCESSES = 4  # this one included
+DRAW_SEC = 120.0  # a figure takes under a second; a process that hangs must not hang the report
+
+
+class DrawError(RuntimeError):
+    """A figure could not be drawn; the message names it and the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A chart and what it gathered."""
+
+    chart: Chart
+    drawing: Drawing
+
+
+class Studio(contextlib.AbstractContextManager["Studio"]):
+    """The processes that draw: at most MOST_PROCESSES and one for each core. Made before the run is read."""
+
+    def __init__(self) -> None:
+        self._others = min(MOST_PROCESSES, os.cpu_count() or 1) - 1
+        self._pool: ProcessPoolExecutor | None = None
+        if self._others > 0:
+            self._pool = ProcessPoolExecutor(self._others, mp_context=multiprocessing.get_context("spawn"))
+            for _ in range(self._others):
+                self._pool.submit(_warm_up)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        if kind is DrawError:  # one hangs, and the pool would wait for it
+            for process in list(self._pool._processes.values()):
+                process.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def draw(self, jobs: Iterable[Job]) -> list[Picture]:
+        """Pictures in the order of `jobs`. What a process that died was to draw is drawn here; raises DrawError.
+
+        Nothing handed out is taken back: where a process dies after a future was cancelled, Python 3.11's pool
+        leaves all its other futures without an answer (python/cpython#107219).
+        """
+        jobs = list(jobs)
+        waiting = deque(jobs)
+        ours: dict[str, Picture] = {}
+        handed: dict[str, Future[Picture]] = {}
+        while waiting:
+            while len(waiting) > 1 and sum(not future.done() for future in handed.values()) <= self._others:
+                future = self._hand_out(waiting[0])
+                if future is None:
+                    break
+                handed[waiting.popleft().chart.name] = future
+            job = waiting.pop()
+            ours[job.chart.name] = draw_one(job.chart.name, job.chart.title, job.drawing)
+        return [ours.get(job.chart.name) or _awaited(job, handed[job.chart.name]) for job in jobs]
+
+    def _hand_out(self, job: Job) -> Future[Picture] | None:
+        """None where nobody takes it."""
+        with contextlib.suppress(BrokenProcessPool):
+            if self._pool is not None:
+                return self._pool.submit(draw_one, job.chart.name, job.chart.title, job.drawing)
+        return None
+
+
+def _awaited(job: Job, future: Future[Picture]) -> Picture:
+    try:
+        return future.result(timeout=DRAW_SEC)
+    except TimeoutError:
+        raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
+    except BrokenProcessPool:  # killed, most likely for memory: alone it may fit
+        return draw_one(job.chart.name, job.chart.title, job.drawing)
+
+
+def draw_one(name: str, title: str, drawing: Drawing) -> Picture:
+    """Draw on both sheets."""
+    with style.drawing():
+        figure = drawing.draw(WIDE)
+        png, wide = style.png(figure), style.svg(figure)
+        narrow = style.svg(drawing.draw(NARROW))
+    return Picture(
+        name=name,
+        title=title,
+        finding=drawing.over.title,
+        png=png,
+        svg=wide,
+        wide_svg=inline_svg(wide, f"w{name[:2]}"),
+        narrow_svg=inline_svg(narrow, f"n{name[:2]}"),
+        caption=drawing.caption,
+        alt=drawing.alt,
+    )
+
+
+def _warm_up() -> None:
+    """What every figure needs, imported while the run is read."""
+    for name in ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "reports.figures"):
+        importlib.import_module(name)

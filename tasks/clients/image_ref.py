@@ -1,0 +1,48 @@
+"""The image that pods run, by its digest."""
+
+import json
+from typing import Any
+
+from bench.records.atomic_files import read_regular
+from remote.cluster.manifests import Image
+from tasks.errors import UsageError
+from tasks.settings.load import Settings
+
+_MOST_BYTES = 1 << 20
+
+
+def recorded(settings: Settings) -> Any:
+    """What `inv push` wrote down here, parsed. Raises OSError and ValueError."""
+    try:
+        return json.loads(read_regular(settings.image_file, most_bytes=_MOST_BYTES))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def image_of(settings: Settings) -> Image:
+    """The image to run: cluster.image, or what `inv push` wrote. Raises UsageError; a tag alone is refused."""
+    if settings.cluster.image is not None:
+        try:
+            return Image.parse(settings.cluster.image)
+        except ValueError as error:
+            raise UsageError(
+                f"cluster.image: {error}, and a tag can move under running pods; write HOST/REPOSITORY@sha256:..., "
+                "as `inv push` prints it"
+            ) from None
+    path = settings.image_file
+    try:
+        pushed = recorded(settings)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path}: not there; `inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}; `inv push` writes it anew") from None
+    try:
+        sizes = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
+        size = sum(sizes) if all(type(one) is int and 0 <= one < 1 << 63 for one in sizes) else None
+        requires = pushed.get("requires")
+        reference = f"{pushed['repository']}@{pushed['digest']}"
+        return Image.parse(reference, size, requires if isinstance(requires, str) else None)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not what `inv push` writes ({error}); `inv push` writes it anew") from None

@@ -1,0 +1,10 @@
+"""Every check, by subject, in the order in which they are printed: what is nearest first."""
+
+from tasks.doctor.check import Check
+from tasks.doctor.checks import cluster, gpu, machine, models, nodes, oci, pods, registry, runs, settings, vm
+
+CHECKS: tuple[Check, ...] = (
+    *(*machine.CHECKS, *settings.CHECKS, *gpu.CHECKS, *models.CHECKS, *runs.CHECKS),
+    *(*oci.CHECKS, *vm.CHECKS, *registry.CHECKS, *cluster.CHECKS, *nodes.CHECKS, *pods.CHECKS),
+)
+SUBJECTS: tuple[str, ...] = tuple(dict.fromkeys(check.subject for check in CHECKS))

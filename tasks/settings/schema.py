@@ -1,0 +1,392 @@
+"""What each setting may hold: its type, range and default, section by section. `invoke.yaml` explains them."""
+
+import re
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from remote.cluster.quantities import amount
+from tasks.settings.sources import Keys
+
+_EXPONENT = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}")
+
+
+def _printable(value: str) -> str:
+    if not value.strip() or not value.isprintable():
+        raise ValueError("blank, or with control characters")
+    return value
+
+
+def _ordered(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value  # not YAML's `!!set`, which has no order
+
+
+def _as_text(value: object) -> object:
+    return str(value) if type(value) is int else value  # `cpu: 4` is a number to YAML; Kubernetes takes it too
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
+
+
+class Section(BaseModel):
+    # Strict: "4" for 4 in a file is a mistake. Text from the environment is cast by load.py.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _exponent(cls, value: object, info: ValidationInfo) -> object:
+        # To YAML 1.1, 2e-4 without a point is text.
+        if isinstance(value, str) and info.field_name is not None and _EXPONENT.fullmatch(value):
+            return float(value) if kind_of(cls.model_fields[info.field_name])[0] is float else value
+        return value
+
+
+class ModelSection(Section):
+    path: Text = Field(default="models/qlora-fleet--tiny-mistral", description="a folder's path")
+
+
+class DataSection(Section):
+    path: Text = Field(default="data/python-docstrings.jsonl", description="a file's path")
+
+
+class ResultsSection(Section):
+    folder: Text = Field(default="results", description="a folder's path")
+
+
+class LocalSection(Section):
+    folder: Text = Field(default=".workers", description="a folder's path")
+    threads: int = Field(default=1, ge=1, le=256)
+
+
+class PodsSection(Section):
+    selector: Text = Field(
+        default="app.kubernetes.io/name=bench,app.kubernetes.io/component=worker", description="a label selector"
+    )
+    container: Text = Field(default="bench", description="a container's name")
+    python: Text = Field(default="python3", description="a program in the image")
+    scratch: Text = Field(default="/scratch/qlora-fleet", pattern="^/", description="an absolute path in the pod")
+    shared: Text | None = Field(default=None, pattern="^/", description="an absolute path in the pod")
+    threads: int = Field(default=4, ge=1, le=256)
+
+
+class FleetSection(Section):
+    kind: Literal["local", "pods"] = "local"
+    size: int = Field(default=4, ge=1, le=1024)
+    workspace: Text | None = Field(default=None, description="a folder's path")
+    lost_after_sec: float = Field(default=60.0, ge=1, le=86_400)
+    give_up_after_sec: float = Field(default=600.0, ge=1, le=604_800)
+    log_in_within_sec: float = Field(default=86_400.0, ge=1, le=604_800)
+    max_attempts: int = Field(default=2, ge=1, le=10)
+    local: LocalSection = LocalSection()
+    pods: PodsSection = PodsSection()
+
+
+class BenchSection(Section):
+    suite: Literal["quick", "full", "hardware", "loading", "inference", "distributed", "recipes", "all"] = "quick"
+    profile: Literal["gpu", "tiny"] = "tiny"
+    spread: Literal["replicate", "shard"] = "replicate"
+    repeats: int = Field(default=1, ge=1, le=100)
+    strict: bool = False
+    only: Texts = Field(default=(), description="a list of trial ids")
+    deadline_sec: float | None = Field(default=None, ge=1, le=604_800)
+    warmup_steps: int | None = Field(default=None, ge=0, le=10_000)
+    measured_steps: int | None = Field(default=None, ge=1, le=100_000)
+    learning_rate: float | None = Field(default=None, gt=0, le=1)
+    seed: int = Field(default=42, ge=0, le=2**31 - 1)
+
+
+TWO_SETTINGS = "two_settings"  # an error's type: its message is what was expected, its context says where
+SOURCE_OF_PRICE = {
+    "price_usd_per_gpu_hour": "price_source",
+    "hosted_usd_per_10000_samples": "hosted_source",
+    "co2_kg_per_kwh": "co2_source",
+}
+
+
+class TuneSection(Section):
+    recipes: Texts = Field(
+        default=("reference", "stock", "fast"),
+        description="a list of reference, stock, fast, fast-eight-backward, fast-eight",
+    )
+    keep_percent: int = Field(default=99, ge=90, le=100)
+    memory_gib: float | None = Field(default=None, gt=0, le=1024)
+    trials: int = Field(default=16, ge=1, le=1000)
+    finalists: int = Field(default=3, ge=1, le=20)
+    repeats: int = Field(default=2, ge=1, le=20)
+    lora_targets: Literal["attention", "all-linear"] = "attention"
+    lora_rank: int = Field(default=16, ge=1, le=1024)
+
+
+class TrainSection(Section):
+    data: Texts = Field(default=(), description="a list of data files")
+    weights: Annotated[tuple[float, ...], BeforeValidator(_ordered)] = Field(
+        default=(), description="a list of numbers, one for each file of train.data"
+    )
+    labels: Literal["assistant", "all"] = "assistant"
+    too_long: Literal["drop", "cut"] = "drop"
+    max_seq_len: int = Field(default=512, ge=8, le=1_048_576)
+    validation: float = Field(default=0.02, ge=0, le=0.5)
+    validation_file: Text | None = Field(default=None, description="a file's path")
+    micro_batch_size: int = Field(default=8, ge=1, le=4096)
+    rows_per_step: int = Field(default=4, ge=1, le=65_536)
+    epochs: float = Field(default=1.0, gt=0, le=1000)
+    max_steps: int | None = Field(default=None, ge=1, le=10_000_000)
+    recipe: Literal["reference", "stock", "fast"] = "fast"
+    base_precision: Literal["nf4", "bf16"] = "nf4"
+    lora_rank: int = Field(default=16, ge=1, le=1024)
+    lora_alpha: int = Field(default=32, ge=1, le=4096)
+    lora_dropout: float = Field(default=0.05, ge=0, le=0.9)
+    lora_targets: Literal["attention", "all-linear"] = "attention"
+    rank_stabilized: bool = False
+    lora_plus_ratio: float = Field(default=1.0, ge=0.01, le=100)
+    optimizer: Literal["paged_adamw_8bit", "adamw_torch"] = "adamw_torch"
+    learning_rate: float = Field(default=2e-4, gt=0, le=1)
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_share: float = Field(default=0.03, ge=0, le=0.9)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    max_gradient_norm: float = Field(default=1.0, gt=0, le=1_000_000)
+    gradient_checkpointing: bool = True
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    seed: int = Field(default=42, ge=0, le=2**31 - 1)
+    evaluate_every: int = Field(default=0, ge=0, le=10_000_000)
+    patience: int = Field(default=0, ge=0, le=10_000)
+    prompts: Texts = Field(default=(), description="a list of texts")
+    answer_tokens: int = Field(default=64, ge=1, le=65_536)
+    checkpoint_sec: float = Field(default=60.0, ge=0, le=86_400)
+    keep_checkpoints: int = Field(default=3, ge=1, le=1000)
+    workers: int | None = Field(default=None, ge=1, le=1024)
+    max_restarts: int = Field(default=10, ge=0, le=1000)
+    wait: float = Field(default=600.0, ge=1, le=604_800)
+    elastic: bool = False
+    budget_usd: float | None = Field(default=None, gt=0, le=10_000_000)
+    max_hours: float | None = Field(default=None, gt=0, le=8760)
+
+
+class BuildSection(Section):
+    host: Text | None = Field(default=None, description="what one would type after `ssh`")
+    user: Text | None = Field(default=None, description="a user's name there")
+    port: int | None = Field(default=None, ge=1, le=65535)
+    identity: Text | None = Field(default=None, description="a private key's path")
+    tmpdir: Text | None = Field(default=None, description="an absolute path on the VM")
+
+
+class ImageSection(Section):
+    profile: Text = Field(default="current", description="a profile of image/profiles.yaml")
+    name: Text = Field(default="qlora-fleet", description="an image's name without a tag")
+    base: Text | None = Field(default=None, description="an image, best with its digest")
+    python: Text | None = Field(default=None, description="a version like 3.12")
+    target: Literal["prod", "dev"] = "prod"
+    models: Texts = Field(default=(), description="a list of models, each an organisation and a name")
+    extra_packages: Texts = Field(default=(), description="a list of the base's packages")
+    index_url: Text | None = Field(default=None, description="a package index's address")
+    wheels: Text | None = Field(default=None, description="a folder's path")
+    pip_conf: Text | None = Field(default=None, description="a file's path on the VM")
+    network: Literal["default", "host", "none"] = "default"
+    client: Text = Field(default="docker", description="a program's name or path")
+    engine: Text | None = Field(default=None, description="an engine's address")
+    torch: Literal["wheel", "source"] = "wheel"
+    extension: Text | None = Field(default=None, description="a folder's path")
+    nvcc: bool = False
+    apt_snapshot: Text | None = Field(
+        default=None, pattern=r"^\d{8}T\d{6}Z$", description="a moment like 20260901T000000Z, as text"
+    )
+    cache_from: Texts = Field(default=(), description="a list of images in a registry")
+    cache_to: Text | None = Field(default=None, description="inline, or an image's name in a registry")
+    deadline_sec: float = Field(default=14_400.0, ge=60, le=604_800)
+    sign_key: Text | None = Field(default=None, description="a file's path")
+    sign_password_file: Text | None = Field(default=None, description="a file's path")
+    verify_key: Text | None = Field(default=None, description="a file's path")
+
+
+class RegistrySection(Section):
+    image: Text | None = Field(default=None, description="a name like fra.ocir.io/namespace/repository:tag")
+    user: Text | None = Field(default=None, description="a user's name in one of the three forms")
+    password_file: Text | None = Field(default=None, description="a file's path")
+    token_hosts: Texts = Field(default=(), description="a list of hosts' names")
+
+
+class HubSection(Section):
+    endpoint: Text | None = Field(default=None, description="an address like https://huggingface.co")
+    token_file: Text | None = Field(default=None, description="a file's path")
+
+
+class CostSection(Section):
+    price_usd_per_gpu_hour: float | None = Field(default=None, gt=0, le=1000)
+    price_source: Text | None = Field(default=None, description="text that says where the price is from")
+    shape: Text | None = Field(default=None, description="a shape's name in the table of prices")
+    prices: Text | None = Field(default=None, description="a file's path")
+    hosted_usd_per_10000_samples: float | None = Field(default=None, gt=0, le=1_000_000)
+    hosted_source: Text | None = Field(default=None, description="text that says where the price is from")
+    co2_kg_per_kwh: float | None = Field(default=None, gt=0, le=10)
+    co2_source: Text | None = Field(default=None, description="text that says where the factor is from")
+
+    @model_validator(mode="after")
+    def _every_dollar_names_its_source(self) -> Self:
+        for priced, source in SOURCE_OF_PRICE.items():
+            if getattr(self, priced) is not None and getattr(self, source) is None:
+                place = {"at": ("cost", priced), "name": f"cost.{source}", "found": "null"}
+                raise PydanticCustomError(TWO_SETTINGS, "text that says where the price is from", place)
+        return self
+
+
+class ServeSection(Section):
+    image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
+    name: Text = Field(
+        default="tuned", pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,62}$", description="a name of letters, digits, '-'"
+    )
+    arguments: Texts = Field(default=(), description="a list of words")
+
+
+_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # Kubernetes: RFC 1123 label
+_QUANTITY = r"^[1-9][0-9]*(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+
+Name = Annotated[str, Field(pattern=_NAME)]
+NodeLabel = Annotated[Text, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
+Quantity = Annotated[str, BeforeValidator(_as_text), Field(pattern=_QUANTITY)]
+_NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
+
+
+class MetricsSection(Section):
+    port: int | None = Field(default=None, ge=1024, le=64_000)
+
+
+class FssSection(Section):
+    volume_handle: Text | None = Field(
+        default=None,
+        pattern=r"^\S+:\S+:/\S*$",
+        description="text like ocid1.filesystem...:MOUNT-TARGET-IP:/EXPORT",
+    )
+    capacity: Quantity = Field(default="200Gi", description="a Kubernetes quantity like 200Gi")
+
+
+class ClusterSection(Section):
+    kubeconfig: Text | None = Field(default=None, description="a file's path")
+    context: Text | None = Field(default=None, description="the name of a kubeconfig's context")
+    namespace: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    overlay: Literal[
+        "pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"
+    ] = "pods"
+    image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
+    pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_WORDS)
+    instance_type: NodeLabel = Field(default="VM.GPU.A10.1", description="a node's label")
+    preemptible: bool = False
+    one_per_node: bool = True
+    gpus_per_pod: int = Field(default=1, ge=1, le=16)
+    gpu: NodeLabel | None = Field(default=None, description="a node's label, or any")
+    cpu: Quantity = Field(default="4", description="a Kubernetes quantity like 4 or 500m")
+    cpu_limit: Quantity | None = Field(default=None, description="a Kubernetes quantity like 4 or 500m")
+    memory: Quantity = Field(default="24Gi", description="a Kubernetes quantity like 24Gi")
+    shm: Quantity = Field(default="4Gi", description="a Kubernetes quantity like 4Gi")
+    scratch: Quantity = Field(default="10Gi", description="a Kubernetes quantity like 10Gi")
+    queue: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    ready_within_sec: float = Field(default=1800.0, ge=1, le=86_400)
+    fss: FssSection = FssSection()
+
+    @model_validator(mode="after")
+    def _shared_memory_is_a_part_of_memory(self) -> Self:
+        if amount(self.shm) > amount(self.memory):
+            place = {"at": ("cluster", "shm"), "name": "cluster.shm", "found": self.shm}
+            raise PydanticCustomError(
+                TWO_SETTINGS, f"at most cluster.memory, {self.memory}, of which it is a part", place
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_limit_is_not_below_the_request(self) -> Self:
+        if self.cpu_limit is not None and amount(self.cpu_limit) < amount(self.cpu):
+            place = {"at": ("cluster", "cpu_limit"), "name": "cluster.cpu_limit", "found": self.cpu_limit}
+            raise PydanticCustomError(TWO_SETTINGS, f"at least cluster.cpu, {self.cpu}", place)
+        return self
+
+
+class TenancySection(Section):
+    auth: Literal["config", "instance_principal"] = "config"
+    config_file: Text = Field(default="~/.oci/config", description="a file's path")
+    profile: Text = Field(default="DEFAULT", description="the name of a profile in that file")
+    region: Text | None = Field(default=None, description="a region like eu-frankfurt-1")
+    compartment: Text | None = Field(default=None, description="a compartment's name or OCID")
+
+
+class Sections(Section):
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    results: ResultsSection = ResultsSection()
+    fleet: FleetSection = FleetSection()
+    bench: BenchSection = BenchSection()
+    tune: TuneSection = TuneSection()
+    train: TrainSection = TrainSection()
+    build: BuildSection = BuildSection()
+    image: ImageSection = ImageSection()
+    registry: RegistrySection = RegistrySection()
+    hub: HubSection = HubSection()
+    cost: CostSection = CostSection()
+    metrics: MetricsSection = MetricsSection()
+    serve: ServeSection = ServeSection()
+    cluster: ClusterSection = ClusterSection()
+    tenancy: TenancySection = TenancySection()
+
+
+def _leaves(model: type[Section], above: Keys = ()) -> Iterator[Keys]:
+    for name, info in model.model_fields.items():
+        below = section(info)
+        if below is None:
+            yield (*above, name)
+        else:
+            yield from _leaves(below, (*above, name))
+
+
+def section(info: FieldInfo) -> type[Section] | None:
+    """The section below a field; None for a field that holds a value."""
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def field(keys: Keys) -> FieldInfo:
+    """The field that a setting's keys name, such as ("fleet", "size")."""
+    model: type[Section] = Sections
+    for key in keys[:-1]:
+        model = typing.cast("type[Section]", model.model_fields[key].annotation)
+    return model.model_fields[keys[-1]]
+
+
+LEAVES: tuple[Keys, ...] = tuple(_leaves(Sections))
+
+
+def expected(info: FieldInfo) -> str:
+    """What a setting may hold, in words: its description or type, and its range."""
+    kind, nullable = kind_of(info)
+    bounds = {name: getattr(rule, name) for rule in info.metadata for name in ("ge", "gt", "le") if hasattr(rule, name)}
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        words = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    else:
+        words = info.description or {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
+    if "ge" in bounds:
+        words += f" from {bounds['ge']} to {bounds['le']}"
+    if "gt" in bounds:
+        words += f" above {bounds['gt']}, at most {bounds['le']}"
+    return f"{words}, or null" if nullable else words
+
+
+def kind_of(info: FieldInfo) -> tuple[Any, bool]:
+    """A field's type without `| None` and annotations, and whether it may be null."""
+    kind: Any = info.annotation
+    parts = typing.get_args(kind)
+    nullable = type(None) in parts
+    if nullable:
+        kind = next(part for part in parts if part is not type(None))
+    return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), nullable

@@ -1,0 +1,307 @@
+"""Where settings come from: Invoke's layers, read again so that a message can name a value's file and line.
+
+Invoke merges the same layers, but forgets file and line, skips a missing -f file in silence, takes the last of two
+equal keys, and ends in a traceback where a file cannot be parsed. Here each of these is an error of one line.
+
+Not covered: which keys exist and what they may hold; see `tasks.settings.load`.
+"""
+
+import copy
+import functools
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import yaml
+from invoke.config import Config
+
+from bench.records.atomic_files import read_regular
+from remote.hosts.local import expanded
+from tasks.errors import UsageError, ending_as
+
+ENV_PREFIX = "INVOKE_"
+Keys = tuple[str, ...]
+_MOST_BYTES, _MOST_VALUES = 1 << 17, 10_000  # in one file of settings; what this project has is a tenth of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsLayer:
+    """One source of settings. `shared` marks files that may hold other projects' settings too."""
+
+    data: Mapping[Any, Any]
+    path: Path | None = None
+    node: yaml.Node | None = None
+    environment: bool = False
+    shared: bool = False
+
+    def has(self, keys: Keys) -> bool:
+        """True when this layer gives a value, even null, for exactly this key."""
+        found: Any = self.data
+        for key in keys:
+            if not isinstance(found, Mapping) or key not in found:
+                return False
+            found = found[key]
+        return True
+
+    def where(self, keys: Keys) -> str:
+        """Where a key is set, for a message: `invoke.yaml:14`, or the variable's name."""
+        if self.environment:
+            return f"environment {env_name(keys)}"
+        if self.path is None:
+            return "set by a program"
+        line = _line_of(self.node, keys)
+        return shown(self.path) if line is None else f"{shown(self.path)}:{line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsLayers:
+    """All layers, the weakest first, and the project's folder."""
+
+    root: Path
+    weakest_first: list[SettingsLayer] = field(default_factory=list)
+
+    def strongest(self, keys: Keys) -> SettingsLayer | None:
+        """The layer whose value for this key counts; None where only the built-in default does."""
+        return next((layer for layer in reversed(self.weakest_first) if layer.has(keys)), None)
+
+    def merged(self) -> dict[Any, Any]:
+        """The values that count. Only for checked layers: a section in one layer must be a section in all."""
+        merged: dict[Any, Any] = {}
+        for layer in self.weakest_first:
+            _merge(merged, layer.data)
+        return merged
+
+
+def read(config: Config, text_keys: Mapping[str, Keys]) -> SettingsLayers:
+    """The layers of a config, which may be half read. Raises UsageError.
+
+    `text_keys` maps the names of environment variables to the keys they set.
+    """
+    prefix = config._project_prefix
+    root = Path(prefix).absolute() if prefix is not None else Path(__file__).resolve().parents[2]
+    candidates = [root / f"invoke.{suffix}" for suffix in ("yaml", "yml", "json", "py")]
+    project = next((path for path in candidates if path.exists()), None)
+    if project is None:
+        raise UsageError(f"{shown(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` brings it back")
+    layers = [
+        *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
+        # For Invoke the project wins over the user. But our invoke.yaml names every setting with its default, so that a
+        # user's own file would never count.
+        _file(config, "project", project),
+        *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
+        _environment(text_keys),
+        *(_file(config, "runtime", expanded(path)) for path in [config._runtime_path] if path),
+        SettingsLayer(data=config._overrides),
+        SettingsLayer(data=config._modifications),
+    ]
+    return SettingsLayers(root=root, weakest_first=layers)
+
+
+class InvokesConfig(Config):
+    """Invoke's own layers, read as here: a file that would end Invoke in a traceback, or never, is one line."""
+
+    def _load_yaml(self, path: PathLike[Any]) -> dict[Any, Any]:
+        return _content(Path(path))[0]
+
+    _load_yml = _load_json = _load_yaml
+
+    def _load_py(self, path: str) -> dict[str, Any]:
+        try:
+            return super()._load_py(path)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a program of somebody else's, which may raise anything
+            raise UsageError(f"{shown(Path(path))}: cannot be run: {type(error).__name__}: {error}") from None
+
+
+def env_name(keys: Keys) -> str:
+    return ENV_PREFIX + "_".join(keys).upper()
+
+
+def shown(path: Path) -> str:
+    """A path, shortened: relative to the working folder, or with ~ for the home folder."""
+    for base, prefix in ((Path.cwd(), ""), (expanded("~"), "~/")):
+        if path.is_absolute() and path.is_relative_to(base):
+            return prefix + str(path.relative_to(base))
+    return str(path)
+
+
+def _environment(text_keys: Mapping[str, Keys]) -> SettingsLayer:
+    data: dict[str, Any] = {}
+    for name, keys in text_keys.items():
+        if name in os.environ:
+            put(data, keys, os.environ[name])
+    return SettingsLayer(data=data, environment=True)
+
+
+def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> SettingsLayer:
+    if path.suffix == ".py" and shared:  # Invoke has run it; a second run could do its work twice
+        return SettingsLayer(data=getattr(config, f"_{name}"), path=path, shared=shared)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise UsageError(f"{shown(path)}: expected a name that ends in .yaml, .yml or .json")
+    try:
+        data, node = _content(path)
+    except FileNotFoundError:
+        raise UsageError(f"{shown(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from None
+    return SettingsLayer(data=data, path=path, node=node, shared=shared)
+
+
+def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
+    """The sections of a file, and where they stand in it. Raises UsageError and FileNotFoundError."""
+    try:
+        text = read_regular(path, most_bytes=_MOST_BYTES).decode("utf-8")
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError:
+        raise UsageError(f"{shown(path)}: expected UTF-8 text") from None
+    except OSError as error:
+        raise UsageError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+    data, node = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
+    data = {} if data is None else copy.deepcopy(data)
+    if not isinstance(data, dict):
+        raise UsageError(f"{shown(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
+    return data, node
+
+
+def _parse_json(text: str, path: Path) -> tuple[Any, None]:
+    try:
+        return json.loads(text), None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{shown(path)}:{error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{shown(path)}: not usable JSON: {error}") from None
+
+
+class _UnusableError(Exception):
+    """What is said after the file's name."""
+
+
+def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
+    with ending_as(UsageError, _UnusableError, before=f"{shown(path)}"):
+        return _values_and_places(text)
+
+
+@functools.lru_cache(maxsize=8)  # a command loads its settings several times, and the shipped file takes 20 ms
+def _values_and_places(text: str) -> tuple[Any, yaml.Node | None]:
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        if _count(node, {}) > _MOST_VALUES:
+            raise _UnusableError(f": not YAML that can be used: more than {_MOST_VALUES:,} values")
+        _refuse_twice(node)
+        _refuse_unreadable_scalars(node)
+        return loader.construct_document(node), node
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark is not None else ""
+        what = error.problem or error.context or "not usable"
+        what = what.replace("but found another document", "a second document")
+        raise _UnusableError(f"{line}: not YAML: {what}") from None
+    except yaml.reader.ReaderError as error:
+        line = f":{text.count(chr(10), 0, error.position) + 1}"
+        raise _UnusableError(f"{line}: not YAML: a character that may not stand in it") from None
+    except RecursionError:
+        raise _UnusableError(": not YAML that can be used: nested too deeply") from None
+
+
+def _refuse_twice(node: yaml.Node, above: Keys = ()) -> None:
+    # YAML forbids equal keys in one section; the parser takes the last in silence: editing the first does nothing.
+    if not isinstance(node, yaml.MappingNode) or len(above) > 8:
+        return
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        keys, line = (*above, key.value), key.start_mark.line + 1
+        if key.value in lines and key.value != "<<":
+            raise _UnusableError(f":{line}: {'.'.join(keys)}: given twice, first on line {lines[key.value]}")
+        lines[key.value] = line
+        _refuse_twice(value, keys)
+
+
+def _refuse_unreadable_scalars(root: yaml.Node) -> None:
+    # `2025-13-45` and `!!int x` leave the constructor as bare ValueErrors, IndexErrors and worse, with no line.
+    waiting, seen, constructor = [root], set(), yaml.constructor.SafeConstructor()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # an alias may refer to a section that it is in
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            waiting.extend(part for pair in node.value for part in pair)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting.extend(node.value)
+        else:
+            try:
+                constructor.construct_object(node)
+            except yaml.YAMLError:
+                continue  # has a line number, and the document's own construction raises it again
+            except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
+                kind = node.tag.rpartition(":")[2]
+                line = node.start_mark.line + 1
+                raise _UnusableError(f":{line}: not YAML: {clip(node.value)} is no {kind}") from None
+
+
+def _count(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for; aliases can make many of few, and without end: then infinity."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf  # of a node that is inside itself
+        parts = (part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,)))
+        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:
+    line = None
+    for key in keys:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [(k, v) for k, v in pairs if isinstance(k, yaml.ScalarNode) and k.value == key]
+        if not found:
+            break  # a key such as `yes`, which YAML reads as true: the section's line is the nearest one
+        line, node = found[-1][0].start_mark.line + 1, found[-1][1]
+    return line
+
+
+def clip(text: str, length: int = 60) -> str:
+    """`text`, cut with an ellipsis where it is longer than `length` characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def found_text(value: object) -> str:
+    """A value as in a settings file, short enough for one line."""
+    if isinstance(value, Mapping):
+        return "a section"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, set):
+        return "a set"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value).replace("inf", ".inf").replace("nan", ".nan")
+    try:
+        return clip(json.dumps(value, ensure_ascii=False, default=str))
+    except ValueError:  # more digits than Python agrees to print
+        return "a number too long to show"
+
+
+def put(into: dict[str, Any], keys: Keys, value: Any) -> None:
+    """Set one value, in sections that are made where they are missing."""
+    for key in keys[:-1]:
+        into = into.setdefault(key, {})
+    into[keys[-1]] = value
+
+
+def _merge(into: dict[Any, Any], data: Mapping[Any, Any]) -> None:
+    for key, value in data.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value

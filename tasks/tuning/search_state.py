@@ -1,0 +1,114 @@
+"""A search on disk: `results/tune/<id>/`, from which it can be resumed.
+
+tune.json      GPU, model and data, the candidates with their predictions, and the runs it has started
+journal.log    how each candidate did, in Optuna's journal
+answer.json    the front of speed against memory; written last
+best.json      the fastest as a trial, for `inv bench --trials`
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.records import TrialError, schema
+from bench.records.atomic_files import write_atomic
+from tasks.errors import UsageError, writing
+from tasks.fleet.run_store import make_folder
+from tasks.tuning.space import Candidate, MemoryLimit, Observation
+
+FOLDER, RECORD_FILE, JOURNAL_FILE = "tune", "tune.json", "journal.log"
+ANSWER_FILE, BEST_FILE = "answer.json", "best.json"
+SCHEMA_VERSION = 2
+
+
+@dataclass(kw_only=True)
+class TuneRecord:
+    """One search. `gpu` is None on CPUs; `limit_bytes` None without a limit; `depth` counts the model's layers; `waves`
+    and `final` are run ids."""
+
+    tune_id: str
+    gpu: str | None
+    model_sha256: str
+    data_sha256: str
+    longest: int
+    depth: int
+    limit_bytes: int | None
+    settings: dict[str, Any]
+    candidates: list[Candidate]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    waves: list[str] = field(default_factory=list)
+    final: str | None = None
+
+    def __post_init__(self) -> None:
+        self.folder: Path | None = None  # where it is on disk, which is not a part of it
+
+    @property
+    def journal(self) -> Path:
+        return self._home / JOURNAL_FILE
+
+    def memory(self, observed: Sequence[Observation] = ()) -> MemoryLimit:
+        """Which candidates fit, as far as is known."""
+        return MemoryLimit(self.limit_bytes, observed)
+
+    def add_run(self, run_id: str, *, is_final: bool) -> None:
+        """Write down that this run was started. Raises OSError."""
+        if is_final:
+            self.final = run_id
+        else:
+            self.waves.append(run_id)
+        self.write()
+
+    def write(self) -> None:
+        """Raises OSError."""
+        _write_json(self._home / RECORD_FILE, {"schema_version": SCHEMA_VERSION, **schema.to_json(self)})
+
+    def write_answer(self, document: Mapping[str, Any], best: str) -> None:
+        """Raises OSError."""
+        write_atomic(self._home / BEST_FILE, best.encode())
+        _write_json(self._home / ANSWER_FILE, document)
+
+    @property
+    def _home(self) -> Path:
+        if self.folder is None:
+            raise ValueError("this search has no folder yet")
+        return self.folder
+
+
+def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
+    """Give the search its folder. Raises UsageError."""
+    with writing(results_folder):
+        (results_folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        record.tune_id, record.folder = make_folder(results_folder / FOLDER, record.tune_id)
+        record.write()
+    return record
+
+
+def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
+    """The search with this id, or the newest. Raises UsageError, naming those there are."""
+    known = sorted((path.parent.name for path in results_folder.glob(f"{FOLDER}/*/{RECORD_FILE}")), reverse=True)
+    if not known:
+        raise UsageError(f"{results_folder / FOLDER}: there is no search yet; type `inv tune` to begin one")
+    name = tune_id or known[0]
+    if name not in known:
+        raise UsageError(f"search {name!r} is not there; there are {', '.join(known[:5])}")
+    return _read(results_folder / FOLDER / name)
+
+
+def _read(folder: Path) -> TuneRecord:
+    path = folder / RECORD_FILE
+    try:
+        document = schema.parse(path.read_bytes())
+        version = document.pop("schema_version")
+        if version != SCHEMA_VERSION:
+            raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {version}")
+        record = schema.from_json(TuneRecord, document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, TrialError) as error:
+        raise UsageError(f"{path}: cannot be used: {error}; begin a new search with `inv tune`") from None
+    record.folder = folder
+    return record
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())

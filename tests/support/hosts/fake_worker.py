@@ -1,0 +1,56 @@
+"""A pod without a cluster: kubectl is stand_in_kubectl.py; the program in the pod is the real one."""
+
+import json
+import sys
+from pathlib import Path
+
+from remote.cluster.kubectl import Kubectl
+from remote.hosts.command import Command
+from remote.hosts.host import Completed
+from remote.pods.host import PodHost
+from remote.pods.pod_index import Pods
+from tests.support.hosts.local_fleet import PATIENCE_SEC
+from tests.support.paths import ROOT
+
+STAND_IN = ROOT / "tests" / "support" / "hosts" / "stand_in_kubectl.py"
+
+
+def line(name: str, index: int, *, created: str = "2026-01-01T00:00:00Z", phase: str = "Running", **more: str) -> str:
+    """A pod as LIST_TEMPLATE prints it."""
+    parts = [name, str(index), created, more.get("deleted", ""), more.get("node", "node-1"), "10.0.0.1"]
+    return "\t".join([*parts, phase, more.get("reason", ""), more.get("ready", "True")]) + "\n"
+
+
+class StandIn:
+    """A folder with the stand-in's files, and the host behind it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        program = folder / "kubectl"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {STAND_IN} "$@"\n')
+        program.chmod(0o755)
+        self.pods = Pods(Kubectl(namespace="n", program=str(program)), "app=bench")
+        self.host = PodHost(
+            name="worker-0",
+            index=0,
+            pods=self.pods,
+            workdir=str(folder / "scratch"),
+            container="bench",
+            python=(sys.executable,),
+        )
+        self.list_pods(line("bench-0-abc", 0))
+
+    def list_pods(self, *lines: str) -> None:
+        (self.folder / "pods.txt").write_text("".join(lines))
+        self.pods._read_at = None
+
+    def fault(self, fault: str, after: int = 0, *, times: int = 1, **more: str) -> None:
+        (self.folder / "fault.json").write_text(json.dumps({"fault": fault, "after": after, "times": times, **more}))
+
+    def calls(self, verb: str) -> int:
+        return (self.folder / "calls.log").read_text().splitlines().count(verb)
+
+    def run(self, *argv: str, **options: object) -> Completed:
+        more = {name: options.pop(name) for name in ("environment", "folder") if name in options}
+        options.setdefault("timeout_sec", PATIENCE_SEC)
+        return self.host.run(Command(argv=argv, **more), **options)  # type: ignore[arg-type]

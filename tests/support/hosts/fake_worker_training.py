@@ -1,0 +1,66 @@
+"""A training that computes nothing: the record of bench/workloads/training.py, in tenths of a second and without torch.
+
+`put_into` sets it in that file's place in a copy of the project, for tests of what happens to a trial and to its result
+while the numbers are of no interest. The trial's process, its phases, stops, progress, telemetry and result are real.
+"""
+
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from bench.data.inputs import Inputs
+from bench.harness.record import Record
+from bench.harness.termination import Stops
+from bench.machine import fingerprint
+from bench.records.result import Steps
+
+STEP_SEC, TOKENS = 0.02, 64
+HOLD = Path(__file__).with_name("hold")  # while it is there, a trial stays in its next step
+
+
+def put_into(project: Path) -> Path:
+    """Replace the training of this copy of the project. Returns the file that holds every trial while it exists."""
+    shutil.copy(__file__, project / "bench" / "kinds" / "training.py")
+    return held_by(project)
+
+
+def held_by(project: Path) -> Path:
+    return project / "bench" / "kinds" / HOLD.name
+
+
+def measure(record: Record, _: Inputs, stops: Stops) -> None:
+    trial = record.trial
+    with record.timed("import"):
+        stops.check()
+    cuda = SimpleNamespace(is_available=lambda: False)
+    torch = SimpleNamespace(
+        __version__="0",
+        cuda=cuda,
+        get_num_threads=lambda: 1,
+        get_float32_matmul_precision=lambda: "highest",
+        version=SimpleNamespace(cuda=None),
+    )
+    record.fingerprint.update(fingerprint.device_facts(torch))
+    for phase, count, steps in (
+        ("warmup", trial.warmup_steps, record.warmup),
+        ("measure", trial.measured_steps, record.steps),
+    ):
+        with record.timed(phase):
+            for _ in range(count):
+                _step(record, steps, stops)
+
+
+def _step(record: Record, steps: Steps, stops: Stops) -> None:
+    began = time.perf_counter()
+    time.sleep(STEP_SEC)
+    while HOLD.exists():
+        time.sleep(STEP_SEC)
+        stops.check()
+    stops.check()
+    steps.step_time_sec.append(time.perf_counter() - began)
+    steps.loss.append(1.0)
+    steps.samples.append(2.0)
+    steps.tokens.append(TOKENS)
+    steps.useful_tokens.append(TOKENS)
+    record.show()

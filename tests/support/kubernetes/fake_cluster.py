@@ -1,0 +1,211 @@
+"""All parts of the cluster together, and what tests may do to them from outside the API."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import traceback
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.kubernetes import pki
+from tests.support.kubernetes.admission.defaults import fill
+from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.api.handlers import Api
+from tests.support.kubernetes.api.server import Server
+from tests.support.kubernetes.controllers.controllers import Controllers
+from tests.support.kubernetes.controllers.events import Recorder
+from tests.support.kubernetes.faults import AnswerFault, ExecFault, Faults
+from tests.support.kubernetes.node.images import Images
+from tests.support.kubernetes.node.kubelet import Kubelet
+from tests.support.kubernetes.node.nodes import Nodes
+from tests.support.kubernetes.node.podworker import PodWorker
+from tests.support.kubernetes.store.store import Store
+
+_SYSTEM = ("default", "kube-system", "kube-public", "kube-node-lease")
+
+
+class World:
+    """Use as an async context manager; `call` is what the admin channel calls."""
+
+    def __init__(self, state: Path, configuration: Json) -> None:
+        self.store = Store()
+        self.faults = Faults()
+        self.images = Images()
+        self.events = Recorder(self.store)
+        self.nodes = Nodes(self.store)
+        self.kubelet = Kubelet(self.store, self.nodes, self.events, self.images, state, configuration)
+        self.api = Api(self.store, self.kubelet, self.faults)
+        scale = configuration["toleration_scale"]
+        self.controllers = Controllers(self.store, self.api, self.nodes, self.events, scale)
+        tls = pki.make(state)[1]
+        self.server = Server(self.api, self.faults, configuration["users"], tls, configuration["signer"])
+        self._tasks: set[asyncio.Task[None]] = set()
+        for name in _SYSTEM:
+            namespace: Json = {"metadata": {"name": name}}
+            fill("namespaces", namespace)
+            self.store.create("namespaces", "", namespace)
+        fss = {"metadata": {"name": "fss.csi.oraclecloud.com"}, "spec": {"attachRequired": False}}
+        self.store.create("csidrivers.storage.k8s.io", "", fss)
+        for index in range(configuration["nodes"]):
+            self.nodes.add(index, tainted=configuration["tainted"])
+
+    async def __aenter__(self) -> Self:
+        await self.server.start()
+        self._tasks.add(asyncio.create_task(self._control()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.stop()
+        for task in self._tasks:
+            task.cancel()
+        await self.kubelet.stop()
+
+    async def _control(self) -> None:
+        try:
+            await self.controllers.run()
+        except Exception:  # noqa: BLE001
+            # A controller that has died would look like a slow cluster: die loudly instead.
+            traceback.print_exc()
+            os._exit(70)
+
+    async def call(self, name: str, arguments: Json) -> Any:
+        """Run one of the `do_` methods, or what a part of the cluster does by itself."""
+        of_parts = {
+            "get": self.store.find,
+            "list": self.store.list,
+            "back": self.server.come_back,
+            "speak": self.faults.moving.set,
+            "clear": self.faults.clear,
+            "end_streams": self.kubelet.end_streams,
+            "delete_pod": self.controllers.delete_pod,
+            "fail_pulls": self.images.fail,
+            "mend_pulls": self.images.mend,
+        }
+        found = (of_parts.get(name) or getattr(self, f"do_{name}"))(**arguments)
+        return await found if asyncio.iscoroutine(found) else found
+
+    def _later(self, seconds: float, what: Any) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            found = what()
+            if asyncio.iscoroutine(found):
+                await found
+
+        task = asyncio.create_task(wait())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _worker(self, pod: str, namespace: str) -> PodWorker:
+        found = self.store.get("pods", namespace, pod)
+        return self.kubelet.workers[found["metadata"]["uid"]]
+
+    # What tests look at
+
+    def do_requests(self) -> list[str]:
+        return self.server.requests
+
+    def do_struck(self) -> dict[str, int]:
+        return {
+            "execs": sum(fault.struck for fault in self.faults.execs),
+            "answers": sum(fault.struck for fault in self.faults.answers),
+        }
+
+    def do_processes(self, pod: str, namespace: str) -> list[list[Any]]:
+        """[pid, argv] of every process in the pod."""
+        inside = {_pid_namespace(c.pid) for c in self._worker(pod, namespace).containers.values() if c.pid}
+        found: list[list[Any]] = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if _pid_namespace(int(entry.name)) in inside:
+                    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                    found.append([int(entry.name), words])
+        return sorted(found)
+
+    # Faults of the API server
+
+    def do_exec(self, **how: Any) -> None:
+        self.faults.execs.append(ExecFault(**how))
+
+    def do_answer(self, **how: Any) -> None:
+        self.faults.answers.append(AnswerFault(**how))
+
+    async def do_gone(self, seconds: float | None) -> None:
+        await self.server.go_away()
+        if seconds is not None:
+            self._later(seconds, self.server.come_back)
+
+    def do_silence(self) -> None:
+        self.faults.moving.clear()
+        for name in self.nodes.by_name:
+            self.kubelet.end_streams(name, "freeze")
+
+    def do_forbid(self, **rule: str) -> None:
+        self.faults.denied.append(rule)
+
+    def do_expire(self, user: str) -> None:
+        self.faults.expired.add(user)
+
+    # Faults of nodes and kubelets
+
+    def do_restart_kubelet(self, node: str, seconds: float) -> None:
+        """All its streams end as recorded; for `seconds` it cannot be dialled; pods live on."""
+        self.kubelet.end_streams(node, "close-1000-without-status")
+        machine = self.nodes.by_name[node]
+        machine.exec_answer = "connection refused"
+        machine.up.clear()
+
+        def up() -> None:
+            machine.exec_answer = ""
+            machine.up.set()
+
+        self._later(seconds, up)
+
+    def do_lose_node(self, node: str, processes_die: bool) -> None:
+        self.kubelet.end_streams(node, "freeze")
+        self.nodes.lose(node)
+        if processes_die:
+            for worker in self.kubelet.workers.values():
+                if worker.node.name == node:
+                    for container in worker.containers.values():
+                        container.kill()
+
+    def do_find_node(self, node: str) -> None:
+        self.nodes.find_again(node)
+        for worker in self.kubelet.workers.values():  # its pods are Ready again as soon as it has said so
+            if worker.node.name == node:
+                self._later(0, worker.report)
+
+    def do_silence_node(self, node: str) -> None:
+        """Nothing comes through to this kubelet any more, but nobody has noticed: Ready stays True."""
+        self.kubelet.end_streams(node, "freeze")
+        self.nodes.by_name[node].exec_answer = "silence"
+        self.nodes.by_name[node].up.clear()
+
+    def do_set_gpus(self, node: str, gpus: int) -> None:
+        def change(changed: Json) -> None:
+            for part in ("allocatable", "capacity"):
+                changed["status"][part]["nvidia.com/gpu"] = str(gpus)
+
+        self.store.edit("nodes", "", node, change)
+
+    # Faults of pods
+
+    def do_oom_kill(self, pod: str, namespace: str) -> None:
+        self._worker(pod, namespace).oom_kill()
+
+    def do_evict(self, pod: str, namespace: str) -> None:
+        worker = self._worker(pod, namespace)
+        message = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
+        worker.event("Evicted", message, kind="Warning")
+        worker.evict("Evicted", message)
+
+    def do_kill(self, pod: str, namespace: str, pid: int) -> None:
+        """SIGKILL one process of a pod, by its pid on this machine."""
+        if pid not in [found[0] for found in self.do_processes(pod, namespace)]:
+            raise ValueError(f"{pid} is no process of {pod}")
+        os.kill(pid, signal.SIGKILL)
+
+
+def _pid_namespace(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/pid")

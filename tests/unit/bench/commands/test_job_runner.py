@@ -1,0 +1,115 @@
+"""A training by itself: which attempt is followed by another, and which is the end. No attempt runs here."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.commands import job_runner
+from bench.commands.job_runner import Attempts, numbers_in, order_of
+from bench.data.inputs import InputError
+from bench.records import Trial, schema
+from bench.records.paths import ORDER_VARIABLE
+from bench.records.result import End, TrialResult
+from bench.records.run import Order, OrderEnd, PlannedTrial
+
+Script = list[tuple[int, End | None, str | None]]  # of each attempt: exit code, what its result says (None: no result)
+
+
+@pytest.fixture
+def trains(
+    tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, OrderEnd | None]]:
+    """The first pod of an order whose attempts end as the script says: its exit code, and the end that it wrote."""
+    monkeypatch.setattr(job_runner, "PAUSE_SEC", 0.0)
+    monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
+
+    def run(script: Script, *, max_restarts: int = 2, turn: int = 1, after: int = 0) -> tuple[int, OrderEnd | None]:
+        planned = PlannedTrial(trial_id="train", trial=make_trial())
+        order = Order(
+            run_id="r1", planned=planned, shared=str(tmp_path), turn=turn, after=after, max_restarts=max_restarts,
+            port=21_000, token="t",
+        )  # fmt: skip
+        pod, left = Attempts(order, 0, "train"), list(script)
+
+        def attempt(number: int) -> tuple[int, str]:
+            place = tmp_path / "r1" / f"train.{number}"
+            place.mkdir()
+            code, end, reason = left.pop(0)
+            if end is not None:
+                TrialResult(
+                    trial_id="train", trial=planned.trial, status=end, reason=reason, worker="worker-0", run_id="r1",
+                    attempt=number,
+                ).write(place)  # fmt: skip
+            if code == 143:
+                pod._is_stopped = True
+            return code, reason or ""
+
+        monkeypatch.setattr(pod, "_attempt", attempt)
+        code = pod.until_the_end()
+        assert left == []
+        return code, OrderEnd.found(tmp_path / "r1", turn)
+
+    return run
+
+
+def test_what_ended_from_outside_is_begun_again_until_it_is_trained(trains, tmp_path: Path) -> None:
+    gone = (1, End.LOST, "rank 1 is gone with its machine")
+    code, end = trains([gone, (-9, None, None), (0, End.SUCCEEDED, None)])
+    assert code == 0
+    assert end == OrderEnd(attempt=3, end=End.SUCCEEDED, reason=None)
+    assert numbers_in(tmp_path / "r1", "train") == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ((1, End.FAILED, "loss is not finite"), "FAILED: loss is not finite"),
+        ((2, None, "train.data: no such file"), "FAILED: exit 2: train.data: no such file"),
+        (
+            (143, End.PREEMPTED, "stopped by train.max_hours after step 3"),
+            "PREEMPTED: stopped by train.max_hours after step 3",
+        ),
+        (
+            (143, End.PREEMPTED, "stopped by train.budget_usd after step 3"),
+            "PREEMPTED: stopped by train.budget_usd after step 3",
+        ),
+    ],
+)
+def test_what_another_attempt_would_not_mend_is_the_end(trains, last, said: str) -> None:
+    code, end = trains([last])
+    assert code == 1
+    assert f"{end.end.value}: {end.reason}" == said
+
+
+def test_restarts_are_counted_but_not_those_for_pods_that_were_drained_or_not_there_yet(trains) -> None:
+    drained = (1, End.PREEMPTED, "one of its workers was told to stop")
+    absent = (1, End.LOST, f"rank 1 {job_runner.DID_NOT_COME} 180 s: nothing was heard of its machine")
+    died = (1, End.LOST, "rank 0 was killed by SIGKILL")
+    code, end = trains([died, drained, absent, absent, drained, died, died])
+    assert code == 1
+    assert end.end == "LOST"
+    assert "train.max_restarts: 2 are used up" in end.reason
+
+
+def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_turn_begins_with_all_restarts(
+    trains,
+) -> None:
+    assert trains([(143, End.PREEMPTED, "stopped by SIGTERM")]) == (143, None)
+    died = (1, End.LOST, "rank 0 was killed by SIGKILL")
+    _, first = trains([died], max_restarts=0)
+    assert first.attempt == 2
+    assert trains([died, (0, End.SUCCEEDED, None)], max_restarts=1, turn=2, after=2)[0] == 0
+    assert trains([], turn=2) == (0, OrderEnd(attempt=4, end=End.SUCCEEDED, reason=None)), "a replacement after the end"
+
+
+def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable[..., Trial]) -> None:
+    order = Order(
+        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared="/s", turn=1, after=0,
+        max_restarts=2, port=21_000, token="t",
+    )  # fmt: skip
+    assert order_of({ORDER_VARIABLE: json.dumps(schema.to_json(order))}) == order
+    for text in ("", "{", "[]", '{"run_id": 1}'):
+        with pytest.raises(InputError, match=ORDER_VARIABLE):
+            order_of({ORDER_VARIABLE: text})

@@ -1,0 +1,76 @@
+"""Signals and exceptions become the end they mean.
+
+Not covered: which signal is which end; tests/faults/bench/test_bench_ends.py sends them to real trials.
+"""
+
+import errno
+import signal
+import time
+
+import pytest
+
+from bench.harness.termination import Stopped, Stops, end_of
+from bench.records.result import End
+from tests.support.faults import OutOfMemoryError
+
+pytestmark = pytest.mark.usefixtures("signals_given_back")
+
+
+@pytest.fixture
+def stops() -> Stops:
+    stops = Stops()
+    stops.install()
+    return stops
+
+
+def receive(number: int) -> None:
+    signal.raise_signal(number)
+    time.sleep(0)  # Python runs the handler between two instructions of its own
+
+
+def test_only_the_first_signal_counts_and_is_raised_again_at_the_next_check(stops):
+    stops.check()
+    with pytest.raises(Stopped, match="SIGTERM"):
+        receive(signal.SIGTERM)
+    receive(signal.SIGINT)  # does not raise
+    with pytest.raises(Stopped, match="SIGTERM"):  # a library may have swallowed the first one
+        stops.check()
+
+
+def test_a_process_that_is_writing_its_result_is_not_stopped(stops):
+    stops.close()
+    receive(signal.SIGTERM)
+    stops.check()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:132] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("unable to mmap 8 bytes from file <x>: Cannot allocate memory (12)"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_every_allocators_words_mean_out_of_memory(error):
+    assert end_of(error)[0] is End.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes cannot be multiplied"), OSError(errno.ENOSPC, "No space"), ValueError("no memory?")]
+)
+def test_other_errors_are_failures_that_name_their_kind(error):
+    end, reason = end_of(error)
+    assert end is End.FAILED
+    assert reason.startswith(f"{type(error).__name__}: ")
+
+
+def test_a_reason_is_one_short_line_and_never_empty():
+    _, reason = end_of(RuntimeError("first\n  second\n" + "x" * 10_000))
+    assert reason.startswith("RuntimeError: first second xxx")
+    assert len(reason) == 300
+    assert end_of(ValueError()) == (End.FAILED, "ValueError: no message")

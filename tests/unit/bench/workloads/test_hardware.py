@@ -1,0 +1,166 @@
+"""Products and copies on this machine's processor; what a GPU lacks, on stand-ins for torch that only answer."""
+
+import json
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.records.result import Steps
+from bench.workloads import disk_io, hardware, mfu
+from bench.workloads.hardware import Lacking
+from tests.support.faults import raising
+from tests.support.recorded_result import KeptRecord
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "said"),
+    [
+        ("bf16", (7, 0), "compute capability 7.0 has none; it came with 8.0"),
+        ("tf32", (7, 5), "compute capability 7.5 has none; it came with 8.0"),
+        ("int8", (7, 0), "compute capability 7.0 has none; it came with 7.5"),
+        ("fp8", (8, 6), "compute capability 8.6 has none; it came with 8.9"),
+        ("int8", (8, 6), "torch 2.0 has no torch._int_mm"),
+        ("fp8", (9, 0), "torch 2.0 has no torch._scaled_mm"),
+        ("fp16", None, "measured on GPUs only"),
+        ("tf32", (8, 6), "NVIDIA_TF32_OVERRIDE=0 switches it off"),
+    ],
+)
+def test_what_chip_stack_or_environment_lack_is_named(monkeypatch, dtype, capability, said):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
+    modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0"))
+    placement = SimpleNamespace(is_cuda=capability is not None, device=None)
+    with pytest.raises(Lacking) as caught:
+        hardware.matmul_tflops(SimpleNamespace(modules=modules, placement=placement), dtype, 256, budget_sec=0.1)
+    assert str(caught.value) == said
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Any:
+    torch = pytest.importorskip("torch")
+    placement = SimpleNamespace(is_cuda=False, device=torch.device("cpu"), compute_dtype=torch.float32)
+    return SimpleNamespace(modules=SimpleNamespace(torch=torch), placement=placement)
+
+
+def test_a_product_is_two_flop_for_each_multiply_add(on_cpu, monkeypatch):
+    monkeypatch.setattr(hardware, "sample_sec", lambda *_: [2.0, 1.0, 4.0])
+    found = hardware.matmul_tflops(on_cpu, "fp32", 64, budget_sec=0.1, operand_bytes=0)
+    assert found.median * 1e12 == pytest.approx(2 * 64**3 / 2.0)
+    assert found.n == 3
+
+
+def test_float32_is_measured_without_tf32_and_the_setting_is_put_back(on_cpu, monkeypatch):
+    torch, seen = on_cpu.modules.torch, []
+
+    def sample(*_args: object) -> list[float]:
+        seen.append(torch.get_float32_matmul_precision())
+        return [1.0]
+
+    monkeypatch.setattr(hardware, "sample_sec", sample)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        hardware.matmul_tflops(on_cpu, "fp32", 64, budget_sec=0.1, operand_bytes=0)
+        assert (seen, torch.get_float32_matmul_precision()) == (["highest"], "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_operands_rotate_and_are_random_and_together_larger_than_asked(on_cpu):
+    torch = on_cpu.modules.torch
+    call = hardware._product(on_cpu, "fp32", 32, operand_bytes=5 * 2 * 4 * 32 * 32)
+    results = [call() for _ in range(6)]
+    assert torch.equal(results[0], results[5])
+    assert all(not torch.equal(results[0], other) for other in results[1:5])
+    assert all(result.std() > 1 for result in results)
+
+
+def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain_and_a_slow_call_is_sampled_least(on_cpu, monkeypatch):
+    asked: list[int] = []
+
+    def timer(_session: object, _call: object, calls: int) -> float:
+        asked.append(calls)
+        return calls * 1e-4
+
+    monkeypatch.setattr(hardware, "_cpu_timer", timer)
+    samples = hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02)
+    assert asked == [1, 3] + [20] * 10
+    assert samples == pytest.approx([1e-4] * 10)
+    monkeypatch.setattr(hardware, "_cpu_timer", lambda _session, _call, calls: calls * 3.0)
+    assert hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02) == [3.0] * hardware.LEAST_SAMPLES
+
+
+def kept(trial: Any = None) -> Any:
+    record: Any = KeptRecord(trial, gpu_name=None)
+    record.steps = Steps(step_time_sec=[0.5, 0.25, 1.0], tokens=[100, 100, 100])
+    return record
+
+
+@pytest.fixture
+def weights(tmp_path):
+    for name, size in (("a.safetensors", 3 << 20), ("b.safetensors", 5 << 20), ("notes.txt", 10)):
+        (tmp_path / name).write_bytes(os.urandom(size))
+    return tmp_path
+
+
+def reads(folder, most_bytes=1 << 30):
+    """The cold read and the warm one."""
+    record = kept()
+    disk_io.add_reads(record, folder, most_bytes, SimpleNamespace(check=lambda: None))
+    return record.named("disk_read_gb_per_sec")
+
+
+def test_the_folders_weights_are_read_cold_if_they_can_be_and_then_warm_up_to_the_most_asked_for(weights):
+    cold, warm = reads(weights)
+    assert (cold["cold"], warm["cold"]) == (True, False)
+    assert (cold["value"] is None) == ("note" in cold)
+    assert (warm["value"] > 0, warm["bytes"], warm["interval"].n) == (True, 8 << 20, 8)
+    assert reads(weights, 4 << 20)[1]["bytes"] == 4 << 20
+
+
+def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
+    monkeypatch.setattr(disk_io, "drop_from_cache", lambda _files: False)
+    cold, warm = reads(weights)
+    assert (cold["value"], cold["cold"]) == (None, True)
+    assert "could not be dropped" in cold["note"]
+    assert (warm["cold"], warm["value"] > 0) == (False, True)
+
+
+def test_a_file_just_read_is_not_taken_for_cold(weights):
+    path = weights / "b.safetensors"
+    path.read_bytes()
+    assert disk_io._is_cold(path) is False
+
+
+def test_mfu_without_memory_for_a_product_is_unknown_and_any_other_fault_the_trials_own(on_cpu, monkeypatch):
+    fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(hardware, "matmul_tflops", raising(fault))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        mfu.add_ceilings(kept(), on_cpu)
+    monkeypatch.setattr(hardware, "matmul_tflops", raising(MemoryError()))
+    record = kept()
+    mfu.add_ceilings(record, on_cpu)
+    (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
+    assert (product["value"], share["value"]) == (None, None)
+    assert product["note"] == "no memory left for it beside the training"
+
+
+def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu, monkeypatch, make_trial, tmp_path):
+    # A model whose linear layers and head hold 7 x 8 x 8 + 8 x 32 weights, and no adapters to speak of.
+    config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
+    trial = make_trial(model=str(tmp_path), max_seq_len=16, lora_rank=1, lora_targets=("q_proj",))
+    monkeypatch.setattr(hardware, "sample_sec", lambda *_: [1e-3])
+    record = kept(trial)
+    mfu.add_ceilings(record, on_cpu)
+    (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
+    ceiling = product["value"]
+    assert ceiling * 1e12 == pytest.approx(2 * 512**3 / 1e-3)
+    assert (product["dtype"], product["size"], product["share_percent"]) == ("fp32", 512, None)
+    flop = 4 * (7 * 64 + 256) + 6 * 16 + 3 * (4 * 8 * 16)
+    assert share["flop_per_token"] == flop
+    assert share["value"] == pytest.approx(
+        100 * flop * 200 / (ceiling * 1e12)
+    )  # 100 tokens in the median step of 0.5 s

@@ -1,0 +1,293 @@
+"""What a training trial says beside its steps: phases, recipes, and what to try when memory ran out."""
+
+import dataclasses
+import functools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.commands.overrides import changed
+from bench.data.inputs import InputError
+from bench.harness import out_of_memory, phase_timer, termination
+from bench.harness.phase_timer import PHASES, PhaseClock
+from bench.harness.record import Clock, Record, Request
+from bench.predict import memory
+from bench.records import Trial, TrialError
+from bench.records.result import End
+from bench.workloads import training
+from tests.support.faults import OutOfMemoryError
+
+# Phases of a step -----------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """A device that reaches each event a millisecond after the one before; counts what is made and recorded."""
+
+    def __init__(self) -> None:
+        self.made, self.now_ms = 0, 0.0
+        self.cuda = SimpleNamespace(Event=self.event)
+
+    def event(self, *, enable_timing: bool) -> Any:
+        assert enable_timing
+        self.made += 1
+        event = SimpleNamespace(at=None)
+
+        def record() -> None:
+            self.now_ms += 1.0
+            event.at = self.now_ms
+
+        event.record = record
+        event.elapsed_time = lambda later: later.at - event.at
+        return event
+
+
+def run_step(clock: PhaseClock, accumulation: int) -> None:
+    clock.begin()
+    for _ in range(accumulation):
+        for phase in ("data", "forward", "backward"):
+            clock.end(phase)
+    clock.end("optimizer")
+
+
+def test_phases_by_device_events_are_in_seconds_add_up_over_micro_batches_and_take_the_same_events_again():
+    device = Device()
+    clock = PhaseClock(device, is_cuda=True)
+    for _ in range(5):
+        run_step(clock, 3)
+    assert clock.read() == pytest.approx({"data": 3e-3, "forward": 3e-3, "backward": 3e-3, "optimizer": 1e-3})
+    assert device.made == 1 + 3 * 3 + 1
+
+
+def test_phases_on_the_cpu_add_up_to_the_step(monkeypatch):
+    ticks = iter([10.0, 10.5, 12.5, 16.5, 17.5])
+    monkeypatch.setattr(phase_timer, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    clock = PhaseClock(SimpleNamespace(), is_cuda=False)
+    run_step(clock, 1)
+    assert clock.read() == {"data": 0.5, "forward": 2.0, "backward": 4.0, "optimizer": 1.0}
+
+
+@pytest.fixture
+def record(make_record) -> Record:
+    return make_record()
+
+
+def test_each_phase_becomes_a_measurement_with_its_interval(record):
+    training._add_phases(record, [dict.fromkeys(PHASES, seconds) for seconds in (0.1, 0.3, 0.2)])
+    assert [item.name for item in record.measurements] == [
+        *("step_data_sec", "step_forward_sec", "step_backward_sec", "step_optimizer_sec")
+    ]
+    for item in record.measurements:
+        assert item.interval is not None
+        assert (item.value, item.interval.median, item.interval.n) == (0.2, 0.2, 3)
+        assert item.context == {"clock": "host"}
+
+
+def test_a_trial_that_measured_no_step_has_no_phases_and_phases_are_no_steps(record):
+    training._add_phases(record, [])
+    assert record.measurements == []
+    record.steps.step_time_sec.extend([0.1, 0.1])
+    training._add_phases(record, [dict.fromkeys(PHASES, 0.1)])
+    assert record.steps_done == 2
+
+
+# Predicted memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("captured", ["yes", "no: not enough memory"])
+@pytest.mark.parametrize(
+    ("built", "notes", "counted_as"),
+    [
+        ("fast", "products eight", {}),
+        ("fast", "products bf16 (eight is not for this: a weight of 72 x 64)", {"products": "bf16"}),
+        (
+            "stock (fast is not for this: a bias on q_proj)",
+            None,
+            {"recipe": "stock", "held_layers": 0, "products": "bf16"},
+        ),
+    ],
+)
+def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_that_ran(
+    make_trial, model_folder, tmp_path, built, notes, counted_as, captured
+):
+    trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, products="eight")
+    record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
+    record.fingerprint |= {"recipe": built, "recipe_notes": notes, "step_captured": captured}
+    training._add_prediction(record)
+    (found,) = record.measurements
+    config = json.loads((model_folder / "config.json").read_text())
+    assert (found.name, found.value) == (
+        "predicted_peak_vram_bytes",
+        memory.peak_bytes(config, dataclasses.replace(trial, **counted_as), captured=captured == "yes"),
+    )
+    assert found.context == {"recipe": built.split()[0]}
+
+
+# Recipes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_was_built_instead_of_what_was_asked_for_is_a_flag_and_refused_by_strict(record, monkeypatch, strict):
+    said = "products bf16 (eight is not for this: no GPU)"
+    step = SimpleNamespace(
+        recipe="fast", notes=(said,), flags=(said,), optimizer_name="AdamW", model=SimpleNamespace(parameters=list)
+    )
+    monkeypatch.setattr(training, "load_base", lambda *_: None)
+    monkeypatch.setattr(training.recipes, "build", lambda *_: step)
+    record.request = dataclasses.replace(record.request, strict=strict)
+    record.fingerprint["model_parameters"] = 1
+    load = functools.partial(training._load, record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
+    if strict:
+        with pytest.raises(InputError, match=r"refused by --strict, before its first step: products bf16 \(eight is"):
+            load()
+    else:
+        load()
+        assert (record.flags, record.fingerprint["recipe_notes"]) == ([said], said)
+
+
+# Out of memory --------------------------------------------------------------------------------------------------------
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.68 GiB of which 1.20 GiB is "
+    "free. Including non-PyTorch memory, this process has 22.4 GiB memory in use."
+)
+CUDA_2_1 = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacty of 22.06 GiB of which 11.38 MiB is free"
+)
+CPU = "[enforce fail at alloc_cpu.cpp:132] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+
+
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        (CUDA, 2_684_354_560),
+        (CUDA_2_1, 20 << 20),
+        (f"{CPU}8589934592 bytes. Error code 12", 8 << 30),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", None),
+        ("std::bad_alloc", None),
+    ],
+)
+def test_the_allocation_that_failed_is_read_from_the_allocators_words(said, size):
+    assert out_of_memory.asked_bytes(said) == size
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"micro_batch_size": 8}, {"micro_batch_size": 4, "gradient_accumulation_steps": 2}),
+        (
+            {"micro_batch_size": 8, "gradient_accumulation_steps": 3},
+            {"micro_batch_size": 4, "gradient_accumulation_steps": 6},
+        ),
+        ({"recipe": "fast", "held_layers": 3, "micro_batch_size": 8}, {"held_layers": 0}),
+        ({"micro_batch_size": 9}, {"micro_batch_size": 3, "gradient_accumulation_steps": 3}),
+        ({"micro_batch_size": 7}, {"micro_batch_size": 1, "gradient_accumulation_steps": 7}),
+        ({"micro_batch_size": 2, "gradient_accumulation_steps": 4096}, {"micro_batch_size": 1}),
+        ({"micro_batch_size": 1, "gradient_checkpointing": False}, {"gradient_checkpointing": True}),
+        ({"micro_batch_size": 1, "max_seq_len": 2048}, {"max_seq_len": 1024}),
+        ({"micro_batch_size": 1, "max_seq_len": 64, "base_precision": "bf16"}, {"base_precision": "nf4"}),
+        ({"micro_batch_size": 1, "max_seq_len": 64}, None),
+        ({"kind": "inference", "micro_batch_size": 32}, {"micro_batch_size": 16}),
+        (
+            {"kind": "inference", "micro_batch_size": 1, "gradient_checkpointing": False, "max_seq_len": 512},
+            {"max_seq_len": 256},
+        ),
+        ({"kind": "loading", "base_precision": "bf16"}, {"base_precision": "nf4"}),
+        ({"kind": "loading"}, None),
+        ({"kind": "hardware"}, None),
+    ],
+)
+def test_the_next_to_try_changes_the_least_harmful_first(make_trial, fields, expected):
+    assert out_of_memory.next_to_try(make_trial(**fields), "warmup") == expected
+
+
+@pytest.mark.parametrize("batch", [2, 3, 6, 7, 8, 12, 16, 4096])
+def test_a_smaller_micro_batch_keeps_the_samples_of_a_step(make_trial, batch):
+    trial = make_trial(micro_batch_size=batch)
+    changes = out_of_memory.next_to_try(trial, "warmup")
+    assert changes["micro_batch_size"] < batch
+    assert changes["micro_batch_size"] * changes["gradient_accumulation_steps"] == batch
+
+
+def test_following_the_advice_ends_with_nothing_left_to_make_smaller(make_trial):
+    trial: Trial = make_trial(
+        micro_batch_size=16, max_seq_len=2048, gradient_checkpointing=False, base_precision="bf16"
+    )
+    taken = []
+    while (changes := out_of_memory.next_to_try(trial, "warmup")) is not None:
+        taken.append(next(iter(changes)))
+        trial = Trial(**{**trial.to_json(), "lora_targets": trial.lora_targets, **changes})
+    # 16 -> 1, checkpointing, 2048 -> 64, 4 bit
+    assert taken == [*["micro_batch_size"] * 4, "gradient_checkpointing", *["max_seq_len"] * 5, "base_precision"]
+
+
+def test_a_model_that_does_not_load_is_not_helped_by_a_smaller_batch(make_trial):
+    assert out_of_memory.next_to_try(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
+        "base_precision": "nf4"
+    }
+    said = out_of_memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30)
+    assert said.endswith("nothing in the trial makes it smaller: it needs a device with more memory")
+
+
+def test_the_reason_names_the_allocation_the_peak_and_what_to_paste(make_trial):
+    said = out_of_memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30)
+    assert said == (
+        "out of memory: 2.50 GiB more were asked for with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
+        "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
+    )
+    said = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")  # which names no size
+    assert said.startswith("out of memory: std::bad_alloc; peak RSS 3.0 MiB; next to try: micro_batch_size=1")
+
+
+def test_what_is_pasted_is_taken_by_the_flags(make_trial):
+    for fields in ({"micro_batch_size": 8}, {"micro_batch_size": 1, "gradient_checkpointing": False}):
+        trial = make_trial(**fields)
+        pasted = out_of_memory.explain(trial, "warmup", CUDA, None).split("next to try: ")[1].split()
+        changes = out_of_memory.next_to_try(trial, "warmup")
+        assert {key: getattr(changed(trial, pasted), key) for key in changes} == changes
+
+
+def test_a_trials_end_says_what_its_device_had_reached(record):
+    record.phase, record.peak_vram_bytes = "measure", 21 << 30
+    end, reason = termination.end_of(OutOfMemoryError(CUDA), record)
+    assert end is End.OUT_OF_MEMORY
+    assert "peak VRAM 21.00 GiB; next to try: micro_batch_size=1 gradient_accumulation_steps=2" in reason
+    record.peak_vram_bytes = None
+    assert "; peak RSS " in termination.end_of(OutOfMemoryError(CUDA), record)[1]
+
+
+# A trial by flags -----------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_read_as_the_type_of_their_field(make_trial):
+    settings = ["max_seq_len=256", "learning_rate=1e-3", "gradient_checkpointing=no", "lora_targets=q_proj, v_proj"]
+    trial = changed(make_trial(), [*settings, "optimizer=adamw_torch"])
+    assert (trial.max_seq_len, trial.learning_rate, trial.gradient_checkpointing) == (256, 1e-3, False)
+    assert (trial.lora_targets, trial.optimizer) == (("q_proj", "v_proj"), "adamw_torch")
+    assert trial.reason.startswith("a test; changed by hand: max_seq_len=256, learning_rate=1e-3, ")
+    assert changed(trial, ()) is trial
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("max_seq_len", "--set max_seq_len: expected key=value, e.g. --set max_seq_len=256"),
+        ("batch=4", "--set batch: unknown field; the fields are name, "),
+        ("max_seq_len=short", "--set max_seq_len: expected a whole number, found 'short'"),
+        ("max_seq_len=2.5", "--set max_seq_len: expected a whole number, found '2.5'"),
+        ("max_seq_len=4", "--set max_seq_len: expected 8 to 1048576, found 4"),
+        ("learning_rate=fast", "--set learning_rate: expected a number, found 'fast'"),
+        ("learning_rate=nan", "--set learning_rate: expected a finite number, found nan"),
+        ("gradient_checkpointing=maybe", "--set gradient_checkpointing: expected true or false, found 'maybe'"),
+        ("lora_targets=q_proj,", "--set lora_targets: expected at least one name of a linear layer"),
+        ("optimizer=sgd", "--set optimizer: expected one of paged_adamw_8bit, adamw_torch, found 'sgd'"),
+        ("recipe=", "--set recipe: expected one of "),
+        ("seed=1 seed=2", "--set seed: given twice"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_in_one_line(make_trial, settings, said):
+    with pytest.raises(TrialError) as caught:
+        changed(make_trial(), settings.split())
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)

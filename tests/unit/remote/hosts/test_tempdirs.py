@@ -1,0 +1,53 @@
+"""Temporary folders: gone at the end, and what a killed process left is gone at the next start."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from remote.hosts.tempdirs import scratch_folder
+
+
+def left(at: Path, name: str) -> Path:
+    """A folder as a killed process leaves it, a while ago."""
+    folder = at / name
+    folder.mkdir()
+    (folder / "context.tar").write_bytes(bytes(1000))
+    os.utime(folder, (1, 1))
+    return folder
+
+
+def test_a_folder_is_there_for_as_long_as_it_is_needed(tmp_path: Path) -> None:
+    with scratch_folder("ours-", tmp_path) as folder:
+        (folder / "file").touch()
+        assert folder.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(KeyError), scratch_folder("ours-", tmp_path):
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    dead = left(tmp_path, "ours-dead")
+    with scratch_folder("ours-", tmp_path):
+        assert not dead.exists()
+
+
+def test_what_others_use_or_made_stays(tmp_path: Path) -> None:
+    others, link, file = left(tmp_path, "theirs-1"), tmp_path / "ours-link", tmp_path / "ours-file"
+    link.symlink_to(others)
+    file.touch()
+    with scratch_folder("ours-", tmp_path) as in_use:
+        os.utime(in_use, (1, 1))
+        young = tmp_path / "ours-young"
+        young.mkdir()
+        with scratch_folder("ours-", tmp_path):
+            assert all(path.exists() for path in (others / "context.tar", link, file, in_use, young))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_folder_of_another_user_stays(tmp_path: Path) -> None:
+    theirs = left(tmp_path, "ours-theirs")
+    os.chown(theirs, 4711, 4711)
+    with scratch_folder("ours-", tmp_path):
+        assert (theirs / "context.tar").exists()

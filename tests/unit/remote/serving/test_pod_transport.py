@@ -1,0 +1,61 @@
+"""A server asked from within its pod: what the program there prints, and what it means."""
+
+import json
+
+import pytest
+
+from remote.hosts.command import Command
+from remote.hosts.host import Completed, HostUnreachable
+from remote.serving.client import ServerAway, ServerWrong
+from remote.serving.pod_transport import within
+
+
+class Pod:
+    """A host that prints what it was given."""
+
+    name, workdir, python = "pod", "/w", ("python3",)
+
+    def __init__(self, stdout: bytes, exit_code: int = 0) -> None:
+        self.stdout, self.exit_code = stdout, exit_code
+        self.ran: list[tuple[str, ...]] = []
+
+    def run(self, command: Command, **_given: object) -> Completed:
+        self.ran.append(command.argv)
+        return Completed(exit_code=self.exit_code, stdout=self.stdout, stderr=b"Traceback\nKeyError: POD_IP\n")
+
+
+def printed(status: int, body: bytes) -> bytes:
+    return json.dumps({"status": status, "reason": "OK"}).encode() + b"\n" + body
+
+
+def test_an_answer_comes_whole_and_the_key_is_in_no_argument() -> None:
+    pod = Pod(printed(200, b'{"data":\n[{"id": "tuned"}]}'))
+    assert within(pod).models() == ["tuned"]
+    ((*_, program, path),) = pod.ran
+    assert path == "/v1/models"
+    assert 'os.environ["VLLM_API_KEY"]' in program
+
+
+@pytest.mark.parametrize(
+    ("stdout", "code", "kind", "said"),
+    [
+        (printed(401, b"no"), 0, ServerWrong, "pod/v1/models: 401 OK: no"),
+        (printed(503, b"loading"), 0, ServerAway, "503 OK: loading"),
+        (b'{"away": "refused"}\n', 0, ServerAway, "refused"),
+        (b"", 1, ServerAway, "its pod could not ask it: Traceback KeyError: POD_IP"),
+        (b"[]\n", 0, ServerAway, "its pod could not ask it"),
+    ],
+)
+def test_what_is_no_answer_is_named(stdout: bytes, code: int, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        within(Pod(stdout, code)).models()
+
+
+def test_a_pod_that_is_gone_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_given: object, **_more: object) -> Completed:
+        raise HostUnreachable("no pod has index 0")
+
+    pod = Pod(b"")
+    monkeypatch.setattr(pod, "run", gone)
+    with pytest.raises(ServerAway, match="no pod has index 0"):
+        within(pod).models()

@@ -1,0 +1,393 @@
+"""The live view: what the table and the plain lines say, at 80 columns, with many threads and with odd names."""
+
+import io
+import sys
+import threading
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from bench.records import suite
+from bench.records.result import End
+from bench.records.run import PlannedTrial, Progress
+from remote.fleet.events import FleetEvent, Happening
+from tasks.fleet.live_display import LiveView, dollars, duration, number
+
+WORKERS = ("worker-0", "worker-1")
+
+
+@dataclass
+class Scene:
+    """A view of the quick suite on two workers, its console, and the time `now`, in seconds, which a test moves."""
+
+    price: float | None = None
+    plain: bool = False
+    expected: float | None = 60.0
+    workers: tuple[str, ...] = WORKERS
+    encoding: str = "utf-8"
+    terminal: bool = False
+    height: int = 25
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.bytes = io.BytesIO()
+        self.console = Console(
+            file=io.TextIOWrapper(self.bytes, encoding=self.encoding, write_through=True),
+            width=80,
+            height=self.height,
+            force_terminal=self.terminal,
+            legacy_windows=False,
+            color_system=None,
+            highlight=False,
+        )
+        planned = [
+            PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker)
+            for trial in suite("quick", "tiny", "m", "d")
+            for worker in self.workers
+        ]
+        self.view = LiveView(
+            run_id="20251120-quick",
+            planned=planned,
+            workers=self.workers,
+            expected_sec={trial.trial_id: self.expected for trial in planned},
+            price_usd_per_gpu_hour=self.price,
+            console=self.console,
+            plain=self.plain,
+            clock=lambda: self.now,
+        )
+
+    def tell(
+        self, happening: Happening, worker: str = "worker-0", trial: str | None = "baseline", **more: object
+    ) -> None:
+        trial_id = f"{trial}.{worker}" if trial is not None else None
+        self.view.handle(FleetEvent(happening=happening, worker=worker, trial_id=trial_id, **more))  # type: ignore[arg-type]
+
+    def step(self, step: int, phase: str = "measure", rate: float | None = 1.5, worker: str = "worker-0") -> None:
+        progress = Progress(phase=phase, step=step, steps=18, elapsed_sec=0.0, samples_per_sec=rate)
+        self.tell(Happening.PROGRESS, worker, progress=progress)
+
+    def table(self) -> list[str]:
+        """The table as it is drawn now, one text a line."""
+        with self.console.capture() as capture:
+            self.console.print(self.view.render())
+        return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+
+    def said(self) -> list[str]:
+        return self.bytes.getvalue().decode(self.encoding).splitlines()
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left(scene: Scene) -> None:
+    scene.tell(Happening.STARTED)
+    scene.now += 12
+    scene.step(9)
+    assert scene.table() == [
+        "20251120-quick · 0/4 trials ended · 0:12 · about 2:00 left",
+        "worker   trial    phase    step             samples/s elapsed left",
+        "worker-0 baseline measure  ━━━━╌╌╌╌ 9/18          1.5    0:12 0:48",
+        "worker-1 -        idle                              -       -    -",
+    ]
+
+
+def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
+    scene = Scene(price=2.0)
+    scene.tell(Happening.STARTED)
+    scene.now += 1800
+    scene.tell(Happening.ENDED, end=End.SUCCEEDED)
+    scene.tell(Happening.STARTED, "worker-1")
+    scene.now += 900
+    header, cost, _, idle, busy = scene.table()
+    assert header.startswith("20251120-quick · 1/4 trials ended · 45:00")
+    assert cost == "cost so far $1.50, at $2.00 per GPU hour"
+    assert busy.split()[:2] == ["worker-1", "baseline"]
+    assert busy.split()[-1] == "$0.5000"
+    assert idle.split()[-1] == "-"
+
+
+def test_an_unknown_expectation_is_a_dash_and_promises_nothing() -> None:
+    scene = Scene(expected=None)
+    scene.tell(Happening.STARTED)
+    scene.now += 12
+    header, _, row, _ = scene.table()
+    assert "left" not in header
+    assert row.split()[-2:] == ["0:12", "-"]
+
+
+def test_past_its_expectation_a_trial_says_by_how_much(scene: Scene) -> None:
+    scene.tell(Happening.STARTED)
+    scene.now += 75
+    assert scene.table()[2].endswith("1:15 +0:15")
+
+
+def test_failures_are_counted_in_the_header_and_cancelled_trials_apart(scene: Scene) -> None:
+    scene.tell(Happening.ENDED, end=End.OUT_OF_MEMORY, reason="x")
+    scene.tell(Happening.ENDED, "worker-1", end=End.CANCELLED)
+    assert scene.table()[0].startswith("20251120-quick · 2/4 trials ended · 1 failed · 1 cancelled · ")
+
+
+def test_a_trial_a_resumed_run_meets_again_keeps_the_time_it_already_took(scene: Scene) -> None:
+    with scene.view:
+        scene.tell(Happening.ATTACHED)
+        scene.tell(Happening.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
+        assert scene.table()[2].endswith("0:40 0:20")
+    assert scene.said()[1] == "[0:00] worker-0 baseline: still there, followed again"
+
+
+def test_a_retry_is_shown_and_its_attempt_counted(scene: Scene) -> None:
+    with scene.view:
+        scene.tell(Happening.STARTED)
+        scene.tell(Happening.RETRYING, reason="worker-0 did not answer")
+        scene.tell(Happening.STARTED, attempt=2)
+        assert "baseline (attempt 2)" in scene.table()[2]
+    assert scene.said()[1:4] == [
+        "[0:00] worker-0 baseline: started",
+        "[0:00] worker-0 baseline: will be tried again: worker-0 did not answer",
+        "[0:00] worker-0 baseline: started (attempt 2)",
+    ]
+
+
+def test_a_lost_worker_is_shown_until_it_is_back(scene: Scene) -> None:
+    with scene.view:
+        scene.tell(Happening.STARTED)
+        scene.tell(Happening.WORKER_LOST, trial=None, reason="silent for 60 s")
+        assert scene.table()[2].split()[:3] == ["worker-0", "-", "lost"]
+        scene.tell(Happening.WORKER_BACK, trial=None)
+        assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
+    assert scene.said()[2:4] == ["[0:00] worker-0: lost: silent for 60 s", "[0:00] worker-0: back"]
+
+
+def test_the_leader_of_a_gang_is_not_called_lost_for_another_worker(scene: Scene) -> None:
+    with scene.view:
+        scene.tell(Happening.WORKER_LOST, trial=None, reason="worker-1: no sign of life")
+        scene.tell(Happening.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
+    assert scene.said()[1:3] == [
+        "[0:00] worker-0: waits for worker-1: no sign of life",
+        "[0:00] worker-0: lost: no sign of life",
+    ]
+
+
+def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in(scene: Scene) -> None:
+    with scene.view:
+        for worker in ("worker-0", "worker-1"):
+            scene.tell(Happening.STARTED, worker)
+        for worker in ("worker-0", "worker-1"):
+            scene.tell(Happening.SHUT_OUT, worker, trial=None, reason="log in again")
+        assert scene.table()[2].split()[:4] == ["worker-0", "-", "shut", "out"]
+        for worker in ("worker-0", "worker-1"):
+            scene.tell(Happening.WORKER_BACK, worker, trial=None)
+        assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
+    assert scene.said()[3:5] == [
+        "[0:00] worker-0: cannot be asked: log in again; what runs goes on, and so does this run once you are let in",
+        "[0:00] worker-0: can be asked again: the run goes on",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("began", "end", "reason", "words"),
+    [
+        (Happening.ATTACHED, End.SUCCEEDED, None, "done"),  # no duration, which nobody measured
+        (Happening.STARTED, End.CANCELLED, "cancelled by the operator", "cancelled, in 0:01, by the operator"),
+        (Happening.STARTED, End.FAILED, "because " * 30 + "END", f"FAILED, in 0:01, {'because ' * 30}END"),
+        (Happening.STARTED, End.FAILED, "a\x1b[2Jb\nc\rd\ud800", "FAILED, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
+    ],
+    ids=["followed again", "cancelled", "a long reason", "control characters"],
+)
+def test_an_end_is_one_whole_plain_line_with_what_was_measured(
+    began: Happening, end: End, reason: str | None, words: str, scene: Scene
+) -> None:
+    with scene.view:
+        scene.tell(began)
+        scene.now += 1
+        scene.tell(Happening.ENDED, end=end, reason=reason)
+    assert scene.said()[2:-1] == [f"[0:01] worker-0 baseline: {words}"]
+
+
+def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
+    with scene.view:
+        scene.tell(Happening.STARTED)
+        scene.step(0, "load", None)
+        for step in range(1, 19):
+            scene.now += 2
+            scene.step(step, "warmup" if step < 4 else "measure", None if step < 4 else 1.5)
+        scene.tell(Happening.ENDED, end=End.SUCCEEDED)
+        scene.tell(Happening.ENDED, "worker-1", end=End.TIMED_OUT, reason="deadline of 300 s passed")
+    assert scene.said() == [
+        "20251120-quick · 0/4 trials ended · 0:00 · about 2:00 left",
+        "[0:00] worker-0 baseline: started",
+        "[0:00] worker-0 baseline: load",
+        "[0:02] worker-0 baseline: warmup 1/18",
+        "[0:08] worker-0 baseline: measure 4/18, 1.5 samples/s",
+        "[0:36] worker-0 baseline: done, 1.5 samples/s, in 0:36",
+        "[0:36] worker-1 baseline: TIMED_OUT, deadline of 300 s passed",
+        "20251120-quick · 2/4 trials ended · 1 failed · 0:36 · about 1:00 left",
+    ]
+
+
+def test_a_long_phase_gives_one_plain_sign_of_life_a_minute(scene: Scene) -> None:
+    with scene.view:
+        scene.tell(Happening.STARTED)
+        for step in range(100):
+            scene.now += 3
+            scene.step(step)
+    assert [line for line in scene.said() if "measure" in line] == [
+        "[0:03] worker-0 baseline: measure, 1.5 samples/s",
+        "[1:03] worker-0 baseline: measure 20/18, 1.5 samples/s",
+        "[2:03] worker-0 baseline: measure 40/18, 1.5 samples/s",
+        "[3:03] worker-0 baseline: measure 60/18, 1.5 samples/s",
+        "[4:03] worker-0 baseline: measure 80/18, 1.5 samples/s",
+    ]
+
+
+def test_names_with_brackets_are_words_not_markup() -> None:
+    scene = Scene(workers=("[bold]gpu[bold]", "a [link=x]b"))
+    scene.tell(Happening.STARTED, "[bold]gpu[bold]")
+    assert scene.table()[2].startswith("[bold]gpu[bol…"), "shown as it is, cut to the column"
+    scene.tell(Happening.ENDED, "[bold]gpu[bold]", end=End.FAILED, reason="[/red] :smile: [x]")
+    assert scene.said()[-1] == "[0:00] [bold]gpu[bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
+
+
+def test_an_ascii_terminal_gets_ascii() -> None:
+    scene = Scene(encoding="ascii")
+    scene.tell(Happening.STARTED)
+    scene.step(9)
+    assert scene.table()[2].startswith("worker-0 baseline measure  ####.... 9/18")
+    scene.tell(Happening.ENDED, end=End.FAILED, reason="Gerät voll")
+    assert scene.said()[-1].endswith("Ger\\xe4t voll")
+
+
+@pytest.mark.parametrize("price", [None, 2.0])
+def test_every_line_of_a_large_fleet_fits_80_columns_and_the_screen(price: float | None) -> None:
+    scene = Scene(workers=tuple(f"oke-node-pool-gpu-{n:04}" for n in range(40)), price=price, height=24)
+    for worker in scene.workers[10:]:
+        scene.tell(Happening.STARTED, worker, trial="optimized")
+        scene.now += 3600
+        scene.step(18, worker=worker, rate=1234.5)
+    lines = scene.table()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 23
+    assert lines[-2].split()[2] == "measure", "busy workers come first"
+    assert lines[-1].split() == ["+", "22", "more", "12", "busy"]
+    assert "samples/s" in lines[2 if price else 1]
+
+
+def test_on_a_terminal_the_table_is_drawn_and_ends_stay_above_it() -> None:
+    scene = Scene(terminal=True)
+    with scene.view:
+        scene.tell(Happening.STARTED)
+        scene.tell(Happening.ENDED, end=End.SUCCEEDED)
+    screen = scene.bytes.getvalue().decode()
+    assert "samples/s elapsed" in screen, "the table"
+    assert "worker-0 baseline: done, in 0:00" in screen
+    assert "started" not in screen, "the table says it"
+    assert screen.rstrip().splitlines()[-1].endswith("20251120-quick · 1/4 trials ended · 0:00 · about 2:00 left")
+
+
+@pytest.mark.parametrize("dumb", [True, False])
+def test_a_dumb_terminal_and_the_plain_flag_get_plain_lines(dumb: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if dumb:
+        monkeypatch.setenv("TERM", "dumb")
+    scene = Scene(terminal=True, plain=not dumb)
+    with scene.view:
+        scene.tell(Happening.STARTED)
+    assert b"\x1b" not in scene.bytes.getvalue()
+    assert "[0:00] worker-0 baseline: started" in scene.said()
+
+
+def test_events_of_unknown_workers_and_trials_are_shown_too(scene: Scene) -> None:
+    scene.tell(Happening.PROGRESS, "stranger", trial="x", progress=None)
+    scene.tell(Happening.STARTED, "stranger", trial="x")
+    assert scene.table()[-1].startswith("stranger x.stranger starting")
+    scene.tell(Happening.ENDED, "stranger", trial=None)
+    assert scene.said()[-1] == "[0:00] stranger x.stranger: ended, in 0:00"
+
+
+def test_a_reader_that_went_away_stops_the_lines_not_the_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+        def fileno(self) -> int:
+            raise OSError
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    scene.console.file = Closed()
+    scene.tell(Happening.ENDED, end=End.SUCCEEDED)
+    scene.tell(Happening.ENDED, "worker-1", end=End.SUCCEEDED)
+    assert scene.console.quiet
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_events_from_many_threads_are_all_counted(terminal: bool) -> None:
+    scene = Scene(terminal=terminal, workers=tuple(f"w{n}" for n in range(16)))
+    gate = threading.Barrier(16)
+
+    def work(worker: str) -> None:
+        gate.wait(timeout=30)
+        for trial in ("baseline", "optimized"):
+            scene.tell(Happening.STARTED, worker, trial=trial)
+            for step in range(50):
+                scene.step(step, worker=worker)
+            scene.tell(Happening.ENDED, worker, trial=trial, end=End.SUCCEEDED)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in scene.workers]
+    with scene.view:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not any(thread.is_alive() for thread in threads)
+    assert scene.table()[0] == "20251120-quick · 32/32 trials ended · 0:00"
+    assert sum("done" in line for line in scene.said()) == 32
+
+
+ODD_TEXT = st.text(st.characters(), max_size=30)
+EVENTS = st.builds(
+    FleetEvent,
+    happening=st.sampled_from(Happening),
+    worker=ODD_TEXT,
+    trial_id=st.none() | ODD_TEXT,
+    attempt=st.integers(),
+    end=st.none() | st.sampled_from(End),
+    reason=st.none() | ODD_TEXT,
+    progress=st.none()
+    | st.builds(
+        Progress,
+        phase=ODD_TEXT,
+        step=st.integers(),
+        steps=st.integers(),
+        elapsed_sec=st.floats(),
+        samples_per_sec=st.none() | st.floats(),
+        loss=st.none() | st.floats(),
+    ),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    events=st.lists(EVENTS, max_size=6), encoding=st.sampled_from(["utf-8", "ascii", "latin-1"]), plain=st.booleans()
+)
+def test_no_event_however_odd_raises(events: list[FleetEvent], encoding: str, plain: bool) -> None:
+    scene = Scene(encoding=encoding, plain=plain, price=2.0)
+    with scene.view:
+        for event in events:
+            scene.view.handle(event)
+    assert all(cell_len(line) <= 80 for line in scene.table())  # in columns: some characters take none, some two
+    assert not scene.console.quiet
+
+
+def test_amounts_are_short_and_say_when_they_are_unknown() -> None:
+    assert [duration(value) for value in (0, 59.6, 3599, 3600, 90_061, -5, float("nan"))] == [
+        *("0:00", "1:00", "59:59", "1:00:00", "25:01:01", "0:00", "0:00"),
+    ]
+    assert [number(value) for value in (None, float("inf"), 0.00123, 1.4567, 49.13, 5820.4)] == [
+        *("-", "-", "0.00123", "1.46", "49.1", "5820"),
+    ]
+    assert [dollars(value) for value in (0.00012, 0.1142, 2, 1234.5)] == ["$0.0001", "$0.1142", "$2.00", "$1234.50"]
