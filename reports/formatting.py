@@ -128,13 +128,13 @@ def listing(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
 
 
-def some(items: Sequence[str], most: int = 8) -> str:
+def first_n(items: Sequence[str], most: int = 8) -> str:
     """All of a few items, the first of many and how many more."""
     rest = len(items) - most
     return ", ".join(items) if rest <= 0 else f"{', '.join(items[:most])} and {rest:,} more"
 
 
-def broken(name: str, width: int) -> str:
+def with_breaks(name: str, width: int) -> str:
     """`name` in lines of at most `width` characters, broken after a space, hyphen, underscore or slash if possible."""
     lines = [""]
     for part in re.findall(r"[^\s\-_/]*[\s\-_/]?", name):

@@ -44,5 +44,5 @@ ns = Collection(
     Collection("vm", image.check, image.engine),
 )
 for collection in (ns, *ns.collections.values()):
-    for one in collection.tasks.values():
-        one.auto_shortflags = False  # one letter would mean different things in different tasks
+    for task in collection.tasks.values():
+        task.auto_shortflags = False  # one letter would mean different things in different tasks

@@ -45,7 +45,7 @@ class UsageError(TaskFailed):
 
 
 @contextlib.contextmanager
-def touching(what: object, remedy: str = "") -> Iterator[None]:
+def file_errors(what: object, remedy: str = "") -> Iterator[None]:
     """Within, a file is read or written. Raises UsageError where that fails: `what` failed, why, and the remedy; on a
     full disk Resumable.
     """
@@ -53,14 +53,16 @@ def touching(what: object, remedy: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in DISK:
-            raise of_disk(f"{what}: ", error) from None
+            raise disk_error(f"{what}: ", error) from None
         raise UsageError(f"{what}: {error.strerror or error}{remedy}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{what}: not UTF-8 text{remedy}") from None
 
 
 @contextlib.contextmanager
-def ending_as(end: type[TaskFailed], *errors: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
+def translate_errors(
+    end: type[TaskFailed], *errors: type[Exception], before: str = "", after: str = ""
+) -> Iterator[None]:
     """Within, each of these errors ends the task as `end`, in its own words between those before and after it."""
     try:
         yield
@@ -71,22 +73,22 @@ def ending_as(end: type[TaskFailed], *errors: type[Exception], before: str = "",
 def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Within, the results folder or something in it is written. Raises UsageError where that fails."""
     remedy = "; check owner, permissions and free space, or set results.folder to another folder"
-    return touching(f"results.folder: {folder}: cannot be written", remedy)
+    return file_errors(f"results.folder: {folder}: cannot be written", remedy)
 
 
-class Resumable(TaskFailed):
+class RetryableError(TaskFailed):
     """Stopped by something that may pass; the message ends with the command that resumes. Exit code 3."""
 
     exit_code = 3
 
 
-def of_disk(before: str, error: OSError) -> Resumable:
+def disk_error(before: str, error: OSError) -> RetryableError:
     """What is said of an error of DISK, with what mends it."""
     remedy = "make the disk writable" if error.errno == errno.EROFS else "free space there"
-    return Resumable(f"{before}{error.strerror}; {remedy}, then type the same again")
+    return RetryableError(f"{before}{error.strerror}; {remedy}, then type the same again")
 
 
-class Refused(TaskFailed):
+class ConfirmationRequired(TaskFailed):
     """Refused because it would not be safe: a checksum, a host key, another run's lock. Exit code 4."""
 
     exit_code = 4

@@ -18,7 +18,7 @@ import pytest
 
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from tests.support.forked import BENCH, INV, ForkServer
 from tests.support.hosts.local_fleet import LocalFleet, mounted
 from tests.support.machines.ssh_client import SshClient
@@ -188,7 +188,7 @@ def measured(
             said, complaint = process.communicate(timeout=240)
         assert (process.returncode, complaint) == (0, "")
         result = TrialResult.read(tmp_path / "out" / "result.json")
-        assert (result.status, result.reason) == (End.SUCCEEDED, None)
+        assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
         return result, said
 
     return run
@@ -235,7 +235,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for reason, count in sorted(reasons.items()):
         terminalreporter.line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
     if any(
-        re.search(r"is not installed|apt-get install|cluster needs [a-z]|needs a C compiler", one) for one in reasons
+        re.search(r"is not installed|apt-get install|cluster needs [a-z]|needs a C compiler", reason)
+        for reason in reasons
     ):
         terminalreporter.line("`make system` installs the missing programs (as root, on Debian)")
 

@@ -14,7 +14,7 @@ from bench.workloads.finetune import evaluate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ChatRequest:
     """`conversations`: the user's turns of each; an answer has `most` tokens at most."""
 
     trial: Trial
@@ -25,14 +25,14 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class ChatAnswer:
     """The answers of each conversation, and how many did not end by themselves."""
 
     answers: list[list[str]]
     unended: int
 
 
-def ask(wish: Wish, say: Callable[[str], None]) -> Answered:
+def ask(wish: ChatRequest, say: Callable[[str], None]) -> ChatAnswer:
     """`say` gets each answer as it comes. Raises InputError and Refused."""
     model, adapter = Path(wish.trial.model), Path(wish.adapter)
     check_base(model, adapter, wish.model_sha256)
@@ -48,5 +48,5 @@ def ask(wish: Wish, say: Callable[[str], None]) -> Answered:
             messages.append({"role": "assistant", "content": text})
             unended += not has_ended
             say(text if has_ended else f"{text} [not ended after {wish.most} tokens]")
-        found.append([one["content"] for one in messages if one["role"] == "assistant"])
-    return Answered(answers=found, unended=unended)
+        found.append([message["content"] for message in messages if message["role"] == "assistant"])
+    return ChatAnswer(answers=found, unended=unended)

@@ -33,13 +33,13 @@ from bench.qlora.step import Placement, place
 from bench.records import Trial
 from bench.records.training import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
-from bench.workloads.finetune.steps.group import Group
+from bench.workloads.finetune.steps.group import RankGroup
 
 TRAINED, BF16, MERGED, FOLDER = "trained", "bf16", "merged-{}", "folder"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class CheckRequest:
     """What to check. `merged` is the folder of a merge, None before there is one."""
 
     trial: Trial
@@ -52,7 +52,7 @@ class Wish:
 class Checker:
     """The forms of one adapter, measured one after the other; one model is in memory at a time."""
 
-    def __init__(self, wish: Wish, say: Callable[[str], None], keep_in: Path | None) -> None:
+    def __init__(self, wish: CheckRequest, say: Callable[[str], None], keep_in: Path | None) -> None:
         """Raises InputError and Refused."""
         self.wish, self.say, self.trial = wish, say, wish.trial
         model, adapter = Path(wish.trial.model), Path(wish.adapter)
@@ -122,10 +122,10 @@ class Checker:
 
     def _trained(self) -> tuple[list[float], list[generation.Given]]:
         step, peft_model = lora.as_trained(self.modules, self.trial, self.placement, Path(self.wish.adapter))
-        rows = training_set.Rows(self.material, self.tokenizer)
+        rows = training_set.RowRange(self.material, self.tokenizer)
         with evaluate.evaluating(self.modules.torch, step.model):
             losses = evaluate.losses_of(
-                self.modules.torch, step, self.material, rows, Group(self.modules.torch), lambda _: None
+                self.modules.torch, step, self.material, rows, RankGroup(self.modules.torch), lambda _: None
             )
         with evaluate.evaluating(self.modules.torch, step.model), step.precision():
             return losses, generation.answer(self.modules, peft_model, self.tokenizer, self.asked, self.ends)
@@ -136,7 +136,7 @@ class Checker:
 
     def _of_merged(self, base: str) -> tuple[list[float], list[generation.Given]]:
         model = self._loaded(Path(self.trial.model))
-        merged = lora.Merged(modules=self.modules, lora=self.lora, base=base)
+        merged = lora.MergedWeights(modules=self.modules, lora=self.lora, base=base)
         missing = set(self.lora.pairs)
         with self.modules.torch.no_grad():
             for name, weight in model.named_parameters():

@@ -17,7 +17,7 @@ Given = tuple[str, bool]  # an answer's text, and whether the model ended it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PromptCase:
     """A prompt's tokens, the known answer's, with the token that ends it, and where both come from."""
 
     place: str
@@ -34,7 +34,7 @@ class Question:
         return self.known[-1]
 
 
-def questions(examples: Sequence[Example], count: int) -> list[Question]:
+def questions(examples: Sequence[Example], count: int) -> list[PromptCase]:
     """The last answer of each of the first `count` examples and what stands before it."""
     found = []
     for example in examples[:count]:
@@ -42,11 +42,11 @@ def questions(examples: Sequence[Example], count: int) -> list[Question]:
         first = example.targets.rfind(0, 0, last) + 1
         ids = example.ids.tolist()
         place = f"{example.file}: line {example.line}"
-        found.append(Question(place=place, prompt=ids[:first], known=ids[first : last + 1]))
+        found.append(PromptCase(place=place, prompt=ids[:first], known=ids[first : last + 1]))
     return found
 
 
-def answer(modules: Any, model: Any, tokenizer: Any, asked: Sequence[Question], ends: Collection[int]) -> list[Given]:
+def answer(modules: Any, model: Any, tokenizer: Any, asked: Sequence[PromptCase], ends: Collection[int]) -> list[Given]:
     """The model's answers, each ended by one of `ends` or by its limit. Raises InputError without any end."""
     if not ends:
         raise InputError("no token ends an answer: eos_token_id is missing in the model's files")

@@ -92,7 +92,7 @@ def through_nf4(modules: torch_stack.Stack, weight: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merged:
+class MergedWeights:
     """A base's weights with the adapter in them, as bf16; `base` is bf16, or nf4 for the base as it was trained on."""
 
     modules: torch_stack.Stack

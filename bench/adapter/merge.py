@@ -40,7 +40,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class MergeRequest:
     """What to merge, and where to. `card` is the text of README.md, `end_ids` are the tokens that end an answer."""
 
     model: str
@@ -56,7 +56,7 @@ class Wish:
             raise InputError(f"base: expected one of {', '.join(BASES)}, found {self.base!r}")
 
 
-def merge(wish: Wish, say: Callable[[str], None]) -> MergeFacts:
+def merge(wish: MergeRequest, say: Callable[[str], None]) -> MergeFacts:
     """Make the folder, or go on with it, or verify it. Raises InputError, Refused and OSError."""
     model, adapter, out = Path(wish.model), Path(wish.adapter), Path(wish.out)
     check_base(model, adapter, wish.model_sha256)
@@ -98,7 +98,7 @@ def _ends(model: Path) -> set[int]:
     for document in (config_of(model), _generation(model)):
         given = document.get("eos_token_id")
         ends.update(given if isinstance(given, list) else [given])
-    return {one for one in ends if type(one) is int}
+    return {end for end in ends if type(end) is int}
 
 
 def _generation(model: Path) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _write_shards(
 ) -> None:
     modules = torch_stack.load()
     device = "cuda" if modules.torch.cuda.is_available() else "cpu"
-    merged = lora.Merged(modules=modules, lora=found, base=base)
+    merged = lora.MergedWeights(modules=modules, lora=found, base=base)
     for number, (name, shapes) in enumerate(shards.items(), 1):
         if name in done:
             say(f"shard {number} of {len(shards)}: {name} is there already, verified")
@@ -176,7 +176,7 @@ def _write_shards(
         say(f"shard {number} of {len(shards)}: {name}, {(part / name).stat().st_size / 1e6:,.1f} MB, read back")
 
 
-def _one(file: Any, device: str, merged: lora.Merged, name: str) -> Any:
+def _one(file: Any, device: str, merged: lora.MergedWeights, name: str) -> Any:
     return merged(name, file.get_tensor(name).to(device))
 
 

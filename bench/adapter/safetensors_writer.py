@@ -17,7 +17,7 @@ ALIGNED = 8
 _PIECE = 1 << 22
 
 
-class Different(OSError):
+class ShardMismatch(OSError):
     """What was read back is not what was written."""
 
 
@@ -49,7 +49,7 @@ def write(path: Path, shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[s
             file.flush()
             os.fsync(file.fileno())
         if read_back(part) != digest.hexdigest():
-            raise Different(5, "read back other bytes than were written; the disk cannot be trusted", str(path))
+            raise ShardMismatch(5, "read back other bytes than were written; the disk cannot be trusted", str(path))
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.adapter.base_check import check_base
-from bench.data.inputs import InputError, Refused
+from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
@@ -22,7 +22,7 @@ _LOOK_SEC = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class StageRequest:
     """`volumes`: the folders that the server's container sees as well; `wait_sec`: how long the adapter may take."""
 
     model: str
@@ -35,20 +35,20 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laid:
+class ServingLayout:
     """Where base and adapter are now."""
 
     base: str
     adapter: str
 
 
-def lay(wish: Wish, say: Callable[[str], None]) -> Laid:
+def stage_adapter(wish: StageRequest, say: Callable[[str], None]) -> ServingLayout:
     """Raises InputError, Refused for another base, template or adapter than the training's, and OSError."""
     model, adapter, into = Path(wish.model), Path(wish.adapter), Path(wish.into)
     check_model(model)  # what is wrong with it is said before anything is waited for
     _await(adapter / SUMS_FILE, wish.wait_sec, say)
     if sha256_of(adapter / ADAPTER) != wish.adapter_sha256:
-        raise Refused(f"{adapter / ADAPTER}: its sha256 is not that of the training; remove the folder")
+        raise InputRejected(f"{adapter / ADAPTER}: its sha256 is not that of the training; remove the folder")
     check_base(model, adapter, wish.model_sha256)
     into.mkdir(parents=True, exist_ok=True)
     if any(model.is_relative_to(volume) for volume in wish.volumes):
@@ -60,7 +60,7 @@ def lay(wish: Wish, say: Callable[[str], None]) -> Laid:
         shutil.copytree(model, part)
         part.rename(into / BASE)
     _link(into / SERVED, adapter)
-    return Laid(base=str(into / BASE), adapter=str(into / SERVED))
+    return ServingLayout(base=str(into / BASE), adapter=str(into / SERVED))
 
 
 def _await(path: Path, within_sec: float, say: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from bench.commands.overrides import changed
 from bench.data.conversations import read_data
-from bench.data.inputs import InputError, Refused
+from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.data.trial_inputs import check_trials
 from bench.harness.termination import EXIT_NOBODY_READS, EXIT_REFUSED
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.act(arguments)
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
-        return EXIT_REFUSED if isinstance(error, Refused) else 2
+        return EXIT_REFUSED if isinstance(error, InputRejected) else 2
     except BrokenPipeError:
         return EXIT_NOBODY_READS
     except OSError as error:  # a folder that demo or selfcheck cannot write to; `run` handles its own
@@ -232,9 +232,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from bench.commands.job_runner import Attempts, order_of
+    from bench.commands.job_runner import JobRunner, order_of
 
-    return Attempts(order_of(os.environ), arguments.rank, arguments.service).until_the_end()
+    return JobRunner(order_of(os.environ), arguments.rank, arguments.service).until_the_end()
 
 
 def _trial_by_flags(arguments: argparse.Namespace) -> Trial | None:

@@ -26,7 +26,7 @@ from bench.harness.termination import EXIT_BAD_INPUT, EXIT_REFUSED
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, schema
 from bench.records.checksummed import ResultError
 from bench.records.paths import CHECKPOINTS_FOLDER, ORDER_VARIABLE, RESULT_FILE
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import Order, OrderEnd
 from bench.records.training import is_at_its_limit
 from bench.workloads.distributed.torchrun import DID_NOT_COME
@@ -36,7 +36,7 @@ NAMED_WITHIN_SEC = 120.0  # a new pod's name is known to the cluster's DNS some 
 EXIT_STOPPED = 143
 
 
-class Attempts:
+class JobRunner:
     """The part of pod `rank`, counted from 0, in the training of an order; `service` gives the pods their names."""
 
     def __init__(self, order: Order, rank: int, service: str) -> None:
@@ -60,7 +60,7 @@ class Attempts:
         if end is None:
             return EXIT_STOPPED
         print(f"{self.order.run_id}: {end.end.value}: {end.reason or 'trained'}", flush=True)
-        return 0 if end.end is End.SUCCEEDED else 1
+        return 0 if end.end is TrialStatus.SUCCEEDED else 1
 
     def _stop(self, _number: int, _frame: object) -> None:
         self._is_stopped = True
@@ -112,10 +112,12 @@ class Attempts:
         """After an attempt of the first pod: write the training's end, unless another attempt may do better."""
         result = self._result(number)
         if result is None and code in (EXIT_BAD_INPUT, EXIT_REFUSED):
-            self._end(number, End.FAILED, f"exit {code}: {last_words}")
+            self._end(number, TrialStatus.FAILED, f"exit {code}: {last_words}")
         elif result is None:
             self._again(number, f"exit {code}, without a result")
-        elif result.status is End.LOST or (result.status is End.PREEMPTED and not is_at_its_limit(result.reason)):
+        elif result.status is TrialStatus.LOST or (
+            result.status is TrialStatus.PREEMPTED and not is_at_its_limit(result.reason)
+        ):
             self._again(number, result.reason or result.status.value)
         else:
             self._end(number, result.status, result.reason)
@@ -128,12 +130,12 @@ class Attempts:
         spent = [one for one in numbers_in(self.folder, self.order.planned.trial_id) if one > self.order.after]
         counted = [one for one in spent if not self._was_outside(one)]
         if len(counted) > self.order.max_restarts:
-            self._end(number, End.LOST, f"{reason}; train.max_restarts: {self.order.max_restarts} are used up")
+            self._end(number, TrialStatus.LOST, f"{reason}; train.max_restarts: {self.order.max_restarts} are used up")
 
     def _was_outside(self, number: int) -> bool:
         """Whether an attempt ended because a pod was drained, preempted, or not there yet."""
         result = self._result(number)
-        return result is not None and (result.status is End.PREEMPTED or DID_NOT_COME in (result.reason or ""))
+        return result is not None and (result.status is TrialStatus.PREEMPTED or DID_NOT_COME in (result.reason or ""))
 
     def _result(self, number: int) -> TrialResult | None:
         try:
@@ -141,7 +143,7 @@ class Attempts:
         except ResultError:
             return None
 
-    def _end(self, number: int, end: End, reason: str | None) -> None:
+    def _end(self, number: int, end: TrialStatus, reason: str | None) -> None:
         OrderEnd(attempt=number, end=end, reason=reason).write(self.folder, self.order.turn)
 
 

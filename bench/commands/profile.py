@@ -19,11 +19,11 @@ from typing import Any
 
 from bench import torch_stack
 from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
-from bench.data.inputs import Conversation, InputError
+from bench.data.inputs import ConversationStats, InputError
 from bench.data.trial_inputs import check_trial
 from bench.machine.isolation import require_gpu_of
 from bench.qlora import recipes
-from bench.qlora.session import Session
+from bench.qlora.session import TorchSession
 from bench.qlora.step import TrainingStep, load_base, place
 from bench.records import Trial
 from bench.workloads import inference
@@ -64,7 +64,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class StepProfile:
     """A step's `milliseconds`, measured without the profiler; its parts and its kernels, the longest first. `recipe` is
     what computed it."""
 
@@ -110,7 +110,7 @@ class _Steps:
     again: Callable[[], None]
 
 
-def profile(trial: Trial, *, with_adapters: bool = False) -> Profile:
+def profile(trial: Trial, *, with_adapters: bool = False) -> StepProfile:
     """Load, warm up, measure and record. `with_adapters` is for inference; a training always has them.
 
     Raises InputError, and whatever the stack raises.
@@ -120,7 +120,7 @@ def profile(trial: Trial, *, with_adapters: bool = False) -> Profile:
     if trial.kind == "inference":
         inference.check_length(trial, trial.new_tokens, model.max_position_embeddings)
     modules = torch_stack.load()
-    session = Session(modules=modules, placement=place(modules))
+    session = TorchSession(modules=modules, placement=place(modules))
     torch, is_cuda = modules.torch, session.placement.is_cuda
     if trial.kind == "inference":
         steps = _decoding(session, trial, conversations, with_adapters=with_adapters)
@@ -131,7 +131,7 @@ def profile(trial: Trial, *, with_adapters: bool = False) -> Profile:
         steps.again()
     step_ms = 1e3 * statistics.median(steps.seconds)
     found = sorted(_kernels(recorded, is_cuda=is_cuda), key=lambda kernel: -kernel[1])
-    return Profile(
+    return StepProfile(
         device=torch.cuda.get_device_name() if is_cuda else "cpu",
         recipe=steps.recipe,
         milliseconds=step_ms,
@@ -140,7 +140,7 @@ def profile(trial: Trial, *, with_adapters: bool = False) -> Profile:
     )
 
 
-def table(found: Profile, trial: Trial) -> str:
+def table(found: StepProfile, trial: Trial) -> str:
     """The profile as text."""
     batch, digits = trial.micro_batch_size, 2 if trial.kind == "training" else 3
     rate = "" if trial.kind == "training" else f", {1e3 * batch / found.milliseconds:,.0f} tokens/s"
@@ -157,7 +157,7 @@ def table(found: Profile, trial: Trial) -> str:
     return "\n".join([*lines, *(f"{milliseconds:9.{digits}f}  {name}" for name, milliseconds in found.kernels)])
 
 
-def _training(session: Session, trial: Trial, conversations: list[Conversation]) -> _Steps:
+def _training(session: TorchSession, trial: Trial, conversations: list[ConversationStats]) -> _Steps:
     modules, placement = session.modules, session.placement
     tokenizer = load_tokenizer(modules, trial.model)
     rows = make_rows(trial, conversations, tokenizer)
@@ -174,7 +174,9 @@ def _training(session: Session, trial: Trial, conversations: list[Conversation])
     return _Steps(recipe=step.recipe, seconds=times[trial.warmup_steps :], again=more)
 
 
-def _decoding(session: Session, trial: Trial, conversations: list[Conversation], *, with_adapters: bool) -> _Steps:
+def _decoding(
+    session: TorchSession, trial: Trial, conversations: list[ConversationStats], *, with_adapters: bool
+) -> _Steps:
     modules, placement = session.modules, session.placement
     if trial.new_tokens <= RECORDED_STEPS:
         raise InputError(f"new_tokens: expected more than {RECORDED_STEPS}, found {trial.new_tokens}")

@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from bench.data.inputs import InputError, Inputs, Refused
+from bench.data.inputs import InputError, InputRejected, Inputs
 from bench.data.model_folder import config_of
 from bench.data.trial_inputs import check_trial
 from bench.harness import termination
@@ -22,9 +22,9 @@ from bench.predict import flops
 from bench.records import Trial, TrialError
 from bench.records.checksummed import ResultError
 from bench.records.paths import EXIT_NOT_WRITTEN, RESULT_FILE
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.trial import RANKED
-from bench.workloads.distributed.multi_node import Machines
+from bench.workloads.distributed.multi_node import NodeList
 
 # The module of each kind. They import torch, so only the trial's own is imported.
 KINDS = {
@@ -49,7 +49,7 @@ def run(request: Request) -> int:
         trial = request.trial or Trial.read(request.trial_file)
         stops.set_deadline(trial.deadline_sec)
         refuse_checkpoints(trial, request.checkpoints)
-        machines = Machines.from_environment() if trial.kind in RANKED else None
+        machines = NodeList.from_environment() if trial.kind in RANKED else None
         if machines is not None and machines.rank > 0:
             with telemetry.of_gpus(request, trial):
                 return importlib.import_module(KINDS[trial.kind]).follow(request, trial, machines, stops)  # type: ignore[no-any-return]
@@ -62,11 +62,11 @@ def run(request: Request) -> int:
         record.flags += found.flags
         with telemetry.beside(record):
             end, reason = _attempt(record, inputs, stops)
-        if request.strict and record.flags and end is End.SUCCEEDED:
-            end, reason = End.FAILED, f"refused by --strict: {record.flags[0]}"
+        if request.strict and record.flags and end is TrialStatus.SUCCEEDED:
+            end, reason = TrialStatus.FAILED, f"refused by --strict: {record.flags[0]}"
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
-        return termination.EXIT_REFUSED if isinstance(error, Refused) else termination.EXIT_BAD_INPUT
+        return termination.EXIT_REFUSED if isinstance(error, InputRejected) else termination.EXIT_BAD_INPUT
     except Stopped as stopped:
         if record is None:
             print(f"{request.trial_file}: {stopped.reason}, before it began", file=sys.stderr)
@@ -120,7 +120,7 @@ def prepare_folder(out: Path) -> None:
         raise InputError(f"{out}: results cannot be written there: {error.strerror}; name another --out") from None
 
 
-def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[End, str | None]:
+def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[TrialStatus, str | None]:
     """Do the work and return its end. InputError is raised: it comes before the first step."""
     try:
         _measure(record, inputs, stops)
@@ -134,7 +134,7 @@ def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[End, str | N
             for line in "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]:
                 record.log(line)
         return end, f"{reason} (in {record.phase}, {record.steps_done} of {record.steps_planned} steps done)"
-    return End.SUCCEEDED, None
+    return TrialStatus.SUCCEEDED, None
 
 
 def _measure(record: Record, inputs: Inputs, stops: Stops) -> None:

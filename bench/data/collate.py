@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from bench.data.inputs import Conversation, InputError
+from bench.data.inputs import ConversationStats, InputError
 from bench.data.packing import Row, apart, blocks, bucketed
 from bench.data.tokenizer import ChatTemplate
 from bench.records import Trial
@@ -55,7 +55,7 @@ def load_tokenizer(stack: Stack, folder: str) -> Any:
     return stack.transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
-def make_rows(trial: Trial, conversations: list[Conversation], tokenizer: Any) -> list[Row]:
+def make_rows(trial: Trial, conversations: list[ConversationStats], tokenizer: Any) -> list[Row]:
     """The distinct rows that the trial's steps need, at most one pass over the data. Raises InputError."""
     if tokenizer.eos_token_id is None:
         raise InputError(f"{trial.model}: tokenizer_config.json: eos_token: missing; samples could not be ended")
@@ -146,11 +146,11 @@ class _Collate:
 
 def _collate(trial: Trial, padding: int) -> Any:
     if trial.layout == "varlen":
-        return Apart(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding)
+        return Unpacked(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding)
     return _Collate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
 
 
-class Apart:
+class Unpacked:
     """One row of whole samples to (tensors by name, counts); the rest of the row becomes samples of padding."""
 
     def __init__(self, longest: int, positions: int, padding: int) -> None:
@@ -181,7 +181,7 @@ def _leave_signals_to_the_parent(_worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _tokenized(trial: Trial, conversations: Iterator[Conversation], tokenizer: Any) -> Iterator[list[int]]:
+def _tokenized(trial: Trial, conversations: Iterator[ConversationStats], tokenizer: Any) -> Iterator[list[int]]:
     template = ChatTemplate(tokenizer)
     while piece := list(islice(conversations, TOKENIZED_AT_ONCE)):
         texts = [template.text(f"{trial.data}: line {one.line}", one.messages) for one in piece]

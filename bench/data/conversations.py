@@ -4,18 +4,18 @@ import hashlib
 import json
 from pathlib import Path
 
-from bench.data.inputs import Conversation, DataFacts, InputError
+from bench.data.inputs import ConversationStats, DataFacts, InputError
 from bench.records.atomic_files import open_regular
 from bench.records.schema import kind
 
 
-def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
+def read_data(path: Path) -> tuple[DataFacts, list[ConversationStats]]:
     """Read a chat JSONL file: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", ...}]} a line.
 
     Blank lines are ignored; a line without a user's or an assistant's text is counted as skipped. Raises InputError.
     """
     digest = hashlib.sha256()
-    conversations: list[Conversation] = []
+    conversations: list[ConversationStats] = []
     skipped = 0
     try:
         with open_regular(path) as file:
@@ -25,7 +25,7 @@ def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
                     continue
                 messages = _messages(f"{path}: line {number}", line)
                 if {"user", "assistant"} <= {m["role"] for m in messages if m["content"].strip()}:
-                    conversations.append(Conversation(line=number, messages=messages))
+                    conversations.append(ConversationStats(line=number, messages=messages))
                 else:
                     skipped += 1
     except OSError as error:

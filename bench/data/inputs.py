@@ -13,7 +13,7 @@ class InputError(ValueError):
         super().__init__(printable(message))
 
 
-class Refused(InputError):
+class InputRejected(InputError):
     """Going on would not be safe: what is there is damaged, and nothing whole is left of it."""
 
 
@@ -44,11 +44,11 @@ class DataFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversation:
+class ConversationStats:
     """One usable line of a data file: its number, from 1, and its messages."""
 
     line: int
     messages: list[dict[str, str]]
 
 
-Inputs: TypeAlias = tuple[ModelFacts, DataFacts, list[Conversation]]
+Inputs: TypeAlias = tuple[ModelFacts, DataFacts, list[ConversationStats]]

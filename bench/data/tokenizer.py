@@ -48,12 +48,12 @@ def every_core() -> Iterator[None]:
         os.environ[THREADS] = before or "false"
 
 
-class _Endless(Exception):
+class _TemplateTimeout(Exception):
     """A template took longer than `LONGEST_SEC`."""
 
 
 def _stop(_number: int, _frame: object) -> None:
-    raise _Endless
+    raise _TemplateTimeout
 
 
 class ChatTemplate:
@@ -84,7 +84,7 @@ class ChatTemplate:
         """A conversation as the template writes it; `place` is where it stands. Raises InputError."""
         try:
             return self._in_time(self._write, messages, prompt)
-        except _Endless:
+        except _TemplateTimeout:
             raise InputError(
                 f"{place}: the model's chat template has not ended after {LONGEST_SEC:g} s of computing; look at its "
                 "loops in the model's folder, or take another model"

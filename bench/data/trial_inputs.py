@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.data.conversations import read_data
-from bench.data.inputs import Conversation, DataFacts, InputError, Inputs, ModelFacts
+from bench.data.inputs import ConversationStats, DataFacts, InputError, Inputs, ModelFacts
 from bench.data.model_folder import check_model
 from bench.records import Trial
 
-Read: TypeAlias = tuple[DataFacts, list[Conversation]]
+Read: TypeAlias = tuple[DataFacts, list[ConversationStats]]
 
 
 def check_trial(trial: Trial) -> Inputs:

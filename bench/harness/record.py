@@ -17,7 +17,7 @@ from typing import Any
 from bench.harness.progress import Log, ProgressFile
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
-from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
+from bench.records.result import Measurement, Metrics, Steps, TrialResult, TrialStatus
 from bench.records.run import Progress
 
 LOG_EVERY_STEPS = 5
@@ -67,7 +67,7 @@ class Record:
         self.observed: list[Measurement] = []  # telemetry's; they count as no step
         self.flags: list[str] = []
         self.on_phase: Callable[[str], None] | None = None  # called with each phase that begins, and "" between phases
-        self.on_end: Callable[[End, str | None], None] | None = None  # called before the result is written
+        self.on_end: Callable[[TrialStatus, str | None], None] | None = None  # called before the result is written
         self.on_show: Callable[[], None] | None = None  # called at each step and phase
         self.flop_per_token: float | None = None  # of the model, for the live MFU
         self.steps_before = 0  # those of a fine-tuning's earlier attempts
@@ -179,7 +179,7 @@ class Record:
             )
         )
 
-    def write(self, end: End, reason: str | None) -> None:
+    def write(self, end: TrialStatus, reason: str | None) -> None:
         """Write the result and the summary line. Raises OSError."""
         if self.on_end is not None:
             self.on_end(end, reason)
@@ -235,7 +235,7 @@ def peak_rss_bytes() -> int:
 
 
 def summary_line(
-    trial: Trial, trial_id: str, end: End, reason: str | None, metrics: Metrics | None, elapsed: float
+    trial: Trial, trial_id: str, end: TrialStatus, reason: str | None, metrics: Metrics | None, elapsed: float
 ) -> str:
     """One line on how the trial went, with its profile, so that a number of profile tiny is not taken for a GPU's."""
     line = f"{end.value} {trial_id} [{trial.profile}]"

@@ -15,9 +15,9 @@ from types import FrameType
 
 from bench.harness import out_of_memory
 from bench.harness.record import Record, peak_rss_bytes
-from bench.records.result import End
+from bench.records.result import TrialStatus
 
-EXIT_CODES = {End.SUCCEEDED: 0, End.CANCELLED: 130, End.PREEMPTED: 143}
+EXIT_CODES = {TrialStatus.SUCCEEDED: 0, TrialStatus.CANCELLED: 130, TrialStatus.PREEMPTED: 143}
 EXIT_BAD_INPUT = 2
 EXIT_REFUSED = 4
 EXIT_NOBODY_READS = 141  # as of a program that SIGPIPE ended: `list | head`
@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = re.compile(
 class Stopped(BaseException):
     """The trial was told to stop. A BaseException, so that no library handles it as a failure."""
 
-    def __init__(self, end: End, reason: str) -> None:
+    def __init__(self, end: TrialStatus, reason: str) -> None:
         super().__init__(reason)
         self.end, self.reason = end, reason
 
@@ -41,7 +41,7 @@ class WorkerGone(RuntimeError):
     """A machine of the trial is gone: the trial is not at fault, and is tried again."""
 
 
-class NotFinite(ArithmeticError):
+class NonFiniteLoss(ArithmeticError):
     """The loss is no longer a number: every later step would be worthless."""
 
 
@@ -86,25 +86,25 @@ class Stops:
         if not self._listening or self.stopped is not None:
             return
         if number == signal.SIGALRM:
-            self.stopped = Stopped(End.TIMED_OUT, f"the deadline of {self._deadline:g} s passed")
+            self.stopped = Stopped(TrialStatus.TIMED_OUT, f"the deadline of {self._deadline:g} s passed")
         elif number == signal.SIGTERM:
-            self.stopped = Stopped(End.PREEMPTED, "stopped by SIGTERM")
+            self.stopped = Stopped(TrialStatus.PREEMPTED, "stopped by SIGTERM")
         else:
-            self.stopped = Stopped(End.CANCELLED, "stopped by SIGINT")
+            self.stopped = Stopped(TrialStatus.CANCELLED, "stopped by SIGINT")
         if not self._is_later:
             raise self.stopped
 
 
-def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str]:
+def end_of(error: BaseException, record: Record | None = None) -> tuple[TrialStatus, str]:
     """The End of an exception, and a reason of one line; with the trial's record, the reason says what to try next."""
     if isinstance(error, Stopped):
         return error.end, error.reason
     words = " ".join(str(error).split()) or "no message"
     if isinstance(error, WorkerGone):
-        return End.LOST, words[:300]
+        return TrialStatus.LOST, words[:300]
     if is_out_of_memory(error):
-        return End.OUT_OF_MEMORY, words[:300] if record is None else _out_of_memory(words, record)
-    return End.FAILED, f"{type(error).__name__}: {words}"[:300]
+        return TrialStatus.OUT_OF_MEMORY, words[:300] if record is None else _out_of_memory(words, record)
+    return TrialStatus.FAILED, f"{type(error).__name__}: {words}"[:300]
 
 
 def _out_of_memory(words: str, record: Record) -> str:

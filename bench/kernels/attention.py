@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from bench.kernels import short_attention
-from bench.kernels.rope import Heads, unrotate
+from bench.kernels.rope import AttentionHeads, unrotate
 
 CUDNN_WIDEST_HEAD = 128
 HOPPER = 9  # from this compute capability on cuDNN's kernel is faster
@@ -47,7 +47,7 @@ class Samples:
         return None if self.window is None or self.window >= self.longest else self.window - 1
 
 
-def attend(joined: Any, heads: Heads, samples: Samples) -> tuple[Any, tuple[Any, ...]]:
+def attend(joined: Any, heads: AttentionHeads, samples: Samples) -> tuple[Any, tuple[Any, ...]]:
     """(out of shape (T, Hq, D), what backward needs beside it)."""
     if _is_short(joined, heads, samples):
         out, log_sums = short_attention.forward(joined, heads, samples.edges)
@@ -69,7 +69,14 @@ def attend(joined: Any, heads: Heads, samples: Samples) -> tuple[Any, tuple[Any,
 
 
 def attend_backward(
-    d_out: Any, joined: Any, heads: Heads, out: Any, kept: tuple[Any, ...], samples: Samples, cos: Any, sin: Any
+    d_out: Any,
+    joined: Any,
+    heads: AttentionHeads,
+    out: Any,
+    kept: tuple[Any, ...],
+    samples: Samples,
+    cos: Any,
+    sin: Any,
 ) -> Any:
     """The gradient of `joined` before its queries and keys were rotated by these angles, (T, D/2) float32."""
     if _is_short(joined, heads, samples):
@@ -95,7 +102,7 @@ def attend_backward(
     return unrotate(dq, dk, dv, cos, sin, heads)
 
 
-def _is_short(joined: Any, heads: Heads, samples: Samples) -> bool:
+def _is_short(joined: Any, heads: AttentionHeads, samples: Samples) -> bool:
     short = samples.longest <= SHORT and samples.rows == 0 and samples.left is None
     return short and short_attention.fits(joined, heads)
 

@@ -50,7 +50,7 @@ class Seed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class LoraInput:
     """The adapters of one input: their rank, scaling, dropout probability, and the seed of this input's masks."""
 
     rank: int
@@ -87,7 +87,7 @@ class Normed:
         return wide.mul_(self.weight.float()).to(self.total.dtype)
 
 
-def down(x: Any, a: Any, side: Side) -> Any:
+def down(x: Any, a: Any, side: LoraInput) -> Any:
     """u, of x's dtype."""
     if not compiled(x):
         return down_reference(x, a, side)
@@ -127,7 +127,7 @@ def added(sums: Any, firsts: tuple[int, ...], dtype: Any, scale: float = 1.0) ->
     return out
 
 
-def backward_(d_x: Any, d_u: Any, a: Any, x: Any, side: Side, d_a: Any) -> None:
+def backward_(d_x: Any, d_u: Any, a: Any, x: Any, side: LoraInput, d_a: Any) -> None:
     """Add the adapters' part to `d_x`, and write d_A to `d_a`, made by `sums`. `x` may be a `Normed`."""
     if not compiled(d_x) or not _fits_together(a, side):
         add_input_gradient_(d_x, d_u, a, side)
@@ -145,7 +145,7 @@ def backward_(d_x: Any, d_u: Any, a: Any, x: Any, side: Side, d_a: Any) -> None:
     )  # fmt: skip
 
 
-def add_input_gradient_(d_x: Any, d_u: Any, a: Any, side: Side) -> None:
+def add_input_gradient_(d_x: Any, d_u: Any, a: Any, side: LoraInput) -> None:
     """Add the adapters' part to `d_x`."""
     if not compiled(d_x):
         d_x.copy_(d_x.float() + input_gradient_reference(d_u, a, side))
@@ -158,7 +158,7 @@ def add_input_gradient_(d_x: Any, d_u: Any, a: Any, side: Side) -> None:
     )  # fmt: skip
 
 
-def weight_gradient(d_u: Any, x: Any, side: Side, d_a: Any) -> None:
+def weight_gradient(d_u: Any, x: Any, side: LoraInput, d_a: Any) -> None:
     """Write d_A of all adapters to `d_a`, made by `sums`. `x` may be a `Normed`."""
     x = x.made() if isinstance(x, Normed) else x
     if not compiled(x):
@@ -180,7 +180,7 @@ def sums(like: Any, a: Any) -> Any:
     return torch.empty((splits, *a.shape), dtype=torch.float32, device=like.device)
 
 
-def _fits_together(a: Any, side: Side) -> bool:
+def _fits_together(a: Any, side: LoraInput) -> bool:
     tall, programs = rank_tiles(a.shape[0], side.rank)
     return tall >= side.rank and programs * tall <= MOST_RANKS
 
@@ -194,7 +194,7 @@ def rank_tiles(rows: int, rank: int) -> tuple[int, int]:
 # In plain PyTorch -----------------------------------------------------------------------------------------------------
 
 
-def kept_reference(tokens: int, width: int, target: int, side: Side, device: Any) -> Any:
+def kept_reference(tokens: int, width: int, target: int, side: LoraInput, device: Any) -> Any:
     """Which numbers of (T, K) adapter `target` keeps, bool. Only with a seed."""
     number, plus, limit = side.masks(None)
     salt = number.item() + plus
@@ -211,24 +211,24 @@ def _mixed(word: Any) -> Any:
     return word ^ (word >> 16)
 
 
-def dropped_reference(x: Any, target: int, side: Side) -> Any:
+def dropped_reference(x: Any, target: int, side: LoraInput) -> Any:
     """s drop_j(x) in float32."""
     wide = x.float() * side.scale
     return wide * kept_reference(x.shape[0], x.shape[1], target, side, x.device) if side.p > 0 else wide
 
 
-def down_reference(x: Any, a: Any, side: Side) -> Any:
+def down_reference(x: Any, a: Any, side: LoraInput) -> Any:
     of_targets = [dropped_reference(x, j, side) @ each.float().T for j, each in enumerate(a.split(side.rank))]
     return torch.cat(of_targets, dim=-1).to(x.dtype)
 
 
-def input_gradient_reference(d_u: Any, a: Any, side: Side) -> Any:
+def input_gradient_reference(d_u: Any, a: Any, side: LoraInput) -> Any:
     """float32 of shape (T, K)."""
     pairs = zip(d_u.float().split(side.rank, dim=-1), a.float().split(side.rank), strict=True)
     return sum(dropped_reference(each @ of_target, j, side) for j, (each, of_target) in enumerate(pairs))
 
 
-def weight_gradient_reference(d_u: Any, x: Any, side: Side) -> Any:
+def weight_gradient_reference(d_u: Any, x: Any, side: LoraInput) -> Any:
     of_targets = d_u.float().split(side.rank, dim=-1)
     return torch.cat([each.T @ dropped_reference(x, j, side) for j, each in enumerate(of_targets)])
 

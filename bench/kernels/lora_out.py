@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from bench.kernels.lora import COLUMNS, MOST_TARGETS, Side, added, rank_tiles
+from bench.kernels.lora import COLUMNS, MOST_TARGETS, LoraInput, added, rank_tiles
 from bench.kernels.triton_compat import HOPPER, compiled, gpu, jit, parts, power_of_two, tl
 
 TOKENS_OUT = 64
 THIN, BACK_COLUMNS = 16, 64  # ranks of a program of backward, and its columns at a time
 
 
-def out(u: Any, b: Any, columns: tuple[slice, ...], side: Side) -> Any:
+def out(u: Any, b: Any, columns: tuple[slice, ...], side: LoraInput) -> Any:
     """y, of u's dtype."""
     if not compiled(u):
         return out_reference(u, b, columns, side)
@@ -35,7 +35,7 @@ def out(u: Any, b: Any, columns: tuple[slice, ...], side: Side) -> Any:
     return y
 
 
-def out_gradients(d_y: Any, b: Any, u: Any, columns: tuple[slice, ...], side: Side) -> tuple[Any, Any]:
+def out_gradients(d_y: Any, b: Any, u: Any, columns: tuple[slice, ...], side: LoraInput) -> tuple[Any, Any]:
     """(d_u, of d_y's dtype; d_B, (N, R) float32, of which rows without an adapter are not written)."""
     if not compiled(d_y):
         return out_gradient_reference(d_y, b, columns), out_weight_gradient_reference(d_y, u, columns, side)
@@ -68,7 +68,7 @@ def edges_of(columns: tuple[slice, ...]) -> tuple[int, ...]:
 # In plain PyTorch -----------------------------------------------------------------------------------------------------
 
 
-def out_reference(u: Any, b: Any, columns: tuple[slice, ...], side: Side) -> Any:
+def out_reference(u: Any, b: Any, columns: tuple[slice, ...], side: LoraInput) -> Any:
     y = torch.zeros((len(u), len(b)), dtype=u.dtype, device=u.device)
     for part, each in zip(u.split(side.rank, dim=-1), columns, strict=True):
         y[:, each] = (part.float() @ b[each].float().T).to(y.dtype)
@@ -79,7 +79,7 @@ def out_gradient_reference(d_y: Any, b: Any, columns: tuple[slice, ...]) -> Any:
     return torch.cat([d_y[:, each].float() @ b[each].float() for each in columns], dim=-1).to(d_y.dtype)
 
 
-def out_weight_gradient_reference(d_y: Any, u: Any, columns: tuple[slice, ...], side: Side) -> Any:
+def out_weight_gradient_reference(d_y: Any, u: Any, columns: tuple[slice, ...], side: LoraInput) -> Any:
     d_b = torch.zeros((d_y.shape[1], side.rank), dtype=torch.float32, device=d_y.device)
     for part, each in zip(u.split(side.rank, dim=-1), columns, strict=True):
         d_b[each] = d_y[:, each].float().T @ part.float()

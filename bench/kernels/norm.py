@@ -24,7 +24,7 @@ from bench.kernels.triton_compat import compiled, jit, power_of_two, tl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
+class ResidualStream:
     """The residual stream (T, H): `high` in the model's dtype, and of a sum in bf16 `low`, its next eight bits in int8.
 
     As a float32's bits: those of high, plus low x 256. Other dtypes have no `low`.
@@ -38,11 +38,11 @@ def rms_norm(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, 
     """(normed, rstd, total); total is x itself where there is no y."""
     if not compiled(x):
         return rms_norm_reference(x, weight, eps, y)
-    normed, rstd, total, _ = _launched(Stream(high=x), weight, eps, y, splits=False)
+    normed, rstd, total, _ = _launched(ResidualStream(high=x), weight, eps, y, splits=False)
     return normed, rstd, total.high
 
 
-def stream_norm(stream: Stream, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Stream]:
+def stream_norm(stream: ResidualStream, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, ResidualStream]:
     """`rms_norm` of a stream; the total keeps its eight more bits."""
     if not compiled(stream.high):
         return stream_norm_reference(stream, weight, eps, y)
@@ -50,8 +50,8 @@ def stream_norm(stream: Stream, weight: Any, eps: float, y: Any = None) -> tuple
 
 
 def stream_norm_rows(
-    stream: Stream, weight: Any, eps: float, y: Any, columns: Columns, *, keep_normed: bool
-) -> tuple[Any, Any, Stream, Rows]:
+    stream: ResidualStream, weight: Any, eps: float, y: Any, columns: Columns, *, keep_normed: bool
+) -> tuple[Any, Any, ResidualStream, Rows]:
     """`stream_norm`, and normed in 8 bits, `columns` apart; without `keep_normed` it is not written in 16 bits."""
     if not compiled(stream.high):
         normed, rstd, total = stream_norm_reference(stream, weight, eps, y)
@@ -61,15 +61,22 @@ def stream_norm_rows(
 
 
 def _launched(
-    stream: Stream, weight: Any, eps: float, y: Any, *, splits: bool, columns: Columns | None = None, keeps: bool = True
-) -> tuple[Any, Any, Stream, Any]:
+    stream: ResidualStream,
+    weight: Any,
+    eps: float,
+    y: Any,
+    *,
+    splits: bool,
+    columns: Columns | None = None,
+    keeps: bool = True,
+) -> tuple[Any, Any, ResidualStream, Any]:
     x, low = stream.high, stream.low
     tokens, width = x.shape
     normed = torch.empty_like(x) if keeps else None
     rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
     total = stream
     if y is not None:
-        total = Stream(high=torch.empty_like(x), low=torch.empty_like(x, dtype=torch.int8) if splits else None)
+        total = ResidualStream(high=torch.empty_like(x), low=torch.empty_like(x, dtype=torch.int8) if splits else None)
     in_eight, beside, count = None, (x,) * 5, 0
     if columns is not None:
         count = len(columns.numbers)
@@ -122,14 +129,16 @@ def rms_norm_reference(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[
     return (wide * rstd[:, None] * weight.float()).to(x.dtype), rstd, total
 
 
-def stream_norm_reference(stream: Stream, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Stream]:
+def stream_norm_reference(
+    stream: ResidualStream, weight: Any, eps: float, y: Any = None
+) -> tuple[Any, Any, ResidualStream]:
     wide = whole(stream) if y is None else whole(stream) + y.float()
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)
     normed = (wide * rstd[:, None] * weight.float()).to(stream.high.dtype)
     return normed, rstd, stream if y is None else split(wide, stream.high.dtype)
 
 
-def whole(stream: Stream) -> Any:
+def whole(stream: ResidualStream) -> Any:
     """All bits of a stream, float32."""
     wide = stream.high.float()
     if stream.low is None:
@@ -137,13 +146,13 @@ def whole(stream: Stream) -> Any:
     return (wide.view(torch.int32) + (stream.low.int() << 8)).view(torch.float32)
 
 
-def split(wide: Any, dtype: Any) -> Stream:
+def split(wide: Any, dtype: Any) -> ResidualStream:
     """A float32 tensor as a stream."""
     high = wide.to(dtype)
     if dtype != torch.bfloat16:
-        return Stream(high=high)
+        return ResidualStream(high=high)
     rest = wide.view(torch.int32) - high.float().view(torch.int32)
-    return Stream(high=high, low=(rest + 128 >> 8).clamp(max=127).to(torch.int8))
+    return ResidualStream(high=high, low=(rest + 128 >> 8).clamp(max=127).to(torch.int8))
 
 
 def rms_norm_backward_reference(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None) -> Any:

@@ -18,7 +18,7 @@ from bench.kernels.triton_compat import compiled, jit, power_of_two, tl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class AttentionHeads:
     """The number of query heads, of key heads (and value heads), and the width of one."""
 
     query: int
@@ -36,7 +36,7 @@ class Heads:
         return q, k, v
 
 
-def rotate_(joined: Any, cos: Any, sin: Any, heads: Heads) -> None:
+def rotate_(joined: Any, cos: Any, sin: Any, heads: AttentionHeads) -> None:
     """Turn queries and keys in place."""
     if not compiled(joined):
         for part in heads.split(joined)[:2]:
@@ -48,7 +48,7 @@ def rotate_(joined: Any, cos: Any, sin: Any, heads: Heads) -> None:
     )  # fmt: skip
 
 
-def unrotate(dq: Any, dk: Any, dv: Any, cos: Any, sin: Any, heads: Heads) -> Any:
+def unrotate(dq: Any, dk: Any, dv: Any, cos: Any, sin: Any, heads: AttentionHeads) -> Any:
     """The gradient of the joined product, from those of turned queries and keys, and values, each (T, heads, D)."""
     tokens = dq.shape[0]
     joined = torch.empty((tokens, heads.joined), dtype=dq.dtype, device=dq.device)

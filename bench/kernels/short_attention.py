@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.rope import Heads
+from bench.kernels.rope import AttentionHeads
 from bench.kernels.triton_compat import compiled, jit, power_of_two, tl
 
 WIDTHS = (16, 32, 64, 128)
@@ -35,7 +35,7 @@ LOG2_E = math.log2(math.e)
 HOPPER = (9, 0)
 
 
-def fits(joined: Any, heads: Heads) -> bool:
+def fits(joined: Any, heads: AttentionHeads) -> bool:
     """Whether these kernels fit: 16 bit, a supported head width, and a GPU on which the tiles fit and are faster."""
     if not compiled(joined) or heads.width not in WIDTHS:
         return False
@@ -44,7 +44,7 @@ def fits(joined: Any, heads: Heads) -> bool:
     return bool(joined.element_size() == 2 and torch.cuda.get_device_capability(joined.device) >= HOPPER)
 
 
-def forward(joined: Any, heads: Heads, edges: Any) -> tuple[Any, Any]:
+def forward(joined: Any, heads: AttentionHeads, edges: Any) -> tuple[Any, Any]:
     """(out, log_sums), log_sums float32 of shape (T, Hq)."""
     tokens = len(joined)
     out = torch.empty((tokens, heads.query, heads.width), dtype=joined.dtype, device=joined.device)
@@ -57,7 +57,9 @@ def forward(joined: Any, heads: Heads, edges: Any) -> tuple[Any, Any]:
     return out, log_sums
 
 
-def backward(d_out: Any, joined: Any, out: Any, log_sums: Any, heads: Heads, edges: Any, cos: Any, sin: Any) -> Any:
+def backward(
+    d_out: Any, joined: Any, out: Any, log_sums: Any, heads: AttentionHeads, edges: Any, cos: Any, sin: Any
+) -> Any:
     """The gradient of `joined` before queries and keys were rotated."""
     tokens = len(joined)
     d_joined = torch.empty((tokens, heads.joined), dtype=joined.dtype, device=joined.device)
@@ -75,7 +77,7 @@ def backward(d_out: Any, joined: Any, out: Any, log_sums: Any, heads: Heads, edg
     return d_joined
 
 
-def _pack(heads: Heads) -> int:
+def _pack(heads: AttentionHeads) -> int:
     """Query heads to a tile: the largest power of two that divides a group."""
     group = heads.query // heads.key
     return min(MOST_HEADS, group & -group)
@@ -86,7 +88,7 @@ def _programs(tokens: int, tile: int, edges: Any) -> int:
     return tokens // tile + len(edges) - 1
 
 
-def _sizes(heads: Heads, edges: Any) -> dict[str, int]:
+def _sizes(heads: AttentionHeads, edges: Any) -> dict[str, int]:
     return {
         "QUERIES": heads.query,
         "KEYS": heads.key,
@@ -95,7 +97,7 @@ def _sizes(heads: Heads, edges: Any) -> dict[str, int]:
     }
 
 
-def _scale(heads: Heads) -> float:
+def _scale(heads: AttentionHeads) -> float:
     return float(heads.width**-0.5)
 
 

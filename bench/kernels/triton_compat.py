@@ -39,7 +39,7 @@ else:
         """Leaves a kernel a plain function: without Triton it is never launched."""
         return function if function is not None else jit
 
-    class _Absent:
+    class _MissingTriton:
         @staticmethod
         def constexpr(value: Any) -> Any:
             return value
@@ -47,7 +47,7 @@ else:
         def __getattr__(self, name: str) -> Any:
             raise ImportError(f"triton is not installed; its {name} was needed")
 
-    triton = tl = _Absent()
+    triton = tl = _MissingTriton()
 
 
 def compiled(tensor: Any) -> bool:

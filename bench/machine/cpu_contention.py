@@ -29,7 +29,7 @@ LEVELS_PERCENT = (5, 10, 20, 50)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class CpuPressure:
     """The kernel's counters at one moment. `waited_ns` is by (pid, thread); a pair that is not counted is None."""
 
     at_sec: float
@@ -39,7 +39,7 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waits:
+class CpuContention:
     """The three numbers of a window, None where not counted."""
 
     cpu_wait_percent: float | None = None
@@ -70,9 +70,9 @@ class Waits:
         return flags
 
 
-def read(root: int, *, leave_out: int) -> Reading:
+def read(root: int, *, leave_out: int) -> CpuPressure:
     """The counters of `root` and its descendants, without `leave_out`. Raises OSError."""
-    return Reading(
+    return CpuPressure(
         at_sec=time.monotonic(),
         waited_ns=dict(_waited(tree_of(root, leave_out=leave_out))),
         periods_throttled=_periods_throttled(),
@@ -80,12 +80,12 @@ def read(root: int, *, leave_out: int) -> Reading:
     )
 
 
-def between(before: Reading, after: Reading) -> Waits:
+def between(before: CpuPressure, after: CpuPressure) -> CpuContention:
     """The window from `before` to `after`."""
     window_ns = 1e9 * (after.at_sec - before.at_sec)
     lasting = before.waited_ns.keys() & after.waited_ns.keys()
     longest = max((after.waited_ns[thread] - before.waited_ns[thread] for thread in lasting), default=None)
-    return Waits(
+    return CpuContention(
         cpu_wait_percent=None if longest is None or window_ns <= 0 else min(100.0, 100.0 * longest / window_ns),
         cpu_quota_throttled_percent=_share(before.periods_throttled, after.periods_throttled),
         cpu_steal_percent=_share(before.ticks_wanted_stolen, after.ticks_wanted_stolen),

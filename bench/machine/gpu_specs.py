@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chip:
+class GpuSpec:
     """Published figures: TFLOP/s (int8: TOP/s), dense; GB/s and GB as printed, in units of 10^9 bytes.
 
     `names` is matched against the whole of what torch.cuda.get_device_name says, without the maker's "NVIDIA ".
@@ -43,10 +43,10 @@ class Chip:
 
 
 _TABLE = Path(__file__).with_name("gpu_specs.json")
-CHIPS = tuple(Chip(**entry) for entry in json.loads(_TABLE.read_text(encoding="utf-8")))
+CHIPS = tuple(GpuSpec(**entry) for entry in json.loads(_TABLE.read_text(encoding="utf-8")))
 
 
-def lookup(name: str | None) -> Chip | None:
+def lookup(name: str | None) -> GpuSpec | None:
     """The chip with this torch.cuda.get_device_name; None for one that is not listed, and for no GPU."""
     if name is None:
         return None

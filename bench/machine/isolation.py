@@ -22,14 +22,14 @@ SETTLE_SEC = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class GpuNeighbours:
     """Facts for the fingerprint, and flags."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
 
 
-def look_around(trial: Trial, *, strict: bool) -> Surroundings:
+def look_around(trial: Trial, *, strict: bool) -> GpuNeighbours:
     """Check the trial's GPUs and what else uses them. Raises InputError; with `strict` for flags too."""
     nvml.order_like_the_library()
     found = examine(require_gpu_of(trial.profile), trial)
@@ -68,10 +68,10 @@ def examine(
     *,
     settle_sec: float = SETTLE_SEC,
     sleep: Callable[[float], None] = time.sleep,
-) -> Surroundings:
+) -> GpuNeighbours:
     """Facts and flags of the GPUs that the trial will use: the first of those visible."""
     if not gpus:
-        return Surroundings()
+        return GpuNeighbours()
     expected = trial.world_size
     facts: dict[str, Any] = {"gpus_visible": len(gpus), **gpus[0].facts()}
     flags = []
@@ -87,7 +87,7 @@ def examine(
                 f"GPU {gpu.index} is shared: {held // nvml.MIB:,} MiB were in use before the trial, "
                 "by processes that cannot be seen from here"
             )
-    return Surroundings(facts=facts, flags=flags)
+    return GpuNeighbours(facts=facts, flags=flags)
 
 
 def describe(pid: int, held: int | None) -> str:

@@ -37,7 +37,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class GpuSample:
     """One GPU at one moment. `clock_limits` names the reasons in force; memory excludes the driver's own if known."""
 
     utilization_percent: int | None = None
@@ -57,13 +57,13 @@ class Gpu:
     def __init__(self, library: Any, handle: Any, index: int) -> None:
         self._library, self._handle, self.index = library, handle, index
 
-    def read(self) -> Reading:
+    def read(self) -> GpuSample:
         """Everything that changes, except processes. About ten calls; no error of the library is raised."""
         nvml = self._library
         use = self._ask("nvmlDeviceGetUtilizationRates")
         memory = self._memory()
         power = self._ask("nvmlDeviceGetPowerUsage")
-        return Reading(
+        return GpuSample(
             utilization_percent=None if use is None else int(use.gpu),
             memory_utilization_percent=None if use is None else int(use.memory),
             memory_used_bytes=None if memory is None else int(memory.used),

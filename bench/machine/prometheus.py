@@ -60,7 +60,7 @@ _OF_GPU = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class MetricsEndpoint:
     """Where to listen, and the price of a GPU hour where that is known."""
 
     host: str
@@ -68,7 +68,7 @@ class Asked:
     usd_per_gpu_hour: float | None = None
 
     @classmethod
-    def from_environment(cls) -> "Asked | None":
+    def from_environment(cls) -> "MetricsEndpoint | None":
         """What METRICS_VARIABLE asks for; None where it asks for nothing. Raises ValueError."""
         text = os.environ.get(METRICS_VARIABLE, "")
         if not text:
@@ -84,10 +84,10 @@ class Asked:
             raise ValueError(f"{METRICS_VARIABLE}: expected host and port as JSON, found {text[:60]!r}") from None
 
 
-class Board:
+class MetricsBoard:
     """The trial's side: its state, where the sampler finds it, and the socket on which that will answer."""
 
-    def __init__(self, record: Record, asked: Asked) -> None:
+    def __init__(self, record: Record, asked: MetricsEndpoint) -> None:
         """Raises OSError: a port that is taken."""
         self._record, self._asked = record, asked
         self.socket = socket.create_server((asked.host, asked.port))

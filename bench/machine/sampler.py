@@ -107,7 +107,7 @@ class GpuSampler:
             self._others = {gpu.index: self._others_on(gpu, frozenset(tree)) for gpu in self._gpus}
         return [self._row(gpu, gpu.read()) for gpu in self._gpus]
 
-    def _row(self, gpu: nvml.Gpu, reading: nvml.Reading) -> dict[str, Any]:
+    def _row(self, gpu: nvml.Gpu, reading: nvml.GpuSample) -> dict[str, Any]:
         limits = reading.clock_limits
         readings = {f"gpu_{name}": value for name, value in vars(reading).items() if f"gpu_{name}" in COLUMNS}
         return readings | {
@@ -155,7 +155,7 @@ def tree_of(root: int, *, leave_out: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Table:
+class SampleTable:
     """telemetry.csv, in pieces. Raises OSError when a piece cannot be written."""
 
     def __init__(self, path: Path) -> None:
@@ -201,7 +201,7 @@ class Sampler:
         return self.newest
 
 
-def follow(sampler: Sampler, table: Table, phases: int) -> None:
+def follow(sampler: Sampler, table: SampleTable, phases: int) -> None:
     """Sample until `phases`, a file descriptor with one phase's name a line, closes. Raises OSError from the table."""
     next_at, last_at = time.monotonic(), float("-inf")
     rest = b""
@@ -233,7 +233,7 @@ def main(beside: Callable[[Sampler], object] = lambda _sampler: None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        table = Table(arguments.out)
+        table = SampleTable(arguments.out)
         gpus = nvml.gpus_here()[: arguments.gpus]
         sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
         beside(sampler)

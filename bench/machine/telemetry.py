@@ -46,7 +46,7 @@ Row: TypeAlias = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class TelemetrySummary:
     """The summary of the rows. `cost_percent` is the sampler's own share of one core."""
 
     measurements: list[Measurement] = field(default_factory=list)
@@ -88,7 +88,7 @@ def beside(record: Record) -> Iterator[None]:
     record.flags += [flag for flag in (*summary.flags, *waited.flags) if flag not in record.flags]
     record.fingerprint["telemetry_cost_percent"] = summary.cost_percent
     if measurements:
-        record.log("telemetry: " + ", ".join(in_words(one) for one in measurements))
+        record.log("telemetry: " + ", ".join(in_words(measurement) for measurement in measurements))
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ class _Waits:
 
     def __init__(self, *, leave_out: int) -> None:
         self._leave_out = leave_out
-        self._ends: list[cpu_contention.Reading] = []
+        self._ends: list[cpu_contention.CpuPressure] = []
 
     def look(self, phase: str) -> None:
         """Called with each phase that begins, and "" between phases."""
@@ -126,25 +126,25 @@ class _Waits:
             with contextlib.suppress(OSError):  # a process ended while its threads were listed: unknown
                 self._ends.append(cpu_contention.read(os.getpid(), leave_out=self._leave_out))
 
-    def summary(self) -> Summary:
+    def summary(self) -> TelemetrySummary:
         if len(self._ends) < 2:
-            return Summary()
+            return TelemetrySummary()
         waits = cpu_contention.between(*self._ends)
         found = [
             Measurement(name=name, value=value, context={"window": WINDOW})
             for name, value in dataclasses.asdict(waits).items()
             if value is not None
         ]
-        return Summary(measurements=found, flags=waits.flags)
+        return TelemetrySummary(measurements=found, flags=waits.flags)
 
 
-def _board(record: Record) -> prometheus.Board | None:
+def _board(record: Record) -> prometheus.MetricsBoard | None:
     """Where Prometheus is shown the trial; None where nobody asked for it, or where it cannot be."""
     try:
-        asked = prometheus.Asked.from_environment()
+        asked = prometheus.MetricsEndpoint.from_environment()
         if asked is None:
             return None
-        board = prometheus.Board(record, asked)
+        board = prometheus.MetricsBoard(record, asked)
     except (ValueError, OSError) as error:
         why = f"port {asked.port}: {os.strerror(error.errno or 0)}" if isinstance(error, OSError) and asked else error
         record.log(f"metrics: {why}; going on without /metrics")
@@ -200,7 +200,7 @@ def read(path: Path) -> list[Row]:
     return [dict(zip(COLUMNS, cells, strict=True)) for cells in fields[1:]]
 
 
-def sum_up(rows: Sequence[Row]) -> Summary:
+def sum_up(rows: Sequence[Row]) -> TelemetrySummary:
     """Means over the measured window with their intervals, and flags."""
     window = [row for row in rows if row["phase"] == WINDOW]
     context = {"window": WINDOW if window else "trial"}
@@ -214,7 +214,7 @@ def sum_up(rows: Sequence[Row]) -> Summary:
     capped = _share(window, {nvml.POWER_CAP})
     if capped is not None:
         measurements.append(Measurement(name="gpu_power_capped_percent", value=100.0 * capped, context=context))
-    return Summary(
+    return TelemetrySummary(
         measurements=measurements, flags=[*_slowdowns(window), *_others(window)], cost_percent=_cost_percent(rows)
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.data.collate import BUCKET_TOKENS, make_rows
 from bench.data.conversations import read_data
-from bench.data.inputs import Conversation
+from bench.data.inputs import ConversationStats
 from bench.data.model_folder import check_model, config_of
 from bench.data.packing import Row, apart, bucketed
 from bench.data.tokenizer import load_tokenizer
@@ -101,7 +101,7 @@ def percentile(lengths: list[int], share: int) -> int:
     return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
 
 
-def sample_lengths(model: str, data: str, conversations: list[Conversation], positions: int) -> list[int]:
+def sample_lengths(model: str, data: str, conversations: list[ConversationStats], positions: int) -> list[int]:
     """Lengths in tokens of up to MOST_SAMPLES samples, drawn and cut as in a trial. Raises InputError."""
     whole = Trial(
         name="survey",

@@ -10,14 +10,14 @@ from bench.qlora.step import Placement, place
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class TorchSession:
     """The stack and where it computes."""
 
     modules: torch_stack.Stack
     placement: Placement
 
 
-def open_session(record: Record, stops: Stops) -> Session:
+def open_session(record: Record, stops: Stops) -> TorchSession:
     """Import the stack, choose the device, and put both into the record's fingerprint."""
     with record.timed("import"):
         modules = torch_stack.load()
@@ -28,4 +28,4 @@ def open_session(record: Record, stops: Stops) -> Session:
     record.fingerprint["compute_dtype"] = str(placement.compute_dtype).removeprefix("torch.")
     processor = record.fingerprint["gpu_name"] or record.fingerprint["cpu_model"]
     record.log(f"device {placement.device} in {record.fingerprint['compute_dtype']}: {processor}")
-    return Session(modules=modules, placement=placement)
+    return TorchSession(modules=modules, placement=placement)

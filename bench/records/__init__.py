@@ -14,7 +14,7 @@ durable: atomic writes, files that end, sha256
 """
 
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from bench.records.suites import SCALES, SUITES, Scale, suite
+from bench.records.suites import SCALES, SUITES, SuiteScale, suite
 from bench.records.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, PROFILES, RECIPES, Trial, choose, read_trials
 from bench.records.validation import TrialError
 
@@ -30,7 +30,7 @@ __all__ = [
     "RECIPES",
     "SCALES",
     "SUITES",
-    "Scale",
+    "SuiteScale",
     "Trial",
     "TrialError",
     "choose",

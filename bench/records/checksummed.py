@@ -12,7 +12,7 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular, write_atomic
 from bench.records.validation import TrialError
 
-S = TypeVar("S", bound="Sealed")
+S = TypeVar("S", bound="Checksummed")
 SCHEMA_VERSION = 1
 MOST_BYTES = 32_000_000  # a plan of 10,000 trials takes 10 MB, a result of 100,000 steps 7 MB
 
@@ -36,7 +36,7 @@ def write_sealed(path: Path, kind: str, record: object) -> Path:
     return path
 
 
-class Sealed:
+class Checksummed:
     """A record in a file of its own: `FILE` in its folder, sealed as `KIND`."""
 
     FILE: ClassVar[str]

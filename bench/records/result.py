@@ -5,12 +5,12 @@ from enum import Enum
 from typing import Any
 
 from bench.records.bootstrap import Interval
-from bench.records.checksummed import Sealed
+from bench.records.checksummed import Checksummed
 from bench.records.paths import RESULT_FILE
 from bench.records.trial import Trial
 
 
-class End(str, Enum):
+class TrialStatus(str, Enum):
     """How a trial ended. Every planned trial reaches exactly one."""
 
     SUCCEEDED = "SUCCEEDED"
@@ -24,7 +24,7 @@ class End(str, Enum):
     @property
     def is_resumable(self) -> bool:
         """True where a resumed run tries the trial again: it was stopped or lost before it could show a result."""
-        return self in (End.PREEMPTED, End.LOST, End.CANCELLED)
+        return self in (TrialStatus.PREEMPTED, TrialStatus.LOST, TrialStatus.CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialResult(Sealed):
+class TrialResult(Checksummed):
     """One planned trial's end. `metrics` is None unless at least one training step was measured.
 
     `measurements` holds what the other kinds of trial measured, and the telemetry of any kind. `flags` are conditions
@@ -96,7 +96,7 @@ class TrialResult(Sealed):
 
     trial_id: str
     trial: Trial
-    status: End
+    status: TrialStatus
     reason: str | None
     worker: str | None = None
     run_id: str | None = None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.checksummed import ResultError, Sealed, read_sealed, write_sealed
+from bench.records.checksummed import Checksummed, ResultError, read_sealed, write_sealed
 from bench.records.paths import ORDER_END_FILE, RUN_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.trial import Trial
 from bench.records.validation import TrialError
 
@@ -31,7 +31,7 @@ class PlannedTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord(Sealed):
+class RunRecord(Checksummed):
     """The plan of a run, written before anything starts. `settings` holds no secret."""
 
     FILE, KIND = RUN_FILE, "run"
@@ -95,7 +95,7 @@ class OrderEnd:
     """How an order ended, in the run's folder on the shared volume. Written last, by the first pod."""
 
     attempt: int
-    end: End
+    end: TrialStatus
     reason: str | None
 
     def write(self, folder: Path, turn: int) -> Path:

@@ -176,7 +176,9 @@ def _plain_types(hint: Any) -> frozenset[type]:
     if hint in _SCALARS:
         return frozenset({hint})
     arguments = typing.get_args(hint)
-    is_scalar_or_none = type(None) in arguments and all(one in _SCALARS or one is type(None) for one in arguments)
+    is_scalar_or_none = type(None) in arguments and all(
+        argument in _SCALARS or argument is type(None) for argument in arguments
+    )
     return frozenset(arguments) if is_scalar_or_none else frozenset()
 
 

@@ -9,7 +9,7 @@ from bench.records.validation import among
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class SuiteScale:
     """The size of a suite's trials. Every result names its profile, so that sizes cannot be confused."""
 
     profile: str
@@ -21,8 +21,8 @@ class Scale:
     deadline_sec: float
 
 
-SCALES: dict[str, Scale] = {
-    "gpu": Scale(
+SCALES: dict[str, SuiteScale] = {
+    "gpu": SuiteScale(
         profile="gpu",
         note="the published sizes, for one GPU",
         seq_divisor=1,
@@ -32,7 +32,7 @@ SCALES: dict[str, Scale] = {
         deadline_sec=1800.0,
     ),
     # With an eighth of each length both quick trials have 512 tokens a step; their originals both have 4096.
-    "tiny": Scale(
+    "tiny": SuiteScale(
         profile="tiny",
         note="scaled down for a machine without a GPU: an eighth of each sequence length, few steps; "
         "these numbers say nothing about an A10",
@@ -50,7 +50,7 @@ class Maker:
     """Makes the trials of a suite: the published sizes at a scale, and what a trial changes."""
 
     suite: str
-    scale: Scale
+    scale: SuiteScale
     model: str
     data: str
 

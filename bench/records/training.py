@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.records.checksummed import Sealed
+from bench.records.checksummed import Checksummed
 from bench.records.paths import ADAPTER_CHECK_FILE, TRAINING_FILE
 from bench.records.training_data import DataReport, TrainingData
 from bench.records.validation import among, check_types, expect, within
@@ -174,7 +174,7 @@ class Restart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SampleAnswer:
     """A prompt's greedy answer by the model before training and by the adapter that came home; None where not asked."""
 
     prompt: str
@@ -183,7 +183,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRecord(Sealed):
+class TrainingRecord(Checksummed):
     """What became of a fine-tuning, over all its attempts: training.json, also of one that did not end well.
 
     `status` is the trial's End, `stop` why no further step came: finished, early, max_hours (its hours are used up, by
@@ -207,7 +207,7 @@ class TrainingRecord(Sealed):
     evaluations: list[Evaluation]
     checkpoints: list[CheckpointFacts]
     restarts: list[Restart]
-    answers: list[Answer]
+    answers: list[SampleAnswer]
     data: DataReport | None
     adapter_step: int | None
     adapter_sha256: str | None
@@ -241,7 +241,7 @@ class ServedForm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterCheck(Sealed):
+class AdapterCheck(Checksummed):
     """What `bench.adapter.check` found, adapter-check.json. `losses` (summed over an example's `targets`) are those of
     the first form, by the digests `examples`; `places` and `prompts` are of the questions that were answered."""
 

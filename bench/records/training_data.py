@@ -58,7 +58,7 @@ class FileFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class DataFinding:
     """Something that happened to lines of the data: how often, and the first few places, `FILE: line N`."""
 
     what: str
@@ -67,7 +67,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class DataPart:
     """A stretch of an example's text, and whether it is trained on."""
 
     text: str
@@ -75,13 +75,13 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ConversationPreview:
     """One example to look at: where it comes from, its tokens, and its text in parts."""
 
     place: str
     tokens: int
     targets: int
-    parts: list[Part]
+    parts: list[DataPart]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class DataReport:
     lengths: list[int]
     length_edges: list[int]
     left_out: int
-    findings: list[Finding]
-    shown: list[Shown]
+    findings: list[DataFinding]
+    shown: list[ConversationPreview]
     was_cached: bool
     seconds: float

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.records.atomic_files import replacing, sha256_of
 from bench.records.checksummed import ResultError, read_sealed, write_sealed
-from bench.records.training_data import FileFacts, Finding, Shown
+from bench.records.training_data import ConversationPreview, DataFinding, FileFacts
 from bench.train.dataset import Dataset
 from bench.train.masking import Example
 
@@ -35,9 +35,9 @@ class Index:
     tokens: int
     paths: list[str]
     facts: list[FileFacts]
-    findings: list[Finding]
+    findings: list[DataFinding]
     left_out: int
-    shown: list[Shown]
+    shown: list[ConversationPreview]
 
 
 def load(folder: Path, key: str) -> Dataset | None:

@@ -16,10 +16,10 @@ from typing import Any
 from bench.data.inputs import InputError
 from bench.data.tokenizer import every_core
 from bench.records import schema
-from bench.records.training_data import FileFacts, Finding, Part, Shown, TrainingData
+from bench.records.training_data import ConversationPreview, DataFinding, DataPart, FileFacts, TrainingData
 from bench.train import readers, sampler
-from bench.train.masking import LEFT_OUT, Example, Examples, Findings
-from bench.train.readers import Conversation, DataFile
+from bench.train.masking import LEFT_OUT, DataFindings, Example, Examples
+from bench.train.readers import DataFile, RawConversation
 
 REMOVED = "stands in the validation data too: not trained on"
 REPEATED = "repeats another line of the data"
@@ -31,8 +31,8 @@ VERSION = 2  # of what the same data and settings become; part of the cache's na
 class Split:
     """Conversations to train on, each with how often it stands in an epoch, and conversations held out."""
 
-    training: list[tuple[Conversation, int]]
-    validation: list[Conversation]
+    training: list[tuple[RawConversation, int]]
+    validation: list[RawConversation]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class Dataset:
     files: list[FileFacts]
     training: Sequence[Example]
     validation: Sequence[Example]
-    findings: list[Finding]
+    findings: list[DataFinding]
     left_out: int
-    shown: list[Shown]
+    shown: list[ConversationPreview]
 
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
@@ -59,25 +59,25 @@ def key_of(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256: st
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, findings: Findings) -> Split:
+def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, findings: DataFindings) -> Split:
     """Which conversations train and which are held out; decided by digests, so that adding lines moves none."""
     validation = list(held_out.conversations) if held_out is not None else []
-    training: list[tuple[Conversation, int]] = []
+    training: list[tuple[RawConversation, int]] = []
     removed = {one.digest for one in validation}
     seen: set[bytes] = set()
     for file, weight in zip(files, spec.weights, strict=True):
-        for one in file.conversations:
-            if one.digest in removed:
-                findings.note(REMOVED, one)
+        for conversation in file.conversations:
+            if conversation.digest in removed:
+                findings.note(REMOVED, conversation)
                 continue
-            if one.digest in seen:
-                findings.note(REPEATED, one)
-            if held_out is None and sampler.is_validation(one.digest, spec.validation_share):
-                if one.digest not in seen:  # measured once, however often it stands in the data
-                    validation.append(one)
-            elif times := sampler.times_of(one.digest, weight):
-                training.append((one, times))
-            seen.add(one.digest)
+            if conversation.digest in seen:
+                findings.note(REPEATED, conversation)
+            if held_out is None and sampler.is_validation(conversation.digest, spec.validation_share):
+                if conversation.digest not in seen:  # measured once, however often it stands in the data
+                    validation.append(conversation)
+            elif times := sampler.times_of(conversation.digest, weight):
+                training.append((conversation, times))
+            seen.add(conversation.digest)
     return Split(training=training, validation=validation)
 
 
@@ -110,7 +110,7 @@ def make(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | Non
         training=training,
         validation=validation,
         findings=[
-            Finding(what=what, count=count, places=findings.places[what])
+            DataFinding(what=what, count=count, places=findings.places[what])
             for what, count in sorted(findings.counts.items())
         ],
         left_out=left_out,
@@ -125,9 +125,9 @@ def _facts(file: DataFile, weight: float) -> FileFacts:
     )  # fmt: skip
 
 
-def _shown(example: Example, tokenizer: Any) -> Shown:
+def _shown(example: Example, tokenizer: Any) -> ConversationPreview:
     """An example's text, in parts that are trained on and parts that are not."""
-    return Shown(
+    return ConversationPreview(
         place=f"{example.file}: line {example.line}",
         tokens=len(example.ids),
         targets=example.targets.count(1),
@@ -135,11 +135,11 @@ def _shown(example: Example, tokenizer: Any) -> Shown:
     )
 
 
-def _parts(example: Example, tokenizer: Any) -> Iterator[Part]:
+def _parts(example: Example, tokenizer: Any) -> Iterator[DataPart]:
     start = 0
     for is_target, group in groupby(example.targets):
         end = start + len(list(group))
         ids = example.ids[start:end].tolist()
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        yield Part(text=text, is_target=bool(is_target))
+        yield DataPart(text=text, is_target=bool(is_target))
         start = end

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from bench.data.inputs import InputError
 from bench.data.tokenizer import ChatTemplate, Messages
-from bench.train.readers import Conversation
+from bench.train.readers import RawConversation
 
 AT_ONCE = 256  # conversations that are tokenized together
 NAMED = 20  # places that are kept of each kind of finding
@@ -56,13 +56,13 @@ class Example:
 
 
 @dataclass(kw_only=True)
-class Findings:
+class DataFindings:
     """What happened to the conversations on their way: how often, and the first `NAMED` places of each kind."""
 
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, list[str]] = field(default_factory=dict)
 
-    def note(self, what: str, where: Conversation) -> None:
+    def note(self, what: str, where: RawConversation) -> None:
         self.counts[what] += 1
         named = self.places.setdefault(what, [])
         if len(named) < NAMED:
@@ -85,7 +85,7 @@ LEFT_OUT = (WITHOUT_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
 class _Rendered(NamedTuple):
     """A text, the parts of it that are answers as (first character, character after the last), and its turns."""
 
-    source: Conversation
+    source: RawConversation
     turns: int
     text: str
     answers: tuple[tuple[int, int], ...]
@@ -97,20 +97,20 @@ class Examples:
     def __init__(self, tokenizer: Any, *, max_seq_len: int, labels: str = "assistant", too_long: str = "drop") -> None:
         if tokenizer.eos_token_id is None:
             raise InputError("tokenizer_config.json: eos_token: missing; answers could not be ended")
-        self.findings = Findings()
+        self.findings = DataFindings()
         self._tokenizer, self._template, self._most = tokenizer, ChatTemplate(tokenizer), max_seq_len
         self._labels, self._too_long = labels, too_long
         self._start, self._end = tokenizer.bos_token_id, tokenizer.eos_token_id  # looked up slowly
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(key for key, token in added.items() if token.special)}
 
-    def of(self, conversations: Iterable[Conversation]) -> Iterator[Example]:
+    def of(self, conversations: Iterable[RawConversation]) -> Iterator[Example]:
         """Examples in the conversations' order. Raises InputError where the template refuses one."""
         source = iter(conversations)
         while piece := list(islice(source, AT_ONCE)):
             yield from self._tokenized([one for conversation in piece for one in self._rendered(conversation)])
 
-    def _rendered(self, conversation: Conversation) -> Iterator[_Rendered]:
+    def _rendered(self, conversation: RawConversation) -> Iterator[_Rendered]:
         answers = _answers(conversation.turns)
         if not answers:
             self.findings.note(WITHOUT_TARGET, conversation)
@@ -130,7 +130,7 @@ class Examples:
         for place, (start, through) in zip(answers, spans, strict=True):
             yield _Rendered(source=conversation, turns=place + 1, text=through, answers=((start, len(through)),))
 
-    def _span(self, conversation: Conversation, messages: Messages) -> tuple[int, str]:
+    def _span(self, conversation: RawConversation, messages: Messages) -> tuple[int, str]:
         """(where the last turn of `messages`, an answer, begins in their text, that text)."""
         if len(messages) == 1:
             raise InputError(
@@ -145,7 +145,7 @@ class Examples:
             )
         return len(before), through
 
-    def _text(self, conversation: Conversation, messages: Messages, *, prompt: bool = False) -> str:
+    def _text(self, conversation: RawConversation, messages: Messages, *, prompt: bool = False) -> str:
         text = self._template.text(conversation.place, messages, prompt=prompt)
         if not text:
             raise InputError(f"{conversation.place}: the model's chat template renders nothing; check the model folder")
@@ -155,7 +155,7 @@ class Examples:
         if not texts:
             return
         # The template writes the special tokens itself; adding them again would begin every example twice.
-        encoded = self._tokenizer([one.text for one in texts], add_special_tokens=False, **IDS_ALONE)
+        encoded = self._tokenizer([text.text for text in texts], add_special_tokens=False, **IDS_ALONE)
         for one, ids, encoding in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
             targets, ends = self._targets(one, ids, encoding)
             if not ends and ids and self._labels == "assistant":
@@ -206,7 +206,7 @@ class Examples:
     def _quiet(self) -> Examples:
         """The same, with findings of its own."""
         quiet = copy.copy(self)
-        quiet.findings, quiet._too_long = Findings(), "drop"
+        quiet.findings, quiet._too_long = DataFindings(), "drop"
         return quiet
 
     def _look_at(self, one: _Rendered, ids: list[int], targets: bytearray) -> None:

@@ -34,7 +34,7 @@ TOOL_KEYS = frozenset({"tool_calls", "tool_call_id", "function_call"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversation:
+class RawConversation:
     """One line of a data file: where it stands, and its turns as a chat template takes them.
 
     `digest` is the sha256 of the turns: equal for two lines of any kinds that train the same.
@@ -62,13 +62,13 @@ class DataFile:
     kind: str
     sha256: str
     bytes: int
-    conversations: tuple[Conversation, ...]
+    conversations: tuple[RawConversation, ...]
 
 
 def read(path: Path) -> DataFile:
     """Every line of a data file. Raises InputError."""
     name, digest, size, kind = str(path), hashlib.sha256(), 0, ""
-    conversations: list[Conversation] = []
+    conversations: list[RawConversation] = []
     with _opened(path) as file:
         for number, line in _lines(path, file):
             digest.update(line)
@@ -85,7 +85,7 @@ def read(path: Path) -> DataFile:
             kind = this_kind
             _, turns_of = KINDS[kind]
             turns = tuple(_turns(turns_of(place, document)))
-            conversations.append(Conversation(file=name, line=number, turns=turns, digest=_digest_of(place, turns)))
+            conversations.append(RawConversation(file=name, line=number, turns=turns, digest=_digest_of(place, turns)))
     if not conversations:
         raise InputError(f"{path}: empty; expected one JSON object a line with {_expected()}")
     return DataFile(

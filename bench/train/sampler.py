@@ -22,7 +22,7 @@ OPEN_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SamplingPlan:
     """How examples become steps. `lengths` in tokens and `digests` of the examples, in one order for both."""
 
     lengths: Sequence[int]

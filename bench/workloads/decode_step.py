@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.kernels.norm import rms_norm
-from bench.kernels.rope import Heads, rotate_
+from bench.kernels.rope import AttentionHeads, rotate_
 from bench.kernels.swiglu import swiglu
 from bench.torch_stack import Stack
 from bench.workloads import fused_step
@@ -28,7 +28,7 @@ Product = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class DecodeLayer:
     """A decoder layer's norms and products, its keys and its values: (batch, key heads, length, width) each."""
 
     norm_in: Any
@@ -52,11 +52,11 @@ def make_step(stack: Stack, decoder: Any, cache: Any, *, batch: int, length: int
     """
     config = decoder.config
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    heads = Heads(query=config.num_attention_heads, key=config.num_key_value_heads, width=width)
+    heads = AttentionHeads(query=config.num_attention_heads, key=config.num_key_value_heads, width=width)
     positions = stack.torch.arange(length, device=decoder.embed_tokens.weight.device)[None]
     cos, sin = decoder.rotary_emb(positions.new_empty(0, dtype=stack.torch.float32), positions)
     angles = tuple(part[0, :, : width // 2].float().contiguous() for part in (cos, sin))
-    reason = fused_step.why_not(stack, decoder, heads, batch=batch)
+    reason = fused_step.unsupported_reason(stack, decoder, heads, batch=batch)
     if reason is None:
         return FusedStep(stack, decoder, cache, heads, angles, batch=batch), None
     return DecodeStep(stack, decoder, cache, heads, angles), reason
@@ -65,7 +65,7 @@ def make_step(stack: Stack, decoder: Any, cache: Any, *, batch: int, length: int
 class DecodeStep:
     """`step(tokens, position)`: any base, on any device."""
 
-    def __init__(self, stack: Stack, decoder: Any, cache: Any, heads: Heads, angles: Any) -> None:
+    def __init__(self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, angles: Any) -> None:
         torch = stack.torch
         self._torch, self._decoder, self._heads = torch, decoder, heads
         self._is_silu = decoder.config.hidden_act == "silu"
@@ -75,7 +75,7 @@ class DecodeStep:
         self._seen = torch.zeros((), dtype=dtype, device=device)
         self._unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
         self._layers = [
-            Layer(
+            DecodeLayer(
                 norm_in=layer.input_layernorm,
                 norm_mid=layer.post_attention_layernorm,
                 q=layer.self_attn.q_proj,
@@ -106,7 +106,7 @@ class DecodeStep:
         last = self._decoder.norm
         return rms_norm(x, last.weight, last.variance_epsilon, y)[0]
 
-    def _attend(self, layer: Layer, normed: Any, position: Any, mask: Any, cos: Any, sin: Any) -> Any:
+    def _attend(self, layer: DecodeLayer, normed: Any, position: Any, mask: Any, cos: Any, sin: Any) -> Any:
         torch, heads = self._torch, self._heads
         joined = torch.cat((layer.q(normed), layer.k(normed), layer.v(normed)), dim=-1)
         rotate_(joined, cos, sin, heads)
@@ -118,7 +118,7 @@ class DecodeStep:
         out = torch.nn.functional.scaled_dot_product_attention(grouped, layer.keys, layer.values, attn_mask=rows)
         return out.reshape(len(q), heads.query * heads.width)
 
-    def _gated(self, layer: Layer, normed: Any) -> Any:
+    def _gated(self, layer: DecodeLayer, normed: Any) -> Any:
         gate, up = layer.gate(normed), layer.up(normed)
         if self._is_silu:
             return swiglu(self._torch.cat((gate, up), dim=-1))

@@ -23,7 +23,7 @@ WARMUPS_BEFORE_CAPTURE = 3  # as in PyTorch's notes on CUDA graphs: lazy initial
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Generated:
     """One batch's new tokens, int64 of shape (batch, new_tokens), and their times from the prompt's arrival.
 
     `decode_sec` is from the first token to the last, None where there is only one.
@@ -34,7 +34,7 @@ class Answer:
     decode_sec: float | None
 
 
-class Marks:
+class TokenTimestamps:
     """Time stamps of the device's own clock: setting one does not wait for the device."""
 
     def __init__(self, stack: Stack, placement: Placement) -> None:
@@ -81,8 +81,8 @@ class DefaultPath:
         self._prompts, self._new_tokens = prompts, new_tokens
         self._attended = stack.torch.ones_like(prompts)
 
-    def answer(self) -> Answer:
-        marks = Marks(self._stack, self._placement)
+    def answer(self) -> Generated:
+        marks = TokenTimestamps(self._stack, self._placement)
         marks.mark()
         ids = self._model.generate(
             self._prompts,
@@ -94,13 +94,13 @@ class DefaultPath:
         tokens = ids[:, self._prompts.shape[1] :]
         if tokens.shape[1] != self._new_tokens or len(seconds) != self._new_tokens + 1:
             raise RuntimeError(f"generate made {tokens.shape[1]} tokens in {len(seconds) - 1} steps")
-        return Answer(
+        return Generated(
             tokens=tokens,
             time_to_first_token_sec=seconds[1],
             decode_sec=seconds[-1] - seconds[1] if self._new_tokens > 1 else None,
         )
 
-    def _watch(self, marks: Marks) -> Any:
+    def _watch(self, marks: TokenTimestamps) -> Any:
         """A stopping criterion that stamps the moment after every token and never stops."""
         goes_on = self._stack.torch.zeros(len(self._prompts), dtype=self._stack.torch.bool, device=self._prompts.device)
 
@@ -157,10 +157,10 @@ class FastPath:
         with self._stack.torch.no_grad():
             self._step()
 
-    def answer(self) -> Answer:
+    def answer(self) -> Generated:
         with self._stack.torch.no_grad():
             self._rewind()
-            marks = Marks(self._stack, self._placement)
+            marks = TokenTimestamps(self._stack, self._placement)
             marks.mark()
             self._prefill()
             marks.mark()
@@ -169,7 +169,7 @@ class FastPath:
             marks.mark()
             _, first, last = marks.seconds()
         start = self._prompts.shape[1]
-        return Answer(
+        return Generated(
             tokens=self._ids[:, start : start + self._new_tokens].clone(),
             time_to_first_token_sec=first,
             decode_sec=last - first if self._new_tokens > 1 else None,

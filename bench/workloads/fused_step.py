@@ -12,20 +12,20 @@ from typing import Any
 
 from bench.kernels.decode import attention, products
 from bench.kernels.decode.attention import Attention
-from bench.kernels.decode.products import Lora, Norm, Product
+from bench.kernels.decode.products import DecodeLora, DecodeProduct, Norm
 from bench.kernels.norm import rms_norm
-from bench.kernels.rope import Heads
+from bench.kernels.rope import AttentionHeads
 from bench.torch_stack import Stack
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class FusedDecodeLayer:
     """A decoder layer's products, its keys and its values: (batch, key heads, length, width) each."""
 
-    joined: Product
-    out: Product
-    gate_up: Product
-    down: Product
+    joined: DecodeProduct
+    out: DecodeProduct
+    gate_up: DecodeProduct
+    down: DecodeProduct
     keys: Any
     values: Any
 
@@ -33,11 +33,13 @@ class Layer:
 class FusedStep:
     """`step(tokens, position)`; everything else it reads and writes has fixed addresses. Call `why_not` first."""
 
-    def __init__(self, stack: Stack, decoder: Any, cache: Any, heads: Heads, angles: Any, *, batch: int) -> None:
+    def __init__(
+        self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, angles: Any, *, batch: int
+    ) -> None:
         self._decoder = decoder
         self._attention = Attention(heads, *angles, batch=batch)
         self._layers = [
-            Layer(
+            FusedDecodeLayer(
                 joined=_product(_attended(layer), batch, norm=layer.input_layernorm),
                 out=_product((layer.self_attn.o_proj,), batch),
                 gate_up=_product(
@@ -60,10 +62,10 @@ class FusedStep:
         return rms_norm(x, last.weight, last.variance_epsilon)[0]
 
 
-def why_not(stack: Stack, decoder: Any, heads: Heads, *, batch: int) -> str | None:
+def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, batch: int) -> str | None:
     """The first reason why this step does not fit; None where it fits."""
     norm = decoder.norm.weight
-    if (reason := products.why_not(norm.device) or attention.why_not(heads)) is not None:
+    if (reason := products.unsupported_reason(norm.device) or attention.unsupported_reason(heads)) is not None:
         return reason
     if batch > products.MOST_ROWS:
         return f"{batch} sequences, more than {products.MOST_ROWS}"
@@ -93,8 +95,8 @@ def _attended(layer: Any) -> tuple[Any, ...]:
     return layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
 
 
-def _product(linears: tuple[Any, ...], batch: int, *, norm: Any = None, gated: bool = False) -> Product:
-    return Product(
+def _product(linears: tuple[Any, ...], batch: int, *, norm: Any = None, gated: bool = False) -> DecodeProduct:
+    return DecodeProduct(
         tuple(weight for linear in linears if (weight := products.covered(_base(linear).weight)) is not None),
         norm=None if norm is None else Norm(weight=norm.weight, eps=norm.variance_epsilon),
         gated=gated,
@@ -108,10 +110,10 @@ def _base(linear: Any) -> Any:
     return getattr(linear, "base_layer", linear)
 
 
-def _lora(linear: Any) -> Lora | None:
+def _lora(linear: Any) -> DecodeLora | None:
     """The adapter that peft put on a layer and that is in use."""
     active = [name for name in getattr(linear, "active_adapters", ()) if name in linear.lora_A]
     if not active or linear.disable_adapters:
         return None
     (name,) = active
-    return Lora(a=linear.lora_A[name].weight, b=linear.lora_B[name].weight, scaling=float(linear.scaling[name]))
+    return DecodeLora(a=linear.lora_A[name].weight, b=linear.lora_B[name].weight, scaling=float(linear.scaling[name]))

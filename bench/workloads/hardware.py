@@ -22,7 +22,7 @@ from bench.data.inputs import Inputs
 from bench.harness.record import Record
 from bench.harness.termination import Stops, is_out_of_memory
 from bench.machine import gpu_specs
-from bench.qlora.session import Session, open_session
+from bench.qlora.session import TorchSession, open_session
 from bench.records.bootstrap import Interval, summarize
 from bench.workloads import disk_io
 
@@ -36,7 +36,7 @@ LEAST_SAMPLES, MOST_SAMPLES = 5, 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class HardwareScale:
     """How much is multiplied, copied and read; the samples of one measurement may take `budget_sec`."""
 
     dtypes: tuple[str, ...]
@@ -47,7 +47,7 @@ class Scale:
     budget_sec: float
 
 
-FULL = Scale(
+FULL = HardwareScale(
     dtypes=DTYPES,
     sizes=(2048, 4096, 8192),
     copied_bytes=1 << 30,
@@ -55,7 +55,7 @@ FULL = Scale(
     operand_bytes=OPERAND_BYTES,
     budget_sec=0.5,
 )
-TINY = Scale(
+TINY = HardwareScale(
     dtypes=("fp32", "bf16"),
     sizes=(256, 512),
     copied_bytes=64 << 20,
@@ -66,7 +66,7 @@ TINY = Scale(
 QUICK_SIZE, QUICK_SEC = 8192, 0.2
 
 
-class Lacking(Exception):
+class Unsupported(Exception):
     """This chip or stack cannot do it; the message says what is missing."""
 
 
@@ -89,7 +89,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 
 
 def matmul_tflops(
-    session: Session, dtype: str, size: int, *, budget_sec: float, operand_bytes: int = OPERAND_BYTES
+    session: TorchSession, dtype: str, size: int, *, budget_sec: float, operand_bytes: int = OPERAND_BYTES
 ) -> Interval:
     """TFLOP/s of size x size products of `dtype` (one of DTYPES): 2 size^3 FLOP over each sample's time.
 
@@ -105,11 +105,11 @@ def matmul_tflops(
             # torch's int8 and fp8 products are private functions that refuse what has no kernel.
             if dtype not in ("int8", "fp8") or is_out_of_memory(error):
                 raise
-            raise Lacking(f"torch {torch.__version__}: {str(error).splitlines()[0][:160]}") from error
+            raise Unsupported(f"torch {torch.__version__}: {str(error).splitlines()[0][:160]}") from error
     return summarize([2.0 * size**3 / second / 1e12 for second in seconds])
 
 
-def bf16_matmul_tflops(session: Session) -> Interval:
+def bf16_matmul_tflops(session: TorchSession) -> Interval:
     """The bf16 ceiling that MFU divides by, in under half a second and 0.4 GB. Raises Lacking without bf16.
 
     One pair of operands: at this size each is larger than any cache.
@@ -117,7 +117,7 @@ def bf16_matmul_tflops(session: Session) -> Interval:
     return matmul_tflops(session, "bf16", QUICK_SIZE, budget_sec=QUICK_SEC, operand_bytes=0)
 
 
-def sample_sec(session: Session, call: Callable[[], object], budget_sec: float) -> list[float]:
+def sample_sec(session: TorchSession, call: Callable[[], object], budget_sec: float) -> list[float]:
     """Seconds of one `call`, sampled LEAST_SAMPLES to MOST_SAMPLES times as the budget allows, after a warm-up.
 
     A sample is as many calls as take 2 ms: the device works through a queue, and the clock is fine enough.
@@ -130,7 +130,7 @@ def sample_sec(session: Session, call: Callable[[], object], budget_sec: float) 
     return [timer(session, call, calls) / calls for _ in range(samples)]
 
 
-def _cuda_timer(session: Session, call: Callable[[], object], calls: int) -> float:
+def _cuda_timer(session: TorchSession, call: Callable[[], object], calls: int) -> float:
     cuda = session.modules.torch.cuda
     start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
     start.record()
@@ -141,32 +141,32 @@ def _cuda_timer(session: Session, call: Callable[[], object], calls: int) -> flo
     return float(start.elapsed_time(end)) / 1000.0
 
 
-def _cpu_timer(_session: Session, call: Callable[[], object], calls: int) -> float:
+def _cpu_timer(_session: TorchSession, call: Callable[[], object], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         call()
     return time.perf_counter() - start
 
 
-def _require(session: Session, dtype: str) -> None:
+def _require(session: TorchSession, dtype: str) -> None:
     """Raises Lacking where chip, stack or environment exclude the type."""
     torch = session.modules.torch
     if not session.placement.is_cuda:
         if dtype not in ("fp32", "bf16"):
-            raise Lacking("measured on GPUs only")
+            raise Unsupported("measured on GPUs only")
         return
     has = torch.cuda.get_device_capability(session.placement.device)
     since = SINCE.get(dtype)
     if since is not None and has < since:
-        raise Lacking(f"compute capability {has[0]}.{has[1]} has none; it came with {since[0]}.{since[1]}")
+        raise Unsupported(f"compute capability {has[0]}.{has[1]} has none; it came with {since[0]}.{since[1]}")
     if dtype == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        raise Lacking("NVIDIA_TF32_OVERRIDE=0 switches it off")
+        raise Unsupported("NVIDIA_TF32_OVERRIDE=0 switches it off")
     missing = {"int8": "_int_mm", "fp8": "_scaled_mm"}.get(dtype)
     if missing is not None and not hasattr(torch, missing):
-        raise Lacking(f"torch {torch.__version__} has no torch.{missing}")
+        raise Unsupported(f"torch {torch.__version__} has no torch.{missing}")
 
 
-def _product(session: Session, dtype: str, size: int, operand_bytes: int) -> Callable[[], object]:
+def _product(session: TorchSession, dtype: str, size: int, operand_bytes: int) -> Callable[[], object]:
     """One product of the next pair of operands; pairs rotate, so that none is in a cache."""
     torch = session.modules.torch
     width = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}[dtype]
@@ -193,7 +193,7 @@ def _product(session: Session, dtype: str, size: int, operand_bytes: int) -> Cal
     return call
 
 
-def _random(session: Session, dtype: str, size: int) -> Any:
+def _random(session: TorchSession, dtype: str, size: int) -> Any:
     torch, device = session.modules.torch, session.placement.device
     if dtype == "int8":
         return torch.randint(-128, 128, (size, size), dtype=torch.int8, device=device)
@@ -214,18 +214,20 @@ def _float32_precision(torch: Any, precision: str) -> Iterator[None]:
 
 
 def _add_matmul(
-    record: Record, session: Session, chip: gpu_specs.Chip | None, dtype: str, size: int, scale: Scale
+    record: Record, session: TorchSession, chip: gpu_specs.GpuSpec | None, dtype: str, size: int, scale: HardwareScale
 ) -> None:
     try:
         found = matmul_tflops(session, dtype, size, budget_sec=scale.budget_sec, operand_bytes=scale.operand_bytes)
-    except Lacking as lacking:
+    except Unsupported as lacking:
         record.add("matmul_tflops", None, note=str(lacking), dtype=dtype, size=size)
         return
     share = gpu_specs.share_percent(found.median, None if chip is None else chip.matmul_tflops(dtype))
     record.add("matmul_tflops", found, share_percent=share, dtype=dtype, size=size)
 
 
-def _add_copies(record: Record, session: Session, chip: gpu_specs.Chip | None, scale: Scale, stops: Stops) -> None:
+def _add_copies(
+    record: Record, session: TorchSession, chip: gpu_specs.GpuSpec | None, scale: HardwareScale, stops: Stops
+) -> None:
     """Copies within the device's memory, and between it and pinned host memory, one direction at a time."""
     torch, device = session.modules.torch, session.placement.device
     count = scale.copied_bytes

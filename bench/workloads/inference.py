@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from bench.data.collate import load_tokenizer, make_rows
-from bench.data.inputs import Conversation, InputError, Inputs
+from bench.data.inputs import ConversationStats, InputError, Inputs
 from bench.harness import termination
 from bench.harness.record import Record
 from bench.harness.termination import Stops
 from bench.machine import gpu_specs
 from bench.qlora.recipes import adapters
-from bench.qlora.session import Session, open_session
+from bench.qlora.session import TorchSession, open_session
 from bench.qlora.step import load_base
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.torch_stack import free
-from bench.workloads.decoding import Answer, DefaultPath, FastPath, prepare
+from bench.workloads.decoding import DefaultPath, FastPath, Generated, prepare
 
 Path: TypeAlias = DefaultPath | FastPath
 PATHS = (DefaultPath.name, FastPath.name)
@@ -108,7 +108,7 @@ def attend_to_all(trial: Trial, config: Any, tokens: int) -> None:
     config.sliding_window = None
 
 
-def make_prompts(session: Session, trial: Trial, conversations: list[Conversation], count: int) -> Any:
+def make_prompts(session: TorchSession, trial: Trial, conversations: list[ConversationStats], count: int) -> Any:
     """`count` prompts of `max_seq_len` tokens each, without padding: int64 on the device. Raises InputError."""
     tokenizer = load_tokenizer(session.modules, trial.model)
     wanted = dataclasses.replace(
@@ -129,7 +129,7 @@ class Generation:
     """One loaded model, and how it is measured."""
 
     record: Record
-    session: Session
+    session: TorchSession
     model: Any
     new_tokens: int
     repeats: int
@@ -197,7 +197,7 @@ class Generation:
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
         if cuda is not None:
             cuda.reset_peak_memory_stats()
-        answers: list[Answer] = []
+        answers: list[Generated] = []
         try:
             path = self._path(name, prompts)
             path.answer()  # warm-up
@@ -224,7 +224,7 @@ class Generation:
             return DefaultPath(modules, self.model, placement, prompts, self.new_tokens)
         return FastPath(modules, self.model, placement, prompts, self.new_tokens, capture=True)
 
-    def _keep(self, answers: list[Answer], batch: int, context: dict[str, Any], *, note: str | None) -> None:
+    def _keep(self, answers: list[Generated], batch: int, context: dict[str, Any], *, note: str | None) -> None:
         first = [answer.time_to_first_token_sec for answer in answers]
         prompt_tokens = batch * self.record.trial.max_seq_len
         values = {
@@ -263,7 +263,7 @@ def bytes_read(model: Any) -> int:
     return int(count)
 
 
-def add_adapters(session: Session, trial: Trial, model: Any) -> None:
+def add_adapters(session: TorchSession, trial: Trial, model: Any) -> None:
     """Put fresh adapters on `model` itself, in its precision; their B is random, as after training, not 0."""
     torch = session.modules.torch
     adapted = adapters.add(session.modules, trial, model)

@@ -20,7 +20,7 @@ from bench.data.model_folder import weight_files
 from bench.harness.record import Record, peak_rss_bytes
 from bench.harness.termination import Stops
 from bench.machine import page_cache
-from bench.qlora.session import Session, open_session
+from bench.qlora.session import TorchSession, open_session
 from bench.qlora.step import load_base
 from bench.records.bootstrap import Interval, summarize
 from bench.torch_stack import free
@@ -37,7 +37,7 @@ QUANTIZED = re.compile(r"_proj\.weight$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class LoadResult:
     """One load. The device's bytes are None without a GPU, the host's peak where the system does not count it."""
 
     seconds: float
@@ -48,7 +48,7 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drop:
+class CacheDrop:
     """The result of dropping the files from the page cache; `resident_share` is None where unknown."""
 
     resident_share: float | None
@@ -111,7 +111,7 @@ class Loading:
     """The measurements of one loading trial."""
 
     record: Record
-    session: Session
+    session: TorchSession
     files: tuple[Path, ...]
     stops: Stops
 
@@ -123,7 +123,7 @@ class Loading:
 
     # Loads -------------------------------------------------------------------------------------------------------
 
-    def load(self) -> Load:
+    def load(self) -> LoadResult:
         """Load the model as training does, and free everything."""
         self.stops.check()
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
@@ -147,18 +147,18 @@ class Loading:
         free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if before is not None:
             left = (self._reserved() or 0) - before
-        return Load(
+        return LoadResult(
             seconds=seconds, device_bytes=held, device_peak_bytes=peak, host_peak_bytes=host_peak, leftover_bytes=left
         )
 
-    def measure_cold(self) -> list[Load]:
+    def measure_cold(self) -> list[LoadResult]:
         """One load with the files out of memory; none, and a note, where they could not be dropped."""
         drop = self._drop()
         load = None if drop.refused else self.load()
         self.add("load_time_sec", None if load is None else load.seconds, note=drop.note, **drop.context())
         return [] if load is None else [load]
 
-    def measure_warm(self) -> list[Load]:
+    def measure_warm(self) -> list[LoadResult]:
         page_cache.read_all(self.files)
         resident = page_cache.resident_share(self.files)
         loads = [self.load() for _ in range(WARM_REPEATS)]
@@ -166,7 +166,7 @@ class Loading:
         self.add_repeated("load_time_sec", seconds, cache="warm", resident_percent=percent(resident))
         return loads
 
-    def add_memory(self, loads: list[Load]) -> None:
+    def add_memory(self, loads: list[LoadResult]) -> None:
         """Memory of the last load and the highest peak. Memory that is not freed is flagged."""
         last = loads[-1]
         total = self.record.fingerprint["gpu_memory_bytes"]
@@ -253,9 +253,9 @@ class Loading:
 
     # Between -----------------------------------------------------------------------------------------------------
 
-    def _drop(self) -> Drop:
+    def _drop(self) -> CacheDrop:
         page_cache.drop(self.files)
-        return Drop(resident_share=page_cache.resident_share(self.files))
+        return CacheDrop(resident_share=page_cache.resident_share(self.files))
 
     def _wait(self) -> None:
         if self.session.placement.is_cuda:

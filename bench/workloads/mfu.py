@@ -10,7 +10,7 @@ from bench.harness.record import Record
 from bench.harness.termination import is_out_of_memory
 from bench.machine import gpu_specs
 from bench.predict import flops
-from bench.qlora.session import Session
+from bench.qlora.session import TorchSession
 from bench.records.bootstrap import Interval, summarize
 from bench.workloads import hardware
 
@@ -18,13 +18,13 @@ FORMULA = "4 (blocks + head) + 6 adapters + 3 attention: bench/predict/flops.py;
 CPU_SIZE, CPU_SEC = 512, 0.1
 
 
-def add_ceilings(record: Record, session: Session) -> None:
+def add_ceilings(record: Record, session: TorchSession) -> None:
     """Add matmul_tflops and mfu_percent for the record's steps; without a value where no product can be measured."""
     dtype = "bf16" if session.placement.compute_dtype == session.modules.torch.bfloat16 else "fp32"
     size = hardware.QUICK_SIZE if session.placement.is_cuda else CPU_SIZE
     try:
         ceiling = _ceiling(session, dtype)
-    except hardware.Lacking as lacking:
+    except hardware.Unsupported as lacking:
         return _add_none(record, dtype, size, str(lacking))
     except Exception as error:
         if not is_out_of_memory(error):
@@ -48,7 +48,7 @@ def add_ceilings(record: Record, session: Session) -> None:
     return None
 
 
-def _ceiling(session: Session, dtype: str) -> Interval:
+def _ceiling(session: TorchSession, dtype: str) -> Interval:
     if session.placement.is_cuda:
         session.modules.torch.cuda.empty_cache()  # the training's blocks may fill the memory
         return hardware.bf16_matmul_tflops(session)

@@ -14,7 +14,7 @@ from bench.data.inputs import InputError, Inputs
 from bench.data.model_folder import config_of
 from bench.harness.phase_timer import PHASES
 from bench.harness.record import Record
-from bench.harness.termination import NotFinite, Stops
+from bench.harness.termination import NonFiniteLoss, Stops
 from bench.predict import memory
 from bench.qlora import recipes
 from bench.qlora.session import open_session
@@ -136,4 +136,4 @@ def _one_step(record: Record, step: TrainingStep, batches: Iterator[Batch], step
     )
     if not math.isfinite(loss):
         number = len(steps.step_time_sec)
-        raise NotFinite(f"the loss is {loss} at {record.phase} step {number}; try a lower learning_rate")
+        raise NonFiniteLoss(f"the loss is {loss} at {record.phase} step {number}; try a lower learning_rate")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 
-from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, NotThere, Unreachable
+from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, NotFound, Unreachable
 from remote.cluster.kubeconfig import Target, connect
 from remote.cluster.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, documents, not_installed, refusal
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
@@ -153,7 +153,7 @@ class Cluster:
         if status == 403:
             return Forbidden(f"{message}; ask the cluster's administrator for that right")
         if status == 404:
-            return NotThere(f"{path}: {message}")
+            return NotFound(f"{path}: {message}")
         return Unreachable(f"{self.target.server}: {status} at {path}: {message}")
 
     def _path(self, kind: Kind) -> str:
@@ -182,7 +182,7 @@ class Cluster:
         place = KINDS[kind]
         try:
             items = self._items(self._path(place), {"labelSelector": PART_OF})
-        except NotThere:
+        except NotFound:
             return []
         except Forbidden:
             if place.is_optional:
@@ -206,7 +206,7 @@ class Cluster:
             path = f"{kind.api}/namespaces/{namespace}/{kind.plural}"
         try:
             return self._items(path, {"labelSelector": selector} if selector else None)
-        except NotThere:
+        except NotFound:
             return []
 
     def knows_group(self, name: str) -> bool:
@@ -228,12 +228,12 @@ class Cluster:
     def secrets(self) -> list[dict[str, Any]]:
         """The fleet's Secrets by name and label; their content is not asked for."""
         items = self._items(self._path(KINDS["Secret"]), {"labelSelector": PART_OF}, accept=_METADATA_LIST)
-        return [{"apiVersion": "v1", "kind": "Secret", "metadata": one["metadata"]} for one in items]
+        return [{"apiVersion": "v1", "kind": "Secret", "metadata": item["metadata"]} for item in items]
 
     def _one(self, path: str, *, accept: str = _JSON) -> dict[str, Any] | None:
         try:
             return self._get(path, accept=accept)
-        except NotThere:
+        except NotFound:
             return None
 
     def live(self) -> list[dict[str, Any]]:
@@ -254,7 +254,7 @@ class Cluster:
             volumes = self.list_of("PersistentVolume")
         except Forbidden:
             volumes = []  # an operator of one namespace; without FSS there is nothing to see
-        own = [one for one in volumes if _claimed_in(one) == self.target.namespace]
+        own = [volume for volume in volumes if _claimed_in(volume) == self.target.namespace]
         namespace = self.namespace()
         first = [{**namespace, "apiVersion": "v1", "kind": "Namespace"}] if namespace is not None else []
         return [*first, *(one for several in lists for one in several or []), *own]
@@ -324,7 +324,9 @@ class Cluster:
     def delete(self, objects: Sequence[Object], *, wait_sec: float) -> None:
         """Delete these and wait until they are gone. Raises as `apply`, also when they do not go."""
         arguments = ("delete", "--ignore-not-found", "--cascade=foreground", f"--timeout={wait_sec:.0f}s", "-f", "-")
-        bare = [{key: one[key] for key in ("apiVersion", "kind")} | {"metadata": _name_of(one)} for one in objects]
+        bare = [
+            {key: object[key] for key in ("apiVersion", "kind")} | {"metadata": _name_of(object)} for object in objects
+        ]
         self._act(arguments, bare, timeout_sec=wait_sec + 30.0)
 
     def _act(
@@ -339,7 +341,7 @@ class Cluster:
         # The secrets are not named to the command: a short password may well be a part of a word in its argv.
         command = Command(argv=self.kubectl.argv(*arguments))
         # YAML and not JSON: kubectl before 1.34 fails on "---" between JSON documents.
-        stdin = documents(dict(one) for one in objects).encode()
+        stdin = documents(dict(object) for object in objects).encode()
         try:
             completed = run_program(command.argv, label=command.render(), stdin=stdin, timeout_sec=timeout_sec)
         except CannotStart as error:

@@ -14,17 +14,21 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 from remote.hosts.host import CommandTimedOut, TooMuchOutput
-from remote.hosts.process import Kept, Limits, pump
+from remote.hosts.process import BoundedOutput, ProcessLimits, pump
 
 LIMIT_SEC = 120.0  # as long as kubectl has for all it does; somebody may have to log in meanwhile
 _LEAVE_SEC = 2.0
 
 
-class _Limited(subprocess.Popen[str]):
+class _LimitedExecProvider(subprocess.Popen[str]):
     def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: A002
         """As Popen's, and raises OSError for a program that is not done after LIMIT_SEC, or prints without end."""
         program = f"the kubeconfig's credential program {self.args[0] if isinstance(self.args, list) else self.args!s}"
-        limits, out, err = Limits(program, timeout or LIMIT_SEC, None), Kept(program), Kept(program)
+        limits, out, err = (
+            ProcessLimits(program, timeout or LIMIT_SEC, None),
+            BoundedOutput(program),
+            BoundedOutput(program),
+        )
         try:
             heard = cast("subprocess.Popen[bytes]", self)
             pump(heard, (input or "").encode(), {heard.stdout: out.take, heard.stderr: err.take}, limits)
@@ -76,4 +80,4 @@ def _below(number: int) -> list[int]:
 def limit_programs(*modules: ModuleType) -> None:
     """From now on the client's `modules` give each program LIMIT_SEC, also when they renew a token later."""
     for module in modules:
-        vars(module)["subprocess"] = SimpleNamespace(Popen=_Limited, PIPE=subprocess.PIPE)
+        vars(module)["subprocess"] = SimpleNamespace(Popen=_LimitedExecProvider, PIPE=subprocess.PIPE)

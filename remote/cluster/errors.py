@@ -6,22 +6,22 @@ To the fleet `OperatorRefused` means that no host will answer this operator, `Ho
 import contextlib
 from collections.abc import Iterator
 
-from remote.hosts.host import HostError, HostUnreachable, OperatorRefused, one_line
+from remote.hosts.host import HostError, HostUnreachable, PermissionDenied, one_line
 
 
 class ClusterError(HostError):
     """Something about the cluster; the message says what and what to do."""
 
 
-class Misconfigured(ClusterError, OperatorRefused):
+class Misconfigured(ClusterError, PermissionDenied):
     """The kubeconfig, the context, the credentials or kubectl itself cannot be used as they are."""
 
 
-class Forbidden(ClusterError, OperatorRefused):
+class Forbidden(ClusterError, PermissionDenied):
     """The cluster accepts the credentials, but the account has no right to do this."""
 
 
-class CannotRun(ClusterError):
+class KubectlUnusable(ClusterError):
     """A pod's image lacks what every command needs. Asking again does not help, and another pod may have it."""
 
 
@@ -33,7 +33,7 @@ class Unreachable(ClusterError, HostUnreachable):
     """The API server does not answer, or the connection broke. Worth another try."""
 
 
-class NotThere(ClusterError):
+class NotFound(ClusterError):
     """The object, or its whole kind, does not exist."""
 
 

@@ -49,7 +49,7 @@ LOG_IN = "log in again or renew the kubeconfig"
 CHECK_NETWORK = "see that the VPN or bastion is up, then the same again"
 
 
-class _Rule(NamedTuple):
+class _KubectlErrorRule(NamedTuple):
     """What standard error contains, the kind of error (None: the caller's own), and what to do."""
 
     sign: str
@@ -60,34 +60,38 @@ class _Rule(NamedTuple):
 # Of a credential program that fails. What it writes itself comes before, and may hold any of the signs below.
 _NO_CREDENTIALS = "getting credentials"
 _RULES = (
-    _Rule(_NO_CREDENTIALS, Misconfigured, f"the kubeconfig's credential program fails: {LOG_IN}"),
-    _Rule(
+    _KubectlErrorRule(_NO_CREDENTIALS, Misconfigured, f"the kubeconfig's credential program fails: {LOG_IN}"),
+    _KubectlErrorRule(
         "being terminated",
         Unreachable,
         "wait until the namespace is gone, then the same again; where its pods do not go, delete its Jobs "
         "(`kubectl delete jobs --all`): a pod of an index waits for its replacement, which can no longer be made",
     ),
-    _Rule("Apply failed with", Conflict, "another manager owns that field: `inv deploy --take-over` takes it"),
-    _Rule("timed out waiting for the condition", None, "on a dead node, `kubectl delete pod --force` it"),
-    _Rule("exceeded quota", None, "free what uses the quota, or ask for more"),
-    _Rule(
+    _KubectlErrorRule(
+        "Apply failed with", Conflict, "another manager owns that field: `inv deploy --take-over` takes it"
+    ),
+    _KubectlErrorRule("timed out waiting for the condition", None, "on a dead node, `kubectl delete pod --force` it"),
+    _KubectlErrorRule("exceeded quota", None, "free what uses the quota, or ask for more"),
+    _KubectlErrorRule(
         "(Forbidden)",
         Forbidden,
         "ask the cluster's administrator for that right (manifests/base/access.yaml has the role; to run trials: "
         "get and list on pods, get and create on pods/exec)",
     ),
-    _Rule("Unauthorized", Misconfigured, LOG_IN),
-    _Rule("provide credentials", Misconfigured, LOG_IN),
-    _Rule("error: context", Misconfigured, "see `kubectl config get-contexts`, then set cluster.context"),
-    _Rule("error: stat ", Misconfigured, "see cluster.kubeconfig"),
-    _Rule("no matches for kind", Misconfigured, "its controller is not installed: choose another cluster.overlay"),
-    _Rule("error dialing backend", Unreachable, "the API server does not reach that node: `inv nodes`"),
-    _Rule("x509:", Misconfigured, "the kubeconfig's authority is not the server's: renew the kubeconfig"),
-    _Rule("connection refused", Unreachable, "see that the cluster is up, then the same again"),
-    _Rule("no such host", Unreachable, "see that name and network, then the same again"),
-    _Rule("i/o timeout", Unreachable, CHECK_NETWORK),
-    _Rule("deadline exceeded", Unreachable, CHECK_NETWORK),
-    _Rule("EOF", Unreachable, "the same again"),
+    _KubectlErrorRule("Unauthorized", Misconfigured, LOG_IN),
+    _KubectlErrorRule("provide credentials", Misconfigured, LOG_IN),
+    _KubectlErrorRule("error: context", Misconfigured, "see `kubectl config get-contexts`, then set cluster.context"),
+    _KubectlErrorRule("error: stat ", Misconfigured, "see cluster.kubeconfig"),
+    _KubectlErrorRule(
+        "no matches for kind", Misconfigured, "its controller is not installed: choose another cluster.overlay"
+    ),
+    _KubectlErrorRule("error dialing backend", Unreachable, "the API server does not reach that node: `inv nodes`"),
+    _KubectlErrorRule("x509:", Misconfigured, "the kubeconfig's authority is not the server's: renew the kubeconfig"),
+    _KubectlErrorRule("connection refused", Unreachable, "see that the cluster is up, then the same again"),
+    _KubectlErrorRule("no such host", Unreachable, "see that name and network, then the same again"),
+    _KubectlErrorRule("i/o timeout", Unreachable, CHECK_NETWORK),
+    _KubectlErrorRule("deadline exceeded", Unreachable, CHECK_NETWORK),
+    _KubectlErrorRule("EOF", Unreachable, "the same again"),
 )
 _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")
 

@@ -39,7 +39,7 @@ _RIGHTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class FieldDifference:
     """A field that the cluster does not have as desired; `live` is None where it is absent."""
 
     path: str
@@ -60,7 +60,7 @@ class Action:
     why: str = ""
     desired: Object | None = None
     live: Object | None = None
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[FieldDifference, ...] = ()
 
     @property
     def title(self) -> str:
@@ -71,7 +71,7 @@ class Action:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ClusterPlan:
     """What a deployment will do, in this order. `makes_secret`: the pull secret is written as well."""
 
     actions: tuple[Action, ...]
@@ -109,7 +109,7 @@ _IMMUTABLE_KINDS = ("Job", "JobSet", "PersistentVolume", "PersistentVolumeClaim"
 @reading_objects()
 def plan(
     desired: Sequence[Object], live: Sequence[Object], *, makes_secret: bool = False, replace_ended: bool = False
-) -> Plan:
+) -> ClusterPlan:
     """From what is there to what should be. Deletions come first, so that their pods free their GPUs.
 
     `replace_ended`: start Jobs that have failed or completed again.
@@ -121,7 +121,7 @@ def plan(
         if key not in wanted and one["kind"] not in _KEPT_KINDS and is_owned(one):
             actions.append(Action(verb=Verb.DELETE, kind=key[0], name=key[1], why="no longer part of it", live=one))
     actions.sort(key=lambda action: action.verb is not Verb.DELETE)
-    return Plan(actions=tuple(actions), makes_secret=makes_secret)
+    return ClusterPlan(actions=tuple(actions), makes_secret=makes_secret)
 
 
 def _decide(desired: Object, live: Object | None, replace_ended: bool) -> Action:
@@ -169,31 +169,31 @@ def identity(one: Object) -> tuple[str, str]:
     return one["kind"], one["metadata"]["name"]
 
 
-def differences(desired: object, live: object, path: str = "") -> Iterator[Difference]:
+def differences(desired: object, live: object, path: str = "") -> Iterator[FieldDifference]:
     """Where the cluster does not have what is desired. What the cluster adds (defaults, status) is no difference.
 
     A list is compared item by item, except tolerations, to which admission adds two of its own.
     """
     if isinstance(desired, Mapping):
         if not isinstance(live, Mapping):
-            yield Difference(path=path, desired=desired, live=live)
+            yield FieldDifference(path=path, desired=desired, live=live)
             return
         for key, value in desired.items():
             below = f"{path}.{key}" if path else str(key)
             if value is None or value in ({}, []):
                 continue  # the API drops empty values
             if key not in live:
-                yield Difference(path=below, desired=value)
+                yield FieldDifference(path=below, desired=value)
             else:
                 yield from differences(value, live[key], below)
     elif isinstance(desired, list):
         yield from _list_differences(desired, live, path)
     elif not same(desired, live):
-        yield Difference(path=path, desired=desired, live=live)
+        yield FieldDifference(path=path, desired=desired, live=live)
 
 
-def _list_differences(desired: list[Any], live: object, path: str) -> Iterator[Difference]:
-    whole = Difference(path=path, desired=desired, live=live)
+def _list_differences(desired: list[Any], live: object, path: str) -> Iterator[FieldDifference]:
+    whole = FieldDifference(path=path, desired=desired, live=live)
     if not isinstance(live, list):
         yield whole
     elif path.endswith("tolerations"):

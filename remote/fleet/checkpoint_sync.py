@@ -44,7 +44,7 @@ class _Run:
 
 
 @dataclass(kw_only=True)
-class Keeper:
+class CheckpointSync:
     """Looks after the one training of a run. `place` is the folder of its checkpoints on a host, from the host's
     workdir; `home` the folder here, None where nothing needs to come home. `usd_per_sec` is for all workers together,
     None where no price is known."""

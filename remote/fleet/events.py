@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
 from remote.fleet.ledger import Attempt
 
 
-class Happening(Enum):
+class EventType(Enum):
     """What happened."""
 
     STARTED = "started"
@@ -26,16 +26,16 @@ class Happening(Enum):
 class FleetEvent:
     """One change. `trial_id` is None for a worker's own events; `end` is set with ENDED; `progress` with PROGRESS."""
 
-    happening: Happening
+    happening: EventType
     worker: str
     trial_id: str | None = None
     attempt: int = 1
     progress: Progress | None = None
-    end: End | None = None
+    end: TrialStatus | None = None
     reason: str | None = None
 
 
-def of_attempt(happening: Happening, planned: PlannedTrial, attempt: Attempt | None) -> FleetEvent:
+def of_attempt(happening: EventType, planned: PlannedTrial, attempt: Attempt | None) -> FleetEvent:
     """The event of an attempt; None where the trial ended without one."""
     if attempt is None:
         return FleetEvent(happening=happening, worker=planned.worker or "", trial_id=planned.trial_id)

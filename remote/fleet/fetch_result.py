@@ -17,7 +17,7 @@ TRIAL_FILE = "trial.json"
 PROGRESS = f"{OUT_FOLDER}/{PROGRESS_FILE}"
 
 
-def bring(
+def fetch_result(
     job: Job, planned: PlannedTrial, attempt: Attempt, status: JobStatus, *, places: Sequence[str], incoming: Path
 ) -> tuple[Verdict, Path | None]:
     """The verdict on an attempt whose job is over, and where its own verified result lies now (None: it left none).

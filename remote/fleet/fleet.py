@@ -16,15 +16,15 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
-from remote.fleet.checkpoint_sync import Keeper
+from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import Verdict
-from remote.fleet.outcome_writer import Settlement
+from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
-from remote.fleet.retry_policy import Limits, Patience
+from remote.fleet.retry_policy import RetryLimits, RetryPolicy
 from remote.fleet.worker import INCOMING, FleetState, Launch, Worker
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
@@ -48,20 +48,20 @@ class Fleet:
         ledger: Ledger,
         launch: Launch,
         on_event: Callable[[FleetEvent], None] = lambda _: None,
-        limits: Limits | None = None,
+        limits: RetryLimits | None = None,
         shared: str | None = None,
         agents: Callable[[Host], Agent] = Agent,
         only: Collection[str] | None = None,
-        keeper: Keeper | None = None,
+        keeper: CheckpointSync | None = None,
     ) -> None:
-        limits = Limits() if limits is None else limits
+        limits = RetryLimits() if limits is None else limits
         longest_sec = max((one.trial.deadline_sec for one in run.planned), default=0.0)
         planned = {one.trial_id: one for one in run.planned if only is None or one.trial_id in only}
         self._trials: dict[str, OpenTrial] = {}
         queue = TrialQueue(ledger, self._trials)
         self.ledger, self._queue = ledger, queue
-        self._patience = Patience(limits, busy_for_sec=limits.give_up_after_sec + longest_sec, workers=len(hosts))
-        self._settlement = Settlement(run_folder, ledger, queue, on_event)
+        self._patience = RetryPolicy(limits, busy_for_sec=limits.give_up_after_sec + longest_sec, workers=len(hosts))
+        self._settlement = OutcomeWriter(run_folder, ledger, queue, on_event)
         self._incoming = run_folder / INCOMING
         state = FleetState(
             run_id=run.run_id,
@@ -92,7 +92,7 @@ class Fleet:
             if attempt not in known:
                 self.ledger.retried(trial_id, attempt.number, f"{attempt.worker} is not in this fleet")
         if planned.worker is not None and planned.worker not in self._workers:
-            self._end(trial, End.LOST, f"{planned.worker} is not in this fleet")
+            self._end(trial, TrialStatus.LOST, f"{planned.worker} is not in this fleet")
         elif known:
             for attempt in known:
                 self._workers[attempt.worker].earlier.append((trial, attempt))
@@ -126,12 +126,12 @@ class Fleet:
             if self.was_stopped:
                 tried = self.ledger.entries[trial.trial_id].attempts
                 after = f"cancelled after attempt {tried[-1].number} on {tried[-1].worker}" if tried else None
-                self._end(trial, End.CANCELLED, after or "cancelled before it started")
+                self._end(trial, TrialStatus.CANCELLED, after or "cancelled before it started")
             else:
-                self._end(trial, End.LOST, "no worker is left that may run it")
+                self._end(trial, TrialStatus.LOST, "no worker is left that may run it")
         shutil.rmtree(self._incoming, ignore_errors=True)  # left by attempts without a result
 
-    def _end(self, trial: OpenTrial, end: End, reason: str) -> None:
+    def _end(self, trial: OpenTrial, end: TrialStatus, reason: str) -> None:
         """End a trial that no worker has, with its last attempt if there was one."""
         attempts = self.ledger.entries[trial.planned.trial_id].attempts
         last = attempts[-1] if attempts else None

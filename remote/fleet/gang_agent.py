@@ -94,7 +94,7 @@ class GangAgent(Agent):
     def holder(self, slot: str) -> str | None:
         """As `Agent.holder`: the first job that holds the slot of any member. Every member is asked."""
         holders = [*(agent.holder(slot) for agent in self._others), super().holder(slot)]
-        return next((one for one in holders if one is not None), None)
+        return next((holder for holder in holders if holder is not None), None)
 
     def check_room(self) -> None:
         """As `Agent.check_room`, on every member."""
@@ -109,7 +109,9 @@ class GangAgent(Agent):
             holders = list(pool.map(lambda agent: agent.holder(slot), members))
         # By run and attempt: the folder above them may be another one on each host.
         ours = PurePosixPath(job).parts[-2:]
-        return next((one for one in holders if one is not None and PurePosixPath(one).parts[-2:] != ours), None)
+        return next(
+            (holder for holder in holders if holder is not None and PurePosixPath(holder).parts[-2:] != ours), None
+        )
 
 
 def place(job: str, address: str, rank: int) -> dict[str, str]:

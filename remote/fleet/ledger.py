@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.records.atomic_files import read_regular
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from remote.jobs.host_agent.util import sync_folder
 
 MOST_BYTES = 256 << 20  # of a ledger; a thousand trials take a hundredth of it
@@ -54,7 +54,7 @@ class Entry:
     """
 
     attempts: list[Attempt] = field(default_factory=list)
-    end: End | None = None
+    end: TrialStatus | None = None
     reason: str | None = None
     winner: Attempt | None = None
     spent: int = 0
@@ -96,7 +96,13 @@ class Ledger:
         self._append("retried", trial_id, at, attempt=attempt, reason=reason)
 
     def ended(
-        self, trial_id: str, end: End, reason: str | None, attempt: int | None = None, *, at: float | None = None
+        self,
+        trial_id: str,
+        end: TrialStatus,
+        reason: str | None,
+        attempt: int | None = None,
+        *,
+        at: float | None = None,
     ) -> bool:
         """Write the trial's end; False (and nothing written) when it has one already: the first end stands.
 
@@ -205,7 +211,7 @@ class Ledger:
         if kind not in ("started", "retried", "restarted", "ended", "reopened"):
             raise LedgerError(f"unknown event {kind!r}")
         if kind == "reopened":
-            is_changed = bool(event.get("changed")) and entry.end is not End.SUCCEEDED
+            is_changed = bool(event.get("changed")) and entry.end is not TrialStatus.SUCCEEDED
             if entry.end is None or not (entry.end.is_resumable or is_changed):
                 raise LedgerError(f"trial {trial_id!r} cannot be reopened: its end is {entry.end}")
         elif entry.end is not None:
@@ -223,11 +229,13 @@ class Ledger:
             entry.attempts.append(Attempt(number=event["attempt"], worker=event["worker"], folder=event["folder"]))
         elif kind == "retried":
             reason = event["reason"]
-            entry.attempts = [replace(one, reason=reason) if one.number == number else one for one in entry.attempts]
+            entry.attempts = [
+                replace(attempt, reason=reason) if attempt.number == number else attempt for attempt in entry.attempts
+            ]
         elif kind == "restarted":
             entry.restarts.add(event["attempt"])
         elif kind == "ended":
-            entry.end, entry.reason = End(event["end"]), event["reason"]
+            entry.end, entry.reason = TrialStatus(event["end"]), event["reason"]
             entry.winner = None if number is None else entry.attempt(number)
         elif kind == "reopened":
             entry.end = entry.reason = entry.winner = None

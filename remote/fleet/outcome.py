@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from bench.records.paths import EXIT_NOT_WRITTEN
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial
 from bench.records.training import is_at_its_limit
 from remote.jobs.job import JobState, JobStatus
@@ -22,13 +22,13 @@ _OUT_OF_MEMORY = "; the kernel does that when the worker's memory is used up"
 class Verdict:
     """A trial's end with its reason in one line (None for SUCCEEDED)."""
 
-    end: End
+    end: TrialStatus
     reason: str | None
 
     @property
     def is_transient(self) -> bool:
         """Whether the same trial may succeed if tried again: what stopped it was not its own doing, nor its limit."""
-        return self.end in (End.LOST, End.PREEMPTED) and not is_at_its_limit(self.reason)
+        return self.end in (TrialStatus.LOST, TrialStatus.PREEMPTED) and not is_at_its_limit(self.reason)
 
 
 def judge(
@@ -44,32 +44,32 @@ def judge(
     `damage` is why a result that was found could not be verified; `result` is None then.
     """
     if status.why == "cancelled" and (result is None or result.status.is_resumable):
-        return Verdict(end=End.CANCELLED, reason="cancelled by the operator")
+        return Verdict(end=TrialStatus.CANCELLED, reason="cancelled by the operator")
     if result is not None:
         if not belongs(result, planned, attempt):
-            return Verdict(end=End.FAILED, reason=f"its result is of another trial ({result.trial_id!r})")
+            return Verdict(end=TrialStatus.FAILED, reason=f"its result is of another trial ({result.trial_id!r})")
         return Verdict(end=result.status, reason=result.reason)
     if damage is not None:
-        return Verdict(end=End.LOST, reason=damage)
+        return Verdict(end=TrialStatus.LOST, reason=damage)
     if status.state is JobState.LOST:
         why = "its supervisor was killed, or its disk is full"
-        return Verdict(end=End.LOST, reason=f"ended{_where(status)} without a word: {why}; it left no result")
+        return Verdict(end=TrialStatus.LOST, reason=f"ended{_where(status)} without a word: {why}; it left no result")
     if status.state is not JobState.ENDED:
-        return Verdict(end=End.LOST, reason=f"its job died with its worker{_where(status)}; it left no result")
+        return Verdict(end=TrialStatus.LOST, reason=f"its job died with its worker{_where(status)}; it left no result")
     if status.why == "deadline":
-        return Verdict(end=End.TIMED_OUT, reason=f"stopped from outside at its deadline{_where(status)}")
+        return Verdict(end=TrialStatus.TIMED_OUT, reason=f"stopped from outside at its deadline{_where(status)}")
     if status.why == "terminated":
-        return Verdict(end=End.PREEMPTED, reason=f"its worker was stopped{_where(status)}")
+        return Verdict(end=TrialStatus.PREEMPTED, reason=f"its worker was stopped{_where(status)}")
     if status.signal is not None:
         hint = _OUT_OF_MEMORY if status.signal == signal.SIGKILL else ""
-        return Verdict(end=End.LOST, reason=f"killed by {_signal_name(status.signal)}{_where(status)}{hint}")
+        return Verdict(end=TrialStatus.LOST, reason=f"killed by {_signal_name(status.signal)}{_where(status)}{hint}")
     if status.exit_code == 0:
-        return Verdict(end=End.LOST, reason="exit 0, but it left no result")
+        return Verdict(end=TrialStatus.LOST, reason="exit 0, but it left no result")
     if status.exit_code == _STOPPED:
-        return Verdict(end=End.PREEMPTED, reason="stopped by SIGTERM before it began")
+        return Verdict(end=TrialStatus.PREEMPTED, reason="stopped by SIGTERM before it began")
     last = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
     # The worker's doing, not the trial's: nothing to start it with, or no disk space for the result.
-    end = End.LOST if status.exit_code in (_CANNOT_START, EXIT_NOT_WRITTEN) else End.FAILED
+    end = TrialStatus.LOST if status.exit_code in (_CANNOT_START, EXIT_NOT_WRITTEN) else TrialStatus.FAILED
     return Verdict(end=end, reason=f"exit {status.exit_code}: {last}")
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import RESULT_FILE, TRIALS_FOLDER
 from bench.records.run import PlannedTrial
-from remote.fleet.events import FleetEvent, Happening, of_attempt
+from remote.fleet.events import EventType, FleetEvent, of_attempt
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.outcome import Verdict
 from remote.fleet.queue import OpenTrial, TrialQueue
 
 
-class Settlement:
+class OutcomeWriter:
     """Ends the trials of one run, or queues them again. Safe to use from many threads.
 
     Raises LedgerError and OSError where the run's folder cannot be written.
@@ -45,7 +45,7 @@ class Settlement:
             self._ledger.ended(planned.trial_id, verdict.end, verdict.reason, number)
             if result is not None:
                 shutil.rmtree(result.parent)
-        self._on_event(replace(of_attempt(Happening.ENDED, planned, attempt), end=verdict.end, reason=verdict.reason))
+        self._on_event(replace(of_attempt(EventType.ENDED, planned, attempt), end=verdict.end, reason=verdict.reason))
         self._queue.settle()
 
     def try_again(self, trial: OpenTrial, attempt: Attempt, reason: str) -> None:
@@ -53,5 +53,5 @@ class Settlement:
         if not self._ledger.is_open(trial.trial_id):
             return
         self._ledger.retried(trial.trial_id, attempt.number, reason)
-        self._on_event(replace(of_attempt(Happening.RETRYING, trial.planned, attempt), reason=reason))
+        self._on_event(replace(of_attempt(EventType.RETRYING, trial.planned, attempt), reason=reason))
         self._queue.put(trial)

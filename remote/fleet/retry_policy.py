@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused, one_line
+from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, PermissionDenied, one_line
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job, JobState, JobStatus, slot_of
 
@@ -23,7 +23,7 @@ _LOGIN_PAUSE_SEC = 15.0  # a night of asking; each time, kubectl calls the crede
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RetryLimits:
     """The fleet's patience, in seconds, and how often one trial may be started.
 
     `max_attempts` 2: a trial cut short from outside goes back into the queue once; a resumed run allows as many again.
@@ -45,7 +45,7 @@ class WorkerLost(Exception):
     """A host has not answered for too long, or cannot do what every host can."""
 
 
-class Unable(WorkerLost):
+class WorkerUnusable(WorkerLost):
     """A host answers, but cannot work: its disk is full, its Python is gone."""
 
 
@@ -53,26 +53,26 @@ class WorkerBusy(WorkerLost):
     """Another run's job has held a host for too long; the host itself answers and is well."""
 
 
-class ShutOut(WorkerLost):
+class CredentialsRejected(WorkerLost):
     """No host lets the operator in (expired credentials): handing a trial to another host does not help."""
 
 
-class NotLetIn(Exception):
+class LoginTimeout(Exception):
     """The operator was refused for `log_in_within_sec`. No job was stopped, and no trial ended by that."""
 
 
-class Stopped(Exception):
+class FleetStopped(Exception):
     """The operator asked to stop while a host was being asked."""
 
 
-class Patience:
+class RetryPolicy:
     """One fleet's patience with all its hosts, each of which is asked from a thread of its own.
 
     `stopping` is set when the operator wants to end; `abandoning` when this process must exit while jobs go on.
     `busy_for_sec` is how long one job of another run may hold a host; `workers` is how many hosts there are.
     """
 
-    def __init__(self, limits: Limits, *, busy_for_sec: float, workers: int = 1) -> None:
+    def __init__(self, limits: RetryLimits, *, busy_for_sec: float, workers: int = 1) -> None:
         self.limits, self._busy_for_sec, self._workers = limits, busy_for_sec, workers
         self._looks = threading.BoundedSemaphore(_LOOKS_AT_ONCE)
         self.stopping, self.abandoning = threading.Event(), threading.Event()
@@ -117,12 +117,12 @@ class Patience:
                 if silent_sec >= self.limits.lost_after_sec:
                     kind = WorkerBusy if isinstance(error, HostBusy) else WorkerLost
                     raise kind(f"{one_line(error)} (for {silent_sec:.0f} s)") from error
-            except OperatorRefused as error:
-                raise ShutOut(one_line(error)) from error
+            except PermissionDenied as error:
+                raise CredentialsRejected(one_line(error)) from error
             except HostError as error:
-                raise Unable(one_line(error)) from error
+                raise WorkerUnusable(one_line(error)) from error
             if self.stopping.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self.abandoning.is_set():
-                raise Stopped
+                raise FleetStopped
             pause_sec = min(pause_sec * 2, _LONGEST_PAUSE_SEC)
 
     def await_return(self, agent: Agent, lost: WorkerLost, is_worth_it: Callable[[], bool]) -> str | None:
@@ -131,7 +131,7 @@ class Patience:
         Returns early, with a reason, once `is_worth_it()` no longer holds.
         """
         name, slot = agent.host.name, slot_of(agent.host)
-        if isinstance(lost, ShutOut) and self._await_login(agent, str(lost), is_worth_it):
+        if isinstance(lost, CredentialsRejected) and self._await_login(agent, str(lost), is_worth_it):
             self._lost_since.pop(name, None)
             return None
         since = self._lost_since.setdefault(name, time.monotonic())
@@ -142,11 +142,11 @@ class Patience:
                 return None  # to be stopped properly, what it runs has to be cancelled
             try:
                 now_holds = agent.holder(slot)
-                if isinstance(lost, Unable):
+                if isinstance(lost, WorkerUnusable):
                     agent.check_room()  # else it would be back at once, and lost again with its next trial
                 if not isinstance(lost, WorkerBusy):
                     return None
-            except OperatorRefused as error:
+            except PermissionDenied as error:
                 self._await_login(agent, one_line(error), is_worth_it)
                 since = self._lost_since[name] = time.monotonic()  # the time of that is not the host's
                 continue
@@ -170,13 +170,13 @@ class Patience:
         while is_worth_it() and not self.stopping.wait(pause_sec) and not self.abandoning.is_set():
             try:
                 agent.holder(slot_of(agent.host))
-            except OperatorRefused as error:
+            except PermissionDenied as error:
                 refusal = one_line(error)
             except HostError:
                 return False
             else:
                 return True
             if time.monotonic() >= began + self.limits.log_in_within_sec:
-                raise NotLetIn(f"{refusal} (refused for {self.limits.log_in_within_sec:g} s)")
+                raise LoginTimeout(f"{refusal} (refused for {self.limits.log_in_within_sec:g} s)")
             pause_sec = min(1.5 * pause_sec, _LOGIN_PAUSE_SEC)
         return False

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
 from bench.records.schema import SchemaError, from_json
-from remote.fleet.checkpoint_sync import Keeper
-from remote.fleet.events import FleetEvent, Happening, of_attempt
-from remote.fleet.fetch_result import OUT_FOLDER, PROGRESS, TRIAL_FILE, bring
+from remote.fleet.checkpoint_sync import CheckpointSync
+from remote.fleet.events import EventType, FleetEvent, of_attempt
+from remote.fleet.fetch_result import OUT_FOLDER, PROGRESS, TRIAL_FILE, fetch_result
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.outcome import Verdict, judge
-from remote.fleet.outcome_writer import Settlement
+from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
-from remote.fleet.retry_policy import Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
+from remote.fleet.retry_policy import CredentialsRejected, FleetStopped, RetryPolicy, WorkerBusy, WorkerLost
 from remote.fleet.shared_volume import place_of
 from remote.hosts.command import Command
 from remote.hosts.host import Host, HostError, one_line
@@ -28,7 +28,7 @@ NOT_ASKED = "could not be asked to stop it, so it may still run"
 INCOMING = "incoming"  # below the run's folder: results on their way, before one of them is a trial's end
 
 
-class Overtaken(Exception):
+class Superseded(Exception):
     """The trial being followed has reached its end through another attempt."""
 
 
@@ -40,12 +40,12 @@ class FleetState:
     run_folder: Path
     ledger: Ledger
     queue: TrialQueue
-    settlement: Settlement
-    patience: Patience
+    settlement: OutcomeWriter
+    patience: RetryPolicy
     launch: Launch
     on_event: Callable[[FleetEvent], None]
     shared: str | None
-    keeper: Keeper | None = None
+    keeper: CheckpointSync | None = None
 
 
 class Worker:
@@ -61,7 +61,7 @@ class Worker:
         while True:
             try:
                 if self._patience.is_halted:
-                    raise Stopped
+                    raise FleetStopped
                 while self.earlier:
                     self._pick_up(*self.earlier[0])
                     self._queue.pass_on(self.earlier.pop(0)[0], self.name)
@@ -72,7 +72,7 @@ class Worker:
             except WorkerLost as lost:
                 if not self._await_return(lost):
                     return
-            except Stopped:
+            except FleetStopped:
                 for trial, attempt in self.earlier:
                     self._cancel(trial, attempt)
                 return
@@ -87,7 +87,7 @@ class Worker:
         folder = f"{self.agent.host.workdir}/runs/{self._fleet.run_id}/{planned.trial_id}.{number}"
         self._fleet.ledger.started(planned.trial_id, number, self.name, folder, planned.trial.world_size)
         attempt = Attempt(number=number, worker=self.name, folder=folder)
-        self._fleet.on_event(of_attempt(Happening.STARTED, planned, attempt))
+        self._fleet.on_event(of_attempt(EventType.STARTED, planned, attempt))
         self._see_through(trial, attempt)
 
     def _is_done_already(self, trial: OpenTrial) -> bool:
@@ -104,7 +104,7 @@ class Worker:
                 if result is not None and not verdict.end.is_resumable:
                     self._fleet.settlement.end(trial.planned, attempt, verdict, result)
                     return True
-        except (WorkerLost, Stopped):
+        except (WorkerLost, FleetStopped):
             self._queue.put(trial)
             raise
         return False
@@ -114,7 +114,7 @@ class Worker:
         planned, job = trial.planned, self._job(attempt)
         status = self._patience.ask(self.name, job.status)
         if self._queue.claim(trial):
-            self._fleet.on_event(of_attempt(Happening.ATTACHED, planned, attempt))
+            self._fleet.on_event(of_attempt(EventType.ATTACHED, planned, attempt))
             if status.state in (JobState.ABSENT, JobState.WAITING) and self._is_done_already(trial):
                 return
             if status.state is JobState.ABSENT and attempt.folder in trial.begun:
@@ -134,7 +134,7 @@ class Worker:
         """Follow the attempt to its end, wherever it is now, and settle what comes of it."""
         try:
             outcome = self._outcome(trial, attempt)
-        except Stopped:
+        except FleetStopped:
             self._cancel(trial, attempt)
         except WorkerLost as lost:
             if isinstance(lost, WorkerBusy):
@@ -147,7 +147,7 @@ class Worker:
             if outcome is None:
                 return
             verdict, result = outcome
-            if resumed and verdict.end is End.CANCELLED and not self._patience.is_halted:
+            if resumed and verdict.end is TrialStatus.CANCELLED and not self._patience.is_halted:
                 # The operator cancelled it in an earlier run, and has now resumed that run.
                 self._fleet.settlement.try_again(trial, attempt, "cancelled earlier")
             else:
@@ -158,7 +158,7 @@ class Worker:
         try:
             status = self._follow(trial, attempt)
             return self._patience.ask(self.name, lambda: self._bring(trial, attempt, status))
-        except Overtaken:
+        except Superseded:
             job, grace_sec = self._job(attempt), self._patience.limits.grace_sec
             self._patience.ask(self.name, lambda: job.cancel(grace_sec=grace_sec))
             return None
@@ -179,15 +179,15 @@ class Worker:
         def hear(status: JobStatus) -> None:
             patience.heard(self.name)
             if patience.is_halted:
-                raise Stopped
+                raise FleetStopped
             if not fleet.ledger.is_open(planned.trial_id):
-                raise Overtaken
+                raise Superseded
             if status.progress is not None:
                 with contextlib.suppress(SchemaError):  # of another version: it is for display only
                     progress = from_json(Progress, status.progress)
                     if fleet.keeper is not None:
                         fleet.keeper.hear(self.agent, planned, attempt.number, progress)
-                    fleet.on_event(replace(of_attempt(Happening.PROGRESS, planned, attempt), progress=progress))
+                    fleet.on_event(replace(of_attempt(EventType.PROGRESS, planned, attempt), progress=progress))
 
         start, watch = partial(job.start, spec), partial(patience.watch, job, hear, PROGRESS)
         if fleet.keeper is not None and attempt.folder not in trial.begun:
@@ -205,7 +205,7 @@ class Worker:
         if fleet.shared is not None:
             places.append(place_of(fleet.shared, fleet.run_id, trial.planned.trial_id, attempt.number))
         incoming = fleet.run_folder / INCOMING
-        return bring(self._job(attempt), trial.planned, attempt, status, places=places, incoming=incoming)
+        return fetch_result(self._job(attempt), trial.planned, attempt, status, places=places, incoming=incoming)
 
     def _settle(self, trial: OpenTrial, attempt: Attempt, verdict: Verdict, result: Path | None) -> None:
         if verdict.is_transient and trial.may_follow(attempt) and not self._patience.is_halted:
@@ -227,10 +227,10 @@ class Worker:
             verdict, result = self._bring(trial, attempt, status)
         except HostError as error:
             reason = f"{self.name} {NOT_ASKED}: {one_line(error)}"
-            verdict = Verdict(end=End.CANCELLED, reason=reason)
-        if verdict.end is End.LOST:
+            verdict = Verdict(end=TrialStatus.CANCELLED, reason=reason)
+        if verdict.end is TrialStatus.LOST:
             reason = f"cancelled; {verdict.reason}" if has_begun else "cancelled before it started"
-            verdict = Verdict(end=End.CANCELLED, reason=reason)
+            verdict = Verdict(end=TrialStatus.CANCELLED, reason=reason)
         self._fleet.settlement.end(trial.planned, attempt, verdict, result)
 
     def _job(self, attempt: Attempt) -> Job:
@@ -243,16 +243,16 @@ class Worker:
         """
         held = self.earlier[0][0].trial_id if self.earlier else None
         self._fleet.on_event(FleetEvent(happening=_kind_of(lost), worker=self.name, trial_id=held, reason=str(lost)))
-        if not isinstance(lost, ShutOut):  # then what runs goes on, and no other host would take a trial
+        if not isinstance(lost, CredentialsRejected):  # then what runs goes on, and no other host would take a trial
             for trial, attempt in self.earlier:
                 if trial.planned.worker is None and trial.may_follow(attempt):
                     self._queue.pass_on(trial, self.name)
         reason = self._patience.await_return(self.agent, lost, lambda: self._queue.is_open_for(self.name))
         if reason is None:
             if not self._patience.is_halted:
-                self._fleet.on_event(FleetEvent(happening=Happening.WORKER_BACK, worker=self.name))
+                self._fleet.on_event(FleetEvent(happening=EventType.WORKER_BACK, worker=self.name))
             return True
-        verdict = Verdict(end=End.LOST, reason=reason)
+        verdict = Verdict(end=TrialStatus.LOST, reason=reason)
         for trial, attempt in self.earlier:
             if self._queue.give_up(trial, self.name):
                 self._fleet.settlement.end(trial.planned, attempt, verdict)
@@ -262,7 +262,7 @@ class Worker:
         return False
 
 
-def _kind_of(lost: WorkerLost) -> Happening:
+def _kind_of(lost: WorkerLost) -> EventType:
     if isinstance(lost, WorkerBusy):
-        return Happening.WORKER_BUSY
-    return Happening.SHUT_OUT if isinstance(lost, ShutOut) else Happening.WORKER_LOST
+        return EventType.WORKER_BUSY
+    return EventType.SHUT_OUT if isinstance(lost, CredentialsRejected) else EventType.WORKER_LOST

@@ -67,7 +67,7 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def once(host: Host, module: str, *arguments: str, secrets: tuple[Secret, ...] = ()) -> Command:
+def inline_command(host: Host, module: str, *arguments: str, secrets: tuple[Secret, ...] = ()) -> Command:
     """The command that runs `module`, which imports no other module of ours, from its text."""
     return Command(argv=(*host.python, *PYTHON_FLAGS, "-c", source(module), *arguments), secrets=secrets)
 

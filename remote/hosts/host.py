@@ -40,7 +40,7 @@ class HostUnreachable(HostError):
     """The host did not answer, or the stream broke. The command may have run. Worth another try."""
 
 
-class AddressWrong(HostError):
+class InvalidAddress(HostError):
     """The settings name no host that can be reached, or cannot be read. Another try will not help."""
 
 
@@ -52,7 +52,7 @@ class HostKeyRefused(HostError):
     """The host shows a key that is not known for it. No user name and no key of ours was sent."""
 
 
-class OperatorRefused(HostError):
+class PermissionDenied(HostError):
     """This operator lacks credentials, rights or a program. Every other host would refuse as well."""
 
 
@@ -75,16 +75,16 @@ class CommandFailed(HostError):
         self.completed = completed
 
 
-class Readable(Protocol):
+class ByteReader(Protocol):
     """What can be fed to a command's standard input: a file, or an object with its `read`."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
-class How(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """What a command is fed, who hears what it writes, and its limits: see `Host.run`."""
 
-    stdin: bytes | Readable | None
+    stdin: bytes | ByteReader | None
     on_stdout: Callable[[bytes], None] | None
     timeout_sec: Required[float]
     idle_timeout_sec: float | None
@@ -106,7 +106,7 @@ class Host(Protocol):
     @property
     def python(self) -> tuple[str, ...]: ...
 
-    def run(self, command: Command, **how: Unpack[How]) -> Completed:
+    def run(self, command: Command, **how: Unpack[RunOptions]) -> Completed:
         """Run `command` to its end.
 
         `stdin` is fed and then closed. `on_stdout` receives pieces as they arrive, in the calling thread.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Unpack
 
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, How
+from remote.hosts.host import Completed, RunOptions
 from remote.hosts.process import CannotStart, run_program
 
 
@@ -37,7 +37,7 @@ class LocalHost:
     workdir: str
     python: tuple[str, ...] = (sys.executable,)
 
-    def run(self, command: Command, **how: Unpack[How]) -> Completed:
+    def run(self, command: Command, **how: Unpack[RunOptions]) -> Completed:
         """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as in a shell."""
         try:
             return run_program(

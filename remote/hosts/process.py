@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol, cast
 
-from remote.hosts.host import CommandTimedOut, Completed, Readable, TooMuchOutput
+from remote.hosts.host import ByteReader, CommandTimedOut, Completed, TooMuchOutput
 
 _PIECE = 1 << 16
 _READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # the usual 64 kB of a pipe make both sides wait for each other
@@ -22,7 +22,7 @@ _SETPRIV = shutil.which("setpriv")
 _LEAVE_SEC = 2.0  # for a client program that has brought all there is and only has to go
 
 
-class HeldOpen(Protocol):
+class StdinPipe(Protocol):
     """Input that stays open after its content: `read` returns None when there is no more."""
 
     def read(self, size: int, /) -> bytes | None: ...
@@ -38,7 +38,7 @@ def run_program(
     label: str,
     environment: Mapping[str, str] | None = None,
     folder: str | None = None,
-    stdin: bytes | Readable | HeldOpen | None = None,
+    stdin: bytes | ByteReader | StdinPipe | None = None,
     on_stdout: Callable[[bytes], None] | None = None,
     is_complete: Callable[[], bool] | None = None,
     timeout_sec: float,
@@ -67,8 +67,8 @@ def run_program(
     if sys.platform == "linux" and process.stdout is not None:
         with contextlib.suppress(OSError):  # more than this user may have; it is slower without
             fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    limits = Limits(label, timeout_sec, idle_timeout_sec)
-    stdout, stderr = Kept(label), Kept(label)
+    limits = ProcessLimits(label, timeout_sec, idle_timeout_sec)
+    stdout, stderr = BoundedOutput(label), BoundedOutput(label)
 
     def hear(piece: bytes) -> None:
         (stdout.take if on_stdout is None else on_stdout)(piece)
@@ -97,7 +97,7 @@ def run_program(
     )
 
 
-class Kept:
+class BoundedOutput:
     """What a command prints, kept up to a limit; `label` names the command."""
 
     def __init__(self, label: str) -> None:
@@ -121,7 +121,7 @@ def dying_with_us(argv: Sequence[str], environment: Mapping[str, str] | None) ->
     return [_SETPRIV, "--pdeathsig", "KILL", "--", *argv]
 
 
-class Limits:
+class ProcessLimits:
     """The whole call's deadline and the longest silence."""
 
     def __init__(self, label: str, timeout_sec: float, idle_timeout_sec: float | None) -> None:
@@ -154,9 +154,9 @@ class Limits:
 
 def pump(
     process: subprocess.Popen[bytes],
-    stdin: bytes | Readable | HeldOpen | None,
+    stdin: bytes | ByteReader | StdinPipe | None,
     sinks: Mapping[IO[bytes] | None, Callable[[bytes], None]],
-    limits: Limits,
+    limits: ProcessLimits,
 ) -> None:
     """Feed a process, and hear it until its streams have ended. Raises CommandTimedOut, and what the sinks raise."""
     feed = _Feed(stdin)
@@ -184,7 +184,7 @@ def pump(
 class _Feed:
     """What is still to be written to a program's standard input."""
 
-    def __init__(self, source: bytes | Readable | HeldOpen | None) -> None:
+    def __init__(self, source: bytes | ByteReader | StdinPipe | None) -> None:
         self._file = None if source is None or isinstance(source, bytes) else source
         self._left = memoryview(source if isinstance(source, bytes) else b"")
         self.stays_open = False

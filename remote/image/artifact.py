@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.records.atomic_files import sha256_of
 from remote.image.references import Reference
-from remote.image.vm_agent.job import Failed, retried
+from remote.image.vm_agent.job import Failed, with_retries
 from remote.image.vm_agent.registry.api import MANIFEST, Registry, digest_of
 from remote.image.vm_agent.registry.referrers import EMPTY, EMPTY_CONTENT, TITLE, descriptor
 
@@ -51,10 +51,10 @@ def push(
     blobs: dict[str, Path | bytes] = {_digest(path): path for path in files.values()}
     blobs[digest_of(EMPTY_CONTENT)] = EMPTY_CONTENT
     for name, blob in blobs.items():
-        retried(partial(_send, registry, blob, name, say), FIRST_WAIT_SEC)
-    retried(partial(registry.send_manifest, where.tag, content, MANIFEST), FIRST_WAIT_SEC)
+        with_retries(partial(_send, registry, blob, name, say), FIRST_WAIT_SEC)
+    with_retries(partial(registry.send_manifest, where.tag, content, MANIFEST), FIRST_WAIT_SEC)
     for name in (where.tag, digest):
-        there = retried(partial(registry.manifest, name), FIRST_WAIT_SEC)
+        there = with_retries(partial(registry.manifest, name), FIRST_WAIT_SEC)
         if there is None or there[0] != digest:
             found = "nothing" if there is None else there[0]
             raise Failed("refused", f"{where}: the registry has {found} there, not {digest}; somebody moved the tag")

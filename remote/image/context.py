@@ -50,7 +50,7 @@ class ModelFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackedShard:
     """A file of a model in its slot: `source` on the VM, `place` in the image."""
 
     slot: int
@@ -114,12 +114,12 @@ def digest_of_code(files: Iterable[CodeFile]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def slots(models: Sequence[ModelFolder]) -> tuple[Packed, ...]:
+def slots(models: Sequence[ModelFolder]) -> tuple[PackedShard, ...]:
     """Every file of every model in its slot, in the order of the models: one more model at the end moves none.
 
     Raises ContextError for a file too large for a layer, and for more shards than slots.
     """
-    packed: list[Packed] = []
+    packed: list[PackedShard] = []
     slot = 0
     for model in models:
         shards = [file for file in model.files if file.path.endswith(".safetensors") or file.size >= SHARD_BYTES]
@@ -137,11 +137,11 @@ def slots(models: Sequence[ModelFolder]) -> tuple[Packed, ...]:
     return tuple(packed)
 
 
-def _packed(slot: int, model: ModelFolder, file: FileEntry) -> Packed:
+def _packed(slot: int, model: ModelFolder, file: FileEntry) -> PackedShard:
     if file.size > LARGEST_LAYER_BYTES:
         raise ContextError(
             f"{model.folder}/{file.path}: {file.size / 1e9:.1f} GB in one file is more than a layer may have "
             f"({LARGEST_LAYER_BYTES / 1e9:.0f} GB); save the model in smaller shards"
         )
     place = f"models/{model.name}/{file.path}"
-    return Packed(slot=slot, source=f"{model.folder}/{file.path}", place=place, size=file.size, sha256=file.sha256)
+    return PackedShard(slot=slot, source=f"{model.folder}/{file.path}", place=place, size=file.size, sha256=file.sha256)

@@ -32,7 +32,7 @@ _NOWHERE = "tcp://engine:1"  # never connected to: the adapter below has the con
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class ContainerExit:
     """How a container ended: its exit code, and what it wrote to standard output and to standard error."""
 
     exit_code: int
@@ -92,7 +92,7 @@ def _bounded(name: str, send: Callable[..., requests.Response]) -> Callable[...,
     return bounded
 
 
-def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> Ended:
+def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> ContainerExit:
     """Run `argv` in a container as a pod would: no network, no capability, only /tmp and /workspace writable."""
     container = sdk.containers.create(
         image,
@@ -112,7 +112,7 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
                 raise
             raise EngineError(f"{' '.join(argv)}: not done after {timeout_sec:.0f} s in {image}") from None
         out, err = (container.logs(stdout=out, stderr=not out).decode(errors="replace") for out in (True, False))
-        return Ended(exit_code=code, stdout=out, stderr=err)
+        return ContainerExit(exit_code=code, stdout=out, stderr=err)
     finally:
         container.remove(force=True)
 

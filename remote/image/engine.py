@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remote.hosts.bundle import once
+from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, Host, HostError, check, parsed
 from remote.image.vm_agent.client import trouble
@@ -40,7 +40,7 @@ class Client:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class EngineEndpoint:
     """A folder on the VM and its file system: that of the nearest parent if the folder does not exist."""
 
     path: str
@@ -62,14 +62,14 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class DiskInfo:
     """The VM's disks and models. `docker_tmpdir` is None if it is not set or may not be read."""
 
-    places: tuple[Place, ...]
+    places: tuple[EngineEndpoint, ...]
     models: tuple[Mapping[str, Any], ...]
     docker_tmpdir: str | None
 
-    def place(self, path: str) -> Place:
+    def place(self, path: str) -> EngineEndpoint:
         return next(place for place in self.places if place.path == path)
 
 
@@ -108,22 +108,22 @@ def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | N
     if completed.exit_code != 0 and b"No such image" in completed.stderr:
         return None
     if completed.exit_code != 0:
-        raise explained(host, client, command, completed)
+        raise to_engine_error(host, client, command, completed)
     document: list[Mapping[str, Any]] = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
     return document[0]
 
 
-def look(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> Look:
+def disk_info(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> DiskInfo:
     """The file systems below `places` and the `models` (name, folder), in one round trip. Raises HostError."""
     asked = json.dumps({"places": list(dict.fromkeys(places)), "models": models})
-    command = once(host, "remote.image.vm_agent.scripts.disk_info", asked)
+    command = inline_command(host, "remote.image.vm_agent.scripts.disk_info", asked)
     completed = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
     answer = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
-    seen = tuple(Place(**place) for place in answer["places"])
-    return Look(places=seen, models=tuple(answer["models"]), docker_tmpdir=answer["docker_tmpdir"])
+    seen = tuple(EngineEndpoint(**place) for place in answer["places"])
+    return DiskInfo(places=seen, models=tuple(answer["models"]), docker_tmpdir=answer["docker_tmpdir"])
 
 
-def explained(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
+def to_engine_error(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
     """Why the client failed, with the remedy for a known reason."""
     stderr = completed.stderr.decode(errors="replace").strip()
     if completed.exit_code == 127:
@@ -141,11 +141,11 @@ def _ask(host: Host, client: Client, *words: str) -> Any:
     completed = host.run(command, timeout_sec=_LOOK_SEC)
     # `docker version` prints the client's half and fails when the engine does not answer.
     if completed.exit_code != 0:
-        raise explained(host, client, command, completed)
+        raise to_engine_error(host, client, command, completed)
     document = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
     if document.get("ServerErrors"):  # `docker info` exits 0 with them
         failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
-        raise explained(host, client, command, failed)
+        raise to_engine_error(host, client, command, failed)
     return document
 
 

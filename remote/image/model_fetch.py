@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from remote.hosts.bundle import once
+from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
 from remote.hosts.host import HostError, check
 from remote.hosts.local import expanded
@@ -22,7 +22,7 @@ from remote.image.vm_agent.model_sources import BROUGHT, TOKEN_PIPE, files_of, s
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job
 from remote.ssh.host import SshHost
-from remote.ssh.rsync import Progress, push_folder
+from remote.ssh.rsync import UploadProgress, push_folder
 
 VERB = "fetch"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
@@ -92,7 +92,7 @@ def start(
     *,
     token: Secret | None = None,
     deadline_sec: float,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[UploadProgress], None] = lambda _: None,
 ) -> Job:
     """Start the job; with `cache_here`, send its files first. Raises FetchError and as `push_folder`."""
     source: dict[str, Any] = {"kind": "hub"}
@@ -103,14 +103,16 @@ def start(
     job = vm_jobs.new(agent, VERB, fetch.model, fetch.request)
     vm_jobs.start(job, fetch.to_job(source, token=token is not None), deadline_sec=deadline_sec)
     if token is not None:
-        command = once(
+        command = inline_command(
             agent.host, "remote.image.vm_agent.scripts.send_token", f"{job.folder}/{TOKEN_PIPE}", secrets=(token,)
         )
         check(agent.host, command, agent.host.run(command, stdin=token.reveal().encode(), timeout_sec=_FEED_SEC))
     return job
 
 
-def _bring(agent: Agent, fetch: Fetch, on_progress: Callable[[Progress], None], timeout_sec: float) -> dict[str, Any]:
+def _bring(
+    agent: Agent, fetch: Fetch, on_progress: Callable[[UploadProgress], None], timeout_sec: float
+) -> dict[str, Any]:
     """Send the laptop's copy to the VM, beside the model's place; the source for the job's document."""
     assert fetch.cache_here is not None  # noqa: S101 - for the type checker
     try:

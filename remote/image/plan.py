@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from remote.image.context import CodeFile, ContextError, ModelFolder, Packed, digest_of_code, slots
-from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
+from remote.image.context import CodeFile, ContextError, ModelFolder, PackedShard, digest_of_code, slots
+from remote.image.engine import Client, DiskInfo, EngineEndpoint, EngineError, EngineFacts
 from remote.image.workdir import home_below
 from remote.jobs.transfer import FileEntry
 
@@ -36,12 +36,12 @@ class ModelDamaged(EngineError):
     """A model's file is not what its manifest says; the message ends with the command that mends it."""
 
 
-class CannotFit(EngineError):
+class InsufficientSpace(EngineError):
     """A place is too small or of the wrong kind; the message says which, by how much, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class BuildProfile:
     """An entry of image/profiles.yaml: base image, Python, what the installed stack takes in bytes, CUDA as 12-8."""
 
     name: str
@@ -59,10 +59,10 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ImageSpec:
     """What the operator asks for: settings, our files, and the folder on the VM to work in."""
 
-    profile: Profile
+    profile: BuildProfile
     image: str
     target: str
     tmpdir: str
@@ -110,10 +110,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class SpaceNeed:
     """What one place needs."""
 
-    place: Place
+    place: EngineEndpoint
     what: str
     need_bytes: int
 
@@ -129,10 +129,10 @@ class BuildPlan:
     base: str
     code_folder: str
     code: tuple[tuple[str, str], ...]
-    packed: tuple[Packed, ...]
+    packed: tuple[PackedShard, ...]
     context: str
     data_root: str
-    needs: tuple[Need, ...]
+    needs: tuple[SpaceNeed, ...]
     notes: tuple[str, ...]
 
     def to_job(self, *, anew: bool = False) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class BuildPlan:
         return {**own, "label": f"{LABEL}.build", "docker": [self.argv[0]], "anew": anew}
 
 
-def model_folders(look: Look) -> tuple[ModelFolder, ...]:
+def model_folders(look: DiskInfo) -> tuple[ModelFolder, ...]:
     """The models on the VM. Raises EngineError for one that is absent or unverified, ModelDamaged for one cut short."""
     folders = []
     for seen in look.models:
@@ -163,7 +163,7 @@ def model_folders(look: Look) -> tuple[ModelFolder, ...]:
     return tuple(folders)
 
 
-def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, str]) -> BuildPlan:
+def plan(wanted: ImageSpec, facts: EngineFacts, look: DiskInfo, existing: Mapping[str, str]) -> BuildPlan:
     """The build that makes `wanted`. `existing` are the labels of the image that has its name now.
 
     Raises CannotFit, EngineError for incomplete models, and ContextError.
@@ -192,12 +192,12 @@ def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, 
     )
 
 
-def is_built(wanted: Wanted, look: Look, existing: Mapping[str, str]) -> bool:
+def is_built(wanted: ImageSpec, look: DiskInfo, existing: Mapping[str, str]) -> bool:
     """Whether the image that has the name now holds exactly what is wanted."""
     return existing.get(f"{LABEL}.build") == _labels(wanted, _digests(model_folders(look)))[f"{LABEL}.build"]
 
 
-def outdated(wanted: Wanted, existing: Mapping[str, str]) -> tuple[str, ...]:
+def outdated(wanted: ImageSpec, existing: Mapping[str, str]) -> tuple[str, ...]:
     """What an image with these labels was built of that is not what `wanted` names now; empty where nothing is.
 
     For its models it is asked which they are, not what is in them, and its commit does not count: both may be looked at
@@ -224,7 +224,7 @@ def _digests(models: Sequence[ModelFolder]) -> dict[str, str]:
     return {model.name: model.manifest_sha256 for model in models}
 
 
-def _labels(wanted: Wanted, model_digests: Mapping[str, str]) -> dict[str, str]:
+def _labels(wanted: ImageSpec, model_digests: Mapping[str, str]) -> dict[str, str]:
     labels = {
         "org.opencontainers.image.title": LABEL,
         "org.opencontainers.image.revision": wanted.git_sha,
@@ -244,7 +244,7 @@ def _labels(wanted: Wanted, model_digests: Mapping[str, str]) -> dict[str, str]:
     return {**labels, f"{LABEL}.build": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
-def _argv(wanted: Wanted, labels: Mapping[str, str]) -> tuple[str, ...]:
+def _argv(wanted: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
     context = f"{wanted.home}/context"
     arguments = {
         "BASE_IMAGE": wanted.profile.base,
@@ -270,21 +270,21 @@ def _argv(wanted: Wanted, labels: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def check_kinds(tmp: Place, root: Place, facts: EngineFacts) -> None:
+def check_kinds(tmp: EngineEndpoint, root: EngineEndpoint, facts: EngineFacts) -> None:
     """Raises CannotFit where a build's files cannot be kept on these file systems."""
     if not tmp.exists or not tmp.is_folder:
-        raise CannotFit(f"--tmpdir {tmp.path}: no such folder on the VM; mount the share there, or make it")
+        raise InsufficientSpace(f"--tmpdir {tmp.path}: no such folder on the VM; mount the share there, or make it")
     if not tmp.writable:
-        raise CannotFit(
+        raise InsufficientSpace(
             f"--tmpdir {tmp.path}: this user may not write there; type on the VM: sudo chown $USER {tmp.path}"
         )
     if tmp.kind in UNFIT_KINDS:
-        raise CannotFit(
+        raise InsufficientSpace(
             f"--tmpdir {tmp.path}: is on {tmp.kind}, which cannot keep a build's files; name one on a disk or on NFS"
         )
     if root.kind in NETWORK_KINDS or facts.storage_driver == "vfs":
         why = f"on {root.kind}" if root.kind in NETWORK_KINDS else "kept by the storage driver vfs"
-        raise CannotFit(
+        raise InsufficientSpace(
             f"the engine's data-root {root.path} is {why}: BuildKit cannot run a step there; move it to a local disk "
             f'("data-root" in /etc/docker/daemon.json), or type `inv vm.engine --tmpdir {tmp.path}`: another engine, '
             "with its data in an ext4 file on the share"
@@ -292,13 +292,13 @@ def check_kinds(tmp: Place, root: Place, facts: EngineFacts) -> None:
 
 
 def _needs(
-    wanted: Wanted,
+    wanted: ImageSpec,
     models: Sequence[ModelFolder],
-    packed: Sequence[Packed],
-    tmp: Place,
-    root: Place,
+    packed: Sequence[PackedShard],
+    tmp: EngineEndpoint,
+    root: EngineEndpoint,
     existing: Mapping[str, str],
-) -> tuple[Need, ...]:
+) -> tuple[SpaceNeed, ...]:
     weights = sum(model.size for model in models)
     ours = sum(file.size for file in wanted.code)
     labels = _labels(wanted, _digests(models))
@@ -309,28 +309,28 @@ def _needs(
     packing = 0 if same[f"{LABEL}.models"] else weights
     layers = 0 if same[f"{LABEL}.models"] else round(weights * WEIGHT_COPIES)
     return (
-        Need(place=tmp, what="context: our files, weights packed", need_bytes=2 * ours + packing + HEADROOM_BYTES),
-        Need(place=root, what="engine: stack, its cache, base", need_bytes=stack + HEADROOM_BYTES),
-        Need(place=root, what=f"engine: weights, in cache and layers ({len(packed)} files)", need_bytes=layers),
+        SpaceNeed(place=tmp, what="context: our files, weights packed", need_bytes=2 * ours + packing + HEADROOM_BYTES),
+        SpaceNeed(place=root, what="engine: stack, its cache, base", need_bytes=stack + HEADROOM_BYTES),
+        SpaceNeed(place=root, what=f"engine: weights, in cache and layers ({len(packed)} files)", need_bytes=layers),
     )
 
 
-def check_room(needs: Sequence[Need]) -> None:
+def check_room(needs: Sequence[SpaceNeed]) -> None:
     """Raises CannotFit where a disk has less free than all that is needed there."""
-    by_device: dict[int, list[Need]] = {}
+    by_device: dict[int, list[SpaceNeed]] = {}
     for need in needs:
         by_device.setdefault(need.place.device, []).append(need)
     for asked in by_device.values():
         total, place = sum(need.need_bytes for need in asked), asked[0].place
         if total > place.free_bytes:
             places = " and ".join(dict.fromkeys(need.place.path for need in asked))
-            raise CannotFit(
+            raise InsufficientSpace(
                 f"{places}: {place.free_bytes / 1e9:.1f} GB free, this build needs {total / 1e9:.1f} GB there; free "
                 f"some (`docker builder prune` on the VM drops old cache); `inv vm.engine` puts an engine on the share"
             )
 
 
-def _notes(facts: EngineFacts, tmp: Place, root: Place, look: Look) -> tuple[str, ...]:
+def _notes(facts: EngineFacts, tmp: EngineEndpoint, root: EngineEndpoint, look: DiskInfo) -> tuple[str, ...]:
     shared = " (the same file system)" if tmp.device == root.device else ""
     unpack = look.docker_tmpdir or "a folder tmp there (DOCKER_TMPDIR is not set, or may not be read)"
     return (

@@ -19,7 +19,7 @@ _REGION_KEY = re.compile(r"[a-z]{3}\Z")
 _REGION_ID = re.compile(r"[a-z]{2,3}-[a-z]+-[0-9]{1,2}\Z")
 
 
-class NameWrong(ValueError):
+class InvalidReference(ValueError):
     """A name that is not valid; the message says which part, and its form."""
 
 
@@ -44,15 +44,17 @@ def reference(text: str, default_tag: str) -> Reference:
     host, _, rest = text.partition("/")
     path, colon, tag = rest.partition(":")
     if not rest or not _HOST.match(host) or ("." not in host and ":" not in host and host != "localhost"):
-        raise NameWrong(f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. fra.ocir.io/NAMESPACE/qlora-fleet:1.0")
+        raise InvalidReference(f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. fra.ocir.io/NAMESPACE/qlora-fleet:1.0")
     if "@" in rest:
-        raise NameWrong(f"{text!r}: a push returns the digest; leave it out of the name")
+        raise InvalidReference(f"{text!r}: a push returns the digest; leave it out of the name")
     parts = path.split("/")
     for part in parts:
         if not _PART.match(part):
-            raise NameWrong(f"{text!r}: {part!r}: lower case letters, digits and single . _ - between them are allowed")
+            raise InvalidReference(
+                f"{text!r}: {part!r}: lower case letters, digits and single . _ - between them are allowed"
+            )
     if colon and not _TAG.match(tag):
-        raise NameWrong(f"{text!r}: tag {tag!r}: up to 128 letters, digits and . _ -, not starting with . or -")
+        raise InvalidReference(f"{text!r}: tag {tag!r}: up to 128 letters, digits and . _ -, not starting with . or -")
     _check_ocir(text, host, parts)
     return Reference(host=host, path=path, tag=tag or default_tag)
 
@@ -62,11 +64,11 @@ def _check_ocir(text: str, host: str, parts: list[str]) -> None:
     if ocir is None:
         return
     if ocir["key"] is not None and not _REGION_KEY.match(ocir["key"]):
-        raise NameWrong(f"{text!r}: {ocir['key']!r} is no region key; expected three letters like fra, iad, phx")
+        raise InvalidReference(f"{text!r}: {ocir['key']!r} is no region key; expected three letters like fra, iad, phx")
     if ocir["region"] is not None and not _REGION_ID.match(ocir["region"]):
-        raise NameWrong(f"{text!r}: {ocir['region']!r} is no region; expected one like eu-frankfurt-1")
+        raise InvalidReference(f"{text!r}: {ocir['region']!r} is no region; expected one like eu-frankfurt-1")
     if len(parts) < 2:
-        raise NameWrong(f"{text!r}: OCIR needs the tenancy's namespace: {host}/NAMESPACE/REPOSITORY:TAG")
+        raise InvalidReference(f"{text!r}: OCIR needs the tenancy's namespace: {host}/NAMESPACE/REPOSITORY:TAG")
 
 
 def upstream(image: str) -> Reference:
@@ -76,22 +78,22 @@ def upstream(image: str) -> Reference:
         host, rest = DOCKER_HUB, image if slash else f"library/{image}"
     path, _, tag = rest.partition(":")
     if not _HOST.match(host) or not all(map(_PART.match, path.split("/"))) or (tag and not _TAG.match(tag)):
-        raise NameWrong(f"{image!r} is no image's name; expected one like nvidia/cuda:12.8.1-base-ubuntu24.04")
+        raise InvalidReference(f"{image!r} is no image's name; expected one like nvidia/cuda:12.8.1-base-ubuntu24.04")
     return Reference(host=host, path=path, tag=tag or "latest")
 
 
 def check_user(user: str, repository: str) -> None:
     """Raises NameWrong for a user name with which the registry of `repository` (HOST/PATH) would answer 401."""
     if not user or not user.isprintable() or " " in user:
-        raise NameWrong(f"{user!r} is not a user name")
+        raise InvalidReference(f"{user!r} is not a user name")
     host, _, path = repository.partition("/")
     if not is_ocir(host):
         return
     (namespace, inner, _), parts = path.partition("/"), user.split("/")
     if inner and parts[0] != namespace:
-        raise NameWrong(f"{user!r} does not begin with the tenancy's namespace, {namespace}/, as the image does")
+        raise InvalidReference(f"{user!r} does not begin with the tenancy's namespace, {namespace}/, as the image does")
     if len(parts) not in (2, 3) or not all(parts):
-        raise NameWrong(f"{user!r} is none of {USER_FORMS}")
+        raise InvalidReference(f"{user!r} is none of {USER_FORMS}")
 
 
 def is_ocir(host: str) -> bool:

@@ -3,10 +3,10 @@
 import json
 import re
 
-from remote.hosts.bundle import once
+from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command, Secret
 from remote.hosts.host import Host, HostError, HostUnreachable, LoginRefused, check
-from remote.image.engine import Client, explained
+from remote.image.engine import Client, to_engine_error
 from remote.image.references import USER_FORMS, Reference, is_ocir
 from remote.image.vm_agent.client import trouble
 
@@ -20,7 +20,7 @@ def log_in(host: Host, client: Client, registry: str, user: str, password: Secre
     The caller removes the folder. Those that killed logins have left are removed first. The password goes over standard
     input. Raises LoginRefused, HostUnreachable for a registry that did not answer, EngineError, and as `Host.run`.
     """
-    make = once(host, "remote.image.vm_agent.scripts.login", LOGIN_FOLDER)
+    make = inline_command(host, "remote.image.vm_agent.scripts.login", LOGIN_FOLDER)
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_SEC)).stdout.decode().strip()
     login = Command(
         argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),
@@ -33,7 +33,7 @@ def log_in(host: Host, client: Client, registry: str, user: str, password: Secre
             return folder
         stderr = completed.stderr.decode(errors="replace")
         if completed.exit_code == 127 or trouble(stderr) is not None:
-            raise explained(host, client, login, completed)
+            raise to_engine_error(host, client, login, completed)
         complaint = login.tail(stderr, lines=1)
         if re.search(r"unauthorized|incorrect username|denied|\b401\b", complaint, re.IGNORECASE):
             forms = f"; its users are {USER_FORMS}, and the password is an auth token" if is_ocir(registry) else ""

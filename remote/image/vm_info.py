@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from remote.hosts.bundle import once
-from remote.hosts.host import AddressWrong, Host, check, parsed
+from remote.hosts.bundle import inline_command
+from remote.hosts.host import Host, InvalidAddress, check, parsed
 
 PYTHON_AT_LEAST = (3, 9)
 MACHINE = "x86_64"  # the GPU nodes' processor; an image built on another one does not start there
@@ -40,9 +40,9 @@ class VmFacts:
 
 def observe(host: Host) -> VmFacts:
     """Ask the VM. Raises AddressWrong if it has no Python, HostUnreachable, CommandFailed."""
-    command = once(host, "remote.image.vm_agent.scripts.vm_info")
+    command = inline_command(host, "remote.image.vm_agent.scripts.vm_info")
     completed = host.run(command, timeout_sec=_ASK_SEC)
     if completed.exit_code in (126, 127):
-        raise AddressWrong(f"{host.name}: has no {host.python[0]}; install Python 3.9 or newer there")
+        raise InvalidAddress(f"{host.name}: has no {host.python[0]}; install Python 3.9 or newer there")
     facts = parsed(host, check(host, command, completed).stdout, "its description of itself")
     return VmFacts(**{**facts, "groups": tuple(facts["groups"]), "python": tuple(facts["python"])})

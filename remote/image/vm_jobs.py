@@ -36,7 +36,7 @@ class JobFailed(HostError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class JobLine:
     """A line of the job's log, its stage, and seconds since the job began."""
 
     text: str
@@ -121,7 +121,7 @@ def ask(agent: Agent, question: Mapping[str, Any], *, timeout_sec: float) -> Map
     return answer
 
 
-def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostError], None]) -> Outcome:
+def follow(job: Job, on_line: Callable[[JobLine], None], on_cut: Callable[[HostError], None]) -> Outcome:
     """Follow the job to its end over connections that may break; `on_cut` gets the error of each.
 
     Raises JobFailed and, after a minute of silence, the last HostUnreachable; the job goes on.
@@ -136,9 +136,9 @@ def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostErro
         missed = count - shown - len(lines)
         if missed > 0:
             note = f"... {missed} lines not shown; the log has them"
-            on_line(Line(text=note, stage=progress["stage"], elapsed_sec=lines[0][0]))
+            on_line(JobLine(text=note, stage=progress["stage"], elapsed_sec=lines[0][0]))
         for elapsed_sec, text in lines[max(0, len(lines) - (count - shown)) :]:
-            on_line(Line(text=text, stage=progress["stage"], elapsed_sec=elapsed_sec))
+            on_line(JobLine(text=text, stage=progress["stage"], elapsed_sec=elapsed_sec))
         shown = max(shown, count)
 
     while True:

@@ -3,7 +3,7 @@
 import json
 import posixpath
 
-from remote.hosts.bundle import once
+from remote.hosts.bundle import inline_command
 from remote.hosts.host import Host, HostError
 from remote.image.vm_agent.secure_dir import NOT_OURS
 
@@ -11,11 +11,11 @@ FOLDER = "qlora-fleet"  # ours below --tmpdir
 _CLAIM_SEC = 60.0
 
 
-class GroundRefused(HostError):
+class WorkdirUnsafe(HostError):
     """Our folder's name is taken by another user, or others may write there; the message names owner and path."""
 
 
-class GroundWrong(HostError):
+class WorkdirError(HostError):
     """Our folder cannot be made; the message says why."""
 
 
@@ -29,10 +29,10 @@ def claim(host: Host, tmpdir: str, *, make: bool = True) -> int:
     Without `make` a folder that is not there is right. Raises GroundRefused, GroundWrong and as `Host.run`.
     """
     folder = home_below(tmpdir)
-    command = once(host, "remote.image.vm_agent.secure_dir", folder, "make" if make else "look")
+    command = inline_command(host, "remote.image.vm_agent.secure_dir", folder, "make" if make else "look")
     completed = host.run(command, timeout_sec=_CLAIM_SEC)
     if completed.exit_code != 0:
         complaint = command.tail(completed.stderr.decode(errors="replace"), lines=1)
-        kind = GroundRefused if completed.exit_code == NOT_OURS else GroundWrong
+        kind = WorkdirUnsafe if completed.exit_code == NOT_OURS else WorkdirError
         raise kind(f"{host.name}: {complaint or f'{folder}: exit {completed.exit_code}'}")
     return int(json.loads(completed.stdout)["owner"])

@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from remote.hosts.bundle import PYTHON_FLAGS, Program, once, program
+from remote.hosts.bundle import PYTHON_FLAGS, Program, inline_command, program
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, Host, HostError, HostUnreachable, Readable, check
+from remote.hosts.host import ByteReader, Completed, Host, HostError, HostUnreachable, check
 from remote.hosts.process import MOST_KEPT_BYTES
 from remote.jobs.host_agent.util import CUT_SHORT, REFUSED
 
@@ -60,7 +60,7 @@ class Agent:
         arguments: dict[str, Any],
         *,
         payload: object = None,
-        bulk: Readable | None = None,
+        bulk: ByteReader | None = None,
         on_line: Callable[[dict[str, Any]], None] | None = None,
         timeout_sec: float = _CALL_SEC,
         idle_timeout_sec: float | None = None,
@@ -112,7 +112,7 @@ class Agent:
         *,
         payload: object,
         on_bytes: Callable[[bytes], None],
-        bulk: Readable | None = None,
+        bulk: ByteReader | None = None,
         proves_itself: bool = True,
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
@@ -164,7 +164,7 @@ class Agent:
     def _install(self) -> None:
         content = self.program.content
         place = (self.host.workdir, self.program.folder, str(len(content)))
-        command = once(self.host, f"{ONHOST}.install", *place)
+        command = inline_command(self.host, f"{ONHOST}.install", *place)
         self._check(command, self.host.run(command, stdin=content, timeout_sec=_CALL_SEC))
         self._installed = True
 
@@ -172,7 +172,7 @@ class Agent:
 class _Joined:
     """`head` followed by `rest` as one Readable."""
 
-    def __init__(self, head: bytes, rest: Readable) -> None:
+    def __init__(self, head: bytes, rest: ByteReader) -> None:
         self._head, self._rest = head, rest
 
     def read(self, size: int, /) -> bytes:

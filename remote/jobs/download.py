@@ -25,7 +25,7 @@ class ChecksumMismatch(HostError):
 
 
 @dataclass(kw_only=True)
-class Part:
+class PartialFile:
     """A partial file, open and locked: two pulls into one folder must not write into each other's files.
 
     It holds `size` bytes with the digest `digest`.
@@ -82,7 +82,7 @@ class Incoming:
         self._agent, self._into, self._without = agent, into, frozenset(without)
         self._wanted = None if only is None else sorted({*only} - self._without)  # by name; None: whatever there is
         self._listed = False
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, PartialFile] = {}
         self._wholes: dict[str, list[object]] = {}
         self._spoilt: set[str] = set()  # files that have arrived with a wrong digest once
         # Of the present stream: a line received in part, bytes of the present file and names of the files still to
@@ -158,7 +158,7 @@ class Incoming:
             if name in self._wholes:
                 known["whole"] = self._wholes[name]
             if name not in self._parts and Path(part_of(path)).is_file():
-                self._parts[name] = Part.of(path)
+                self._parts[name] = PartialFile.of(path)
             if name in self._parts:
                 known["part"] = [self._parts[name].size, self._parts[name].digest.hexdigest()]
             if known:
@@ -203,7 +203,7 @@ class Incoming:
         if type(size) is not int or type(start) is not int or start not in (0, have) or size < start:
             raise self._unexpected(line)
         if part is None:
-            part = self._parts[name] = Part.of(self._at(name))
+            part = self._parts[name] = PartialFile.of(self._at(name))
         if start == 0:
             part.empty()
         self._left, self._body_began = size - start, True

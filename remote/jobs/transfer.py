@@ -44,7 +44,7 @@ class Moved:
     byte_count: int = 0
 
 
-class _Patience:
+class _RetryPolicy:
     """How long a broken transfer is tried again: until its deadline, and while tries make progress."""
 
     def __init__(self, host: str, timeout_sec: float) -> None:
@@ -81,7 +81,7 @@ def pull(
     ChecksumMismatch, HostError for unsafe names and, after several tries without progress, the last HostUnreachable or
     CommandTimedOut; the files that came are kept and verified.
     """
-    patience, state = _Patience(agent.host.name, timeout_sec), Incoming(agent, into, only, without)
+    patience, state = _RetryPolicy(agent.host.name, timeout_sec), Incoming(agent, into, only, without)
     try:
         while not state.is_complete:
             before = state.progress
@@ -114,7 +114,7 @@ def push(agent: Agent, source: Path | Mapping[str, Path], root: str, *, timeout_
         for name, path in files.items()
         for size, sha256 in [digest_of(path)]
     ]
-    patience, most, moved = _Patience(agent.host.name, timeout_sec), -1, 0
+    patience, most, moved = _RetryPolicy(agent.host.name, timeout_sec), -1, 0
     already: set[str] | None = None
     again = set[str]()
     while True:

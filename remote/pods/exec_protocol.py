@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from remote.hosts.bundle import digest
 from remote.hosts.command import Command
-from remote.hosts.host import HostUnreachable, Readable
-from remote.hosts.process import Kept
+from remote.hosts.host import ByteReader, HostUnreachable
+from remote.hosts.process import BoundedOutput
 
 _FRAME_BYTES = 1 << 15
 _LARGEST_FRAME_BYTES = 1 << 24
@@ -96,7 +96,7 @@ class Reply:
         self.has_begun = False  # the pod has answered
         self._summed = (b"e",) if proves_itself else (b"o", b"e")
         self._sums = {b"o": 0, b"e": 0}
-        self._stdout, self._stderr = Kept(name), Kept(name)
+        self._stdout, self._stderr = BoundedOutput(name), BoundedOutput(name)
         self.ending: Ending | None = None
 
     @property
@@ -182,7 +182,7 @@ class Outgoing:
     Once the reply is complete, the rest of `source` is not sent.
     """
 
-    def __init__(self, head: bytes, source: bytes | Readable | None, reply: Reply) -> None:
+    def __init__(self, head: bytes, source: bytes | ByteReader | None, reply: Reply) -> None:
         self._head, self._reply, self._ended = head, reply, False
         self._file = None if source is None or isinstance(source, bytes) else source
         self._left = memoryview(source if isinstance(source, bytes) else b"")

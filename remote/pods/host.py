@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remote.cluster.errors import CannotRun, Misconfigured, Unreachable
+from remote.cluster.errors import KubectlUnusable, Misconfigured, Unreachable
 from remote.cluster.kubectl import not_installed, refusal
 from remote.hosts.bundle import PYTHON_FLAGS, source
 from remote.hosts.command import Command
-from remote.hosts.host import CommandTimedOut, Completed, HostError, HostUnreachable, Readable
+from remote.hosts.host import ByteReader, CommandTimedOut, Completed, HostError, HostUnreachable
 from remote.hosts.process import CannotStart, run_program
 from remote.pods.exec_protocol import Outgoing, Reply, bootstrap, request
 from remote.pods.pod_index import Pod, Pods
@@ -54,7 +54,7 @@ class PodHost:
         self,
         command: Command,
         *,
-        stdin: bytes | Readable | None = None,
+        stdin: bytes | ByteReader | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
@@ -88,15 +88,15 @@ class PodHost:
         except CannotStart as error:
             raise Misconfigured(f"{self.name}: {not_installed(error)}") from None
         except CommandTimedOut:
-            self.pods.doubt()
+            self.pods.invalidate()
             if time.monotonic() >= deadline:
                 raise
             raise HostUnreachable(f"{self.name}: no sign of life from {pod.name} for {self.silence_sec:g} s") from None
         if reply.ending is None:
-            self.pods.doubt()
+            self.pods.invalidate()
             raise self._broken(pod, reply, carried)
         if reply.ending.why == "caller-gone":  # its input closed, but not by us
-            self.pods.doubt()
+            self.pods.invalidate()
             raise HostUnreachable(f"{self.name}: the stream to {pod.name} broke before the command's end")
         if reply.ending.why != "exited":
             limit = f"silent for {idle_timeout_sec or 0:g} s" if reply.ending.why == "idle" else "not done in time"
@@ -128,5 +128,5 @@ class PodHost:
             f"{self.name}: kubectl exec in {pod.name}", carried.stderr.decode(errors="replace"), Unreachable
         )
         if any(sign in str(error) for sign in _NOT_STARTED) and "exec failed" in str(error):
-            return CannotRun(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
+            return KubectlUnusable(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
         return error

@@ -89,7 +89,7 @@ class Pods:
             among = f"{self.selector} in namespace {self.kubectl.namespace}"
             return choose(pods, index, among, starting=self.starting)
         except HostError:
-            self.doubt()  # a replacement comes within seconds; the next caller must not read the old list for 30 s
+            self.invalidate()  # a replacement comes within seconds; the next caller must not read the old list for 30 s
             raise
 
     def all(self) -> list[Pod]:
@@ -110,7 +110,7 @@ class Pods:
             self._read_at = time.monotonic()
             return self._pods
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Some pod of the list is, or may be, no longer as it was read."""
         self._doubted = True
 

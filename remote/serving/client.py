@@ -24,11 +24,11 @@ ASK_SEC = 300.0
 _PIECE = 1 << 16
 
 
-class ServerWrong(Exception):
+class BadServer(Exception):
     """The server's address, key, or its answer cannot be used; another try will not help."""
 
 
-class ServerAway(Exception):
+class ServerUnavailable(Exception):
     """The server does not answer, or not now; it is worth another try."""
 
 
@@ -41,7 +41,7 @@ class Said:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ChatReply:
     """What came over HTTP; of `content` at most one byte more than MOST_BYTES."""
 
     status: int
@@ -49,21 +49,21 @@ class Answer:
     content: bytes
 
 
-def at(url: str, key: Secret | None) -> "Server":
+def connect(url: str, key: Secret | None) -> "ServerClient":
     """The server at `url`, e.g. http://127.0.0.1:8000. Raises ServerWrong."""
     parts = _parts(url)
     is_here = is_loopback(parts.hostname)
     if key is not None and parts.scheme == "http" and not is_here:
-        raise ServerWrong(
+        raise BadServer(
             f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"
         )
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"Content-Type": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key.reveal()}"
-    opener = urllib.request.build_opener(_AsItIs(), *([urllib.request.ProxyHandler({})] if is_here else []))
+    opener = urllib.request.build_opener(NoErrorProcessor(), *([urllib.request.ProxyHandler({})] if is_here else []))
 
-    def fetch(path: str, data: bytes | None) -> Answer:
+    def fetch(path: str, data: bytes | None) -> ChatReply:
         request = urllib.request.Request(f"{base}{path}", data=data, headers=headers)  # noqa: S310 - http(s), checked
         until, content = time.monotonic() + ASK_SEC, bytearray()
         try:
@@ -74,11 +74,11 @@ def at(url: str, key: Secret | None) -> "Server":
                         raise TimeoutError(f"no whole answer within {ASK_SEC:.0f} s")
                 if answer.length and len(content) <= MOST_BYTES:  # `length` is what has not come
                     raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
-                return Answer(status=answer.status, reason=answer.reason, content=bytes(content))
+                return ChatReply(status=answer.status, reason=answer.reason, content=bytes(content))
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise _no_answer(f"{base}{path}", error) from None
 
-    return Server(base, fetch)
+    return ServerClient(base, fetch)
 
 
 def _parts(url: str) -> urllib.parse.SplitResult:
@@ -89,24 +89,24 @@ def _parts(url: str) -> urllib.parse.SplitResult:
     except ValueError:
         is_one = False
     if not is_one or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
-        raise ServerWrong(f"{url!r}: expected an address like http://127.0.0.1:8000")
+        raise BadServer(f"{url!r}: expected an address like http://127.0.0.1:8000")
     return parts
 
 
-def _no_answer(url: str, error: Exception) -> ServerWrong | ServerAway:
+def _no_answer(url: str, error: Exception) -> BadServer | ServerUnavailable:
     if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-        return ServerAway(f"{url}: no answer over HTTP: {error!r}")
+        return ServerUnavailable(f"{url}: no answer over HTTP: {error!r}")
     why = getattr(error, "reason", None) or error
     if isinstance(why, ssl.SSLCertVerificationError):
         trust = "name the file of an authority of your own in the variable SSL_CERT_FILE"
-        return ServerWrong(f"{url}: its certificate is not trusted: {why.verify_message}; {trust}")
-    return ServerAway(f"{url}: {why}")
+        return BadServer(f"{url}: its certificate is not trusted: {why.verify_message}; {trust}")
+    return ServerUnavailable(f"{url}: {why}")
 
 
-class Server:
+class ServerClient:
     """A server, asked through `fetch` (path, body or None). All methods raise ServerWrong and ServerAway."""
 
-    def __init__(self, url: str, fetch: Callable[[str, bytes | None], Answer]) -> None:
+    def __init__(self, url: str, fetch: Callable[[str, bytes | None], ChatReply]) -> None:
         self.url, self._fetch = url, fetch
 
     def models(self) -> list[str]:
@@ -114,7 +114,7 @@ class Server:
         data = self._ask("models").get("data")
         names = [one.get("id") for one in data if isinstance(one, dict)] if isinstance(data, list) else []
         if not names or not all(isinstance(name, str) for name in names):
-            raise ServerWrong(f"{self.url}/v1/models: names no model; is it a server of OpenAI's protocol?")
+            raise BadServer(f"{self.url}/v1/models: names no model; is it a server of OpenAI's protocol?")
         return [str(name) for name in names]
 
     def chat(self, model: str, messages: Sequence[Mapping[str, str]], most_tokens: int) -> Said:
@@ -135,7 +135,7 @@ class Server:
             if not isinstance(text, str) or reason not in ("stop", "length"):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise ServerWrong(f"{self.url}/v1/{what}: answers something else than one choice with its text") from None
+            raise BadServer(f"{self.url}/v1/{what}: answers something else than one choice with its text") from None
         return Said(text=text.strip(), has_ended=reason == "stop")
 
     def _ask(self, what: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -143,21 +143,21 @@ class Server:
         answer = self._fetch(f"/v1/{what}", None if document is None else json.dumps(document).encode())
         if not 200 <= answer.status < 300:
             words = " ".join(answer.content[:MOST_SAID].decode(errors="replace").split())[:200]
-            kind = ServerAway if answer.status in (429, 500, 502, 503, 504) else ServerWrong
+            kind = ServerUnavailable if answer.status in (429, 500, 502, 503, 504) else BadServer
             more = "; name its key's file with --key-file" if answer.status in (401, 403) else ""
             raise kind(f"{url}: {answer.status} {answer.reason}: {words}{more}")
         if len(answer.content) > MOST_BYTES:
-            raise ServerWrong(f"{url}: answers with more than {MOST_BYTES >> 20} MiB; given up")
+            raise BadServer(f"{url}: answers with more than {MOST_BYTES >> 20} MiB; given up")
         try:
             found = json.loads(answer.content)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise ServerWrong(f"{url}: answers with something else than a JSON object")
+            raise BadServer(f"{url}: answers with something else than a JSON object")
         return found
 
 
-class _AsItIs(urllib.request.HTTPErrorProcessor):
+class NoErrorProcessor(urllib.request.HTTPErrorProcessor):
     """Every answer with its status. A redirect is one, too: the key and the prompts go nowhere else."""
 
     def http_response(self, _request: Any, response: Any) -> Any:

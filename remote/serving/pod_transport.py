@@ -4,7 +4,7 @@ import json
 
 from remote.hosts.command import Command
 from remote.hosts.host import Host, HostError, one_line
-from remote.serving.client import ASK_SEC, MOST_BYTES, MOST_SAID, Answer, Server, ServerAway
+from remote.serving.client import ASK_SEC, MOST_BYTES, MOST_SAID, ChatReply, ServerClient, ServerUnavailable
 
 PORT = 8000  # as manifests/overlays/serve has it
 _PROGRAM = f"""
@@ -33,23 +33,23 @@ except (OSError, ValueError) as error:
 _MORE_SEC = 30.0
 
 
-def within(host: Host) -> Server:
+def request_in_pod(host: Host) -> ServerClient:
     """The server in the pod `host`, which has its address and key in its environment."""
 
-    def fetch(path: str, data: bytes | None) -> Answer:
+    def fetch(path: str, data: bytes | None) -> ChatReply:
         command = Command(argv=(*host.python, "-c", _PROGRAM, path))
         try:
             done = host.run(command, stdin=data or b"", timeout_sec=ASK_SEC + _MORE_SEC)
         except HostError as error:
-            raise ServerAway(one_line(error)) from None
+            raise ServerUnavailable(one_line(error)) from None
         head, _, content = done.stdout.partition(b"\n")
         try:
             found = json.loads(head)
             if done.exit_code or "away" in found:
-                raise ServerAway(f"{host.name}{path}: {found.get('away')}")
-            return Answer(status=int(found["status"]), reason=str(found["reason"]), content=content)
+                raise ServerUnavailable(f"{host.name}{path}: {found.get('away')}")
+            return ChatReply(status=int(found["status"]), reason=str(found["reason"]), content=content)
         except (ValueError, KeyError, TypeError, AttributeError):
             last = one_line(done.stderr.decode(errors="replace"))[-200:]
-            raise ServerAway(f"{host.name}{path}: its pod could not ask it: {last}") from None
+            raise ServerUnavailable(f"{host.name}{path}: its pod could not ask it: {last}") from None
 
-    return Server(host.name, fetch)
+    return ServerClient(host.name, fetch)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote.hosts.host import AddressWrong
+from remote.hosts.host import InvalidAddress
 from remote.hosts.local import expanded
 
 _RESOLVE_SEC = 10.0
@@ -103,7 +103,7 @@ def _me() -> pwd.struct_passwd:
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError:
-        raise AddressWrong(
+        raise InvalidAddress(
             f"this machine's list of users has no user {os.getuid()}, and OpenSSH works for none that is not in it; "
             "add it there, or log in as another"
         ) from None
@@ -112,7 +112,7 @@ def _me() -> pwd.struct_passwd:
 def strict_config(config_file: str | None) -> str:
     """The text of our strict configuration, which includes the user's own. Raises AddressWrong."""
     if config_file is not None and not expanded(config_file).is_file():
-        raise AddressWrong(f"{config_file}: no such ssh configuration file")
+        raise InvalidAddress(f"{config_file}: no such ssh configuration file")
     system = "/etc/ssh/ssh_config"
     files = (str(home() / ".ssh" / "config"), system) if config_file is None else (config_file,)
     return _STRICT + "".join(f'Match all\nInclude "{expanded(file)}"\n' for file in files)
@@ -128,7 +128,7 @@ def route(destination: Destination, strict_file: Path) -> tuple[Hop, ...]:
 
 def _route(strict_file: Path, host: str, words: Sequence[str], depth: int) -> tuple[Hop, ...]:
     if depth > _MOST_HOPS:
-        raise AddressWrong(f"{host}: its ProxyJump leads in a circle; correct it in the ssh configuration")
+        raise InvalidAddress(f"{host}: its ProxyJump leads in a circle; correct it in the ssh configuration")
     hop = _ask(strict_file, host, words)
     if hop.proxy_jump is None:
         return (hop,)
@@ -145,7 +145,7 @@ def _jump(text: str) -> tuple[str, list[str]]:
         r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?:\[(?P<six>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?/?", text
     )
     if match is None:
-        raise AddressWrong(f"ProxyJump {text!r}: expected [user@]host[:port]; correct it in the ssh configuration")
+        raise InvalidAddress(f"ProxyJump {text!r}: expected [user@]host[:port]; correct it in the ssh configuration")
     user, port = match["user"], match["port"]
     return match["six"] or match["host"], [*(("-l", user) if user else ()), *(("-p", port) if port else ())]
 
@@ -155,12 +155,12 @@ def _ask(strict_file: Path, host: str, words: Sequence[str]) -> Hop:
     try:
         asked = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_SEC, check=False)
     except FileNotFoundError:
-        raise AddressWrong("ssh: not found on this machine; install the OpenSSH client") from None
+        raise InvalidAddress("ssh: not found on this machine; install the OpenSSH client") from None
     except subprocess.TimeoutExpired:
-        raise AddressWrong(f"{host}: reading the ssh configuration took longer than {_RESOLVE_SEC:g} s") from None
+        raise InvalidAddress(f"{host}: reading the ssh configuration took longer than {_RESOLVE_SEC:g} s") from None
     if asked.returncode != 0:
         complaint = os.fsdecode(asked.stderr).strip().splitlines() or ["ssh -G failed"]
-        raise AddressWrong(f"{host}: {complaint[0]}; correct the ssh configuration")
+        raise InvalidAddress(f"{host}: {complaint[0]}; correct the ssh configuration")
     return parse(host, os.fsdecode(asked.stdout))
 
 

@@ -21,12 +21,12 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure
 from paramiko.pkey import UnknownKeyType
 
-from remote.hosts.host import AddressWrong, HostError, HostKeyRefused, HostUnreachable
+from remote.hosts.host import HostError, HostKeyRefused, HostUnreachable, InvalidAddress
 from remote.hosts.process import end
 from remote.ssh.auth import Keys
 from remote.ssh.config import Hop
 from remote.ssh.known_hosts import complaint, known_keys, name_of
-from remote.ssh.transport import OrderlyTransport
+from remote.ssh.transport import PatchedTransport
 
 _HANDSHAKE_SEC = 30.0
 _NO_SESSION_LEFT = (2, 4)  # RFC 4254, 5.1: connect failed (what OpenSSH answers), resource shortage
@@ -49,7 +49,7 @@ class Connection:
             previous: fabric.Connection | None = None
             for hop in hops:
                 previous = self._open(hop, previous)
-            assert previous is not None and isinstance(previous.transport, OrderlyTransport)  # noqa: S101, PT018
+            assert previous is not None and isinstance(previous.transport, PatchedTransport)  # noqa: S101, PT018
             self.transport = previous.transport
         except BaseException:
             self._closing.close()
@@ -84,7 +84,7 @@ class Connection:
             "banner_timeout": _HANDSHAKE_SEC,
             "auth_timeout": _HANDSHAKE_SEC,
             "channel_timeout": _HANDSHAKE_SEC,
-            "transport_factory": OrderlyTransport,
+            "transport_factory": PatchedTransport,
         }
         try:
             if previous is None:
@@ -93,7 +93,7 @@ class Connection:
             connection = fabric.Connection(
                 hop.hostname, user=hop.user, port=hop.port, config=config, gateway=previous, connect_kwargs=kwargs
             )
-            policy = _Strict(hop)
+            policy = StrictHostKeyPolicy(hop)
             policy.teach(connection.client)
             self._closing.callback(connection.close)
             connection.open()
@@ -169,7 +169,7 @@ def _explained(hop: Hop, error: Exception) -> HostError:
             return HostUnreachable(
                 f"{hop}: its name cannot be looked up now: {error.strerror}; is this machine online?"
             )
-        return AddressWrong(
+        return InvalidAddress(
             f"{hop}: no machine of that name; correct it, or give its HostName in the ssh configuration"
         )
     if isinstance(error, ConnectionRefusedError):
@@ -183,12 +183,12 @@ def _explained(hop: Hop, error: Exception) -> HostError:
         )
     if isinstance(error, paramiko.ChannelException):
         if error.code == 1:
-            return AddressWrong(f"{hop}: the jump host before it forbids connections onwards (AllowTcpForwarding)")
+            return InvalidAddress(f"{hop}: the jump host before it forbids connections onwards (AllowTcpForwarding)")
         return HostUnreachable(f"{hop}: the jump host before it cannot connect to it: {error.text or message}")
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return AddressWrong(f"{hop}: no common cryptography: {message}; its sshd is too old")
+        return InvalidAddress(f"{hop}: no common cryptography: {message}; its sshd is too old")
     if "Indecipherable protocol" in message or "Invalid packet" in message:
-        return AddressWrong(f"{hop}: what answers there does not speak SSH; correct the port")
+        return InvalidAddress(f"{hop}: what answers there does not speak SSH; correct the port")
     if "protocol banner" in message:
         return HostUnreachable(
             f"{hop}: no SSH greeting from what listens there; is {hop.port} the port of its sshd, or is it overloaded?"
@@ -199,7 +199,7 @@ def _explained(hop: Hop, error: Exception) -> HostError:
 # --- host keys --------------------------------------------------------------------------------------------------------
 
 
-class _Strict(paramiko.MissingHostKeyPolicy):
+class StrictHostKeyPolicy(paramiko.MissingHostKeyPolicy):
     """Accepts the keys that known_hosts lists and refuses any other, with the reason."""
 
     def __init__(self, hop: Hop) -> None:
@@ -207,7 +207,7 @@ class _Strict(paramiko.MissingHostKeyPolicy):
         try:
             self._known = known_keys(hop.known_hosts_files, hop.known_as, hop.port)
         except OSError as error:
-            raise AddressWrong(
+            raise InvalidAddress(
                 f"{error.filename}: cannot be read: {error.strerror}; it lists the keys to trust"
             ) from None
 

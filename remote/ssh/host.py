@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, Readable, check
-from remote.hosts.process import Limits
+from remote.hosts.host import ByteReader, Completed, check
+from remote.hosts.process import ProcessLimits
 from remote.hosts.tempdirs import scratch_folder
 from remote.ssh.config import Destination, Hop, route, strict_config
-from remote.ssh.session import Session, gone_is_unreachable, script_of
+from remote.ssh.session import SshSession, gone_is_unreachable, script_of
 
 if TYPE_CHECKING:
     import paramiko
@@ -115,7 +115,7 @@ class SshHost:
         self,
         command: Command,
         *,
-        stdin: bytes | Readable | None = None,
+        stdin: bytes | ByteReader | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
@@ -124,8 +124,8 @@ class SshHost:
         mark = secrets.token_hex(8)
         script = script_of(command, mark, timeout_sec)
         connection = self.connect()
-        limits = Limits(f"{self.name}: {command.brief()}", timeout_sec, idle_timeout_sec)
-        session = Session(self.name, connection, mark, limits)
+        limits = ProcessLimits(f"{self.name}: {command.brief()}", timeout_sec, idle_timeout_sec)
+        session = SshSession(self.name, connection, mark, limits)
         try:
             session.begin(script, stdin)
             return session.pump(on_stdout)

@@ -42,14 +42,14 @@ class NoSpace(HostError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class UploadProgress:
     """How far a move is: bytes so far and, where known, their share of the whole move."""
 
     byte_count: int
     percent: int | None = None
 
 
-Listener = Callable[[Progress], None]
+Listener = Callable[[UploadProgress], None]
 
 
 def push_folder(
@@ -197,7 +197,7 @@ class _Heard:
         for line in lines:
             if progress := _PROGRESS.match(line):
                 byte_count = int(progress[1].replace(b",", b""))
-                self._listener(Progress(byte_count=byte_count, percent=int(progress[2])))
+                self._listener(UploadProgress(byte_count=byte_count, percent=int(progress[2])))
 
 
 class _Counted:
@@ -210,5 +210,5 @@ class _Counted:
         piece = self._read(size)
         self._byte_count += len(piece)
         if piece:
-            self._listener(Progress(byte_count=self._byte_count))
+            self._listener(UploadProgress(byte_count=self._byte_count))
         return piece

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostError, HostUnreachable, Readable
-from remote.hosts.process import Kept, Limits
+from remote.hosts.host import ByteReader, Completed, HostError, HostUnreachable
+from remote.hosts.process import BoundedOutput, ProcessLimits
 
 if TYPE_CHECKING:
     import paramiko
@@ -76,10 +76,10 @@ def gone_is_unreachable(name: str) -> Iterator[None]:
         raise HostUnreachable(f"{name}: the connection is gone: {error or type(error).__name__}") from None
 
 
-class Session:
+class SshSession:
     """One command on an open connection."""
 
-    def __init__(self, name: str, connection: "Connection", mark: str, limits: Limits) -> None:
+    def __init__(self, name: str, connection: "Connection", mark: str, limits: ProcessLimits) -> None:
         self._name, self._connection, self._limits = name, connection, limits
         self._mark = mark.encode()
         self._noise: bytearray | None = bytearray()  # output before the mark; None after it
@@ -87,9 +87,9 @@ class Session:
         self._channel: paramiko.Channel | None = None
         self._feeder: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._out, self._err = Kept(limits.label), Kept(limits.label)
+        self._out, self._err = BoundedOutput(limits.label), BoundedOutput(limits.label)
 
-    def begin(self, script: bytes, stdin: bytes | Readable | None) -> None:
+    def begin(self, script: bytes, stdin: bytes | ByteReader | None) -> None:
         with gone_is_unreachable(self._name):
             self._channel = channel = self._connection.session()
             channel.exec_command(f"exec sh -c '{_LOADER}' sh {self._mark.decode()}")
@@ -99,7 +99,7 @@ class Session:
         self._feeder = threading.Thread(target=self._feed, args=(content, source), name="ssh-stdin", daemon=True)
         self._feeder.start()
 
-    def _feed(self, content: bytes, source: Readable | None) -> None:
+    def _feed(self, content: bytes, source: ByteReader | None) -> None:
         assert self._channel is not None  # noqa: S101 - for the type checker
         transport, channel = self._connection.transport, self._channel
         try:
@@ -180,7 +180,7 @@ class Session:
             return
         until = time.monotonic() + _END_SEC
         with contextlib.suppress(paramiko.SSHException, OSError, EOFError, HostError):
-            self._limits = Limits(self._name, _END_SEC, None)
+            self._limits = ProcessLimits(self._name, _END_SEC, None)
             while self._group is None and not channel.exit_status_ready() and time.monotonic() < until:
                 if not self._read(channel, lambda _: None):
                     time.sleep(0.01)

@@ -23,7 +23,7 @@ _KEYS_LAST_BYTES = 1 << 37  # twice what the AES ciphers may carry (RFC 4344, 3.
 _NEW_KEYS_SEC = 120.0  # longer than `remote.ssh.connection` lets a connection without an answer live
 
 
-class OrderlyTransport(paramiko.Transport):
+class PatchedTransport(paramiko.Transport):
     """Paramiko's, with methods whose messages keep their order on a channel.
 
     Threads that share a channel write to it with these methods alone. They raise what Paramiko does.

@@ -15,7 +15,7 @@ from typing import Any
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.paths import ENVIRONMENT_FILE, TRIALS_FOLDER
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.read.fingerprint import CPU, device
 from reports.read.run import Run
@@ -28,7 +28,7 @@ _SETTINGS = ("clock_max_sm_mhz", "clock_max_memory_mhz", "power_cap_watts", "ecc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlike:
+class ConditionDifference:
     """One named condition that is not the same everywhere: each run's values, in the order of the runs."""
 
     name: str
@@ -37,7 +37,7 @@ class Unlike:
     @property
     def words(self) -> str:
         """`driver: run a 550.54, run b 580.95`."""
-        return f"{self.name}: " + ", ".join(f"{run} {formatting.some(list(held), 3)}" for run, held in self.values)
+        return f"{self.name}: " + ", ".join(f"{run} {formatting.first_n(list(held), 3)}" for run, held in self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def conditions(run: Run) -> Conditions:
     documents, is_full = [], True
     gpus_of: dict[str, set[str]] = {}
     for result in run.results:
-        if result.status is not End.SUCCEEDED:
+        if result.status is not TrialStatus.SUCCEEDED:
             continue  # it may have ended before it knew
         full = _full(run.folder / TRIALS_FOLDER / result.trial_id / ENVIRONMENT_FILE)
         is_full = is_full and bool(full)
@@ -70,7 +70,7 @@ def conditions(run: Run) -> Conditions:
         uuids = {str(uuid) for uuid in known if uuid}
         if result.worker is not None and uuids:
             gpus_of.setdefault(result.worker, set()).update(uuids)
-    values = {name: _distinct(read(one) for one in documents) for name, read in _READERS.items()}
+    values = {name: _distinct(read(document) for document in documents) for name, read in _READERS.items()}
     values["profile"] = (run.record.profile,)
     values["workers"] = (str(len(run.record.workers)) if run.record.fleet_kind == "local" else "apart",)
     return Conditions(
@@ -81,10 +81,10 @@ def conditions(run: Run) -> Conditions:
     )
 
 
-def unlike(of: Sequence[Conditions]) -> tuple[Unlike, ...]:
+def unlike(of: Sequence[Conditions]) -> tuple[ConditionDifference, ...]:
     """Every name on which the runs, or the trials of one of them, disagree."""
     return tuple(
-        Unlike(name=name, values=tuple((one.run_id, one.values[name]) for one in of))
+        ConditionDifference(name=name, values=tuple((one.run_id, one.values[name]) for one in of))
         for name in NAMES
         if len({value for one in of for value in one.values[name]}) > 1
     )

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median_high
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.comparison import comparability
-from reports.comparison.comparability import Conditions, Unlike
-from reports.comparison.samples import STEP_METRICS, Taken, Value, What
-from reports.comparison.tests import DECIDING, Question, Word, family_of, judge
+from reports.comparison.comparability import ConditionDifference, Conditions
+from reports.comparison.samples import STEP_METRICS, SampleSet, Value, What
+from reports.comparison.tests import DECIDING, Hypothesis, Word, family_of, judge
 from reports.read import measurements
 from reports.read.run import KINDS_WITH_STEPS, Run
 from reports.statistics import per_config, pooling
@@ -40,7 +40,7 @@ class CompareError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class RunSide:
     """What one run says of one quantity: the value, its 95 % interval, and over how many workers and processes.
 
     Noise is a standard deviation in percent: of steps within a process, and between processes, workers included; None
@@ -72,8 +72,8 @@ class ComparedRow:
     context: str
     run_id: str
     family: str
-    before: Side | None = None
-    after: Side | None = None
+    before: RunSide | None = None
+    after: RunSide | None = None
     speed_ratio: float | None = None
     low: float | None = None
     high: float | None = None
@@ -101,8 +101,8 @@ class Comparison:
     run_ids: tuple[str, ...]
     rows: tuple[ComparedRow, ...]
     over_all: tuple[ComparedRow, ...]
-    unlike: tuple[Unlike, ...]
-    refused: tuple[Unlike, ...]
+    unlike: tuple[ConditionDifference, ...]
+    refused: tuple[ConditionDifference, ...]
     allowed: tuple[str, ...]
     only_in: Mapping[str, tuple[str, ...]]
     rejected: Mapping[str, int]
@@ -180,7 +180,7 @@ def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float 
 
 def _plans(run: Run) -> dict[str, str]:
     """Digest of what was planned -> label."""
-    return {one.planned[0].trial.digest(): one.label for one in run.configurations}
+    return {configuration.planned[0].trial.digest(): configuration.label for configuration in run.configurations}
 
 
 _Rows = list[tuple[ComparedRow, Mean | None]]
@@ -189,7 +189,7 @@ _Judged = tuple[ComparedRow, ...]
 
 def _rows(runs: Sequence[Run], made_under: Sequence[Conditions], tolerance: float) -> tuple[_Judged, _Judged]:
     """The rows of every later run, and a row a later run over all of its configurations, judged together."""
-    first, taken = runs[0], [Taken.of(run) for run in runs]
+    first, taken = runs[0], [SampleSet.of(run) for run in runs]
     rows: _Rows = []
     over_all: _Rows = []
     for run, there, under in zip(runs[1:], taken[1:], made_under[1:], strict=True):
@@ -200,7 +200,7 @@ def _rows(runs: Sequence[Run], made_under: Sequence[Conditions], tolerance: floa
         over_all += _over_all(own, blanks, taken[0], there, same_gpus=same_gpus)
     same_data = len({one.values["data"] for one in made_under}) == 1
     asked = [
-        None if mean is None else Question(mean=mean, family=row.family, test=_test_of(row, same_data=same_data))
+        None if mean is None else Hypothesis(mean=mean, family=row.family, test=_test_of(row, same_data=same_data))
         for row, mean in (*rows, *over_all)
     ]
     answers = judge([one for one in asked if one is not None], max(RESOLUTION, tolerance))
@@ -215,12 +215,15 @@ def _broke(first: Run, run: Run) -> dict[str, str]:
     """Configuration to why it is worse: more trials than in the first run ran out of memory, failed or timed out."""
     planned = _plans(first)
     before, after = (
-        Counter((planned.get(one.trial.digest()), one.status) for one in each.results) for each in (first, run)
+        Counter((planned.get(result.trial.digest()), result.status) for result in each.results) for each in (first, run)
     )
     return {
         label: f"{amount} of its trials ended {end.value} in {run.record.run_id}, {before[label, end]} before"
         for (label, end), amount in after.items()
-        if label is not None and end is not End.SUCCEEDED and not end.is_resumable and amount > before[label, end]
+        if label is not None
+        and end is not TrialStatus.SUCCEEDED
+        and not end.is_resumable
+        and amount > before[label, end]
     }
 
 
@@ -237,9 +240,9 @@ def _test_of(row: ComparedRow, *, same_data: bool) -> tuple[str, ...]:
     return (row.run_id, row.configuration, unit, row.context)
 
 
-def _blanks(first: Run, run: Run, old: Taken, new: Taken) -> dict[str, ComparedRow]:
+def _blanks(first: Run, run: Run, old: SampleSet, new: SampleSet) -> dict[str, ComparedRow]:
     """Digest of what both runs planned to a row that says nothing yet."""
-    planned, kinds = _plans(run), {one.label: one.kind for one in first.configurations}
+    planned, kinds = _plans(run), {configuration.label: configuration.kind for configuration in first.configurations}
     found = {}
     for digest, label in _plans(first).items():
         if digest not in planned:
@@ -255,7 +258,7 @@ def _blanks(first: Run, run: Run, old: Taken, new: Taken) -> dict[str, ComparedR
     return found
 
 
-def _against(blanks: Mapping[str, ComparedRow], old: Taken, new: Taken, *, same_gpus: bool) -> _Rows:
+def _against(blanks: Mapping[str, ComparedRow], old: SampleSet, new: SampleSet, *, same_gpus: bool) -> _Rows:
     shared: dict[What, dict[str, Spread]] = {}
     found: _Rows = []
     for digest, blank in blanks.items():
@@ -273,7 +276,7 @@ def _against(blanks: Mapping[str, ComparedRow], old: Taken, new: Taken, *, same_
     return found
 
 
-def _noise(what: What, blanks: Iterable[str], old: Taken, new: Taken) -> dict[str, Spread]:
+def _noise(what: What, blanks: Iterable[str], old: SampleSet, new: SampleSet) -> dict[str, Spread]:
     """Digest to the noise of one quantity's difference on one worker, from all configurations that have it."""
     cells = {}
     for digest in blanks:
@@ -306,7 +309,9 @@ def _difference(
     return row, mean
 
 
-def _over_all(rows: _Rows, blanks: Mapping[str, ComparedRow], old: Taken, new: Taken, *, same_gpus: bool) -> _Rows:
+def _over_all(
+    rows: _Rows, blanks: Mapping[str, ComparedRow], old: SampleSet, new: SampleSet, *, same_gpus: bool
+) -> _Rows:
     """A row over all configurations that every worker of both runs ran; none with fewer than two of them."""
     metric = STEP_METRICS[-1]
     tested = {row.configuration for row, mean in rows if row.metric == metric and mean is not None}
@@ -341,16 +346,16 @@ def _over_all(rows: _Rows, blanks: Mapping[str, ComparedRow], old: Taken, new: T
     return [_difference(replace(blank, family="speed"), values[0], values[1], None, same_gpus=same_gpus)]
 
 
-def _side(values: Sequence[Value]) -> Side:
-    mean = per_config.mean_of_logs([one.sample for one in values])
+def _side(values: Sequence[Value]) -> RunSide:
+    mean = per_config.mean_of_logs([value.sample for value in values])
     value, low, high = mean.ends
-    noises = [one.steps_noise_percent for one in values if one.steps_noise_percent is not None]
+    noises = [value.steps_noise_percent for value in values if value.steps_noise_percent is not None]
     between = None if mean.df is None else 100.0 * math.expm1(mean.error * math.sqrt(mean.units))
-    return Side(
+    return RunSide(
         value=value,
         low=low,
         high=high,
-        n_workers=len({one.sample.worker for one in values}),
+        n_workers=len({value.sample.worker for value in values}),
         n_processes=len(values),
         steps_noise_percent=median_high(noises) if noises else None,
         processes_noise_percent=between,

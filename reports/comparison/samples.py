@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from bench.records.result import End, Measurement, TrialResult
+from bench.records.result import Measurement, TrialResult, TrialStatus
 from reports.read import measurements
 from reports.read.run import KINDS_WITH_STEPS, Run
 from reports.statistics import per_config
@@ -28,17 +28,17 @@ What = tuple[str, str]  # a quantity's name, and its context as JSON; empty for 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class SampleSet:
     """What a run's successful trials say: digest -> quantity -> processes."""
 
     by_digest: dict[str, dict[What, list[Value]]]
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        good = [one for one in run.results if one.status is End.SUCCEEDED]
+        good = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
         found: dict[str, dict[What, list[Value]]] = {}
         with_steps = [one for one in good if one.trial.kind in KINDS_WITH_STEPS]
-        described = describe([ProcessSteps.of(one) for one in with_steps])
+        described = describe([ProcessSteps.of(with_step) for with_step in with_steps])
         for result, process in zip(with_steps, described, strict=True):
             quantities = found.setdefault(result.trial.digest(), {})
             for name in STEP_METRICS:
@@ -60,18 +60,18 @@ class Taken:
 
 def _measured(result: TrialResult) -> Iterable[tuple[What, Value]]:
     """Rates and durations of a trial; what telemetry saw, and a rank's own step, are not speeds of a configuration."""
-    for one in result.measurements:
-        is_speed = measurements.is_rate(one.name) or one.name.endswith("_sec")
-        if not is_speed or one.value is None or one.value <= 0 or "rank" in one.context:
+    for measurement in result.measurements:
+        is_speed = measurements.is_rate(measurement.name) or measurement.name.endswith("_sec")
+        if not is_speed or measurement.value is None or measurement.value <= 0 or "rank" in measurement.context:
             continue
-        if measurements.section_of(result.trial.kind, one) == measurements.TELEMETRY:
+        if measurements.section_of(result.trial.kind, measurement) == measurements.TELEMETRY:
             continue
         # A context may hold results of its own (a share that was computed): those never agree, and name nothing.
-        context = {name: value for name, value in one.context.items() if not isinstance(value, float)}
-        error, noise = _error(one)
-        sample = Sample(worker=result.worker or "unknown", log=math.log(one.value), error=error)
+        context = {name: value for name, value in measurement.context.items() if not isinstance(value, float)}
+        error, noise = _error(measurement)
+        sample = Sample(worker=result.worker or "unknown", log=math.log(measurement.value), error=error)
         yield (
-            (one.name, measurements.as_json(context) if context else ""),
+            (measurement.name, measurements.as_json(context) if context else ""),
             Value(sample=sample, steps_noise_percent=noise),
         )
 

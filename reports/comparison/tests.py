@@ -26,7 +26,7 @@ _MOST_PERCENT = 100.0  # a test that shows no less than this shows nothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Hypothesis:
     """A difference to judge; those of one `test` are the same one in several units."""
 
     mean: Mean
@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Verdict:
     """What the rows of `compare` say of it; see `compare.ComparedRow`."""
 
     p_value: float
@@ -55,10 +55,10 @@ def family_of(kind: str, metric: str) -> str:
     return PARTS if is_part else kind
 
 
-def judge(asked: Sequence[Question], within: float) -> list[Answer]:
+def judge(asked: Sequence[Hypothesis], within: float) -> list[Verdict]:
     """An answer to each question, in their order. `within` is the share of 1 that still is the same."""
     families = {one.family for one in asked}
-    found: dict[int, Answer] = {}
+    found: dict[int, Verdict] = {}
     for family in families:
         places = [place for place, one in enumerate(asked) if one.family == family]
         answers = _holm([asked[place] for place in places], _share(family, families), within)
@@ -74,7 +74,7 @@ def _share(family: str, families: set[str]) -> float:
     return ALPHA * (1.0 if not others else SPEEDS_SHARE if family == SPEED else (1.0 - SPEEDS_SHARE) / others)
 
 
-def _holm(asked: Sequence[Question], alpha: float, within: float) -> list[Answer]:
+def _holm(asked: Sequence[Hypothesis], alpha: float, within: float) -> list[Verdict]:
     """The smallest p is held against alpha over all tests, the next against one fewer."""
     own: dict[tuple[str, ...], float] = {}
     for one in asked:
@@ -99,7 +99,7 @@ def _p_value(mean: Mean) -> float:
     return max(by_units, by_steps)
 
 
-def _answer(mean: Mean, p: float, corrected: float, level: float, tests: int, within: float) -> Answer:
+def _answer(mean: Mean, p: float, corrected: float, level: float, tests: int, within: float) -> Verdict:
     shows = 100.0 * math.expm1(min(_half(mean, level), 50.0))
     half = mean.half or 0.0
     low, high = math.exp(mean.value - half), math.exp(mean.value + half)
@@ -114,7 +114,7 @@ def _answer(mean: Mean, p: float, corrected: float, level: float, tests: int, wi
         word, why = "unknown", "too noisy to show any difference"
     else:
         word, why = "unknown", f"too noisy to show a difference below {shows:.2g} %"
-    return Answer(p_value=p, p_corrected=corrected, shows_percent=shows, verdict=word, why=why)
+    return Verdict(p_value=p, p_corrected=corrected, shows_percent=shows, verdict=word, why=why)
 
 
 def _half(mean: Mean, level: float) -> float:

@@ -70,7 +70,7 @@ def of_run(folder: Path, so_far: Path | None = None) -> tuple[Logged, ...]:
     if any(planned.trial.training is not None for planned in run.planned):
         return (_training(folder, run, so_far),)
     read = load(folder)
-    return tuple(_trial(one, read.label_of[one.trial_id], run) for one in read.results)
+    return tuple(_trial(result, read.label_of[result.trial_id], run) for result in read.results)
 
 
 def _trial(result: TrialResult, label: str, run: RunRecord) -> Logged:
@@ -83,7 +83,7 @@ def _trial(result: TrialResult, label: str, run: RunRecord) -> Logged:
             **{name: getattr(metrics, name) for name in ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")},
             **{name: getattr(metrics, name) for name in ("load_time_sec", "peak_vram_bytes", "peak_rss_bytes")},
         }
-    amounts |= {_called(one): one.value for one in result.measurements}
+    amounts |= {_called(measurement): measurement.value for measurement in result.measurements}
     return Logged(
         run_id=run.run_id,
         name=result.trial_id,

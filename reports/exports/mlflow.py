@@ -14,20 +14,20 @@ from typing import Any
 
 import yaml
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.exports.log_model import Logged
 
 FOLDER = "mlflow"
 _RUNNING, _FINISHED, _FAILED, _KILLED = 1, 3, 4, 5  # MLflow's numbers
-_STATUS = {None: _RUNNING, End.SUCCEEDED.value: _FINISHED, End.CANCELLED.value: _KILLED}
+_STATUS = {None: _RUNNING, TrialStatus.SUCCEEDED.value: _FINISHED, TrialStatus.CANCELLED.value: _KILLED}
 
 
 def write(report: Path, runs: Sequence[Logged]) -> Path:
     """Write the store anew below a report's folder; the old one stays until the new one is whole. Raises OSError."""
     store, part = report / FOLDER, report / f".{FOLDER}.part"
     shutil.rmtree(part, ignore_errors=True)
-    for run_id in dict.fromkeys(one.run_id for one in runs):
-        _experiment(store, part, run_id, [one for one in runs if one.run_id == run_id])
+    for run_id in dict.fromkeys(run.run_id for run in runs):
+        _experiment(store, part, run_id, [run for run in runs if run.run_id == run_id])
     part.mkdir(parents=True, exist_ok=True)  # a run of which nothing came home yet
     shutil.rmtree(store, ignore_errors=True)
     part.rename(store)
@@ -36,7 +36,7 @@ def write(report: Path, runs: Sequence[Logged]) -> Path:
 
 def _experiment(store: Path, part: Path, run_id: str, runs: Sequence[Logged]) -> None:
     number = str(int(hashlib.sha256(run_id.encode()).hexdigest()[:14], 16))  # as MLflow's: a number as text
-    began = _ms(min(one.began for one in runs))
+    began = _ms(min(run.began for run in runs))
     meta: dict[str, Any] = {"experiment_id": number, "name": run_id, "artifact_location": _uri(store / number)}
     meta |= {"creation_time": began, "last_update_time": began, "lifecycle_stage": "active"}
     _meta(part / number, meta)

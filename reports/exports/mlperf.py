@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.exports.log_model import Logged, Setting
 
 FOLDER = "mlperf"
@@ -30,8 +30,8 @@ def write(report: Path, runs: Sequence[Logged]) -> Path:
     folder = report / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for one in runs:
-        (folder / f"{one.name}.log").write_text("".join(f"{line}\n" for line in lines(one)), encoding="utf-8")
+    for run in runs:
+        (folder / f"{run.name}.log").write_text("".join(f"{line}\n" for line in lines(run)), encoding="utf-8")
     return folder
 
 
@@ -57,7 +57,7 @@ def lines(run: Logged) -> Iterator[str]:
         else:
             yield _line(point.at, _POINT, "tracked_stats", dict(point.values), **where, phase=point.phase)
     if run.ended is not None:
-        status = "success" if run.end == End.SUCCEEDED.value else "aborted"
+        status = "success" if run.end == TrialStatus.SUCCEEDED.value else "aborted"
         yield _line(run.ended, _STOP, "run_stop", None, status=status, end=run.end, samples_count=samples)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.exports.log_model import Logged
 
 FOLDER, PROJECT = "wandb", "qlora-fleet"
@@ -31,8 +31,8 @@ def write(report: Path, runs: Sequence[Logged]) -> Path:
     shutil.rmtree(part, ignore_errors=True)
     (part / FOLDER).mkdir(parents=True)
     with _apart():
-        for one in runs:
-            _run(wandb, part, one)
+        for run in runs:
+            _run(wandb, part, run)
         wandb.teardown()
     shutil.rmtree(whole, ignore_errors=True)
     (part / FOLDER).rename(whole)
@@ -61,7 +61,7 @@ def _run(wandb: Any, folder: Path, run: Logged) -> None:
     for step, values in steps.items():
         kept.log(values, step=step)
     kept.summary.update(dict(run.results))
-    kept.finish(exit_code=0 if run.end in (None, End.SUCCEEDED.value) else 1)
+    kept.finish(exit_code=0 if run.end in (None, TrialStatus.SUCCEEDED.value) else 1)
 
 
 @contextlib.contextmanager

@@ -22,10 +22,10 @@ def write(report: Path, runs: Sequence[Logged]) -> Path:
     folder = report / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for one in runs:
-        if any(point.phase == "train" for point in one.points):
-            (folder / one.name).mkdir()
-            (folder / one.name / FILE).write_text(json.dumps(document(one), indent=4) + "\n", encoding="utf-8")
+    for run in runs:
+        if any(point.phase == "train" for point in run.points):
+            (folder / run.name).mkdir()
+            (folder / run.name / FILE).write_text(json.dumps(document(run), indent=4) + "\n", encoding="utf-8")
     return folder
 
 

@@ -24,8 +24,8 @@ _DT_STRING, _START = 7, 1
 
 def write(report: Path, runs: Sequence[Logged]) -> Path:
     """Bring the event files below a report's folder up to date. Raises OSError."""
-    for one in runs:
-        _bring_up(report / FOLDER / one.name, int(one.began), b"".join(map(_record, _events(one))))
+    for run in runs:
+        _bring_up(report / FOLDER / run.name, int(run.began), b"".join(map(_record, _events(run))))
     return report / FOLDER
 
 

@@ -7,7 +7,7 @@ from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, PUBLISHED
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import reference_results
 from reports.read.reference_results import Published
 from reports.read.run import Run
@@ -25,7 +25,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     priced.sort(key=lambda item: item[1].usd_per_million_useful_tokens.value)
     beside = reference_results.beside(run)
     like = reference_results.training_by_label(run, beside)
-    chosen = recommendation.of(summary)
+    chosen = recommendation.recommended_choice(summary)
     best = priced[0][0] if chosen is None else chosen.row
     cheapest = priced[0][1]
     planned = [
@@ -66,7 +66,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             if beside is not None and shown
             else "",
         ),
-        groups=(Group(names=tuple(row.label for row, _ in priced), panels=panels), tunings),
+        groups=(MarkGroup(names=tuple(row.label for row, _ in priced), panels=panels), tunings),
         caption=(
             "Cheapest first, in US$: shorter bars are better. More GPUs finish sooner at nearly the same cost; billed "
             "adds what a process spends before its first step. Dollars follow the price: at half of it they are half."
@@ -85,7 +85,7 @@ def _title(best: ConfigurationRow, *, is_cheapest: bool) -> str:
     return f"{title}; {FINE_TUNING_SAMPLES:,} samples cost ${dollars} on {formatting.count(one.gpus, 'GPU')}"
 
 
-def _samples(row: ConfigurationRow, at: Cost, like: reference_results.Training | None) -> Mark:
+def _samples(row: ConfigurationRow, at: Cost, like: reference_results.PublishedTraining | None) -> Mark:
     if like is None:
         return row_chart.dollars_mark(at.usd_per_1000_samples, tone=row_chart.tone(row))
     usd = like.usd_per_1000_samples
@@ -96,9 +96,9 @@ def _samples(row: ConfigurationRow, at: Cost, like: reference_results.Training |
 def _tunings(
     planned: list[ConfigurationRow],
     beside: Published | None,
-    like: Mapping[str, reference_results.Training],
+    like: Mapping[str, reference_results.PublishedTraining],
     summary: Summary,
-) -> Group:
+) -> MarkGroup:
     """A row for each of `planned` on each number of GPUs; dollars at the price that counts, and how long it takes."""
     plans = [
         (row, number, plan)
@@ -128,7 +128,7 @@ def _tunings(
         names.append(f"hosted: {summary.hosted.source}")
         hours.append(Mark(value=None, words=formatting.UNKNOWN))
     panels.append(Panel(title="Hours of 10,000 samples", marks=tuple(hours)))
-    return Group(names=tuple(names), panels=tuple(panels))
+    return MarkGroup(names=tuple(names), panels=tuple(panels))
 
 
 def _is_published(price: Price, beside: Published | None) -> bool:
@@ -142,7 +142,9 @@ def _usd(plan: FineTuning, references: tuple[float, ...]) -> Mark:
     billed = plan.usd_billed.value
     places = formatting.decimals(plan.usd.value)
     more = f", billed ${formatting.number(billed, places)}" if plan.startup_sec is not None else ""
-    also = f"  {PUBLISHED} {', '.join(f'${one:.2f}' for one in dict.fromkeys(references))}" if references else ""
+    also = (
+        f"  {PUBLISHED} {', '.join(f'${fromkey:.2f}' for fromkey in dict.fromkeys(references))}" if references else ""
+    )
     words = f"${formatting.number(plan.usd.value, places)}{more}{also}"
     return row_chart.mark_of(plan.usd, words, is_hollow=not plan.scaling.is_measured, published=references)
 

@@ -5,14 +5,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.trial import Trial
 from reports import formatting
 from reports.figures.drawing import glyphs, row_chart
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import reference_results
 from reports.read.reference_results import Factor
 from reports.read.run import Run
@@ -38,7 +38,7 @@ _WORDS = {True: "on", False: "off", "paged_adamw_8bit": "paged 8-bit AdamW", "ad
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    settings = {one.label: one.planned[0].trial for one in run.configurations}
+    settings = {configuration.label: configuration.planned[0].trial for configuration in run.configurations}
     alone = _alone(summary, run, settings)
     if alone is None or not (way := journey(summary, settings)):
         return alone
@@ -66,7 +66,7 @@ def journey(summary: Summary, settings: Mapping[str, Trial]) -> list[Configurati
     return []
 
 
-def _steps(way: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> Group:
+def _steps(way: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> MarkGroup:
     names, useful, minutes = [way[0].label], [], []
     for before, after in itertools.pairwise(way):
         (field,) = _changed(settings[before.label], settings[after.label])
@@ -77,7 +77,7 @@ def _steps(way: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> Gr
         )
         useful.append(row_chart.estimate_mark(row, "useful_tokens_per_sec", more=more))
         minutes.append(row_chart.minutes_mark(row))
-    return Group(
+    return MarkGroup(
         names=tuple(names),
         panels=(
             Panel(title="Useful tokens per second, per worker", marks=tuple(useful)),
@@ -108,7 +108,7 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
     if not found:
         return None
     beside = reference_results.beside(run)
-    known = {} if beside is None else {(one.field, one.value): one for one in beside.factors}
+    known = {} if beside is None else {(factor.field, factor.value): factor for factor in beside.factors}
     factors = [known.get((field, after)) for _, field, after, _ in found]
     among = len(found)  # all of their intervals hold at once, as in the page's table
     samples = [
@@ -121,7 +121,7 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
             for rate, effects in (("Samples per second", samples), ("Useful tokens per second", tokens))
         ]
     )
-    shown = any(one is not None for one in factors)
+    shown = any(factor is not None for factor in factors)
     return RowFigure(
         over=head(
             summary,
@@ -130,7 +130,7 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
             row_chart.interval_words([row for row, *_ in found]),
             f"{PUBLISHED} {beside.source}" if beside is not None and shown else "",
         ),
-        groups=(Group(names=tuple(words for *_, words in found), panels=panels),),
+        groups=(MarkGroup(names=tuple(words for *_, words in found), panels=panels),),
         caption=(
             f"Each row changes one thing about {CENTRE}: right of the dashed line is faster, left is slower, "
             "grey dots are not shown to have an effect."
@@ -146,7 +146,7 @@ def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: 
     more = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
     reference = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
     if row.measured is None or centre.measured is None:
-        ended = "out of memory" if End.OUT_OF_MEMORY in row.ends else "no trial succeeded"
+        ended = "out of memory" if TrialStatus.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, words=f"{ended}{more}", published=reference)
     ratio = per_config.ratio(row.measured, centre.measured, rate, among=among)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""

@@ -5,7 +5,7 @@ from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import reference_results
 from reports.read.run import Run
 from reports.summary import text as text_module
@@ -43,8 +43,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     base = f"; grey is {summary.baseline}" if any(row.is_baseline for row in drawn) else ""
     hollow = "; hollow diamonds are published results" if source else ""
     return RowFigure(
-        over=head(summary, text_module.recommendation(summary), *row_chart.facts(summary, priced=True), source),
-        groups=(Group(names=tuple(row.label for row in drawn), panels=tuple(panels)),),
+        over=head(summary, text_module.recommendation_text(summary), *row_chart.facts(summary, priced=True), source),
+        groups=(MarkGroup(names=tuple(row.label for row in drawn), panels=tuple(panels)),),
         caption=(
             f"Best first. Longer bars in the first two panels are better; black lines are 95 % intervals{base}{hollow}."
         ),

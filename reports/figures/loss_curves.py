@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.figures.drawing import lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, head
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class LossCurve:
     """One configuration: the median over its trials at each step, its last warm-up step, the useful tokens that a
     worker had trained on by the last step, and its tone."""
 
@@ -52,9 +52,9 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class LossCurvesData:
     over: Head
-    curves: tuple[Curve, ...]
+    curves: tuple[LossCurve, ...]
 
     @property
     def caption(self) -> str:
@@ -83,11 +83,13 @@ class Data:
         return drawing.figure
 
 
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> LossCurvesData | None:
     tones = {row.label: row_chart.tone(row) for row in row_chart.drawn(summary)}
     steps = run.steps
     mine = steps[
-        (steps["status"] == End.SUCCEEDED.value) & steps["loss"].notna() & steps["configuration"].isin(list(tones))
+        (steps["status"] == TrialStatus.SUCCEEDED.value)
+        & steps["loss"].notna()
+        & steps["configuration"].isin(list(tones))
     ]
     if mine.empty:
         return None
@@ -101,14 +103,14 @@ def gather(summary: Summary, run: Run) -> Data | None:
     over = f"medians over n = {formatting.from_to(trials)} trials of a configuration" if many else "n = 1 trial each"
     which = row_chart.subset(summary)
     title = _title(curves, "configuration drawn" if which else "configuration")
-    return Data(over=head(summary, title, over, which, "nats per token"), curves=curves)
+    return LossCurvesData(over=head(summary, title, over, which, "nats per token"), curves=curves)
 
 
-def _curve(label: str, own: pd.DataFrame, tone: str) -> Curve:
+def _curve(label: str, own: pd.DataFrame, tone: str) -> LossCurve:
     at = own.groupby("step")["loss"].median()
     at = at.iloc[:: -math.ceil(len(at) / _MOST_POINTS)].iloc[::-1]  # with the last step, which the label tells
     warm = own.loc[own["phase"] == "warmup", "step"]
-    return Curve(
+    return LossCurve(
         name=label,
         step=at.index.to_numpy(float),
         median=at.to_numpy(float),
@@ -119,10 +121,10 @@ def _curve(label: str, own: pd.DataFrame, tone: str) -> Curve:
     )
 
 
-def _title(curves: Sequence[Curve], each: str) -> str:
+def _title(curves: Sequence[LossCurve], each: str) -> str:
     rising = [curve.name for curve in curves if not curve.falls]
     if rising:
-        return f"The loss did not fall in {formatting.some(rising, 3)}"
+        return f"The loss did not fall in {formatting.first_n(rising, 3)}"
     if all(len(curve.median) == 1 for curve in curves):
         return "The loss of a single step: nothing to follow yet"
     if len(curves) == 1:
@@ -133,14 +135,14 @@ def _title(curves: Sequence[Curve], each: str) -> str:
     return f"{title}; {high.name} learns least" if high.last > low + _APART else title
 
 
-def _label(curve: Curve, sheet: Sheet) -> str:
+def _label(curve: LossCurve, sheet: Sheet) -> str:
     if sheet.narrow:
         return curve.name
     name = text_size.shorten(curve.name, _NAME_IN, 8.5)
     return f"{name}: {formatting.number(curve.last, 2)}, {formatting.number(curve.useful_tokens / 1000, 0)} k tokens"
 
 
-def _draw(axes: Any, curves: Sequence[Curve], labels: Sequence[str], height_in: float) -> None:
+def _draw(axes: Any, curves: Sequence[LossCurve], labels: Sequence[str], height_in: float) -> None:
     warmup = max(curve.warmup for curve in curves)
     if warmup:
         axes.axvspan(0.5, warmup + 0.5, color=BAND, linewidth=0, zorder=0)

@@ -2,13 +2,13 @@
 
 import math
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import queries, reference_results
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
@@ -22,7 +22,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         row
         for row in summary.rows
         if row.peak_vram_bytes is not None
-        or (row.measured is None and (row.label in predicted or End.OUT_OF_MEMORY in row.ends))
+        or (row.measured is None and (row.label in predicted or TrialStatus.OUT_OF_MEMORY in row.ends))
     ][: row_chart.MAX_DRAWN + 4]
     if not any(row.peak_vram_bytes is not None for row in drawn):
         return None
@@ -42,7 +42,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         if any(row.label in predicted for row in drawn)
         else "Bars are the measured peaks; there is no prediction."
     )
-    ran_out = any(row.measured is None and End.OUT_OF_MEMORY in row.ends for row in drawn)
+    ran_out = any(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in drawn)
     hatched = " Hatched ran out of memory in every trial: how much it needs is not known." if ran_out else ""
     return RowFigure(
         over=head(
@@ -51,7 +51,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             "largest peak of any worker, as the allocator counts it",
             f"{PUBLISHED} {beside.source}" if beside is not None and has_published else "",
         ),
-        groups=(Group(names=tuple(row.label for row in drawn), panels=(panel,)),),
+        groups=(MarkGroup(names=tuple(row.label for row in drawn), panels=(panel,)),),
         caption=bars if capacity is None else f"{bars} The dashed line is what the GPU has.{hatched}",
     )
 
@@ -82,11 +82,14 @@ def _off(predicted: float, measured: int | None) -> str:
 
 
 def _mark(
-    row: ConfigurationRow, predicted: float | None, like: reference_results.Training | None, capacity: int | None
+    row: ConfigurationRow,
+    predicted: float | None,
+    like: reference_results.PublishedTraining | None,
+    capacity: int | None,
 ) -> Mark:
     at_least = measured = row.peak_vram_bytes
     words = formatting.gigabytes(measured)
-    if measured is None and End.OUT_OF_MEMORY in row.ends:
+    if measured is None and TrialStatus.OUT_OF_MEMORY in row.ends:
         at_least = capacity
         words = (
             "out of memory"
@@ -95,8 +98,8 @@ def _mark(
         )
     elif measured is None:
         words = "did not run"
-    elif row.ends.get(End.OUT_OF_MEMORY):
-        words += f", out of memory in {row.ends[End.OUT_OF_MEMORY]} of {formatting.count(row.planned, 'trial')}"
+    elif row.ends.get(TrialStatus.OUT_OF_MEMORY):
+        words += f", out of memory in {row.ends[TrialStatus.OUT_OF_MEMORY]} of {formatting.count(row.planned, 'trial')}"
     if predicted is not None:
         words += f"  | {formatting.gigabytes(round(predicted))} predicted{_off(predicted, measured)}"
     reference = None if like is None else like.peak_vram_bytes
@@ -117,7 +120,7 @@ def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[
     used = largest.peak_vram_bytes or 0
     share = f", {formatting.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
     title = f"{largest.label} needs most of what fits: {formatting.gigabytes(used)}{share}"
-    if not (ended := sum(row.measured is None and End.OUT_OF_MEMORY in row.ends for row in drawn)):
+    if not (ended := sum(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in drawn)):
         title = title.replace(" of what fits", "")
     else:
         title += f"; {formatting.count(ended, 'configuration')} ran out of memory"

@@ -32,14 +32,14 @@ class DrawError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RenderJob:
     """A chart and what it gathered."""
 
     chart: Chart
     drawing: Drawing
 
 
-class Studio(contextlib.AbstractContextManager["Studio"]):
+class FigurePool(contextlib.AbstractContextManager["FigurePool"]):
     """The processes that draw: at most MOST_PROCESSES and one for each core. Made before the run is read."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Studio(contextlib.AbstractContextManager["Studio"]):
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def draw(self, jobs: Iterable[Job]) -> list[Picture]:
+    def draw(self, jobs: Iterable[RenderJob]) -> list[Picture]:
         """Pictures in the order of `jobs`. What a process that died was to draw is drawn here; raises DrawError.
 
         Nothing handed out is taken back: where a process dies after a future was cancelled, Python 3.11's pool
@@ -78,7 +78,7 @@ class Studio(contextlib.AbstractContextManager["Studio"]):
             ours[job.chart.name] = draw_one(job.chart.name, job.chart.title, job.drawing)
         return [ours.get(job.chart.name) or _awaited(job, handed[job.chart.name]) for job in jobs]
 
-    def _hand_out(self, job: Job) -> Future[Picture] | None:
+    def _hand_out(self, job: RenderJob) -> Future[Picture] | None:
         """None where nobody takes it."""
         with contextlib.suppress(BrokenProcessPool):
             if self._pool is not None:
@@ -86,7 +86,7 @@ class Studio(contextlib.AbstractContextManager["Studio"]):
         return None
 
 
-def _awaited(job: Job, future: Future[Picture]) -> Picture:
+def _awaited(job: RenderJob, future: Future[Picture]) -> Picture:
     try:
         return future.result(timeout=DRAW_SEC)
     except TimeoutError:

@@ -5,7 +5,7 @@ from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -40,7 +40,7 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
             "95 % intervals over processes; verdicts corrected for several comparisons (Holm)",
             f"{rest:,} more quantities: inv compare {' '.join(comparison.run_ids)}" if rest else "",
         ),
-        groups=(Group(names=tuple(_name(row, several=several) for row in shown), panels=(panel,)),),
+        groups=(MarkGroup(names=tuple(_name(row, several=several) for row in shown), panels=(panel,)),),
         caption=(
             f"Right of the dashed line is faster. Same means an interval within {100 * band:g} % of no change; "
             "hollow dots are neither shown to differ nor shown to be the same."

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.figures import memory
 from reports.figures.drawing import label_layout, lines, row_chart, text_size
@@ -23,7 +23,7 @@ _NEAR = 0.03  # of an axis: marks that cover each other
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ScatterPoint:
     """One configuration: peak memory in GB, useful tokens per second with interval, and how many trials succeeded.
 
     Where none did, `rate` is 0 and `memory_gb` what was predicted, else what the GPU has.
@@ -47,9 +47,9 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class SpeedMemoryData:
     over: Head
-    places: tuple[Place, ...]
+    places: tuple[ScatterPoint, ...]
     limit_gb: float | None
 
     @property
@@ -75,7 +75,7 @@ class Data:
         return drawing.figure
 
 
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> SpeedMemoryData | None:
     capacity = memory.capacity_bytes(run)
     drawn = {row.label for row in row_chart.drawn(summary)}
     predicted = memory.predictions(run, summary)
@@ -84,17 +84,19 @@ def gather(summary: Summary, run: Run) -> Data | None:
     for row in summary.rows:
         if row.label in drawn and row.measured is not None and row.peak_vram_bytes is not None:
             places.append(_place(row, row.peak_vram_bytes / 1e9, row.measured.useful_tokens_per_sec))
-        elif row.measured is None and End.OUT_OF_MEMORY in row.ends and limit_gb is not None:
+        elif row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends and limit_gb is not None:
             at = predicted.get(row.label)
             places.append(_place(row, limit_gb if at is None else at / 1e9, None))
     places = places[: row_chart.MAX_DRAWN + 4]
     if not any(one.rate for one in places):
         return None
-    return Data(over=head(summary, _title(places), *row_chart.facts(summary)), places=tuple(places), limit_gb=limit_gb)
+    return SpeedMemoryData(
+        over=head(summary, _title(places), *row_chart.facts(summary)), places=tuple(places), limit_gb=limit_gb
+    )
 
 
-def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> Place:
-    return Place(
+def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> ScatterPoint:
+    return ScatterPoint(
         name=row.label,
         memory_gb=gb,
         rate=0.0 if rate is None else rate.value,
@@ -107,7 +109,7 @@ def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> Place:
     )
 
 
-def _title(places: list[Place]) -> str:
+def _title(places: list[ScatterPoint]) -> str:
     fastest = max(places, key=lambda one: one.rate)
     safe = max((one for one in places if one.rate and one.is_reliable), key=lambda one: one.rate, default=None)
     risky = f"{fastest.name} is faster, but succeeded only in {fastest.succeeded} of {fastest.planned} trials"
@@ -119,7 +121,7 @@ def _title(places: list[Place]) -> str:
     return title if safe is fastest else f"{title}; {risky}"
 
 
-def _draw(axes: Any, data: Data, sheet: Sheet) -> None:
+def _draw(axes: Any, data: SpeedMemoryData, sheet: Sheet) -> None:
     most = max(one.high or one.rate for one in data.places)
     widest = max([one.memory_gb for one in data.places] + ([] if data.limit_gb is None else [data.limit_gb]))
     axes.set_xlim(0.0, widest * 1.08)
@@ -145,9 +147,9 @@ def _draw(axes: Any, data: Data, sheet: Sheet) -> None:
     label_layout.label_points(axes, _labels(data.places, widest, most, 1 if sheet.narrow else 4), upright)
 
 
-def _labels(places: tuple[Place, ...], widest: float, most: float, named: int) -> list[tuple[float, float, str]]:
+def _labels(places: tuple[ScatterPoint, ...], widest: float, most: float, named: int) -> list[tuple[float, float, str]]:
     """x, y and words; marks on nearly one place share a label, which names `named` of them."""
-    groups: list[list[Place]] = []
+    groups: list[list[ScatterPoint]] = []
     for one in places:
         near = (
             group
@@ -165,13 +167,13 @@ def _labels(places: tuple[Place, ...], widest: float, most: float, named: int) -
         (
             group[0].memory_gb,
             group[0].rate,
-            formatting.some(_names(group, _LABEL_IN[named] / min(len(group), named)), named),
+            formatting.first_n(_names(group, _LABEL_IN[named] / min(len(group), named)), named),
         )
         for group in groups
     ]
 
 
-def _names(group: Sequence[Place], limit_in: float) -> list[str]:
+def _names(group: Sequence[ScatterPoint], limit_in: float) -> list[str]:
     short = [replace(one, name=text_size.shorten(one.name, limit_in, label_layout.SIZE)) for one in group]
     return [one.words if one.rate else one.name for one in short]
 

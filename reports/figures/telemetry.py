@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from reports import formatting
 from reports.figures import worker_map
 from reports.figures.drawing import lines, text_size
@@ -49,7 +49,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class TelemetryCurve:
     """One GPU's (or the process's) samples in bins: middle of the bin in seconds, mean, smallest, largest."""
 
     gpu: int | None
@@ -68,7 +68,7 @@ class Lane:
     """
 
     title: str
-    curves: tuple[Curve, ...]
+    curves: tuple[TelemetryCurve, ...]
     measured_mean: float | None
     most: float | None = None
     target: float | None = None
@@ -89,7 +89,7 @@ class Lane:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class TelemetryData:
     """`phases` are (name, from, to) in seconds."""
 
     over: Head
@@ -140,8 +140,8 @@ class Data:
         return drawing.figure
 
 
-def gather(summary: Summary, run: Run) -> Data | None:
-    ill = worker_map.sick(summary)
+def gather(summary: Summary, run: Run) -> TelemetryData | None:
+    ill = worker_map.is_outlier(summary)
     for result in _candidates(summary, run, None if ill is None else ill[0]):
         frame = _telemetry(run, result)
         if frame is None:
@@ -154,7 +154,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
                 means = {lane.title: lane.measured_mean for lane in _healthy(summary, run, result)}
                 lanes = tuple(replace(lane, healthy=means.get(lane.title)) for lane in lanes)
                 title = f"{ill[0]} is {formatting.number(ill[1], 0)} % slower than the middle worker. {title}"
-            return Data(
+            return TelemetryData(
                 over=head(summary, title, *_facts(result, frame)),
                 trial=result.trial_id,
                 lanes=lanes,
@@ -173,7 +173,7 @@ def _candidates(summary: Summary, run: Run, sick: str | None) -> list[TrialResul
     speed = {
         row.label: row.measured.useful_tokens_per_sec.value for row in summary.measured_rows if row.measured is not None
     }
-    good = [result for result in run.results if result.status is End.SUCCEEDED]
+    good = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
     return sorted(good, key=lambda one: (one.worker != sick, -speed.get(run.label_of[one.trial_id], 0.0)))
 
 
@@ -182,8 +182,8 @@ def _healthy(summary: Summary, run: Run, ill: TrialResult) -> tuple[Lane, ...]:
     label = run.label_of[ill.trial_id]
     away = next((worker_map.deviations(row) for row in summary.rows if row.label == label), {})
     for worker in sorted(set(away) - {ill.worker}, key=lambda one: abs(away[one])):
-        same = (one for one in run.results if one.worker == worker and run.label_of[one.trial_id] == label)
-        result = next((one for one in same if one.status is End.SUCCEEDED), None)
+        same = (result for result in run.results if result.worker == worker and run.label_of[result.trial_id] == label)
+        result = next((one for one in same if one.status is TrialStatus.SUCCEEDED), None)
         frame = None if result is None else _telemetry(run, result)
         if result is not None and frame is not None:
             return tuple(_lanes(result, frame, is_gpu=bool(frame["gpu_utilization_percent"].notna().any())))
@@ -213,9 +213,9 @@ def _lane(frame: pd.DataFrame, column: str, title: str, factor: float, *, by_gpu
     )
 
 
-def _curve(gpu: int | None, seconds: Floats, values: Floats) -> Curve:
+def _curve(gpu: int | None, seconds: Floats, values: Floats) -> TelemetryCurve:
     pieces = np.array_split(np.arange(len(values)), min(_BINS, len(values)))
-    return Curve(
+    return TelemetryCurve(
         gpu=gpu,
         seconds=np.array([seconds[piece].mean() for piece in pieces]),
         mean=np.array([values[piece].mean() for piece in pieces]),
@@ -254,13 +254,13 @@ def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str
     met = "above" if first.measured_mean >= TARGET_PERCENT else "below"
     busy = formatting.number(first.measured_mean, 0)
     title = f"The GPU was {busy} % utilized while {name} was measured, {met} the target of {TARGET_PERCENT:.0f} %"
-    capped = next((one.value for one in result.measurements if one.name == CAPPED), None)
+    capped = next((measurement.value for measurement in result.measurements if measurement.name == CAPPED), None)
     if capped is None or capped < _OFTEN_PERCENT:
         return title
     return f"{title}; its power limit held the clock down {formatting.number(capped, 0)} % of that time"
 
 
-def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
+def _draw_lane(axes: Any, lane: Lane, data: TelemetryData, lane_in: float) -> None:
     for number, (_, start, to) in enumerate(data.phases):
         if number % 2:
             axes.axvspan(start, to, color=BAND, alpha=0.55, linewidth=0, zorder=0)
@@ -282,7 +282,7 @@ def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
     lines.end_labels(axes, ends, lane_in)
 
 
-def _name_phases(axes: Any, data: Data, width_in: float, seconds: float) -> None:
+def _name_phases(axes: Any, data: TelemetryData, width_in: float, seconds: float) -> None:
     """Phases' names over the first lane; one that is too short for its name has none."""
     for name, start, to in data.phases:
         room = (to - start) / max(seconds, 1e-9) * width_in

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.figures.drawing import glyphs, lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, head
@@ -25,11 +25,11 @@ _MOST_STEPS = 1_500  # marks in one figure: more of them hide each other and mak
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class TrainingPerformanceData:
     """Rows, and their steps: configuration, worker, off_percent of the configuration's step time; thinned evenly."""
 
     over: Head
-    row_chart: tuple[ConfigurationRow, ...]
+    rows: tuple[ConfigurationRow, ...]
     steps: pd.DataFrame
 
     @property
@@ -64,13 +64,13 @@ class Data:
         return drawing.figure
 
 
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> TrainingPerformanceData | None:
     drawn = row_chart.drawn(summary)
     if not drawn:
         return None
     steps = run.steps
     mine = steps[
-        (steps["status"] == End.SUCCEEDED.value)
+        (steps["status"] == TrialStatus.SUCCEEDED.value)
         & (steps["phase"] == "measure")
         & steps["configuration"].isin([row.label for row in drawn])
     ][["configuration", "worker", "step_time_sec"]]
@@ -81,7 +81,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
     shown = mine.iloc[::every] if every > 1 else mine
     thinned = f"1 in {every} of {len(mine):,} steps drawn" if every > 1 else ""
     title = _title(drawn, mine["off_percent"])
-    return Data(
+    return TrainingPerformanceData(
         over=head(summary, title, *row_chart.facts(summary), thinned),
         rows=drawn,
         steps=shown.astype({"configuration": "object", "worker": "object"}).reset_index(drop=True),
@@ -108,7 +108,7 @@ TRAINING_PERFORMANCE = Chart(
 )
 
 
-def _step_times(axes: Any, data: Data, sheet: Sheet) -> None:
+def _step_times(axes: Any, data: TrainingPerformanceData, sheet: Sheet) -> None:
     workers = sorted(data.steps["worker"].unique(), key=formatting.by_number)
     few = len(workers) <= len(MARKERS)
     lane = _LANES / max(1, len(workers))

@@ -27,7 +27,7 @@ _ROW_IN = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class WorkerMapData:
     """Percent by which a worker's step took longer than the middle worker's: of each configuration, of each worker.
 
     None where a worker did not measure a configuration.
@@ -63,7 +63,7 @@ class Data:
         return drawing.figure
 
 
-def gather(summary: Summary, _run: Run) -> Data | None:
+def gather(summary: Summary, _run: Run) -> WorkerMapData | None:
     drawn = [
         row for row in row_chart.drawn(summary) if row.measured is not None and len(row.measured.worker_medians) > 1
     ]
@@ -77,7 +77,7 @@ def gather(summary: Summary, _run: Run) -> Data | None:
     left_out = (
         f"{len(workers)} of {len(every)} workers: those furthest from the middle" if len(every) > len(kept) else ""
     )
-    return Data(
+    return WorkerMapData(
         over=head(
             summary,
             _title(found, middles),
@@ -106,7 +106,7 @@ def _middles(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {worker: statistics.median([one[worker] for one in found if worker in one]) for worker in every}
 
 
-def sick(summary: Summary) -> tuple[str, float] | None:
+def is_outlier(summary: Summary) -> tuple[str, float] | None:
     """The worker that is slow throughout, with the percent that its steps take longer; None where there is none."""
     middles = _middles([one for row in row_chart.drawn(summary) if (one := deviations(row))])
     worst = max(middles, key=lambda worker: middles[worker], default=None)
@@ -133,7 +133,7 @@ def _words(percent: float | None) -> str:
     return "0" if abs(percent) < 0.05 else f"{percent:+.1f}" if abs(percent) < 10 else f"{percent:+.0f}"
 
 
-def _draw(axes: Any, data: Data, sheet: Sheet, width_in: float) -> None:
+def _draw(axes: Any, data: WorkerMapData, sheet: Sheet, width_in: float) -> None:
     cell_in = width_in / len(data.workers)
     top = 0.42 if sheet.narrow else 0.06  # of a row: above its cells stands its name
     places, tones = [], []

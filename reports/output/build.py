@@ -15,7 +15,7 @@ from bench.records.atomic_files import write_atomic
 from reports.comparison.compare import CompareError, compare
 from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
 from reports.figures.drawing.chart import Chart, Picture
-from reports.figures.renderer import DrawError, Job, Studio
+from reports.figures.renderer import DrawError, FigurePool, RenderJob
 from reports.output import csv_frames, html, markdown, tables
 from reports.output.html import INDEX_FILE
 from reports.read.load import load
@@ -61,7 +61,7 @@ def build(
     Raises ReportError, with nothing written, when run.json cannot be trusted, the price cannot be used, the runs cannot
     be compared or a figure cannot be drawn; NotWritten when the report's folder cannot be written.
     """
-    with Studio() as studio:
+    with FigurePool() as studio:
         run = load(run_folder)
         try:
             summary = summarize(run, pricing)
@@ -87,10 +87,10 @@ def build(
     folder = report_folder(run_folder, FIGURES_FOLDER)
     files = _write(folder, contents)
     return ReportSummary(
-        **{one.name: getattr(summary, one.name) for one in fields(summary)},
+        **{field.name: getattr(summary, field.name) for field in fields(summary)},
         index=folder / INDEX_FILE,
         files=files,
-        recommendation=text.recommendation(summary),
+        recommendation=text.recommendation_text(summary),
     )
 
 
@@ -104,15 +104,15 @@ def _charts(run: Run, other: Run | None) -> tuple[Chart, ...]:
         unlike = "; ".join(one.words for one in compared.refused)
         raise CompareError(f"run {after} is not comparable with {before}: {unlike}; {compared.remedy}")
     gather = partial(run_comparison.gather, comparison=compared)
-    return tuple(replace(one, gather=gather) if one is RUN_COMPARISON else one for one in CHARTS)
+    return tuple(replace(chart, gather=gather) if chart is RUN_COMPARISON else chart for chart in CHARTS)
 
 
 def _draw(
-    studio: Studio, charts: Sequence[Chart], summary: Summary, run: Run
+    studio: FigurePool, charts: Sequence[Chart], summary: Summary, run: Run
 ) -> tuple[tuple[Picture, ...], tuple[Chart, ...]]:
     """Every chart that has data, drawn; and those that have none."""
     found = [(chart, chart.gather(summary, run)) for chart in charts]
-    jobs = [Job(chart=chart, drawing=drawing) for chart, drawing in found if drawing is not None]
+    jobs = [RenderJob(chart=chart, drawing=drawing) for chart, drawing in found if drawing is not None]
     pictures = [replace(one, folded=job.chart.folded) for one, job in zip(studio.draw(jobs), jobs, strict=True)]
     return tuple(pictures), tuple(chart for chart, drawing in found if drawing is None)
 

@@ -76,11 +76,11 @@ def of_run(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
 def with_settings(run: Run) -> pd.DataFrame:
     """The frame of trials with every setting of each."""
     settings = {
-        one.trial_id: {
-            name: " ".join(value) if isinstance(value := getattr(one.trial, name), tuple) else value
+        result.trial_id: {
+            name: " ".join(value) if isinstance(value := getattr(result.trial, name), tuple) else value
             for name in _SETTINGS
         }
-        for one in run.results
+        for result in run.results
     }
     found = [settings[trial_id] for trial_id in run.trials["trial_id"]]
     return pd.concat([run.trials, pd.DataFrame(found, columns=list(_SETTINGS), index=run.trials.index)], axis=1)

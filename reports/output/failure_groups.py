@@ -14,7 +14,7 @@ _NAMED = 4  # workers in one line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alike(Generic[Ended]):
+class FailureGroup(Generic[Ended]):
     """Trials of one configuration that ended alike; `first` stands for all."""
 
     trials: tuple[Ended, ...]
@@ -31,25 +31,25 @@ class Alike(Generic[Ended]):
 
     def workers(self, none: str) -> str:
         """Where they ran; `none` where that is not known."""
-        return formatting.some(list(dict.fromkeys(one.worker or none for one in self.trials)), _NAMED)
+        return formatting.first_n(list(dict.fromkeys(trial.worker or none for trial in self.trials)), _NAMED)
 
     def span(self, what: str) -> str:
         """`0`, `2 to 5`: the smallest and the largest of a number."""
-        return formatting.from_to(int(getattr(one, what)) for one in self.trials)
+        return formatting.from_to(int(getattr(trial, what)) for trial in self.trials)
 
 
-def failures(found: Iterable[Failure]) -> list[Alike[Failure]]:
+def failures(found: Iterable[Failure]) -> list[FailureGroup[Failure]]:
     """Grouped by configuration, end and reason; numbers in a reason (bytes, process ids) do not tell them apart."""
     return _alike(found, lambda one: (one.configuration, one.end, re.sub(r"\d+", "0", one.reason or "")))
 
 
-def missing(found: Iterable[Missing]) -> list[Alike[Missing]]:
+def missing(found: Iterable[Missing]) -> list[FailureGroup[Missing]]:
     """Grouped by configuration and reason."""
     return _alike(found, lambda one: (one.configuration, one.reason))
 
 
-def _alike(found: Iterable[Ended], key: Callable[[Ended], Hashable]) -> list[Alike[Ended]]:
+def _alike(found: Iterable[Ended], key: Callable[[Ended], Hashable]) -> list[FailureGroup[Ended]]:
     groups: dict[Hashable, list[Ended]] = {}
     for one in found:
         groups.setdefault(key(one), []).append(one)
-    return [Alike(trials=tuple(same)) for same in groups.values()]
+    return [FailureGroup(trials=tuple(same)) for same in groups.values()]

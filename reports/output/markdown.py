@@ -15,7 +15,7 @@ _md = formatting.markdown
 
 def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart] = ()) -> str:
     """report.md's text. Pictures are linked from figures/ beside it."""
-    recommendation = text_module.recommendation(summary)
+    recommendation = text_module.recommendation_text(summary)
     parts = [f"# {_md(recommendation)}"]
     if summary.finding != recommendation:
         parts.append(_md(" ".join(filter(None, (summary.finding, summary.second_finding)))))
@@ -43,7 +43,7 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart
     if summary.measurements:
         parts += ["## Measurements", *_measurements(summary)]
     parts += ["## What did not work", *_failures(summary)]
-    parts += ["## Method", *(_md(one) for one in methods_text.paragraphs(summary))]
+    parts += ["## Method", *(_md(paragraph) for paragraph in methods_text.paragraphs(summary))]
     parts += ["## Fingerprint", *_fingerprint(summary)]
     return "\n\n".join(parts) + "\n"
 
@@ -80,7 +80,7 @@ def _energy(row: ConfigurationRow) -> str:
 
 
 def _costs(costs: headline.Costs) -> list[str]:
-    head = ("GPUs", "time", *(f"US$ at {one.name}, {one.under}" for one in costs.prices))
+    head = ("GPUs", "time", *(f"US$ at {price.name}, {price.under}" for price in costs.prices))
     lines = [(line.name, line.time.words, *(amount.words for amount in line.amounts)) for line in costs.lines]
     sources = [f"- {_md(source)}" for source in costs.sources]
     scaling = [f"- {_md(line.name)}: {_md(line.under)}" for line in costs.lines]
@@ -124,7 +124,7 @@ def _measurements(summary: Summary) -> list[str]:
             parts.append(f"### {section.capitalize()}")
         if table.same:
             parts.append(_md(f"All rows: {table.same}."))
-        head = (*table.keys, *(", ".join(filter(None, (one.title, one.unit))) for one in table.columns))
+        head = (*table.keys, *(", ".join(filter(None, (column.title, column.unit))) for column in table.columns))
         rows = [(*line.keys, *("" if cell is None else cell.words for cell in line.cells)) for line in table.lines]
         parts.append(_table(head, rows))
         if table.left_out:
@@ -138,9 +138,15 @@ def _failures(summary: Summary) -> list[str]:
     parts = []
     if summary.failures:
         ends = [
-            (one.name, one.workers("none"), one.first.end.value, one.first.reason or "not known", *taken)
-            for one in failure_groups.failures(summary.failures)
-            for taken in [(one.span("n_steps"), one.span("n_measurements"))]
+            (
+                failure.name,
+                failure.workers("none"),
+                failure.first.end.value,
+                failure.first.reason or "not known",
+                *taken,
+            )
+            for failure in failure_groups.failures(summary.failures)
+            for taken in [(failure.span("n_steps"), failure.span("n_measurements"))]
         ]
         parts.append(_table(("trial", "worker", "end", "reason", "steps", "measurements"), ends))
     if summary.missing:
@@ -156,8 +162,13 @@ def _fingerprint(summary: Summary) -> list[str]:
     parts = []
     if summary.hosts.differences:
         rows = [
-            (one.key, "; ".join(f"{value} on {formatting.some(where)}" for value, where in one.where_by_value.items()))
-            for one in summary.hosts.differences
+            (
+                difference.key,
+                "; ".join(
+                    f"{value} on {formatting.first_n(where)}" for value, where in difference.where_by_value.items()
+                ),
+            )
+            for difference in summary.hosts.differences
         ]
         parts.append(_table(("what differs", "values"), rows))
     if summary.hosts.common:

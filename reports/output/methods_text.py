@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.summary.summary import Summary
 
@@ -26,7 +26,7 @@ def paragraphs(summary: Summary) -> list[str]:
         besides = next((price.others for price in summary.prices if price.others), ())
         if besides:
             found.append(
-                f"Paid for besides, and in no amount here: {formatting.listing([one.words for one in besides])}."
+                f"Paid for besides, and in no amount here: {formatting.listing([beside.words for beside in besides])}."
             )
     return found or ["Nothing was measured."]
 
@@ -65,7 +65,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     sha = record.provenance.get("git_sha")
     dirty = " with uncommitted changes" if record.provenance.get("git_dirty") else ""
     planned = len(record.planned)
-    succeeded = summary.counts.get(End.SUCCEEDED, 0)
+    succeeded = summary.counts.get(TrialStatus.SUCCEEDED, 0)
     return [
         ("Run", record.run_id),
         ("Started", _moment(record.created_at)),
@@ -91,4 +91,4 @@ def mark(summary: Summary) -> str:
     """What the mark of an interval over one process means; empty where none has it."""
     rates = (row.measured.samples_per_sec for row in summary.measured_rows if row.measured is not None)
     said = f"{formatting.ONE_PROCESS} over the steps of one process; how far the next is from it is assumed."
-    return said if any(formatting.mark(one) for one in rates) else ""
+    return said if any(formatting.mark(rate) for rate in rates) else ""

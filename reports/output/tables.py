@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.read import measurements
 from reports.read.run import Run
-from reports.statistics.types import Measured
+from reports.statistics.types import MeasuredRate
 from reports.summary import cost
 from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
@@ -42,30 +42,32 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "schema_version": SUMMARY_SCHEMA_VERSION,
         "run": _fields(record, *_OF_RUN),
         "profile_note": summary.profile_note,
-        "recommendation": text_module.recommendation(summary),
+        "recommendation": text_module.recommendation_text(summary),
         "finding": summary.finding,
         "second_finding": summary.second_finding,
         "cautions": list(summary.cautions),
         "baseline": summary.baseline,
         "price": None if summary.price is None else _price(summary.price),
-        "prices": [_price(one) for one in summary.prices],
+        "prices": [_price(price) for price in summary.prices],
         "hosted": None if summary.hosted is None else asdict(summary.hosted),
         "billed": _billed(summary.billed),
         "counts": {"planned": len(record.planned)}
-        | {end.value: summary.counts.get(end, 0) for end in End}
+        | {end.value: summary.counts.get(end, 0) for end in TrialStatus}
         | {"missing": len(summary.missing), "rejected_files": len(summary.rejected)},
         "configurations": [_configuration(row) for row in summary.rows],
-        "other_configurations": [{"configuration": one.label} | _fields(one, *_OF_OTHER) for one in summary.others],
+        "other_configurations": [
+            {"configuration": other.label} | _fields(other, *_OF_OTHER) for other in summary.others
+        ],
         "failures": [
-            {name: value for name, value in asdict(one).items() if name != "log_tail"} | {"end": one.end.value}
-            for one in summary.failures
+            {name: value for name, value in asdict(failure).items() if name != "log_tail"} | {"end": failure.end.value}
+            for failure in summary.failures
         ],
         "missing": [asdict(one) for one in summary.missing],
         "rejected": [asdict(one) for one in summary.rejected],
         "fingerprint": {
             "devices": list(summary.hosts.devices),
             "common": summary.hosts.common,
-            "differences": {one.key: one.where_by_value for one in summary.hosts.differences},
+            "differences": {difference.key: difference.where_by_value for difference in summary.hosts.differences},
         },
         "measurements": _measurements(run),
         "trials": _rows(run.trials),
@@ -124,7 +126,7 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         **{name: _fields(getattr(row, name), *_OF_RATIO) for name in ("samples_ratio", "useful_tokens_ratio")},
         **{name: _used(row, name) for name in _AMOUNTS},
         "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),
-        "costs": [_cost(one) for one in row.costs],
+        "costs": [_cost(cost) for cost in row.costs],
         **{name: getattr(row, name) for name in ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes")},
         "load_time_sec": row.load_time_sec,
     }
@@ -167,7 +169,7 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
                 line[name.replace("ratio", "verdict")] = value.get("verdict")
         else:
             line[name] = value
-    line |= {f"ended_{end.value.lower()}": row.ends.get(end, 0) for end in End}
+    line |= {f"ended_{end.value.lower()}": row.ends.get(end, 0) for end in TrialStatus}
     price = summary.price
     line["price_usd_per_gpu_hour"] = None if price is None else price.usd_per_gpu_hour
     line["price_source"] = None if price is None else price.source
@@ -175,7 +177,7 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
     return line
 
 
-def _noise(of: Measured | None) -> dict[str, float | None] | None:
+def _noise(of: MeasuredRate | None) -> dict[str, float | None] | None:
     return None if of is None else {name.removesuffix("_percent"): value for name, value in asdict(of.noise).items()}
 
 

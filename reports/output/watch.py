@@ -32,7 +32,7 @@ class Unchanged(ReportError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class WatchProgress:
     """How far a run is. `seen` tells two looks apart: each result's trial, size and time of writing in nanoseconds."""
 
     planned: int
@@ -44,7 +44,7 @@ class Progress:
         return self.ended >= self.planned
 
 
-def look(run_folder: Path) -> Progress:
+def look(run_folder: Path) -> WatchProgress:
     """What results are there of those that are planned. Raises ReportError when run.json cannot be trusted."""
     planned = {plan.trial_id for plan in _planned(run_folder)}
     seen = set()
@@ -54,7 +54,7 @@ def look(run_folder: Path) -> Progress:
         except OSError:  # not there yet
             continue
         seen.add((trial_id, found.st_size, found.st_mtime_ns))
-    return Progress(planned=len(planned), ended=len(seen), seen=frozenset(seen))
+    return WatchProgress(planned=len(planned), ended=len(seen), seen=frozenset(seen))
 
 
 def patience_sec(run_folder: Path) -> float:
@@ -72,7 +72,7 @@ def _planned(run_folder: Path) -> list[PlannedTrial]:
 def watch(
     run_folder: Path,
     build: Callable[[int | None], Made],
-    say: Callable[[Progress], None],
+    say: Callable[[WatchProgress], None],
     *,
     every_sec: int = EVERY_SEC,
     clock: Callable[[], float] = time.monotonic,
@@ -84,7 +84,7 @@ def watch(
     Raises ReportError, and Unchanged after `patience_sec` without a change. However it ends, the page stops renewing.
     """
     patience = patience_sec(run_folder)
-    before: Progress | None = None
+    before: WatchProgress | None = None
     changed_at = clock()
     try:
         while True:

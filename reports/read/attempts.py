@@ -26,7 +26,7 @@ _MOST = 1e12  # of what a restart cost, steps included
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class AttemptSpan:
     """One attempt: when it began and ended (seconds since 1970; None: it goes on), and why it came to nothing.
 
     `lost_sec` and `usd` are what its own restart cost, from the checkpoint at `step`; None where it was none or nobody
@@ -44,9 +44,9 @@ class Held:
     workers: int = 1
 
 
-def read(run_folder: Path, trial_id: str) -> list[Held]:
+def read(run_folder: Path, trial_id: str) -> list[AttemptSpan]:
     """One trial's attempts in order; none without a ledger. A line that cannot be read is left out. Raises OSError."""
-    found: dict[int, Held] = {}
+    found: dict[int, AttemptSpan] = {}
     for line in _ledger(run_folder).splitlines():
         try:
             event = json.loads(line)
@@ -76,17 +76,17 @@ def starts(run_folder: Path) -> Starts:
     return found
 
 
-def took_sec(attempts: Sequence[Held], now: float) -> float:
+def took_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
     """The time of all attempts, one that goes on counted until `now`."""
-    return sum(_sec(one, now) for one in attempts)
+    return sum(_sec(attempt, now) for attempt in attempts)
 
 
-def worker_sec(attempts: Sequence[Held], now: float) -> float:
+def worker_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
     """The same, summed over each attempt's workers: what is paid for."""
-    return sum(one.workers * _sec(one, now) for one in attempts)
+    return sum(attempt.workers * _sec(attempt, now) for attempt in attempts)
 
 
-def _sec(one: Held, now: float) -> float:
+def _sec(one: AttemptSpan, now: float) -> float:
     return max(0.0, (now if one.ended is None else one.ended) - one.began)
 
 
@@ -98,13 +98,15 @@ def _ledger(run_folder: Path) -> bytes:
         return b""
 
 
-def _take(found: dict[int, Held], event: dict[str, object], at: float) -> None:
+def _take(found: dict[int, AttemptSpan], event: dict[str, object], at: float) -> None:
     number = event.get("attempt")
     if not isinstance(number, int):
         return
     if event["event"] == "started":
         worker, workers = str(event["worker"]), event.get("workers")
-        found[number] = Held(number=number, worker=worker, began=at, workers=workers if isinstance(workers, int) else 1)
+        found[number] = AttemptSpan(
+            number=number, worker=worker, began=at, workers=workers if isinstance(workers, int) else 1
+        )
     elif event["event"] in ("retried", "ended") and number in found and found[number].ended is None:
         reason = event.get("reason")
         found[number] = replace(found[number], ended=at, reason=None if reason is None else str(reason))

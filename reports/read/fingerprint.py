@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import RunRecord
 from reports import formatting
 
@@ -39,7 +39,7 @@ _ALIKE = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class FingerprintDifference:
     """A key on which the trials disagree: each value, as text, with where it was found.
 
     Where are workers when each worker has one value, trial ids when the value changed on a worker during the run.
@@ -59,7 +59,7 @@ class Hosts:
     devices: tuple[str, ...]
     device: str
     common: dict[str, str]
-    differences: tuple[Difference, ...]
+    differences: tuple[FingerprintDifference, ...]
     contention: str | None
 
 
@@ -98,7 +98,9 @@ def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _compare(flat: list[tuple[TrialResult, dict[str, str]]]) -> tuple[dict[str, str], tuple[Difference, ...]]:
+def _compare(
+    flat: list[tuple[TrialResult, dict[str, str]]],
+) -> tuple[dict[str, str], tuple[FingerprintDifference, ...]]:
     common: dict[str, str] = {}
     differences = []
     for key in dict.fromkeys(key for _, document in flat for key in document):
@@ -108,13 +110,13 @@ def _compare(flat: list[tuple[TrialResult, dict[str, str]]]) -> tuple[dict[str, 
         for result, document in flat:
             if result.trial.kind not in kinds:
                 continue
-            if key not in document and result.status is not End.SUCCEEDED:
+            if key not in document and result.status is not TrialStatus.SUCCEEDED:
                 continue  # it ended before it knew
             holders.setdefault(document.get(key, "not reported"), []).append(result)
         if len(holders) == 1 or (key in _SIZES and _are_alike(list(holders))):
             common[key] = next(iter(holders))
         elif key not in _OWN and not (key in _ASKED and _is_as_asked(holders)):
-            differences.append(Difference(key=key, where_by_value=_places(holders)))
+            differences.append(FingerprintDifference(key=key, where_by_value=_places(holders)))
     return common, tuple(differences)
 
 

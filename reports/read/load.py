@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_FILE, TRIALS_FOLDER
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read import attempts, fingerprint, measurements, telemetry, validation
 from reports.read.run import KINDS_WITH_STEPS, Configuration, Missing, Rejected, ReportError, Run, trials_frame
@@ -29,7 +29,9 @@ def load(folder: Path) -> Run:
         raise ReportError(f"{folder / RUN_FILE}: it plans no trial; there is nothing to report")
     record, rejected = _planned_once(record)
     configurations = _configurations(record)
-    label_of = {plan.trial_id: one.label for one in configurations for plan in one.planned}
+    label_of = {
+        plan.trial_id: configuration.label for configuration in configurations for plan in configuration.planned
+    }
     plans = {plan.trial_id: plan for plan in record.planned}
     results, refused = _read_results(folder, record, plans)
     rejected += refused
@@ -139,7 +141,7 @@ def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: 
         return f"ran on {result.worker!r}, but the plan pins it to {plan.worker!r}"
     if (fault := validation.fault(result)) is not None:
         return fault
-    if result.status is not End.SUCCEEDED:
+    if result.status is not TrialStatus.SUCCEEDED:
         return None
     if result.trial.kind in KINDS_WITH_STEPS:
         has_steps = result.metrics is not None and result.steps.step_time_sec

@@ -73,11 +73,15 @@ def words_unit_scale(name: str) -> tuple[str, str, float]:
 
 def without_misleading(result: TrialResult, why: str) -> TrialResult:
     """The result with the value of MISLEADING_ON_CPUS taken out and `why` in its place; result.json keeps it."""
-    if not any(one.name in MISLEADING_ON_CPUS and one.value is not None for one in result.measurements):
+    if not any(
+        measurement.name in MISLEADING_ON_CPUS and measurement.value is not None for measurement in result.measurements
+    ):
         return result
     kept = [
-        replace(one, value=None, interval=None, share_percent=None, note=why) if one.name in MISLEADING_ON_CPUS else one
-        for one in result.measurements
+        replace(measurement, value=None, interval=None, share_percent=None, note=why)
+        if measurement.name in MISLEADING_ON_CPUS
+        else measurement
+        for measurement in result.measurements
     ]
     return replace(result, measurements=kept)
 
@@ -94,9 +98,9 @@ def frame(results: Mapping[str, TrialResult], label_of: Mapping[str, str]) -> pd
     for trial_id, label in label_of.items():
         if (result := results.get(trial_id)) is None:
             continue
-        for one in result.measurements:
-            uses.update(list(one.context))
-            rows.append(_row(trial_id, label, result, one))
+        for measurement in result.measurements:
+            uses.update(list(measurement.context))
+            rows.append(_row(trial_id, label, result, measurement))
     keys = [f"context.{key}" for key, _ in uses.most_common(MOST_CONTEXT_COLUMNS)]
     table = pd.DataFrame(rows, columns=[*COLUMNS, *keys])
     return table.astype(COLUMNS | dict.fromkeys(keys, "object"))

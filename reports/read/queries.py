@@ -11,7 +11,7 @@ from reports.read.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class MeasuredValue:
     """One quantity. Several workers' values become their median, with the range from smallest to largest.
 
     `value` is None where it is unknown; `note` then says why. `n` counts repeats, or workers where there are several.
@@ -37,16 +37,16 @@ class Reading:
         return f"{value} {formatting.span(self.low / scale, self.high / scale, places)}".rstrip()
 
 
-def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Reading]:
+def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[MeasuredValue]:
     """Readings of measurement `name` of trials that succeeded, in the run's order; told apart by `keys` of context."""
     if name not in run.measured:
         return []
-    groups: dict[tuple[str, ...], list[Reading]] = {}
+    groups: dict[tuple[str, ...], list[MeasuredValue]] = {}
     for row in run.measured[name].itertuples(index=False):
         if kind is not None and row.kind != kind:
             continue
         context = json.loads(str(row.context))
-        one = Reading(
+        one = MeasuredValue(
             configuration=str(row.configuration),
             context=context,
             value=_known(row.value),
@@ -61,7 +61,7 @@ def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Readi
     return [_combined(found) for found in groups.values()]
 
 
-def _combined(found: list[Reading]) -> Reading:
+def _combined(found: list[MeasuredValue]) -> MeasuredValue:
     known = sorted((one for one in found if one.value is not None), key=lambda one: one.value or 0.0)
     if len(known) < 2:
         return (known or found)[0]
@@ -77,9 +77,9 @@ def _combined(found: list[Reading]) -> Reading:
     )
 
 
-def spread_words(readings: Iterable[Reading]) -> str:
+def spread_words(readings: Iterable[MeasuredValue]) -> str:
     """What n and the ranges of these readings are, for a figure's head."""
-    counts = [one.n for one in readings if one.n is not None]
+    counts = [reading.n for reading in readings if reading.n is not None]
     if not counts:
         return "each measured once"
     return f"n = {formatting.from_to(counts)}; medians with 95 % intervals; over several workers, their range"

@@ -28,7 +28,7 @@ _COMMON = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class PublishedTraining:
     """One published configuration. Several rates where several were published."""
 
     max_seq_len: int
@@ -49,7 +49,7 @@ class Factor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling:
+class PublishedScaling:
     """One record of scaling: samples per second of all GPUs, and percent of linear, by number of GPUs."""
 
     name: str
@@ -63,15 +63,15 @@ class Published:
 
     source: str
     model_parameters: int
-    training: tuple[Training, ...]
+    training: tuple[PublishedTraining, ...]
     factors: tuple[Factor, ...]
     hardware: Mapping[str, float]
     loading: Mapping[str, Mapping[str, float]]
     inference: Mapping[str, Mapping[int, float]]
-    scaling: tuple[Scaling, ...]
+    scaling: tuple[PublishedScaling, ...]
     cost_10000_samples: Mapping[str, Any]
 
-    def training_like(self, trial: Any) -> Training | None:
+    def training_like(self, trial: Any) -> PublishedTraining | None:
         """The published configuration that a trial measured again, or None."""
         if any(getattr(trial, name) != value for name, value in _COMMON.items()):
             return None
@@ -84,10 +84,10 @@ def read() -> Published:
     """published.yaml."""
     document: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
     document["training"] = tuple(
-        Training(**(one | {"samples_per_sec": tuple(one["samples_per_sec"])})) for one in document["training"]
+        PublishedTraining(**(one | {"samples_per_sec": tuple(one["samples_per_sec"])})) for one in document["training"]
     )
     document["factors"] = tuple(Factor(**one) for one in document["factors"])
-    document["scaling"] = tuple(Scaling(**one) for one in document["scaling"])
+    document["scaling"] = tuple(PublishedScaling(**one) for one in document["scaling"])
     return Published(**document)
 
 
@@ -102,11 +102,13 @@ def beside(run: Run) -> Published | None:
     return found if parameters == {found.model_parameters} else None
 
 
-def training_by_label(run: Run, known: Published | None) -> dict[str, Training]:
+def training_by_label(run: Run, known: Published | None) -> dict[str, PublishedTraining]:
     """Configuration's label -> the published one it measured again; configurations without one are left out."""
     if known is None:
         return {}
     found = {
-        one.label: known.training_like(one.planned[0].trial) for one in run.configurations if one.kind == "training"
+        configuration.label: known.training_like(configuration.planned[0].trial)
+        for configuration in run.configurations
+        if configuration.kind == "training"
     }
     return {label: like for label, like in found.items() if like is not None}

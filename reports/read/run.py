@@ -27,7 +27,7 @@ from typing import Any
 import pandas as pd
 
 from bench.records.paths import REPORT_FOLDER
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read.attempts import Starts
 
@@ -112,13 +112,13 @@ class Run:
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
         """Made when it is first asked for: of ten thousand trials it has a row for each of their steps."""
-        return _steps_frame({one.trial_id: one for one in self.results}, self.label_of)
+        return _steps_frame({result.trial_id: result for result in self.results}, self.label_of)
 
     @functools.cached_property
     def measured(self) -> dict[str, pd.DataFrame]:
         """Name to the measurements of trials that succeeded, in the run's order."""
         table = self.measurements
-        good = table.loc[table["status"] == End.SUCCEEDED.value, _PICKED]
+        good = table.loc[table["status"] == TrialStatus.SUCCEEDED.value, _PICKED]
         return {str(name): rows for name, rows in good.groupby("name", sort=False, observed=True)}
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from bench.records.bootstrap import Interval
-from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
+from bench.records.result import Measurement, Metrics, Steps, TrialResult, TrialStatus
 from bench.records.training import TrainedSteps, TrainingRecord
 from reports import formatting
 from reports.read import measurements
@@ -71,7 +71,7 @@ def training_fault(record: TrainingRecord) -> str | None:
         return "steps: they are not in order"
     if (number := _first_not(lambda one: one[0] <= one[1], zip(steps.targets, steps.tokens, strict=True))) >= 0:
         return f"step {number + 1} counts {steps.tokens[number]} tokens, {steps.targets[number]} of them targets"
-    if record.status not in list(End):
+    if record.status not in list(TrialStatus):
         return f"status is {formatting.shorten(record.status, 60)!r}"
     if record.world_size < 1:
         return f"world_size is {record.world_size}"
@@ -159,8 +159,8 @@ def _metrics_fault(metrics: Metrics | None) -> str | None:
     for name, value in vars(metrics).items() if metrics is not None else ():
         numbers = (value.median, value.low, value.high) if isinstance(value, Interval) else (value,)
         least = 1 if name.startswith("peak_") else 0  # a process that trained has held memory
-        for one in numbers:
-            if one is not None and not (_is_sensible(one) and (one >= least or name.endswith("_loss"))):
+        for number in numbers:
+            if number is not None and not (_is_sensible(number) and (number >= least or name.endswith("_loss"))):
                 return f"metrics: {name} is {numbers[0]!r}"
     return None
 

@@ -13,6 +13,11 @@ def joules_per_1000_useful_tokens(result: TrialResult, process: Process) -> floa
     window. A result of several ranks has the mean of their GPUs; the host's own energy is in none of them.
     """
     watts = next(
-        (one.value for one in result.measurements if one.name == POWER and one.context.get("window") == WINDOW), None
+        (
+            measurement.value
+            for measurement in result.measurements
+            if measurement.name == POWER and measurement.context.get("window") == WINDOW
+        ),
+        None,
     )
     return None if watts is None or watts <= 0 else 1000.0 * watts / process.elapsed_useful_tokens_per_sec

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from reports.statistics import pooling, student
 from reports.statistics.per_process import CONFIDENCE, ProcessSteps, describe, half_width
 from reports.statistics.pooling import Spread
-from reports.statistics.types import Estimate, Measured, Noise, Over, Process, Ratio
+from reports.statistics.types import Estimate, MeasuredRate, Noise, Over, Process, Ratio
 
 RATES = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
 ELAPSED = ("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec")
@@ -85,12 +85,12 @@ class Mean:
         return value, value * math.exp(-self.half), value * math.exp(self.half)
 
 
-def measure(processes: Sequence[ProcessSteps]) -> Measured:
+def measure(processes: Sequence[ProcessSteps]) -> MeasuredRate:
     """Describe the processes of one configuration and combine them. Raises ValueError without any."""
     return combine(describe(processes))
 
 
-def combine_all(described: Mapping[str, Sequence[Process]]) -> dict[str, Measured]:
+def combine_all(described: Mapping[str, Sequence[Process]]) -> dict[str, MeasuredRate]:
     """Every configuration of a run, each with the noise of all of them."""
     shared = {name: spreads({label: samples(each, name) for label, each in described.items()}) for name in QUANTITIES}
     return {
@@ -107,7 +107,7 @@ def spreads(taken: Mapping[str, Sequence[Sample]]) -> dict[str, Spread]:
     return pooling.spreads(cells, by_worker=False)
 
 
-def combine(processes: Sequence[Process], noise_of: Mapping[str, Spread] | None = None) -> Measured:
+def combine(processes: Sequence[Process], noise_of: Mapping[str, Spread] | None = None) -> MeasuredRate:
     """One configuration from its processes, in any order. Raises ValueError without any.
 
     `noise_of` is what the whole run says of its units' noise, for each quantity.
@@ -122,7 +122,7 @@ def combine(processes: Sequence[Process], noise_of: Mapping[str, Spread] | None 
         name: estimate(mean_of_logs(samples(ordered, name, half), shared.get(name)), n_steps) for name in QUANTITIES
     }
     medians = {worker: math.exp(value) for worker, value in by_worker(samples(ordered, "step_time_sec")).items()}
-    return Measured(
+    return MeasuredRate(
         n_workers=len(medians),
         n_processes=len(ordered),
         n_steps=n_steps,
@@ -139,7 +139,7 @@ def combine(processes: Sequence[Process], noise_of: Mapping[str, Spread] | None 
     )
 
 
-def ratio(of: Measured, to: Measured, rate: str, *, among: int = 1) -> Ratio:
+def ratio(of: MeasuredRate, to: MeasuredRate, rate: str, *, among: int = 1) -> Ratio:
     """`of` over `to` in one of RATES. The verdict is about speed: "faster" or "slower", None where it is not shown.
 
     `among` is how many such ratios are read together: all of their intervals hold at once in 95 % of runs.
@@ -172,8 +172,8 @@ def _texts_error(of: Sequence[Process], to: Sequence[Process], amount: str) -> f
 
 def _shares(processes: Sequence[Process], amount: str) -> NDArray[np.float64]:
     """Each step's amount over the mean step's, over the processes' common steps."""
-    length = min(one.n_steps for one in processes)
-    found = np.mean([one.amounts[amount][:length] for one in processes], axis=0)
+    length = min(process.n_steps for process in processes)
+    found = np.mean([process.amounts[amount][:length] for process in processes], axis=0)
     return np.asarray(found / (found.mean() or 1.0))
 
 
@@ -185,8 +185,13 @@ def samples(processes: Sequence[Process], name: str, half: float | None = None) 
     if name in ELAPSED:
         if half is not None:
             half = processes[0].elapsed_error * student.quantile(CONFIDENCE, processes[0].freedom)
-        return [Sample(one.worker, math.log(getattr(one, name)), one.elapsed_error, half) for one in processes]
-    return [Sample(one.worker, math.log(getattr(one, name)), one.standard_error, half) for one in processes]
+        return [
+            Sample(process.worker, math.log(getattr(process, name)), process.elapsed_error, half)
+            for process in processes
+        ]
+    return [
+        Sample(process.worker, math.log(getattr(process, name)), process.standard_error, half) for process in processes
+    ]
 
 
 def mean_of_logs(taken: Sequence[Sample], spread: Spread | None = None) -> Mean:
@@ -249,14 +254,14 @@ def difference(
 def noise(processes: Sequence[Process]) -> Noise:
     """The measured noise of one configuration, on each level where there is something to compare."""
     groups: dict[str, list[float]] = {}
-    for one in processes:
-        groups.setdefault(one.worker, []).append(math.log(one.step_time_sec))
+    for process in processes:
+        groups.setdefault(process.worker, []).append(math.log(process.step_time_sec))
     repeats = [group for group in groups.values() if len(group) > 1]
     within = sum(statistics.variance(group) * (len(group) - 1) for group in repeats)
     freedom = sum(len(group) - 1 for group in repeats)
     means = [statistics.fmean(group) for group in groups.values()]
     return Noise(
-        steps_percent=statistics.median(one.noise_percent for one in processes),
+        steps_percent=statistics.median(process.noise_percent for process in processes),
         processes_percent=100.0 * math.expm1(math.sqrt(within / freedom)) if freedom else None,
         workers_percent=100.0 * math.expm1(_deviation(means)) if len(means) > 1 else None,
     )
@@ -345,12 +350,12 @@ def estimate(mean: Mean, n: int) -> Estimate:
 
 
 def _flags(processes: Sequence[Process]) -> Iterable[str]:
-    outliers, steps = sum(one.outliers for one in processes), sum(one.n_steps for one in processes)
+    outliers, steps = sum(process.outliers for process in processes), sum(process.n_steps for process in processes)
     if outliers > OUTLIERS_TO_FLAG * steps:
         most = max(processes, key=lambda one: one.outliers)
         where = f", most on {most.worker}" if len(processes) > 1 else ""
         yield f"{outliers:,} of {steps:,} steps stand out from their process's others{where}"
-    drifting = [one for one in processes if one.drifts and one.drift_percent is not None]
+    drifting = [process for process in processes if process.drifts and process.drift_percent is not None]
     if drifting:
         worst = max(drifting, key=lambda one: abs(one.drift_percent or 0.0))
         drift = f"{worst.drift_percent:+.1f} % from first to last step on {worst.worker}"

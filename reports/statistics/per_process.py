@@ -81,7 +81,7 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
         errors = times.std(axis=1, ddof=1 if length > 1 else 0) / times.mean(axis=1) / np.sqrt(columns["effective"])
         elapsed = times.sum(axis=1)
         ours = [processes[place] for place in places]
-        sums = {amount: np.stack([getattr(one, amount) for one in ours]).sum(axis=1) for amount in AMOUNTS}
+        sums = {amount: np.stack([getattr(our, amount) for our in ours]).sum(axis=1) for amount in AMOUNTS}
         by_median = {amount: sums[amount] / length / medians for amount in AMOUNTS}
         for row, place in enumerate(places):
             one = processes[place]

@@ -84,7 +84,7 @@ class Noise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredRate:
     """One configuration over all its processes. Rates are per worker and per second.
 
     `worker_spread` is the slowest worker's step time over the fastest's, None with a single worker; `worker_medians`

@@ -42,7 +42,7 @@ class BootVolume:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class PublishedPrice:
     """What else is paid for: so many US dollars for a unit, the first `free_gb` of a month for nothing."""
 
     what: str
@@ -74,7 +74,7 @@ class Price:
     shape: str | None = None
     gpus_per_node: int = 1
     boot_volume: BootVolume | None = None
-    others: tuple[Beside, ...] = ()
+    others: tuple[PublishedPrice, ...] = ()
 
     @property
     def words(self) -> str:
@@ -112,7 +112,7 @@ class Amount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling:
+class ScalingCost:
     """How many times as fast as one GPU `gpus` are together, whether this run measured that, and the source."""
 
     gpus: int
@@ -131,7 +131,7 @@ class FineTuning:
     """
 
     gpus: int
-    scaling: Scaling
+    scaling: ScalingCost
     training_sec: Amount
     usd: Amount
     startup_sec: float | None
@@ -183,7 +183,7 @@ def cost(
     useful_tokens_per_sec: Estimate,
     at: Price,
     *,
-    scalings: Sequence[Scaling] | None = None,
+    scalings: Sequence[ScalingCost] | None = None,
     startup_sec: float | None = None,
 ) -> Cost:
     """What one worker's speed costs at a price. Without `scalings`, n GPUs are assumed to be n times as fast."""
@@ -197,12 +197,12 @@ def cost(
     )
 
 
-def assumed(gpus: int) -> Scaling:
+def assumed(gpus: int) -> ScalingCost:
     """Perfect scaling, marked as the assumption it is; on one GPU there is nothing to assume."""
     if gpus == 1:
-        return Scaling(gpus=1, speedup=1.0, is_measured=True, source="measured on one GPU")
+        return ScalingCost(gpus=1, speedup=1.0, is_measured=True, source="measured on one GPU")
     source = f"assumed: {gpus} GPUs are {gpus} times as fast as one; no distributed trial in this run says"
-    return Scaling(gpus=gpus, speedup=float(gpus), is_measured=False, source=source)
+    return ScalingCost(gpus=gpus, speedup=float(gpus), is_measured=False, source=source)
 
 
 def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Billed | None:
@@ -211,7 +211,7 @@ def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Bil
     `started` is when the ledger says attempts were. Where it lacks one of them, all go by their workers' clocks, and
     that these may have jumped is among the unknown.
     """
-    ran = [one for one in results if one.worker is not None and one.wall_time_sec is not None]
+    ran = [result for result in results if result.worker is not None and result.wall_time_sec is not None]
     ledger = started or {}
     by_ledger = all((one.trial_id, one.attempt) in ledger for one in ran)
     spans: dict[str, list[tuple[float, float]]] = {}
@@ -249,14 +249,14 @@ def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Bil
 def startup_sec(results: Iterable[TrialResult]) -> float | None:
     """The median time of these trials before their first measured step, None where none says."""
     found = [
-        sum((one.phases.get(phase, 0.0) for phase in ("import", "load", "data", "warmup")), 0.0)
-        for one in results
-        if one.phases
+        sum((result.phases.get(phase, 0.0) for phase in ("import", "load", "data", "warmup")), 0.0)
+        for result in results
+        if result.phases
     ]
     return median(found) if found else None
 
 
-def _fine_tuning(rate: Estimate, at: Price, scaling: Scaling, startup: float | None) -> FineTuning:
+def _fine_tuning(rate: Estimate, at: Price, scaling: ScalingCost, startup: float | None) -> FineTuning:
     training = seconds_for(FINE_TUNING_SAMPLES, rate).times(1.0 / scaling.speedup)
     gpu_sec = at.usd_per_gpu_hour / 3600.0 * scaling.gpus
     nodes = -(-scaling.gpus // at.gpus_per_node)

@@ -53,7 +53,7 @@ def measured(
     results: Iterable[TrialResult], processes: Mapping[str, Sequence[Process]], factor: Carbon | None
 ) -> dict[str, Energy]:
     """Configuration to what it used; only those of which a process had its power sampled."""
-    by_id = {one.trial_id: one for one in results}
+    by_id = {result.trial_id: result for result in results}
     taken: dict[str, list[Sample]] = {}
     for label, found in processes.items():
         for process in found:
@@ -73,7 +73,7 @@ def measured(
 
 
 def _energy(joules: Estimate, processes: Sequence[Process], factor: Carbon | None) -> Energy:
-    each = [one.elapsed_useful_tokens_per_sec / one.elapsed_samples_per_sec for one in processes]
+    each = [process.elapsed_useful_tokens_per_sec / process.elapsed_samples_per_sec for process in processes]
     tokens = sum(each) / len(each) * FINE_TUNING_SAMPLES
     per_joule = tokens / 1000.0 / _JOULES_A_KWH
     kwh = Amount(value=joules.value, low=joules.low, high=joules.high).times(per_joule)

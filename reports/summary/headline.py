@@ -48,7 +48,7 @@ class BilledTime:
 
 def best(summary: Summary) -> ConfigurationRow | None:
     """The configuration to train with (`choice.choose`), None where nothing was measured."""
-    chosen = recommendation.of(summary)
+    chosen = recommendation.recommended_choice(summary)
     return None if chosen is None else chosen.row
 
 
@@ -101,17 +101,17 @@ def costs(summary: Summary) -> Costs | None:
             name=formatting.count(plan.gpus, "GPU"),
             under=plan.scaling.source,
             time=tables.Cell(value=duration(plan.training_sec.value), under=_between(plan)),
-            amounts=tuple(_amount(one.fine_tunings[number]) for one in row.costs),
+            amounts=tuple(_amount(cost.fine_tunings[number]) for cost in row.costs),
         )
         for number, plan in enumerate(row.costs[0].fine_tunings)
     ]
-    sources = [one.words for one in summary.prices]
+    sources = [price.words for price in summary.prices]
     if summary.hosted is not None:
         asked = summary.hosted
         sources.append(f"A hosted service asks ${formatting.number(asked.usd_per_10000_samples)} ({asked.source}).")
     return Costs(
         configuration=row.label,
-        prices=tuple(Tile(name=_price(one.price), value="", under=_called(one.price)) for one in row.costs),
+        prices=tuple(Tile(name=_price(cost.price), value="", under=_called(cost.price)) for cost in row.costs),
         lines=tuple(lines),
         sources=tuple(sources),
     )

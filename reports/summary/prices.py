@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.records.atomic_files import read_regular
 from reports import formatting
 from reports.read.fingerprint import CPU
-from reports.summary.cost import Beside, BootVolume, Hosted, Price
+from reports.summary.cost import BootVolume, Hosted, Price, PublishedPrice
 from reports.summary.energy import Carbon
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
@@ -77,11 +77,11 @@ def _source(setting: str, amount: float, source: str | None, wants: str) -> str:
     return source
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class _Dated(_Strict):
+class _Dated(_StrictModel):
     amount: float = Field(gt=0, le=10_000)
     source: Words
     dated: date
@@ -106,7 +106,7 @@ class _Other(_Dated):
     free_gb: float = Field(default=0.0, ge=0, le=1e15)
 
 
-class _Shape(_Strict):
+class _Shape(_StrictModel):
     gpu: Words
     gpus: int = Field(ge=1, le=64)
     on_demand: _GpuHour
@@ -115,7 +115,7 @@ class _Shape(_Strict):
     alternatives: tuple[_Named, ...] = ()
 
 
-class Table(_Strict):
+class PriceTable(_StrictModel):
     """A table of prices by shape, as in reports/prices.yaml. `others` are paid for, too, and no report adds them up."""
 
     schema_version: Literal[1]
@@ -138,7 +138,7 @@ def _document(content: bytes) -> object:
     return yaml.load(content.decode(), _Plain)  # noqa: S506 - a SafeLoader
 
 
-def read(path: Path, *, today: date) -> Table:
+def read(path: Path, *, today: date) -> PriceTable:
     """The table at `path`. Raises PriceError: it cannot be read, has a wrong unit or key, or a date after `today`."""
     try:
         document = _document(read_regular(path, most_bytes=_MOST_BYTES))
@@ -151,7 +151,7 @@ def read(path: Path, *, today: date) -> Table:
         line = "" if mark is None else f":{mark.line + 1}"
         raise PriceError(f"{path}{line}: not YAML that can be read; see reports/prices.yaml for an example") from None
     try:
-        table = Table.model_validate(document)
+        table = PriceTable.model_validate(document)
     except ValidationError as error:
         raise PriceError(f"{path}: {_problem(error)}") from None
     for place, when in _dates(table):
@@ -174,7 +174,7 @@ def choose(pricing: Pricing, devices: Sequence[str], *, today: date) -> tuple[Pr
     path = pricing.table or TABLE
     table = read(path, today=today)
     if name is not None and name not in table.shapes:
-        known = formatting.some([repr(one) for one in table.shapes]) or "no shape"
+        known = formatting.first_n([repr(shape) for shape in table.shapes]) or "no shape"
         raise PriceError(f"cost.shape: {name!r}: unknown shape; {path} has {known}")
     if name is None and len(devices) == 1:
         name = next((shape for shape, held in table.shapes.items() if held.gpu == devices[0]), None)
@@ -182,7 +182,7 @@ def choose(pricing: Pricing, devices: Sequence[str], *, today: date) -> tuple[Pr
     return listed if own is None else (own, *listed)
 
 
-def _prices(name: str, table: Table) -> tuple[Price, ...]:
+def _prices(name: str, table: PriceTable) -> tuple[Price, ...]:
     shape = table.shapes[name]
     volume = shape.boot_volume
     boot = None
@@ -190,11 +190,11 @@ def _prices(name: str, table: Table) -> tuple[Price, ...]:
         boot = BootVolume(
             size_gb=volume.size_gb, usd_per_gb_month=volume.amount, source=volume.source, dated=volume.dated
         )
-    others = tuple(Beside(**one.model_dump()) for one in table.others.values())
+    others = tuple(PublishedPrice(**other.model_dump()) for other in table.others.values())
     called = [("on-demand", shape.on_demand)]
     if shape.preemptible is not None:
         called.append(("preemptible", shape.preemptible))
-    called += [(one.name, one) for one in shape.alternatives]
+    called += [(alternative.name, alternative) for alternative in shape.alternatives]
     return tuple(
         Price(
             usd_per_gpu_hour=one.amount,
@@ -210,7 +210,7 @@ def _prices(name: str, table: Table) -> tuple[Price, ...]:
     )
 
 
-def _dates(table: Table) -> list[tuple[str, date]]:
+def _dates(table: PriceTable) -> list[tuple[str, date]]:
     found: list[tuple[str, date]] = [(f"others.{name}", one.dated) for name, one in table.others.items()]
     for name, shape in table.shapes.items():
         at = f"shapes.{name}"

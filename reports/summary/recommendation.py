@@ -33,7 +33,7 @@ class Choice:
         return self.fastest.useful_tokens_ratio is not None and self.fastest.useful_tokens_ratio.verdict == "faster"
 
 
-def of(summary: Summary) -> Choice | None:
+def recommended_choice(summary: Summary) -> Choice | None:
     """`choose` of a summary's rows, made once: sentences, tiles and figures all ask."""
     kept = vars(summary)  # as functools.cached_property does; there it would close a circle of imports
     if "choice" not in kept:

@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial
 from reports import formatting
-from reports.summary.cost import FINE_TUNING_GPUS, Scaling, assumed
+from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed
 
 GLOBAL_RATE = "global_samples_per_sec"
 # What must be equal for a distributed trial to be another one's configuration on more GPUs.
@@ -37,11 +37,11 @@ def measured(
 ) -> dict[tuple[object, ...], list[Speedup]]:
     """Configuration (`key`) to its measured speed-ups. `alone` maps it to one worker's samples per second."""
     rates: dict[tuple[tuple[object, ...], int, str], list[float]] = {}
-    for one in results:
-        if one.status is not End.SUCCEEDED or one.trial.kind != "distributed":
+    for result in results:
+        if result.status is not TrialStatus.SUCCEEDED or result.trial.kind != "distributed":
             continue
-        found = [each.value for each in one.measurements if each.name == GLOBAL_RATE and each.value]
-        at = (key(one), one.trial.world_size, label_of[one.trial_id])
+        found = [each.value for each in result.measurements if each.name == GLOBAL_RATE and each.value]
+        at = (key(result), result.trial.world_size, label_of[result.trial_id])
         rates.setdefault(at, []).extend(found)
     middle = {at: statistics.median(found) for at, found in rates.items() if found}
     singles = dict(alone) | {like: rate for (like, gpus, _), rate in middle.items() if gpus == 1}
@@ -52,7 +52,7 @@ def measured(
     return speedups
 
 
-def scalings(like: tuple[object, ...], speedups: Mapping[tuple[object, ...], list[Speedup]]) -> tuple[Scaling, ...]:
+def scalings(like: tuple[object, ...], speedups: Mapping[tuple[object, ...], list[Speedup]]) -> tuple[ScalingCost, ...]:
     """The speed-ups to price a configuration by on FINE_TUNING_GPUS, each saying whether it was measured."""
     own = {one.gpus: one for one in speedups.get(like, [])}
     others = {one.gpus: one for found in speedups.values() for one in found}
@@ -64,16 +64,16 @@ def key(of: PlannedTrial | TrialResult) -> tuple[object, ...]:
     return tuple(getattr(of.trial, name) for name in _SAME)
 
 
-def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup]) -> Scaling:
+def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup]) -> ScalingCost:
     if gpus == 1:
         return assumed(1)
     if (here := own.get(gpus)) is not None:
-        return Scaling(
+        return ScalingCost(
             gpus=gpus, speedup=_linear(here), is_measured=True, source=f"measured: {here.label}{_above_linear(here)}"
         )
     if (there := others.get(gpus)) is not None:
         source = f"assumed: the scaling measured with {there.label}, another configuration{_above_linear(there)}"
-        return Scaling(gpus=gpus, speedup=_linear(there), is_measured=False, source=source)
+        return ScalingCost(gpus=gpus, speedup=_linear(there), is_measured=False, source=source)
     known = own or others
     below = max((count for count in known if count < gpus), default=None)
     if below is None:
@@ -81,7 +81,7 @@ def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup
     found = known[below]
     share = _linear(found) / found.gpus
     source = f"assumed: the {formatting.number(100 * share, 1)} % efficiency of {found.label} holds on {gpus} GPUs"
-    return Scaling(gpus=gpus, speedup=share * gpus, is_measured=False, source=source)
+    return ScalingCost(gpus=gpus, speedup=share * gpus, is_measured=False, source=source)
 
 
 def _linear(found: Speedup) -> float:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from reports.read import fingerprint
 from reports.read.run import Configuration, Run
 from reports.statistics import per_config, per_process
-from reports.statistics.types import Measured, Process, Ratio
+from reports.statistics.types import MeasuredRate, Process, Ratio
 from reports.summary import cost, energy, scaling, tables, text, warnings
 from reports.summary.prices import Pricing, choose
 from reports.summary.summary import PROFILE_NOTES, ConfigurationRow, Failure, Other, Summary
@@ -30,7 +30,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     hosts = fingerprint.hosts(run.record, run.results)
     pricing = pricing or Pricing()
     priced = choose(pricing, hosts.devices, today=today or datetime.now(UTC).date())
-    trained = tuple(one for one in run.configurations if one.kind == TRAINING)
+    trained = tuple(configuration for configuration in run.configurations if configuration.kind == TRAINING)
     measured = _measure_all(run, trained)
     baseline = _baseline(trained)
     over_workers = _over_workers(run.trials)
@@ -46,7 +46,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     )
     succeeded: dict[str, list[TrialResult]] = {}
     for result in run.results:
-        if result.status is End.SUCCEEDED:
+        if result.status is TrialStatus.SUCCEEDED:
             succeeded.setdefault(run.label_of[result.trial_id], []).append(result)
     ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
     missing = Counter(one.configuration for one in run.missing)
@@ -61,7 +61,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
             trial=one.planned[0].trial,
             is_baseline=one.label == baseline,
             planned=len(one.planned),
-            ends={end: amount for end in End if (amount := ends[one.label, end])},
+            ends={end: amount for end in TrialStatus if (amount := ends[one.label, end])},
             missing=missing[one.label],
             measured=measured.get(one.label),
             samples_ratio=against_baseline(one.label, "samples_per_sec"),
@@ -75,16 +75,16 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     taken = Counter(run.measurements["configuration"])
     others = tuple(
         Other(
-            label=one.label,
-            kind=one.kind,
-            reason=one.planned[0].trial.reason,
-            planned=len(one.planned),
-            ends={end: amount for end in End if (amount := ends[one.label, end])},
-            missing=missing[one.label],
-            n_measurements=taken[one.label],
+            label=configuration.label,
+            kind=configuration.kind,
+            reason=configuration.planned[0].trial.reason,
+            planned=len(configuration.planned),
+            ends={end: amount for end in TrialStatus if (amount := ends[configuration.label, end])},
+            missing=missing[configuration.label],
+            n_measurements=taken[configuration.label],
         )
-        for one in run.configurations
-        if one.kind != TRAINING
+        for configuration in run.configurations
+        if configuration.kind != TRAINING
     )
     return Summary(
         record=run.record,
@@ -92,7 +92,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         others=others,
         measurements=tables.tables(run.results, run.label_of),
         baseline=baseline,
-        finding=text.spelled(text.finding(rows, others, baseline, run, hosts)),
+        finding=text.spell_out(text.finding(rows, others, baseline, run, hosts)),
         second_finding=text.second_finding(rows, baseline),
         profile_note=PROFILE_NOTES.get(run.record.profile),
         cautions=warnings.cautions(
@@ -115,10 +115,14 @@ def _baseline(trained: tuple[Configuration, ...]) -> str:
     return BASELINE if BASELINE in labels else labels[0] if labels else ""
 
 
-def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, Measured]:
+def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, MeasuredRate]:
     """Configuration -> what its successful processes measured. A trial is a process, also where two share a worker."""
     ours = {one.label for one in trained}
-    usable = [one for one in run.results if one.status is End.SUCCEEDED and run.label_of[one.trial_id] in ours]
+    usable = [
+        result
+        for result in run.results
+        if result.status is TrialStatus.SUCCEEDED and run.label_of[result.trial_id] in ours
+    ]
     described: dict[str, list[Process]] = {}
     steps = [per_process.ProcessSteps.of(one) for one in usable]
     for one, process in zip(usable, per_process.describe(steps), strict=True):
@@ -128,7 +132,7 @@ def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, Meas
 
 def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Configuration -> column -> median (loss, load time) or largest (memory) of its successes; unknown is left out."""
-    good = trials[trials["status"] == End.SUCCEEDED.value].groupby("configuration", sort=False)
+    good = trials[trials["status"] == TrialStatus.SUCCEEDED.value].groupby("configuration", sort=False)
     middle = good[list(_MEDIANS)].median()
     largest = good[list(_LARGEST)].max()
     return {
@@ -139,7 +143,7 @@ def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def _costs(
     configuration: Configuration,
-    mine: Measured | None,
+    mine: MeasuredRate | None,
     priced: tuple[cost.Price, ...],
     speedups: Mapping[tuple[object, ...], list[scaling.Speedup]],
     succeeded: list[TrialResult],
@@ -166,5 +170,5 @@ def _failures(run: Run) -> tuple[Failure, ...]:
             log_tail=tuple(result.log_tail),
         )
         for result in run.results
-        if result.status is not End.SUCCEEDED
+        if result.status is not TrialStatus.SUCCEEDED
     )

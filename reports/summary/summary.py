@@ -6,12 +6,12 @@ disagree. `summarize.summarize` makes one; `sentences` finds its words.
 
 from dataclasses import dataclass
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from bench.records.trial import Trial
 from reports.read.fingerprint import Hosts
 from reports.read.run import Missing, Rejected
-from reports.statistics.types import Measured, Ratio
+from reports.statistics.types import MeasuredRate, Ratio
 from reports.summary import cost, energy, tables
 
 # What a profile's numbers must not be taken for. Stands on every figure and in every file of the report.
@@ -36,9 +36,9 @@ class ConfigurationRow:
     trial: Trial
     is_baseline: bool
     planned: int
-    ends: dict[End, int]
+    ends: dict[TrialStatus, int]
     missing: int
-    measured: Measured | None
+    measured: MeasuredRate | None
     samples_ratio: Ratio | None
     useful_tokens_ratio: Ratio | None
     costs: tuple[cost.Cost, ...]
@@ -51,13 +51,13 @@ class ConfigurationRow:
 
     @property
     def succeeded(self) -> int:
-        return self.ends.get(End.SUCCEEDED, 0)
+        return self.ends.get(TrialStatus.SUCCEEDED, 0)
 
     @property
     def is_reliable(self) -> bool:
         """True where something was measured and no trial ran out of memory, failed or timed out; others say nothing."""
         return self.measured is not None and not any(
-            self.ends.get(end) for end in (End.OUT_OF_MEMORY, End.FAILED, End.TIMED_OUT)
+            self.ends.get(end) for end in (TrialStatus.OUT_OF_MEMORY, TrialStatus.FAILED, TrialStatus.TIMED_OUT)
         )
 
     @property
@@ -88,13 +88,13 @@ class Other:
     kind: str
     reason: str
     planned: int
-    ends: dict[End, int]
+    ends: dict[TrialStatus, int]
     missing: int
     n_measurements: int
 
     @property
     def succeeded(self) -> int:
-        return self.ends.get(End.SUCCEEDED, 0)
+        return self.ends.get(TrialStatus.SUCCEEDED, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Failure:
     trial_id: str
     configuration: str
     worker: str | None
-    end: End
+    end: TrialStatus
     reason: str | None
     attempt: int
     n_steps: int
@@ -124,7 +124,7 @@ class Summary:
     record: RunRecord
     rows: tuple[ConfigurationRow, ...]
     others: tuple[Other, ...]
-    measurements: tuple[tables.Table, ...]
+    measurements: tuple[tables.SummaryTable, ...]
     baseline: str
     finding: str
     second_finding: str | None
@@ -134,7 +134,7 @@ class Summary:
     prices: tuple[cost.Price, ...]
     hosted: cost.Hosted | None
     billed: cost.Billed | None
-    counts: dict[End, int]
+    counts: dict[TrialStatus, int]
     failures: tuple[Failure, ...]
     missing: tuple[Missing, ...]
     rejected: tuple[Rejected, ...]
@@ -150,4 +150,4 @@ class Summary:
     @property
     def exit_code(self) -> int:
         """0 when every planned trial succeeded, else 1."""
-        return 0 if self.counts.get(End.SUCCEEDED, 0) == len(self.record.planned) else 1
+        return 0 if self.counts.get(TrialStatus.SUCCEEDED, 0) == len(self.record.planned) else 1

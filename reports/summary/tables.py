@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records.result import End, Measurement, TrialResult
+from bench.records.result import Measurement, TrialResult, TrialStatus
 from reports import formatting
 from reports.read import measurements
 
@@ -44,7 +44,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class TableRow:
     """One row: the values of the table's keys, and a cell per column, None where nothing was measured."""
 
     keys: tuple[str, ...]
@@ -52,14 +52,14 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class SummaryTable:
     """One table of a section. `same` is what holds for all of it; `left_out` counts rows beyond MOST_ROWS."""
 
     section: str
     same: str
     keys: tuple[str, ...]
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableRow, ...]
     left_out: int
 
 
@@ -74,22 +74,22 @@ class _Taken:
     own: frozenset[str]
 
 
-def tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple[Table, ...]:
+def tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple[SummaryTable, ...]:
     """Every table of a run, by section, in SECTIONS' order."""
     sections: dict[str, list[_Taken]] = {}
     for result in results:
         label = label_of[result.trial_id]
-        label = label if result.status is End.SUCCEEDED else f"{label} ({result.status.value})"
-        for one in result.measurements:
-            context = {key: _value_words(key, value) for key, value in one.context.items()}
+        label = label if result.status is TrialStatus.SUCCEEDED else f"{label} ({result.status.value})"
+        for measurement in result.measurements:
+            context = {key: _value_words(key, value) for key, value in measurement.context.items()}
             own = frozenset(key for key in context if hasattr(result.trial, key))
-            taken = _Taken(label=label, worker=result.worker, one=one, context=context, own=own)
-            sections.setdefault(measurements.section_of(result.trial.kind, one), []).append(taken)
+            taken = _Taken(label=label, worker=result.worker, one=measurement, context=context, own=own)
+            sections.setdefault(measurements.section_of(result.trial.kind, measurement), []).append(taken)
     ordered = sorted(sections.items(), key=lambda item: SECTIONS.index(item[0]))
     return tuple(table for section, taken in ordered for table in _section(section, taken))
 
 
-def _section(section: str, taken: list[_Taken]) -> Iterable[Table]:
+def _section(section: str, taken: list[_Taken]) -> Iterable[SummaryTable]:
     units: dict[tuple[str, frozenset[str]], list[_Taken]] = {}
     for one in taken:
         units.setdefault((one.one.name, frozenset(one.context)), []).append(one)
@@ -119,7 +119,9 @@ def _is_configurations_own(key: str, taken: Sequence[_Taken]) -> bool:
     return all(key in one.own and value.setdefault(one.label, one.context[key]) == one.context[key] for one in taken)
 
 
-def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Taken]]]) -> Table:
+def _listing(
+    section: str, labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Taken]]]
+) -> SummaryTable:
     """What each configuration took on one thing only: a row a quantity, a column a configuration."""
     rows: list[tuple[str, list[_Taken]]] = []
     for (name, _), found in once:
@@ -140,8 +142,8 @@ def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozen
             cells.append(_cell(mine, more) if mine else None)
         words, unit, _ = measurements.words_unit_scale(name)
         on = ", ".join(_pair(key, value) for key, value in shared.items() if key not in {*everywhere, *found[0].own})
-        lines.append(Line(keys=(", ".join(filter(None, (words, unit))), on), cells=tuple(cells)))
-    return Table(
+        lines.append(TableRow(keys=(", ".join(filter(None, (words, unit))), on), cells=tuple(cells)))
+    return SummaryTable(
         section=section,
         same=", ".join(_pair(key, value) for key, value in everywhere.items()),
         keys=("quantity", "on"),
@@ -157,7 +159,7 @@ def _shared(taken: Sequence[_Taken]) -> dict[str, str]:
     return {key: value for key, value in first.items() if all(one.context.get(key) == value for one in taken)}
 
 
-def _table(section: str, taken: list[_Taken]) -> Table:
+def _table(section: str, taken: list[_Taken]) -> SummaryTable:
     """Measurements with the same context keys: a row a context, a column a quantity."""
     keys = (CONFIGURATION, *(key for key in taken[0].context if not _is_configurations_own(key, taken)))
     ons = [(one.label, *(one.context[key] for key in keys[1:])) for one in taken]
@@ -177,10 +179,10 @@ def _table(section: str, taken: list[_Taken]) -> Table:
         cells.setdefault(tuple(on[place] for place in free), {}).setdefault(column, []).append(one)
     columns = [(name, value) for name in names for value in (seen[spread] if spread is not None else [""])]
     lines = [
-        Line(keys=on, cells=tuple(_cell(row[column]) if column in row else None for column in columns))
+        TableRow(keys=on, cells=tuple(_cell(row[column]) if column in row else None for column in columns))
         for on, row in cells.items()
     ]
-    return Table(
+    return SummaryTable(
         section=section,
         same=", ".join(_pair(keys[place], seen[place][0]) for place in fixed),
         keys=tuple(_words(keys[place]) for place in free),

@@ -1,14 +1,13 @@
 """The report's words: the finding and the recommendation, each a sentence with its interval."""
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from reports import formatting
 from reports.read import measurements
 from reports.read.fingerprint import Hosts
 from reports.read.run import Run
-from reports.statistics.types import Measured
-from reports.summary import recommendation
-from reports.summary.recommendation import Choice
+from reports.statistics.types import MeasuredRate
+from reports.summary.recommendation import Choice, recommended_choice
 from reports.summary.summary import ConfigurationRow, Other, Summary
 
 
@@ -50,17 +49,17 @@ def finding(
     )
 
 
-def recommendation(summary: Summary) -> str:
+def recommendation_text(summary: Summary) -> str:
     """What to run, in one sentence with its interval, and what could not be told from it (`choice.choose`).
 
     Without a configuration that was shown to be faster than the baseline none is recommended over it; without training
     the finding stands.
     """
-    chosen = recommendation.of(summary)
-    return summary.finding if chosen is None else spelled(_recommended(summary, chosen))
+    chosen = recommended_choice(summary)
+    return summary.finding if chosen is None else spell_out(_recommended(summary, chosen))
 
 
-def spelled(sentence: str) -> str:
+def spell_out(sentence: str) -> str:
     """A sentence in which the mark of an interval over one process is said in words."""
     if formatting.ONE_PROCESS not in sentence:
         return sentence
@@ -74,7 +73,7 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
     tied = [row.label for row in chosen.tied if not row.is_baseline]
     if fastest.is_baseline and len(summary.measured_rows) > 1:
         were = "was" if len(tied) == 1 else "were"
-        also = f"; {formatting.some(tied, 3)} {were} not shown to be slower" if tied else ""
+        also = f"; {formatting.first_n(tied, 3)} {were} not shown to be slower" if tied else ""
         return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
     if ratio is None:
         rate = formatting.estimate(None if fastest.measured is None else fastest.measured.useful_tokens_per_sec)
@@ -83,7 +82,7 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
     gain = f"{formatting.ratio(ratio)} the useful tokens per second of {summary.baseline}"
     if not chosen.is_shown:
         verb = "Stay" if chosen.row.is_baseline else "Train"
-        also = f", and neither do the rates of {formatting.some(tied, 3)}" if tied else ""
+        also = f", and neither do the rates of {formatting.first_n(tied, 3)}" if tied else ""
         return (
             f"{verb} with {_named(chosen.row)}: {fastest.label} gave {gain} {where}, which does not show it to be "
             f"faster{also}{passed}."
@@ -91,7 +90,7 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
     price = None if fastest.cost is None else fastest.cost.usd_per_million_useful_tokens.value
     dollars = "" if price is None else f" at ${formatting.number(price)} per million useful tokens"
     if tied:
-        set_of = f"{_named(fastest)}, or with {formatting.some(tied, 3)}, not shown to differ from it"
+        set_of = f"{_named(fastest)}, or with {formatting.first_n(tied, 3)}, not shown to differ from it"
         return f"Train with {set_of}: {fastest.label} gave {gain}{dollars} {where}{passed}."
     return f"Train with {_named(fastest)}: {gain}{dollars} {where}{passed}."
 
@@ -104,7 +103,7 @@ def _named(row: ConfigurationRow) -> str:
 def _passed_over(chosen: Choice) -> str:
     """`; batch-16 was faster, but 3 of 12 trials of it succeeded`."""
     said = [f"{row.succeeded} of {row.planned} trials of {row.label}" for row in chosen.passed_over]
-    return f"; passed over, though faster: only {formatting.some(said, 2)} succeeded" if said else ""
+    return f"; passed over, though faster: only {formatting.first_n(said, 2)} succeeded" if said else ""
 
 
 def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | None:
@@ -128,12 +127,12 @@ def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | N
 
 def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:
     """What trials of other kinds measured, each kind with its first quantity's range; empty where none succeeded."""
-    kinds = dict.fromkeys(one.kind for one in others if one.succeeded and one.n_measurements)
+    kinds = dict.fromkeys(other.kind for other in others if other.succeeded and other.n_measurements)
     measured = []
     for kind in kinds:
         mine = run.measurements[
             (run.measurements["section"] == kind)
-            & (run.measurements["status"] == End.SUCCEEDED.value)
+            & (run.measurements["status"] == TrialStatus.SUCCEEDED.value)
             & run.measurements["value"].notna()
         ]
         if mine.empty:
@@ -145,11 +144,11 @@ def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:
         low, high = formatting.number(float(values.min())), formatting.number(float(values.max()))
         span = f"up to {high}" if measurements.is_rate(name) else high if low == high else f"{low} to {high}"
         measured.append(f"{kind} ({words} {span} {unit}".rstrip() + ")")
-    workers = len({one.worker for one in run.results})
+    workers = len({result.worker for result in run.results})
     return f"Measured {formatting.listing(measured)} {_place(workers, run.record, hosts)}." if measured else ""
 
 
-def _absolute(measured: Measured | None) -> str:
+def _absolute(measured: MeasuredRate | None) -> str:
     return (
         "unknown"
         if measured is None
@@ -157,7 +156,7 @@ def _absolute(measured: Measured | None) -> str:
     )
 
 
-def _setting(measured: Measured | None, record: RunRecord, hosts: Hosts) -> str:
+def _setting(measured: MeasuredRate | None, record: RunRecord, hosts: Hosts) -> str:
     return _place(measured.n_workers if measured is not None else 0, record, hosts)
 
 
@@ -168,6 +167,6 @@ def _place(amount: int, record: RunRecord, hosts: Hosts) -> str:
 
 
 def ends_in_words(rows: tuple[ConfigurationRow | Other, ...]) -> str:
-    totals = {end.value: sum(row.ends.get(end, 0) for row in rows) for end in End}
+    totals = {end.value: sum(row.ends.get(end, 0) for row in rows) for end in TrialStatus}
     totals["missing"] = sum(row.missing for row in rows)
     return ", ".join(f"{amount} {name}" for name, amount in totals.items() if amount) or "nothing was planned"

@@ -27,7 +27,7 @@ _THROTTLED = "throttled"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class RunWarning:
     """A line and how much it matters: as a share, how far it moves or may move the numbers."""
 
     words: str
@@ -76,56 +76,56 @@ def cautions(
 
 def _of_the_run(
     rows: Sequence[ConfigurationRow], others: Sequence[Other], baseline: str, rejected: int
-) -> Iterable[Found]:
+) -> Iterable[RunWarning]:
     every: tuple[ConfigurationRow | Other, ...] = (*rows, *others)
     planned = sum(one.planned for one in every)
     incomplete = sum(one.planned - one.succeeded for one in every)
     if 0 < incomplete < planned:  # of none that succeeded the headline says it
         gave = "did not succeed" if others else "gave no measurement"
         said = f"{incomplete} of {formatting.count(planned, 'planned trial')} {gave} ({ends_in_words(every)}); "
-        yield Found(words=f"{said}the numbers are over the others.", weight=0.5)
+        yield RunWarning(words=f"{said}the numbers are over the others.", weight=0.5)
     if rejected:
         said = formatting.count(rejected, "file was rejected; it is", "files were rejected; each is")
-        yield Found(words=f"{said} listed with its reason.", weight=0.4)
+        yield RunWarning(words=f"{said} listed with its reason.", weight=0.4)
     by_label = {row.label: row for row in rows}
     if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
         said = f"{baseline} has no successful trial, so no configuration can be compared with it."
-        yield Found(words=said, weight=2.0)
+        yield RunWarning(words=said, weight=2.0)
 
 
-def _of_the_stopped(results: Sequence[TrialResult]) -> Iterable[Found]:
-    stopped = [one for one in results if one.status.is_resumable]
+def _of_the_stopped(results: Sequence[TrialResult]) -> Iterable[RunWarning]:
+    stopped = [result for result in results if result.status.is_resumable]
     if stopped:
         said = formatting.count(len(stopped), "trial was", "trials were")
         again = f"`inv bench --resume={stopped[0].run_id}` tries {'it' if len(stopped) == 1 else 'them'} again"
-        yield Found(words=f"{said} stopped or lost, which says nothing of a configuration; {again}.", weight=0.45)
+        yield RunWarning(words=f"{said} stopped or lost, which says nothing of a configuration; {again}.", weight=0.45)
 
 
-def _of_machines(hosts: Hosts, price: Price | None) -> Iterable[Found]:
+def _of_machines(hosts: Hosts, price: Price | None) -> Iterable[RunWarning]:
     if len(hosts.devices) > 1:
         devices = ", ".join(hosts.devices)
         said = f"The workers have different devices ({devices}): their numbers are mixed."
-        yield Found(words=said, weight=1.5)
+        yield RunWarning(words=said, weight=1.5)
     if hosts.differences:
-        keys = formatting.some([one.key for one in hosts.differences])
+        keys = formatting.first_n([difference.key for difference in hosts.differences])
         differ = "differs" if len(hosts.differences) == 1 else "differ"
         said = f"Not every trial ran under the same conditions: {keys} {differ}; the fingerprint says where."
-        yield Found(words=said, weight=0.05)
+        yield RunWarning(words=said, weight=0.05)
     if hosts.contention is not None:
-        yield Found(words=hosts.contention, weight=1.0)
+        yield RunWarning(words=hosts.contention, weight=1.0)
     if price is not None and CPU in hosts.devices:
         said = "The price is a GPU's, the speed a CPU's: the dollars only show how cost follows speed."
-        yield Found(words=said, weight=0.9)
+        yield RunWarning(words=said, weight=0.9)
 
 
-def _of_other_workers(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterable[Found]:
+def _of_other_workers(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterable[RunWarning]:
     """Configurations that share no worker with the baseline, as where each trial runs on whichever worker is idle."""
     workers = {label: {one.worker for one in found} for label, found in measured.items()}
     apart = [label for label, mine in workers.items() if mine.isdisjoint(workers.get(baseline, mine))]
     if apart:
         assumed = f"that workers are within about {100 * per_config.ASSUMED_NOISE:.0f} % of each other"
-        said = f"{formatting.some(apart, 3)} ran on other workers than {baseline}; their ratios assume {assumed}"
-        yield Found(words=f"{said}; `--spread replicate` runs every configuration on every worker.", weight=0.3)
+        said = f"{formatting.first_n(apart, 3)} ran on other workers than {baseline}; their ratios assume {assumed}"
+        yield RunWarning(words=f"{said}; `--spread replicate` runs every configuration on every worker.", weight=0.3)
 
 
 def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]:
@@ -142,14 +142,14 @@ def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]
 
 def _of_slow_workers(
     slow: Mapping[str, float], flagged: Sequence[_Flagged], results: Sequence[TrialResult]
-) -> Iterable[Found]:
+) -> Iterable[RunWarning]:
     """`gpu-node-4 is 17 % slower than the other workers, throttled: hw_slowdown in 34 % of samples (9 of 9 trials).`"""
     for worker, share in slow.items():
-        own = {one.trial_id for one in results if one.worker == worker}
+        own = {result.trial_id for result in results if result.worker == worker}
         causes = [one for one in flagged if worker in one.workers and _explains(one, slow)]
-        why = "".join(f", {one.worst} ({len(own & set(one.trials))} of {len(own)} trials)" for one in causes)
+        why = "".join(f", {cause.worst} ({len(own & set(cause.trials))} of {len(own)} trials)" for cause in causes)
         words = f"{worker} is {100 * share:.0f} % slower than the other workers{why}."
-        yield Found(words=words, weight=0.6 + share)
+        yield RunWarning(words=words, weight=0.6 + share)
 
 
 def _explains(one: _Flagged, slow: Mapping[str, float]) -> bool:
@@ -157,7 +157,7 @@ def _explains(one: _Flagged, slow: Mapping[str, float]) -> bool:
     return one.worst.startswith(_THROTTLED) and set(one.workers) <= slow.keys()
 
 
-def _of_spread(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> Iterable[Found]:
+def _of_spread(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> Iterable[RunWarning]:
     """Configurations whose workers differ by more than the slow ones explain."""
     apart: list[tuple[float, str]] = []
     for row in rows:
@@ -170,24 +170,28 @@ def _of_spread(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> I
             apart.append((max(medians) / min(medians), row.label))
     if apart:
         spread, label = max(apart)
-        more = f", and in {formatting.some([name for _, name in apart if name != label], 3)}" if len(apart) > 1 else ""
+        more = (
+            f", and in {formatting.first_n([name for _, name in apart if name != label], 3)}" if len(apart) > 1 else ""
+        )
         said = f"{label}: the slowest worker took {formatting.number(spread, 2)}x the fastest worker's time for a step{more}."
-        yield Found(words=said, weight=spread - 1.0)
+        yield RunWarning(words=said, weight=spread - 1.0)
 
 
-def _of_clocks(measured: Mapping[str, Sequence[Process]]) -> Iterable[Found]:
+def _of_clocks(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWarning]:
     """Workers whose steps jump between two speeds."""
     jumping = [(one.levels_percent, one.worker) for found in measured.values() for one in found if one.levels_percent]
     if jumping:
         workers = list(dict.fromkeys(worker for _, worker in sorted(jumping, reverse=True)))
         total = sum(map(len, measured.values()))
         said = f"Steps jump between two speeds, up to {formatting.number(max(jumping)[0], 1)} % apart, in "
-        where = f"{len(jumping)} of {formatting.count(total, 'process', 'processes')} ({formatting.some(workers, 3)}): "
+        where = (
+            f"{len(jumping)} of {formatting.count(total, 'process', 'processes')} ({formatting.first_n(workers, 3)}): "
+        )
         words = f"{said}{where}their clocks were not constant."
-        yield Found(words=words, weight=max(jumping)[0] / 100.0)
+        yield RunWarning(words=words, weight=max(jumping)[0] / 100.0)
 
 
-def _of_steps(rows: Sequence[ConfigurationRow]) -> Iterable[Found]:
+def _of_steps(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
     """Drift, steps that stand out, and what slow steps cost."""
     kinds: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
@@ -196,8 +200,8 @@ def _of_steps(rows: Sequence[ConfigurationRow]) -> Iterable[Found]:
     for found in kinds.values():
         label, flag = max(found, key=lambda one: [float(number) for number in re.findall(r"[0-9.]*[0-9]", one[1])][:1])
         more = [name for name, _ in found if name != label]
-        also = f"; so did {formatting.some(more, 3)}" if more else ""
-        yield Found(words=f"{label}: {flag}{also}.", weight=0.03)
+        also = f"; so did {formatting.first_n(more, 3)}" if more else ""
+        yield RunWarning(words=f"{label}: {flag}{also}.", weight=0.03)
     lost = [
         (1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.samples_per_sec.value, row.label)
         for row in rows
@@ -206,10 +210,10 @@ def _of_steps(rows: Sequence[ConfigurationRow]) -> Iterable[Found]:
     notable = sorted((one for one in lost if one[0] > SLOW_STEPS), reverse=True)
     if notable:
         share, label = notable[0]
-        names = formatting.some([name for _, name in notable], 3)
+        names = formatting.first_n([name for _, name in notable], 3)
         most = f", most that of {label}," if len(notable) > 1 else ""
         said = f"Slow steps make the elapsed throughput of {names} lower than its steady state{most} by "
-        yield Found(
+        yield RunWarning(
             words=f"{said}{100 * share:.1f} %; times, dollars and energy are of elapsed throughput.", weight=share
         )
 
@@ -230,13 +234,13 @@ def _flagged(results: Sequence[TrialResult]) -> list[_Flagged]:
     ]
 
 
-def _of_flags(flagged: Sequence[_Flagged], results: Sequence[TrialResult]) -> Iterable[Found]:
+def _of_flags(flagged: Sequence[_Flagged], results: Sequence[TrialResult]) -> Iterable[RunWarning]:
     for one in flagged:
         if len(one.trials) == len(results) > 2:
             where = f"all {len(results)} trials"
         elif len(one.trials) <= 3:
             where = ", ".join(one.trials)
         else:
-            where = f"{len(one.trials)} trials on {formatting.some(one.workers, 3)}"
+            where = f"{len(one.trials)} trials on {formatting.first_n(one.workers, 3)}"
         worst = "at worst " if len(one.flags) > 1 else ""
-        yield Found(words=f"{where}: {worst}{one.worst}", weight=0.2 * len(one.trials) / len(results))
+        yield RunWarning(words=f"{where}: {worst}{one.worst}", weight=0.2 * len(one.trials) / len(results))

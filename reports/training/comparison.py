@@ -17,11 +17,11 @@ from reports.read import validation
 from reports.read.run import ReportError
 from reports.statistics.student import quantile
 from reports.training import summary
-from reports.training.summary import Told
+from reports.training.summary import TrainingReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class TrainingComparison:
     """`change`: the second's held-out loss less the first's, nats a token, with its 95 % interval over `examples`."""
 
     change: float
@@ -38,11 +38,11 @@ class Beside:
         return "lower" if self.high < 0.0 else "higher"
 
 
-def compare(first: Path, second: Path) -> Beside:
+def compare(first: Path, second: Path) -> TrainingComparison:
     """Raises ReportError where the two have nothing that can be compared."""
     runs = [summary.read(folder) for folder in (first, second)]
-    checks = [_check(one) for one in runs]
-    losses = [dict(zip(one.examples, zip(one.losses, one.targets, strict=True), strict=True)) for one in checks]
+    checks = [_check(run) for run in runs]
+    losses = [dict(zip(check.examples, zip(check.losses, check.targets, strict=True), strict=True)) for check in checks]
     common = [digest for digest in losses[0] if digest in losses[1]]
     if not common:
         raise ReportError(
@@ -52,7 +52,9 @@ def compare(first: Path, second: Path) -> Beside:
     moved = [losses[1][digest][0] - losses[0][digest][0] for digest in common]
     change, half = paired(moved, [losses[0][digest][1] for digest in common])
     ends = (None, None) if half is None else (change - half, change + half)
-    return Beside(change=change, low=ends[0], high=ends[1], examples=len(common), lines=_lines(runs, checks))
+    return TrainingComparison(
+        change=change, low=ends[0], high=ends[1], examples=len(common), lines=_lines(runs, checks)
+    )
 
 
 def paired(moved: Sequence[float], targets: Sequence[int]) -> tuple[float, float | None]:
@@ -65,16 +67,23 @@ def paired(moved: Sequence[float], targets: Sequence[int]) -> tuple[float, float
     return middle, quantile(0.95, n - 1) * math.sqrt(spread * n / (n - 1)) / total
 
 
-def spent(run: Told, loss: float) -> tuple[float, float | None] | None:
+def spent(run: TrainingReport, loss: float) -> tuple[float, float | None] | None:
     """(hours of steps, dollars for them) until a held-out loss this low was measured; None where none was."""
     at = dict(zip(run.record.steps.step, run.hours, strict=True))
-    hours = next((at[one.step] for one in run.record.evaluations if one.step in at and one.loss <= loss), None)
+    hours = next(
+        (
+            at[evaluation.step]
+            for evaluation in run.record.evaluations
+            if evaluation.step in at and evaluation.loss <= loss
+        ),
+        None,
+    )
     if hours is None:
         return None
     return hours, None if run.price is None else hours * run.record.world_size * run.price
 
 
-def _check(run: Told) -> AdapterCheck:
+def _check(run: TrainingReport) -> AdapterCheck:
     path = run.folder / ADAPTER_CHECK_FILE
     way = f"type: inv adapter.check --run={run.folder.name}"
     try:
@@ -95,9 +104,12 @@ def _fault(found: AdapterCheck) -> str | None:
     return validation.numbers_fault(found)
 
 
-def _lines(runs: Sequence[Told], checks: Sequence[AdapterCheck]) -> list[tuple[str, str, str]]:
+def _lines(runs: Sequence[TrainingReport], checks: Sequence[AdapterCheck]) -> list[tuple[str, str, str]]:
     """Name, the first's, the second's."""
-    reached = max(min((one.loss for one in run.record.evaluations if one.step), default=math.inf) for run in runs)
+    reached = max(
+        min((evaluation.loss for evaluation in run.record.evaluations if evaluation.step), default=math.inf)
+        for run in runs
+    )
     rows: dict[str, list[str]] = {
         "held-out loss": [f"{check.forms[0].loss:.4f}" for check in checks],
         "steps": [f"{run.record.steps_done:,}" for run in runs],

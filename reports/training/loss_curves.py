@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 
 from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, OTHER_TONE
-from reports.training.summary import Told
+from reports.training.summary import TrainingReport
 
 MOST_POINTS = 1000
 WIDE_IN, NARROW_IN, HEIGHT_IN = 11.0, 3.8, 3.4
 Axis = tuple[str, Sequence[float]]
 
 
-def axes_of(told: Told) -> list[Axis]:
+def axes_of(told: TrainingReport) -> list[Axis]:
     """What the loss is drawn against, each with its value after every step; dollars only where a price is known."""
     hours, tokens = told.hours, told.tokens
     unit, words = (1e6, "million useful tokens") if tokens and tokens[-1] >= 1e6 else (1e3, "thousand useful tokens")
@@ -28,7 +28,7 @@ def axes_of(told: Told) -> list[Axis]:
     return found
 
 
-def draw(told: Told, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
+def draw(told: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
     """The drawing as PNG and SVG, panels below each other where it is narrow; None where no step was done."""
     if not told.record.steps.step:
         return None
@@ -46,12 +46,12 @@ def draw(told: Told, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
         return style.png(figure), style.svg(figure)
 
 
-def _panel(panel: Any, told: Told, title: str, values: Sequence[float]) -> None:
+def _panel(panel: Any, told: TrainingReport, title: str, values: Sequence[float]) -> None:
     steps = told.record.steps
     every = -(-len(values) // MOST_POINTS)
     panel.plot(values[::every], steps.loss[::every], color=OTHER_TONE, linewidth=1.2, label="training")
     at = dict(zip(steps.step, values, strict=True)) | {0: 0.0}
-    shown = [one for one in told.record.evaluations if one.step in at]
+    shown = [evaluation for evaluation in told.record.evaluations if evaluation.step in at]
     if shown:
         panel.errorbar(
             [at[one.step] for one in shown],

@@ -2,13 +2,13 @@
 
 import json
 
-from reports.training.summary import Told
+from reports.training.summary import TrainingReport
 
 SETTINGS_FILE = "settings.json"
 REPEATED = ("model", "data", "train")  # sections that decide what is trained
 
 
-def commands(told: Told) -> list[tuple[str, str]]:
+def commands(told: TrainingReport) -> list[tuple[str, str]]:
     """What to type for what, in the order in which it is useful."""
     run_id = told.folder.name
     repeat = (
@@ -26,7 +26,7 @@ def commands(told: Told) -> list[tuple[str, str]]:
     ]
 
 
-def settings(told: Told) -> bytes:
+def settings(told: TrainingReport) -> bytes:
     """A file for `inv -f`: the sections of the run that decide what is trained, and its profile."""
     kept = {name: told.run.settings[name] for name in REPEATED if name in told.run.settings}
     kept |= {"bench": {"profile": told.run.profile}}

@@ -18,7 +18,7 @@ from reports import formatting
 from reports.figures.drawing.inline_svg import inline_svg
 from reports.read.run import NotWritten, report_folder
 from reports.training import loss_curves, next_commands, summary, timeline
-from reports.training.summary import Told
+from reports.training.summary import TrainingReport
 
 INDEX_FILE, LOSS, COURSE = "index.html", "figures/loss", "figures/course"
 HEADS = ("attempt", "leader", "workers", "goes on from step", "seconds lost", "dollars", "ended because")
@@ -34,7 +34,7 @@ class Report:
 
     index: Path
     headline: str
-    lines: Sequence[summary.Line]
+    lines: Sequence[summary.SummaryRow]
     compared: Sequence[tuple[str, str, str]]
     has_succeeded: bool
 
@@ -45,7 +45,7 @@ def build(run_folder: Path) -> Report:
     drawn = {name: each.draw(found) for name, each in ((LOSS, loss_curves), (COURSE, timeline))}
     contents = {
         "steps.csv": _csv(found, _steps(found)),
-        "evaluations.csv": _csv(found, [dataclasses.asdict(one) for one in found.record.evaluations]),
+        "evaluations.csv": _csv(found, [dataclasses.asdict(evaluation) for evaluation in found.record.evaluations]),
         "report.md": _markdown(found).encode(),
         next_commands.SETTINGS_FILE: next_commands.settings(found),
         INDEX_FILE: _html(found, {name: both[1] for name, both in drawn.items() if both is not None}).encode(),
@@ -68,7 +68,7 @@ def build(run_folder: Path) -> Report:
     )
 
 
-def _html(found: Told, wide: Mapping[str, bytes]) -> str:
+def _html(found: TrainingReport, wide: Mapping[str, bytes]) -> str:
     narrow = {LOSS: loss_curves.draw(found, narrow=True), COURSE: timeline.draw(found, narrow=True)}
     drawings = {
         Path(name).name: [_inline(svg, name, "wide"), _inline(narrow[name][1], name, "narrow")]  # type: ignore[index]
@@ -99,7 +99,7 @@ def _inline(svg: bytes, name: str, width: str) -> Markup:
     return Markup(body)  # noqa: S704 - matplotlib escaped its texts
 
 
-def _markdown(found: Told) -> str:
+def _markdown(found: TrainingReport) -> str:
     rows = [f"| {formatting.markdown(name)} | {formatting.markdown(value)} |" for name, value in summary.lines(found)]
     both = [f"| {name} | {before} | {after} |" for name, before, after in summary.compared(found)]
     parts = [
@@ -113,11 +113,11 @@ def _markdown(found: Told) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _basis(found: Told) -> str:
+def _basis(found: TrainingReport) -> str:
     return f"Basis of the predicted time: {found.foreseen.get('basis', 'nothing')}."
 
 
-def _attempts(found: Told) -> list[tuple[str, ...]]:
+def _attempts(found: TrainingReport) -> list[tuple[str, ...]]:
     return [
         (
             str(one.number),
@@ -132,12 +132,12 @@ def _attempts(found: Told) -> list[tuple[str, ...]]:
     ]
 
 
-def _steps(found: Told) -> list[dict[str, object]]:
+def _steps(found: TrainingReport) -> list[dict[str, object]]:
     columns = dataclasses.asdict(found.record.steps)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _csv(found: Told, rows: Sequence[dict[str, object]]) -> bytes:
+def _csv(found: TrainingReport, rows: Sequence[dict[str, object]]) -> bytes:
     """The rows, with run and configuration first, so that those of two runs can be put together."""
     of = {"run_id": found.run.run_id, "configuration": found.run.planned[0].trial.name}
     out = io.StringIO()

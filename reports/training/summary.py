@@ -9,32 +9,32 @@ from typing import Any
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from bench.records.training import Evaluation, TrainingRecord
-from bench.records.training_data import Finding
+from bench.records.training_data import DataFinding
 from reports import formatting
 from reports.read import attempts, validation
-from reports.read.attempts import Held
+from reports.read.attempts import AttemptSpan
 from reports.read.run import ReportError
 
-Line = tuple[str, str]
+SummaryRow = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class TrainingReport:
     """A training as read: its folder, plan, record, attempts. `price` is US dollars for one worker's hour."""
 
     folder: Path
     run: RunRecord
     record: TrainingRecord
-    held: Sequence[Held]
+    held: Sequence[AttemptSpan]
     foreseen: dict[str, Any]
     price: float | None
 
     @property
     def has_succeeded(self) -> bool:
-        return self.record.status == End.SUCCEEDED.value
+        return self.record.status == TrialStatus.SUCCEEDED.value
 
     @property
     def device(self) -> str:
@@ -56,7 +56,7 @@ class Told:
         return [seconds / 3600.0 for seconds in accumulate(self.record.steps.step_time_sec)]
 
 
-def read(run_folder: Path) -> Told:
+def read(run_folder: Path) -> TrainingReport:
     """Raises ReportError: nothing was collected, or it cannot be trusted."""
     try:
         run = RunRecord.read(run_folder / RUN_FILE)
@@ -76,7 +76,7 @@ def read(run_folder: Path) -> Told:
         raise ReportError(f"{error}; `inv collect --run={run_folder.name}` brings what the training left") from None
     except OSError as error:
         raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from None
-    return Told(
+    return TrainingReport(
         folder=run_folder, run=run, record=record, held=held, foreseen=foreseen, price=foreseen.get("usd_per_gpu_hour")
     )
 
@@ -91,7 +91,7 @@ def _foreseen(run: RunRecord) -> dict[str, Any]:
     return dict(foreseen or {})
 
 
-def headline(told: Told) -> str:
+def headline(told: TrainingReport) -> str:
     """The training in one sentence: how far the held-out loss came, for what, and what was predicted."""
     record, last = told.record, of_adapter(told.record)
     first = record.evaluations[0] if record.evaluations else None
@@ -107,7 +107,7 @@ def headline(told: Told) -> str:
     )
 
 
-def _predicted(told: Told) -> str:
+def _predicted(told: TrainingReport) -> str:
     """What the steps were predicted to cost, or else to take; empty where nothing was predicted."""
     usd, seconds = told.foreseen.get("usd"), told.foreseen.get("seconds")
     if usd is not None:
@@ -115,7 +115,7 @@ def _predicted(told: Told) -> str:
     return "" if seconds is None else f"; predicted {_time(seconds)} for the steps"
 
 
-def outcome(told: Told) -> str:
+def outcome(told: TrainingReport) -> str:
     """How the training ended, and whether a change of the held-out loss is shown."""
     record = told.record
     done = f"{record.steps_done:,} of {record.steps_planned:,} steps"
@@ -137,7 +137,7 @@ def outcome(told: Told) -> str:
     return f"Trained, and no change of the held-out loss is shown: {change}"
 
 
-def tiles(told: Told) -> list[tuple[str, str, str]]:
+def tiles(told: TrainingReport) -> list[tuple[str, str, str]]:
     """The largest numbers: name, value, what to read with it."""
     record, last = told.record, of_adapter(told.record)
     found = []
@@ -159,23 +159,23 @@ def tiles(told: Told) -> list[tuple[str, str, str]]:
     return found
 
 
-def findings(told: Told) -> list[tuple[str, str, str]]:
+def findings(told: TrainingReport) -> list[tuple[str, str, str]]:
     """What was dropped, cut or unusual in the data: what, how often, where first."""
     data = told.record.data
-    return [] if data is None else [(one.what, f"{one.count:,}", _places(one)) for one in data.findings]
+    return [] if data is None else [(finding.what, f"{finding.count:,}", _places(finding)) for finding in data.findings]
 
 
-def _places(one: Finding) -> str:
+def _places(one: DataFinding) -> str:
     """The first three of all; a finding names no more than the first few."""
     named = one.places[:3]
     more = f" and {one.count - len(named):,} more" if one.count > len(named) else ""
     return ", ".join(named) + more
 
 
-def lines(told: Told) -> list[Line]:
+def lines(told: TrainingReport) -> list[SummaryRow]:
     record, held = told.record, told.held
     restarts = held[1:]
-    lowest = next((one for one in reversed(record.evaluations) if one.is_best), None)
+    lowest = next((evaluation for evaluation in reversed(record.evaluations) if evaluation.is_best), None)
     return [
         ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.reason or record.stop or 'stopped'})"),
         ("workers", f"{record.world_size}, on {told.device}"),
@@ -185,12 +185,16 @@ def lines(told: Told) -> list[Line]:
         ("workers were held for", f"{formatting.number(told.worker_hours)} hours, all workers and attempts together"),
         ("cost", _cost(told)),
         ("restarts", _restarts(restarts)),
-        *((f"changed after step {one.from_step:,}", "; ".join(one.changed)) for one in record.restarts if one.changed),
+        *(
+            (f"changed after step {restart.from_step:,}", "; ".join(restart.changed))
+            for restart in record.restarts
+            if restart.changed
+        ),
         ("adapter", _adapter(record)),
     ]
 
 
-def compared(told: Told) -> list[tuple[str, str, str]]:
+def compared(told: TrainingReport) -> list[tuple[str, str, str]]:
     """Predicted beside actual: name, predicted, actual."""
     record, plan = told.record, told.foreseen
     taken = sum(record.steps.step_time_sec)
@@ -209,12 +213,12 @@ def compared(told: Told) -> list[tuple[str, str, str]]:
 def _shown(evaluations: Sequence[Evaluation], lowest: Evaluation | None) -> list[Evaluation]:
     """The first, the lowest and the last."""
     ends = [*evaluations[:1], *([] if lowest is None else [lowest]), *evaluations[-1:]]
-    return list({one.step: one for one in ends}.values())
+    return list({end.step: end for end in ends}.values())
 
 
 def of_adapter(record: TrainingRecord) -> Evaluation | None:
     """The held-out loss of the adapter that came home; else the last."""
-    at = [one for one in record.evaluations if one.step == record.adapter_step]
+    at = [evaluation for evaluation in record.evaluations if evaluation.step == record.adapter_step]
     return next(iter(at or record.evaluations[-1:]), None)
 
 
@@ -224,17 +228,17 @@ def _loss(one: Evaluation, lowest: Evaluation | None) -> str:
     return f"{one.loss:.4f}{between} over {formatting.count(one.rows, 'example')}{best}"
 
 
-def _cost(told: Told) -> str:
+def _cost(told: TrainingReport) -> str:
     if told.price is None:
         return "unknown: no price was known for these workers"
     return f"{dollars(told.worker_hours * told.price)} at {told.foreseen.get('price') or dollars(told.price)}"
 
 
-def _restarts(restarts: Sequence[Held]) -> str:
+def _restarts(restarts: Sequence[AttemptSpan]) -> str:
     if not restarts:
         return "none"
-    known = [one.lost_sec for one in restarts if one.lost_sec is not None]
-    usd = [one.usd for one in restarts if one.usd is not None]
+    known = [restart.lost_sec for restart in restarts if restart.lost_sec is not None]
+    usd = [restart.usd for restart in restarts if restart.usd is not None]
     cost = f", {formatting.number(sum(known))} s since their checkpoints" if known else ""
     paid = f", {dollars(sum(usd))}" if usd else ""
     unseen = len(restarts) - len(known)

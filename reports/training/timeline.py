@@ -13,20 +13,20 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.training import Restart, is_at_its_limit
 from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
 from reports.read import telemetry
 from reports.training.loss_curves import MOST_POINTS, NARROW_IN, WIDE_IN
-from reports.training.summary import Told
+from reports.training.summary import TrainingReport
 
 PANEL_IN = 2.4
 MARKS = {"checkpoint": (BASELINE_TONE, "-"), "restart": (ACCENT_TONE, "--"), "preemption": (ACCENT_TONE, ":")}
 Points = tuple[Sequence[float], Sequence[float]]
 
 
-def speed(told: Told) -> Points:
+def speed(told: TrainingReport) -> Points:
     """(hours of steps, useful tokens a second of all workers) of stretches of steps, at most `MOST_POINTS`."""
     steps = told.record.steps
     many = max(1, -(-len(steps.step) // MOST_POINTS))
@@ -40,7 +40,7 @@ def speed(told: Told) -> Points:
     return [at for at, _ in rates], [rate for _, rate in rates]
 
 
-def power(told: Told) -> Points | None:
+def power(told: TrainingReport) -> Points | None:
     """(hours since the last attempt began, watts of the leading worker's GPUs); None where nothing was sampled."""
     frame = telemetry.read(told.folder / TRIALS_FOLDER / told.run.planned[0].trial_id / TELEMETRY_FILE)
     if frame is None:
@@ -52,26 +52,26 @@ def power(told: Told) -> Points | None:
     return list(np.asarray(kept.index, dtype=float) / 3600.0), list(map(float, kept))
 
 
-def marked(told: Told) -> dict[str, list[float]]:
+def annotated(told: TrainingReport) -> dict[str, list[float]]:
     """Hours of steps at which a checkpoint was written, and from which a restart or a preemption went on."""
     at = dict(zip(told.record.steps.step, told.hours, strict=True)) | {0: 0.0}
-    restarts = [one for one in told.record.restarts if one.from_step in at]
+    restarts = [restart for restart in told.record.restarts if restart.from_step in at]
     return {
-        "checkpoint": [at[one.step] for one in told.record.checkpoints if one.step in at],
-        "restart": [at[one.from_step] for one in restarts if not _was_preempted(one)],
-        "preemption": [at[one.from_step] for one in restarts if _was_preempted(one)],
+        "checkpoint": [at[checkpoint.step] for checkpoint in told.record.checkpoints if checkpoint.step in at],
+        "restart": [at[restart.from_step] for restart in restarts if not _was_preempted(restart)],
+        "preemption": [at[restart.from_step] for restart in restarts if _was_preempted(restart)],
     }
 
 
 def _was_preempted(one: Restart) -> bool:
     """Whether the attempt before ended because it was told to, and not by its own limit."""
     end, _, reason = one.reason.partition(": ")
-    return end == End.PREEMPTED.value and not is_at_its_limit(reason)
+    return end == TrialStatus.PREEMPTED.value and not is_at_its_limit(reason)
 
 
-def draw(told: Told, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
+def draw(told: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
     """The drawing as PNG and SVG; None where no step was done."""
-    rates, watts, marks = speed(told), power(told), marked(told)
+    rates, watts, marks = speed(told), power(told), annotated(told)
     if not rates[0]:
         return None
     panels = 1 if watts is None else 2

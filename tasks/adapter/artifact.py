@@ -14,9 +14,9 @@ from bench.records.run import RunRecord
 from bench.records.training import AdapterCheck, TrainingRecord
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
-from tasks.clients.worker_queries import answering
+from tasks.clients.worker_queries import translate_host_errors
 from tasks.clients.workers import adapter_work, workers
-from tasks.errors import Refused, UsageError, ending_as, one_line
+from tasks.errors import ConfirmationRequired, UsageError, one_line, translate_errors
 from tasks.fleet.install_adapter import WEIGHTS_FILE
 from tasks.fleet.run_store import TRAIN, newest_training, open_run
 from tasks.fleet.runner import refuse_busy_workers
@@ -26,7 +26,7 @@ MERGED_FILE, MERGED_FOLDER = "merged.json", "merged"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedAdapter:
     """A training that came home with an adapter."""
 
     run: RunRecord
@@ -56,8 +56,10 @@ class Trained:
         path = self.folder / ADAPTER_CHECK_FILE
         if not path.exists():
             return None
-        with ending_as(
-            Refused, ResultError, after=f"; remove it, then type: inv adapter.check --run={self.run.run_id}"
+        with translate_errors(
+            ConfirmationRequired,
+            ResultError,
+            after=f"; remove it, then type: inv adapter.check --run={self.run.run_id}",
         ):
             found = AdapterCheck.read(path)
         return found if found.adapter_sha256 == self.record.adapter_sha256 else None
@@ -80,35 +82,41 @@ class Trained:
         write_atomic(self.folder / MERGED_FILE, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def open_training(settings: Settings, name: str | None) -> Trained:
+def open_training(settings: Settings, name: str | None) -> TrainedAdapter:
     """The training of this id, or the newest. Raises UsageError and Refused."""
     run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
         raise UsageError(f"run {run.run_id} is no training; name one with --run, `inv runs` lists them")
     home = f"`inv collect --run={run.run_id}` brings it home"
-    with ending_as(UsageError, ResultError, after=f"; {home}"):
+    with translate_errors(UsageError, ResultError, after=f"; {home}"):
         record = TrainingRecord.read(folder / TRAINING_FILE)
     weights = folder / ADAPTER_FOLDER / WEIGHTS_FILE
     if record.adapter_sha256 is None or not weights.is_file():
         raise UsageError(f"run {run.run_id} has no adapter here; {home}, once its training has ended well")
     if sha256_of(weights) != record.adapter_sha256:
-        raise Refused(f"{weights}: its sha256 is not the one in {TRAINING_FILE}; {home} again once it is removed")
-    return Trained(run=run, folder=folder, record=record)
+        raise ConfirmationRequired(
+            f"{weights}: its sha256 is not the one in {TRAINING_FILE}; {home} again once it is removed"
+        )
+    return TrainedAdapter(run=run, folder=folder, record=record)
 
 
-def said(words: str) -> None:
+def print_line(words: str) -> None:
     """A worker's words as they come."""
     print(one_line(words), flush=True)
 
 
 def on_worker(
-    settings: Settings, trained: Trained, what: str, wish: Mapping[str, Any], hear: Callable[[str], None] = said
+    settings: Settings,
+    trained: TrainedAdapter,
+    what: str,
+    wish: Mapping[str, Any],
+    hear: Callable[[str], None] = print_line,
 ) -> Mapping[str, Any]:
     """What the first worker, which nobody else uses, found with the adapter there. Raises a task's errors."""
     host = workers(settings)[0]
     refuse_busy_workers(settings, [host])
     place = str(trained.adapter)
-    with answering():
+    with translate_host_errors():
         if settings.fleet.kind != "local":
             place = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
             push(Agent(host), trained.adapter, place)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from invoke.context import Context
 
-from remote.serving.client import Server
+from remote.serving.client import ServerClient
 from tasks.adapter.artifact import on_worker, open_training
-from tasks.adapter.serve_check import MOST_TOKENS, asking
-from tasks.cli.lock import only_one
+from tasks.adapter.serve_check import MOST_TOKENS, server_error_context
+from tasks.cli.lock import acquire_lock
 from tasks.errors import UsageError, one_line
 from tasks.settings.load import Settings, load
 
@@ -28,7 +28,7 @@ def chat(context: Context, url: str, run: str | None, *, model: str | None, key_
         return
     if run is not None:
         raise UsageError("chat: --run: a server has its model already; leave it out, or type `inv chat adapter`")
-    asking(settings, url, model, key_file, _conversation)
+    server_error_context(settings, url, model, key_file, _conversation)
 
 
 def _with_adapter(settings: Settings, run: str | None) -> None:
@@ -38,7 +38,7 @@ def _with_adapter(settings: Settings, run: str | None) -> None:
     conversations = conversations_of(sys.stdin)
     if not conversations:
         raise UsageError("chat: no question on standard input; for example: echo 'What is it?' | inv chat adapter")
-    with only_one(settings.results_folder, f"chat (run {trained.run.run_id})"):
+    with acquire_lock(settings.results_folder, f"chat (run {trained.run.run_id})"):
         wish = {"trial": trained.trial.to_json(), "conversations": conversations, "most": MOST_TOKENS}
         on_worker(settings, trained, "chat", wish, _show)
 
@@ -54,7 +54,7 @@ def conversations_of(lines: Iterable[str]) -> list[list[str]]:
     return [turns for turns in found if turns]
 
 
-def _conversation(server: Server, model: str) -> None:
+def _conversation(server: ServerClient, model: str) -> None:
     has_terminal = sys.stdin.isatty()
     turns: list[dict[str, str]] = []
     while True:

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from bench.records import schema
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.artifact import Trained, on_worker, open_training, said
+from tasks.adapter.artifact import TrainedAdapter, on_worker, open_training, print_line
 from tasks.cli.flags import number
-from tasks.cli.lock import only_one
+from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled
-from tasks.errors import Resumable, TaskFailed, writing
+from tasks.errors import RetryableError, TaskFailed, writing
 from tasks.settings.load import Settings, load
 
 LEAST_NATS = 0.002
@@ -37,7 +37,7 @@ def check_adapter(context: Context, run: str | None, *, answers: str, as_json: b
         "adapter.check: --answers", answers, "a whole number from 0 to 1000", lambda given: 0 <= given <= 1000
     )
     trained = open_training(settings, run)
-    with only_one(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
+    with acquire_lock(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
         found = measured(settings, trained, int(count), quiet=as_json)
     if as_json:
         print(json.dumps(schema.to_json(found), indent=1, ensure_ascii=False))
@@ -47,7 +47,7 @@ def check_adapter(context: Context, run: str | None, *, answers: str, as_json: b
         raise TaskFailed(wrong)
 
 
-def measured(settings: Settings, trained: Trained, answers: int, *, quiet: bool) -> AdapterCheck:
+def measured(settings: Settings, trained: TrainedAdapter, answers: int, *, quiet: bool) -> AdapterCheck:
     """Have a worker measure, and keep the answer. Raises a task's errors."""
     merged = trained.merged()
     wish = {
@@ -55,11 +55,11 @@ def measured(settings: Settings, trained: Trained, answers: int, *, quiet: bool)
         "merged": None if merged is None else merged["path"],
         "answers": answers,
     }
-    answer = on_worker(settings, trained, "check", wish, (lambda _: None) if quiet else said)
+    answer = on_worker(settings, trained, "check", wish, (lambda _: None) if quiet else print_line)
     try:
         found = schema.from_json(AdapterCheck, answer)
     except schema.SchemaError as error:
-        raise Resumable(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
+        raise RetryableError(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
     with writing(trained.folder):
         found.write(trained.folder)
     return found
@@ -72,9 +72,12 @@ def differs(form: ServedForm) -> bool:
     return form.change_low is None or form.change_high is None or form.change_low > 0 or form.change_high < 0
 
 
-def broken(trained: Trained, found: AdapterCheck) -> str | None:
+def broken(trained: TrainedAdapter, found: AdapterCheck) -> str | None:
     """What makes the check fail: the training's own loss is not found again, or the merged folder is another model."""
-    recorded = next((one for one in trained.record.evaluations if one.step == trained.record.adapter_step), None)
+    recorded = next(
+        (evaluation for evaluation in trained.record.evaluations if evaluation.step == trained.record.adapter_step),
+        None,
+    )
     first = found.forms[0]
     if recorded is not None and abs(first.loss - recorded.loss) > LEAST_NATS:
         return (
@@ -92,7 +95,7 @@ def broken(trained: Trained, found: AdapterCheck) -> str | None:
     return None
 
 
-def show(out: Console, trained: Trained, found: AdapterCheck) -> None:
+def show(out: Console, trained: TrainedAdapter, found: AdapterCheck) -> None:
     out.print(
         Text(
             f"adapter {found.adapter_sha256[:12]} of run {trained.run.run_id}: {len(found.examples):,} held-out "

@@ -10,10 +10,10 @@ from invoke.context import Context
 
 from bench.records.training import AdapterCheck, ServedForm
 from tasks.adapter import model_card
-from tasks.adapter.artifact import MERGED_FOLDER, Trained, on_worker, open_training
+from tasks.adapter.artifact import MERGED_FOLDER, TrainedAdapter, on_worker, open_training
 from tasks.adapter.check import NAMES, change, differs
-from tasks.cli.lock import only_one
-from tasks.errors import Refused, UsageError, writing
+from tasks.cli.lock import acquire_lock
+from tasks.errors import ConfirmationRequired, UsageError, writing
 from tasks.settings.load import load
 
 BASES = ("bf16", "nf4")
@@ -34,7 +34,7 @@ def merge_adapter(context: Context, run: str | None, *, base: str, out: str | No
     if not anyway:
         refuse(trained, found, base)
     place = out or str(trained.folder / MERGED_FOLDER)
-    with only_one(settings.results_folder, f"adapter.merge (run {trained.run.run_id})"):
+    with acquire_lock(settings.results_folder, f"adapter.merge (run {trained.run.run_id})"):
         wish = {
             "model": trained.trial.model,
             "out": place,
@@ -52,25 +52,27 @@ def form_of(found: AdapterCheck, base: str) -> ServedForm | None:
     return next((form for form in found.forms if form.name == f"merged-{base}"), None)
 
 
-def refuse(trained: Trained, found: AdapterCheck | None, base: str) -> None:
+def refuse(trained: TrainedAdapter, found: AdapterCheck | None, base: str) -> None:
     """Raises Refused where the merged model was not shown to be what was trained."""
     run_id = trained.run.run_id
     if not trained.record.evaluations:
-        raise Refused(f"run {run_id}: no data was held out, so no check can be made; --anyway merges all the same")
+        raise ConfirmationRequired(
+            f"run {run_id}: no data was held out, so no check can be made; --anyway merges all the same"
+        )
     form = None if found is None else form_of(found, base)
     if found is None or form is None:
-        raise Refused(f"run {run_id}: the adapter was not checked; type: inv adapter.check --run={run_id}")
+        raise ConfirmationRequired(f"run {run_id}: the adapter was not checked; type: inv adapter.check --run={run_id}")
     if differs(form):
         other = next((b for b in BASES if b != base and (f := form_of(found, b)) is not None and not differs(f)), None)
         way = "" if other is None else f"`inv adapter.merge --base={other}` keeps the loss of the training; "
         far = "beyond the interval" if form.change_low is not None else "over one example, which gives no interval"
-        raise Refused(
+        raise ConfirmationRequired(
             f"run {run_id}: {NAMES[form.name]}: {change(form)} nats a token beside what was trained, {far}; "
             f"{way}--anyway merges all the same"
         )
     first = found.forms[0]
     if form.unended > first.unended:
-        raise Refused(
+        raise ConfirmationRequired(
             f"run {run_id}: {form.unended} of {len(form.answers)} merged answers did not end, {first.unended} as it "
             "was trained; --anyway merges all the same"
         )

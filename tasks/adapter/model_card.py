@@ -10,7 +10,7 @@ from bench.records.training import AdapterCheck
 from reports import formatting
 from reports.read.run import ReportError
 from reports.training import summary
-from tasks.adapter.artifact import Trained
+from tasks.adapter.artifact import TrainedAdapter
 from tasks.adapter.check import NAMES
 
 SETTINGS = (
@@ -19,7 +19,7 @@ SETTINGS = (
 )
 
 
-def written(trained: Trained, found: AdapterCheck | None, *, base: str | None = None) -> str:
+def written(trained: TrainedAdapter, found: AdapterCheck | None, *, base: str | None = None) -> str:
     """The card; `base` is that of a merge, None for the adapter by itself."""
     trial, record = trained.trial, trained.record
     model = Path(trial.model).name.replace("--", "/")
@@ -47,7 +47,7 @@ def written(trained: Trained, found: AdapterCheck | None, *, base: str | None = 
     return "\n\n".join(parts) + "\n"
 
 
-def _results(trained: Trained) -> str:
+def _results(trained: TrainedAdapter) -> str:
     try:
         lines = summary.lines(summary.read(trained.folder))
     except ReportError as error:

@@ -17,18 +17,18 @@ from remote.image.registry import outcome_json
 from remote.image.vm_agent.job import Failed
 from remote.image.vm_agent.registry.api import Registry
 from tasks.adapter import model_card
-from tasks.adapter.artifact import Trained, open_training, said
+from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
 from tasks.clients.registry import named, user_of
 from tasks.clients.secrets import registry_password
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError, writing
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, writing
 from tasks.settings.load import Settings, load
 
 KIND = "application/vnd.qlora-fleet.{}.v1"
 CARD_FILE, PUSH_FILE = "README.md", "adapter-push.json"
 STORAGE = "tasks.oci.storage.push"  # imported when a bucket is named: without Oracle's SDK that import raises
 KINDS = {
-    "transient": Resumable,
-    "refused": Refused,
+    "transient": RetryableError,
+    "refused": ConfirmationRequired,
     **dict.fromkeys(("unauthorized", "forbidden", "absent", "usage"), UsageError),
 }
 
@@ -55,7 +55,7 @@ def push_adapter(
             _into_bucket(settings, trained, files, bucket)
 
 
-def files_of(trained: Trained, scratch: Path, *, merged: bool) -> dict[str, Path]:
+def files_of(trained: TrainedAdapter, scratch: Path, *, merged: bool) -> dict[str, Path]:
     """The files by the names that they get. Raises UsageError."""
     source = trained.adapter
     if merged:
@@ -82,7 +82,9 @@ def into_folder(files: Mapping[str, Path], place: Path) -> None:
         for name, path in files.items():
             shutil.copyfile(path, part / name)
             if sha256_of(part / name) != sha256_of(path):
-                raise Refused(f"{part / name}: read back other bytes than were written; the disk cannot be trusted")
+                raise ConfirmationRequired(
+                    f"{part / name}: read back other bytes than were written; the disk cannot be trusted"
+                )
         part.replace(place)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -90,7 +92,7 @@ def into_folder(files: Mapping[str, Path], place: Path) -> None:
     print(f"{place}: {len(files)} files, read back and verified")
 
 
-def _into_registry(settings: Settings, trained: Trained, files: Mapping[str, Path], oci: str, what: str) -> None:
+def _into_registry(settings: Settings, trained: TrainedAdapter, files: Mapping[str, Path], oci: str, what: str) -> None:
     where = named("adapter.push: --oci", oci, trained.run.run_id)
     user = user_of(settings, where.repository)
     again = f"inv adapter.push --run={trained.folder.name}{' --merged' if what == 'model' else ''} --oci={oci}"
@@ -103,10 +105,10 @@ def _into_registry(settings: Settings, trained: Trained, files: Mapping[str, Pat
     }
     try:
         registry = Registry(where.host, where.path, login, settings.registry.token_hosts)
-        facts = artifact.push(registry, where, files, KIND.format(what), notes, said)
+        facts = artifact.push(registry, where, files, KIND.format(what), notes, print_line)
     except Failed as failed:
         kind = KINDS.get(failed.kind, TaskFailed)
-        more = f"; `{again}` goes on" if kind is Resumable else ""
+        more = f"; `{again}` goes on" if kind is RetryableError else ""
         raise kind(f"{failed}{more}") from None
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
@@ -114,17 +116,17 @@ def _into_registry(settings: Settings, trained: Trained, files: Mapping[str, Pat
     print(f"{where.repository}@{facts['digest']}: {len(files)} files, confirmed by the registry; wrote {path}")
 
 
-def _into_bucket(settings: Settings, trained: Trained, files: Mapping[str, Path], target: str) -> None:
+def _into_bucket(settings: Settings, trained: TrainedAdapter, files: Mapping[str, Path], target: str) -> None:
     storage = importlib.import_module(STORAGE)
     try:
-        facts = storage.push(settings, target, trained.run.run_id, files, said)
+        facts = storage.push(settings, target, trained.run.run_id, files, print_line)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
     path = _note(trained, json.dumps({**facts, "pushed_at": _now()}, indent=1, ensure_ascii=False) + "\n")
     print(f"{facts['place']}: {len(facts['sha256'])} files, confirmed by the service; wrote {path}")
 
 
-def _note(trained: Trained, text: str) -> Path:
+def _note(trained: TrainedAdapter, text: str) -> Path:
     path = trained.folder / PUSH_FILE
     with writing(path):
         write_atomic(path, text.encode())

@@ -16,7 +16,7 @@ from invoke.context import Context
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.readiness import Fleet
+from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import FIRST, SERVE
 from remote.cluster.manifests import Image
 from remote.cluster.pull_secret import key_secret
@@ -25,7 +25,7 @@ from remote.hosts.host import HostError
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
 from remote.pods.host import PodHost
-from tasks.adapter.artifact import Trained, open_training
+from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.clients.cluster import cluster_of
 from tasks.clients.workers import pods_of_component
 from tasks.cluster import deploy
@@ -45,17 +45,17 @@ def start_server(
     image = server_image(settings)
     trained = open_training(settings, run)
     changed = {"overlay": SERVE, "gpus_per_pod": 1}
-    choices = deploy.Choices(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, replace=True)
+    choices = deploy.DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, replace=True)
     values: dict[str, str | int | list[str]] = {
         "serve": json.dumps(request(settings, trained), sort_keys=True),
         "server_arguments": arguments(settings, trained),
         "run_id": trained.run.run_id,
     }
-    delivery = Delivery(settings, trained)
-    deploy.bring(
+    delivery = AdapterUpload(settings, trained)
+    deploy.apply(
         settings.model_copy(update={"cluster": settings.cluster.model_copy(update=changed)}),
         choices,
-        deploy.Addition(values=values, server=image, before_pods=_with_key, look=delivery.look, again="inv serve"),
+        deploy.DeployHooks(values=values, server=image, before_pods=_with_key, look=delivery.look, again="inv serve"),
     )
     if not dry_run:
         namespace = settings.cluster.namespace
@@ -77,7 +77,7 @@ def server_image(settings: Settings) -> Image:
         raise UsageError(f"serve.image: {error}, and a tag can move; write HOST/REPOSITORY@sha256:...") from None
 
 
-def request(settings: Settings, trained: Trained) -> dict[str, object]:
+def request(settings: Settings, trained: TrainedAdapter) -> dict[str, object]:
     """What the pod's first container is asked for (`bench.adapter.stage`). Raises UsageError."""
     model = trained.trial.model if trained.run.fleet_kind == "pods" else settings.model.path
     if not Path(model).is_absolute():
@@ -92,12 +92,12 @@ def request(settings: Settings, trained: Trained) -> dict[str, object]:
     }
 
 
-def place_of(trained: Trained) -> str:
+def place_of(trained: TrainedAdapter) -> str:
     """The adapter's folder in the pod."""
     return f"{VOLUME}/adapters/{trained.record.adapter_sha256}"
 
 
-def arguments(settings: Settings, trained: Trained) -> list[str]:
+def arguments(settings: Settings, trained: TrainedAdapter) -> list[str]:
     """Those of `vllm serve`. Raises UsageError.
 
     A base that was trained on in NF4 is loaded as NF4: vLLM rounds with double quantization, as the training does. The
@@ -127,20 +127,20 @@ def _with_key(cluster: Cluster) -> None:
     print(f"wrote secret/{KEY_SECRET}", flush=True)
 
 
-class Delivery:
+class AdapterUpload:
     """Sends the adapter to each pod that waits for it."""
 
-    def __init__(self, settings: Settings, trained: Trained) -> None:
+    def __init__(self, settings: Settings, trained: TrainedAdapter) -> None:
         (self._host,) = pods_of_component(settings, SERVE, container=FIRST, starting=True)
         self._trained, self._has = trained, set[str]()
 
-    def look(self, state: Fleet) -> None:
+    def look(self, state: PodFleet) -> None:
         """Called at each look at the pods; one that takes no commands yet is tried again at the next."""
         for row in state.rows:
             if row.pod is not None and row.state not in ("Ready", "Running", "Terminating"):
                 with contextlib.suppress(HostError):
                     self._send(row.pod)
-            self._host.pods.doubt()
+            self._host.pods.invalidate()
 
     def _send(self, pod: str) -> None:
         """Raises HostError, also where the container has all it waits for and ends before the last answer is here."""
@@ -169,7 +169,7 @@ def stop_server(context: Context, *, yes: bool) -> None:
         found = [
             one for kind, name in names.items() for one in cluster.list_of(kind) if one["metadata"]["name"] == name
         ]
-        found += [one for one in cluster.secrets() if one["metadata"]["name"] == KEY_SECRET]
+        found += [secret for secret in cluster.secrets() if secret["metadata"]["name"] == KEY_SECRET]
         if not found:
             print("nothing to do: no server is deployed")
             return

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from invoke.context import Context
 
-from remote.serving.client import Said, Server, ServerAway, ServerWrong, at
-from remote.serving.pod_transport import within
-from tasks.adapter.artifact import Trained, open_training
+from remote.serving.client import BadServer, Said, ServerClient, ServerUnavailable, connect
+from remote.serving.pod_transport import request_in_pod
+from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.adapter.serve import CLUSTER, server_pod
 from tasks.cli.terminal import console, ruled
 from tasks.clients import secrets
-from tasks.errors import Resumable, TaskFailed, UsageError, one_line
+from tasks.errors import RetryableError, TaskFailed, UsageError, one_line
 from tasks.settings.load import Settings, load
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ MOST_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CheckedPrompt:
     """A question as it was put, the answer on record, and the server's."""
 
     kind: str
@@ -47,7 +47,9 @@ class Asked:
 def check_served(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> None:
     settings = load(context)
     trained = open_training(settings, run)
-    asked = asking(settings, url, model, key_file, lambda server, name: list(questions(trained, server, name)))
+    asked = server_error_context(
+        settings, url, model, key_file, lambda server, name: list(questions(trained, server, name))
+    )
     table = ruled("question", "as recorded", "the server says", "")
     for one in asked:
         verdict = "same" if one.is_same else "alike" if one.is_alike else "differs"
@@ -58,7 +60,7 @@ def check_served(context: Context, url: str, run: str | None, *, model: str | No
     print(conclusion(trained, url, asked))
 
 
-def questions(trained: Trained, server: Server, model: str) -> Iterator[Asked]:
+def questions(trained: TrainedAdapter, server: ServerClient, model: str) -> Iterator[CheckedPrompt]:
     """Everything that has an answer on record, asked. Raises UsageError where nothing has."""
     training = trained.trial.training
     most = MOST_TOKENS if training is None else training.answer_tokens
@@ -67,13 +69,13 @@ def questions(trained: Trained, server: Server, model: str) -> Iterator[Asked]:
         if one.after:
             found += 1
             said = server.chat(model, [{"role": "user", "content": one.prompt}], most)
-            yield Asked(kind="chat", prompt=one.prompt, recorded=one.after, said=said)
+            yield CheckedPrompt(kind="chat", prompt=one.prompt, recorded=one.after, said=said)
     checked = trained.check()
     if checked is not None:
         form = checked.forms[-1] if checked.merged is not None else checked.forms[0]
         for prompt, answer in zip(checked.prompts, form.answers, strict=True):
             found += 1
-            yield Asked(
+            yield CheckedPrompt(
                 kind="held out", prompt=prompt, recorded=answer, said=server.complete(model, prompt, MOST_TOKENS)
             )
     if not found:
@@ -83,7 +85,7 @@ def questions(trained: Trained, server: Server, model: str) -> Iterator[Asked]:
         )
 
 
-def conclusion(trained: Trained, url: str, asked: list[Asked]) -> str:
+def conclusion(trained: TrainedAdapter, url: str, asked: list[CheckedPrompt]) -> str:
     """One line on success. Raises TaskFailed where the server is not the trained adapter."""
     same, alike = sum(one.is_same for one in asked), sum(one.is_alike for one in asked)
     endless = sum(one.kind == "held out" and not one.said.has_ended for one in asked)
@@ -103,23 +105,25 @@ def conclusion(trained: Trained, url: str, asked: list[Asked]) -> str:
     return f"{url} answers as run {trained.run.run_id} did: {counts}"
 
 
-def asking(settings: Settings, url: str, model: str | None, key_file: str | None, ask: Callable[[Server, str], T]) -> T:
+def server_error_context(
+    settings: Settings, url: str, model: str | None, key_file: str | None, ask: Callable[[ServerClient, str], T]
+) -> T:
     """What `ask` finds of the server's model; errors as those of a task."""
     if url == CLUSTER and key_file is not None:
         raise UsageError("--key-file: the server of `inv serve` is asked in its pod, which has its key; leave it out")
     key = None if key_file is None else secrets.read(settings, "--key-file", key_file, in_header=True)
     try:
         if url == CLUSTER:
-            server, model = within(server_pod(settings)), model or settings.serve.name
+            server, model = request_in_pod(server_pod(settings)), model or settings.serve.name
         else:
-            server = at(url, key)
+            server = connect(url, key)
         names = server.models()
         if model is None and len(names) > 1:
             raise UsageError(f"{url}: serves {', '.join(map(one_line, names))}; name one with --model")
         if model is not None and model not in names:
             raise UsageError(f"{url}: serves {', '.join(map(one_line, names))}, not {model}")
         return ask(server, model or names[0])
-    except ServerWrong as error:
+    except BadServer as error:
         raise UsageError(str(error)) from None
-    except ServerAway as error:
-        raise Resumable(f"{error}; when it answers, type the same again") from None
+    except ServerUnavailable as error:
+        raise RetryableError(f"{error}; when it answers, type the same again") from None

@@ -16,7 +16,7 @@ from invoke.executor import Executor
 
 from tasks.cli.parser import refuse_empty_values
 from tasks.cli.signals import on_ctrl_c
-from tasks.errors import DISK, Interrupted, SomeTrialsFailed, UsageError, of_disk
+from tasks.errors import DISK, Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.load import load
 
 
@@ -34,7 +34,7 @@ class ChainExecutor(Executor):
         except OSError as error:
             if error.errno not in DISK:
                 raise
-            raise of_disk(f"{error.filename}: " if error.filename else "", error) from None
+            raise disk_error(f"{error.filename}: " if error.filename else "", error) from None
         finally:
             on_ctrl_c(before)
 

@@ -10,7 +10,7 @@ from invoke.parser import parser
 from tasks.errors import UsageError
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "`inv --list` shows all tasks") -> str:
+def suggest(word: str, known: Iterable[str], otherwise: str = "`inv --list` shows all tasks") -> str:
     """The end of a message about an unknown word."""
     near = difflib.get_close_matches(word, list(known), 1, 0.3 if len(word) == 2 else 0.6)
     return f"; did you mean {near[0]}?" if near else f"; {otherwise}"
@@ -31,12 +31,12 @@ def refuse_empty_values(typed: Iterable[Any]) -> None:
                 )
 
 
-def understand_more() -> None:
+def patch_parser() -> None:
     """Give Invoke's parser the words of this module. It makes its machine by a name of its module."""
-    parser.ParseMachine = _Words  # type: ignore[misc]
+    parser.ParseMachine = PatchedParser  # type: ignore[misc]
 
 
-class _Words(parser.ParseMachine):
+class PatchedParser(parser.ParseMachine):
     """Invoke's parser, with two differences: a task's name ends a flag whose value may be left out, and its errors
     name the task and the word that is nearest."""
 
@@ -82,10 +82,10 @@ class _Words(parser.ParseMachine):
 
     def _refuse(self, token: str) -> None:
         if not token.startswith("-"):
-            raise ParseError(f"{token}: no such task{did_you_mean(token, self.contexts)}")
+            raise ParseError(f"{token}: no such task{suggest(token, self.contexts)}")
         flags = [flag for flag in self.context.flags if len(token) > 2 or flag.startswith(f"-{token}")]
         advice = f"`inv --help {self.context.name}` shows all flags" if self.context.name else "`inv --help` shows all"
-        raise ParseError(f"{self._task}{token}: no such flag{did_you_mean(token, flags, advice)}")
+        raise ParseError(f"{self._task}{token}: no such flag{suggest(token, flags, advice)}")
 
     @property
     def _task(self) -> str:
@@ -93,5 +93,5 @@ class _Words(parser.ParseMachine):
 
 
 # Its metaclass gives each class states of its own, none where the class body names none.
-_Words._class_states = parser.ParseMachine._class_states
-_Words._class_transitions = parser.ParseMachine._class_transitions
+PatchedParser._class_states = parser.ParseMachine._class_states
+PatchedParser._class_transitions = parser.ParseMachine._class_transitions

@@ -18,7 +18,7 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser.argument import Argument
 from invoke.program import Program
 
-from tasks.cli.parser import did_you_mean, refuse_empty_values, understand_more
+from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import leave, on_ctrl_c
 from tasks.cli.streams import guard_standard_streams
 from tasks.errors import Interrupted, UsageError
@@ -33,10 +33,10 @@ def main(argv: Sequence[str]) -> int:
     """Do what was typed; the exit code. What goes wrong is said on standard error."""
     on_ctrl_c(leave)  # while a task runs, Ctrl-C is the task's (`tasks.cli.executor`)
     guard_standard_streams()
-    understand_more()
+    patch_parser()
     try:
         try:
-            _Inv().type(argv)
+            _InvProgram().type(argv)
         finally:
             sys.stdout.flush()
         return 0
@@ -48,14 +48,14 @@ def main(argv: Sequence[str]) -> int:
         return _say(Interrupted("interrupted"))
 
 
-class _Inv(Program):
+class _InvProgram(Program):
     """Invoke's program with our reading of settings; what goes wrong is raised, and `main` says it."""
 
     def __init__(self) -> None:
         super().__init__(name="Invoke", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__)
 
     def core_args(self) -> list[Argument]:
-        return [one for one in super().core_args() if one.names[0] not in _OF_INVOKES_RUN]
+        return [core_arg for core_arg in super().core_args() if core_arg.names[0] not in _OF_INVOKES_RUN]
 
     def update_config(self, merge: bool = True) -> None:
         # As Invoke's, without the flags that are left out.
@@ -104,18 +104,18 @@ class _Inv(Program):
         tasks = self.parser.contexts
         for word in self.core.unparsed:  # to the parser, `--resume=collect` is the same as `--resume collect`
             flag, _, value = word.partition("=")
-            if value in tasks and any(flag in one.flags and one.flags[flag].optional for one in tasks.values()):
+            if value in tasks and any(flag in task.flags and task.flags[flag].optional for task in tasks.values()):
                 raise UsageError(f"{word}: {value} is a task; type `{flag} {value}` to do one after the other")
 
     def parse_cleanup(self) -> None:
         name = self.args.help.value
         if isinstance(name, str) and name not in self.parser.contexts:
-            raise ParseError(f"{name}: no such task{did_you_mean(name, self.parser.contexts)}")
+            raise ParseError(f"{name}: no such task{suggest(name, self.parser.contexts)}")
         if (given := self.args["list-format"].value) not in _LIST_FORMATS:
             raise ParseError(f"--list-format: expected one of {', '.join(_LIST_FORMATS)}, found {given!r}")
         group, groups = self.args.list.value, self.collection.collections
         if isinstance(group, str) and group not in groups:
-            raise ParseError(f"--list {group}: no such group of tasks{did_you_mean(group, groups)}")
+            raise ParseError(f"--list {group}: no such group of tasks{suggest(group, groups)}")
         super().parse_cleanup()
 
     def _explain(self) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from tasks.cli.sanitize import drawn, plain
-from tasks.errors import Resumable, TaskFailed
+from tasks.errors import RetryableError, TaskFailed
 
 
-class NobodyReads(TaskFailed):
+class BrokenStdout(TaskFailed):
     """Whoever read standard output has gone, as in `inv --list | head`. Ends without a word, as SIGPIPE would."""
 
     exit_code: ClassVar[int] = 128 + signal.SIGPIPE
@@ -29,13 +29,13 @@ class _Output(io.FileIO):
         except OSError as error:
             _to_nowhere(self.fileno())
             if isinstance(error, BrokenPipeError):
-                raise NobodyReads from None
-            raise Resumable(
+                raise BrokenStdout from None
+            raise RetryableError(
                 f"standard output cannot be written: {error.strerror}; repair that, then type the same again"
             ) from None
 
 
-class _Complaints(io.FileIO):
+class Stderr(io.FileIO):
     """Standard error. Where it cannot be written, nobody can be told: the exit code still says it."""
 
     def write(self, data: Any, /) -> int:
@@ -46,17 +46,17 @@ class _Complaints(io.FileIO):
             return len(data)
 
 
-class Shown(io.TextIOWrapper):
+class SanitizedStream(io.TextIOWrapper):
     """Text for people, from whomever it comes: no word of it is an order to the terminal."""
 
     def write(self, text: str, /) -> int:
         return super().write(plain(text))
 
     @property
-    def rich_proxied_file(self) -> "_Drawn":
+    def rich_proxied_file(self) -> "RichStdout":
         """What rich writes to instead: each `Console` asks for it when it is made."""
         _escape_what_is_drawn()
-        return _Drawn(self)
+        return RichStdout(self)
 
 
 def _escape_what_is_drawn() -> None:
@@ -71,10 +71,10 @@ def _escape_what_is_drawn() -> None:
         console._render_buffer = escaped
 
 
-class _Drawn:
+class RichStdout:
     """The same stream for rich, whose colours and cursor stay."""
 
-    def __init__(self, stream: Shown) -> None:
+    def __init__(self, stream: SanitizedStream) -> None:
         self._stream = stream
 
     def write(self, text: str, /) -> int:
@@ -95,7 +95,7 @@ def guard_standard_streams() -> None:
             os.fstat(number)
         except OSError:  # closed: else the next file that is opened would get this number
             os.open(os.devnull, os.O_RDWR)
-    sys.stdout, sys.stderr = _text(_Output(1, "w", closefd=False)), _text(_Complaints(2, "w", closefd=False))
+    sys.stdout, sys.stderr = _text(_Output(1, "w", closefd=False)), _text(Stderr(2, "w", closefd=False))
     sys.stderr.reconfigure(line_buffering=True)
     if sys.stdin is None:  # closed, and the null device by now
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -103,9 +103,9 @@ def guard_standard_streams() -> None:
         sys.stdin.reconfigure(errors="surrogateescape")
 
 
-def _text(raw: io.FileIO) -> Shown:
+def _text(raw: io.FileIO) -> SanitizedStream:
     encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-    return Shown(
+    return SanitizedStream(
         io.BufferedWriter(raw),
         encoding=encoding,
         errors="backslashreplace",

@@ -26,7 +26,7 @@ def console() -> Console:
 _FOLDED = 10  # characters in a line of a name that is folded: fewer are no name any more
 
 
-class Rows(Table):
+class FoldingTable(Table):
     """A table that becomes a block for each row, its cells whole, where the terminal is too narrow for its columns."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -51,7 +51,7 @@ def _least(column: Column) -> int:
 
 def table(*heads: str) -> Table:
     """An empty table without lines, whose columns fold where the terminal is too narrow: nothing is cut."""
-    made = Rows(box=None, pad_edge=False, header_style="bold")
+    made = FoldingTable(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         made.add_column(head, overflow="fold")
     return made
@@ -59,7 +59,7 @@ def table(*heads: str) -> Table:
 
 def ruled(*heads: str, right: Collection[str] = ()) -> Table:
     """An empty table with a line under its heads, whose columns fold; those of `right` hold numbers."""
-    made = Rows(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in heads:
         made.add_column(head, overflow="fold", justify="right" if head in right else "left")
     return made

@@ -3,16 +3,16 @@
 import contextlib
 from collections.abc import Iterator
 
-from remote.hosts.host import AddressWrong, Host, HostError, HostKeyRefused, LoginRefused, TooMuchOutput, one_line
+from remote.hosts.host import Host, HostError, HostKeyRefused, InvalidAddress, LoginRefused, TooMuchOutput, one_line
 from remote.hosts.local import LocalHost
 from remote.image.engine import EngineError
 from remote.image.model_fetch import FetchError, FetchRefused
 from remote.image.plan import ModelDamaged
-from remote.image.vm_jobs import JobFailed, Line
-from remote.image.workdir import GroundRefused, GroundWrong
+from remote.image.vm_jobs import JobFailed, JobLine
+from remote.image.workdir import WorkdirError, WorkdirUnsafe
 from remote.ssh.config import Destination
 from remote.ssh.host import SshHost
-from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError, ending_as
+from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError, translate_errors
 from tasks.errors import one_line as one_printable
 from tasks.settings.load import Settings
 
@@ -29,7 +29,7 @@ def build_vm(settings: Settings, again: str) -> Iterator[Host]:
         try:
             yield stack.enter_context(_host(settings))
         except HostError as error:
-            raise explained(error, again) from None
+            raise to_task_error(error, again) from None
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def _host(settings: Settings) -> Iterator[Host]:
     if section.host is None:
         yield LocalHost(name="this machine", workdir=str(settings.root / LOCAL_FOLDER))
         return
-    with ending_as(UsageError, ValueError, before="build.host: "):
+    with translate_errors(UsageError, ValueError, before="build.host: "):
         destination = Destination(host=section.host, user=section.user, port=section.port, identity=section.identity)
     with SshHost(name=section.host, destination=destination) as host:
         yield host
@@ -62,17 +62,17 @@ def tmpdir_on(settings: Settings, host: Host, given: str | None) -> str:
     return tmp.rstrip("/") or "/"
 
 
-def explained(error: HostError, again: str) -> TaskFailed:
+def to_task_error(error: HostError, again: str) -> TaskFailed:
     """An error of the VM as the task's, with the command to type next where the message has none."""
-    if isinstance(error, (HostKeyRefused, GroundRefused, ModelDamaged, FetchRefused)):
-        return Refused(str(error))
-    if isinstance(error, (AddressWrong, LoginRefused, EngineError, FetchError, GroundWrong)):
+    if isinstance(error, (HostKeyRefused, WorkdirUnsafe, ModelDamaged, FetchRefused)):
+        return ConfirmationRequired(str(error))
+    if isinstance(error, (InvalidAddress, LoginRefused, EngineError, FetchError, WorkdirError)):
         return UsageError(str(error))
     if isinstance(error, TooMuchOutput):  # it would print the same the next time
         return TaskFailed(str(error))
     if isinstance(error, JobFailed):
         return _job_failed(error, again)
-    return Resumable(f"{error}; `{again}` tries again")
+    return RetryableError(f"{error}; `{again}` tries again")
 
 
 def _job_failed(error: JobFailed, again: str) -> TaskFailed:
@@ -86,11 +86,11 @@ def _job_failed(error: JobFailed, again: str) -> TaskFailed:
     if error.kind in ("unauthorized", "forbidden", "absent", "usage"):
         return UsageError(str(error))
     if error.kind == "refused":
-        return Refused(str(error))
-    return Resumable(f"{error}{advice[error.kind]}") if error.kind in advice else TaskFailed(str(error))
+        return ConfirmationRequired(str(error))
+    return RetryableError(f"{error}{advice[error.kind]}") if error.kind in advice else TaskFailed(str(error))
 
 
-def show_line(line: Line) -> None:
+def show_line(line: JobLine) -> None:
     """Print a line of a job's log: seconds since the job began, the stage, the text."""
     # As one line each, whatever they hold: a line break could begin one that looks like ours.
     print(f"[{line.elapsed_sec:7.1f}s] {one_printable(line.stage):<20.20} {one_printable(line.text)}", flush=True)

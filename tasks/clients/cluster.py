@@ -9,7 +9,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, resolve
 from tasks.cli.terminal import asks
-from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings
 
 LAST_FILE = "cluster.json"
@@ -66,9 +66,9 @@ def errors() -> Iterator[None]:
     except (Misconfigured, Forbidden) as error:
         raise UsageError(str(error)) from None
     except Conflict as error:
-        raise Refused(str(error)) from None
+        raise ConfirmationRequired(str(error)) from None
     except Unreachable as error:
-        raise Resumable(str(error)) from None
+        raise RetryableError(str(error)) from None
     except ClusterError as error:
         raise TaskFailed(str(error)) from None
 
@@ -91,7 +91,7 @@ def _confirm(settings: Settings, target: Target, *, yes: bool) -> None:
     if not target.looks_like_production or yes or _last(settings) == identity(target):
         return
     if not asks(f"{target.context}/{target.namespace} looks like production. Change it?"):
-        raise Refused(
+        raise ConfirmationRequired(
             f"context {target.context}, namespace {target.namespace} looks like production and was not used before; "
             "type the same with --yes if it is meant, or set cluster.context"
         )

@@ -40,7 +40,7 @@ def image_of(settings: Settings) -> Image:
         raise UsageError(f"{path}: cannot be read: {error}; `inv push` writes it anew") from None
     try:
         sizes = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
-        size = sum(sizes) if all(type(one) is int and 0 <= one < 1 << 63 for one in sizes) else None
+        size = sum(sizes) if all(type(size) is int and 0 <= size < 1 << 63 for size in sizes) else None
         requires = pushed.get("requires")
         reference = f"{pushed['repository']}@{pushed['digest']}"
         return Image.parse(reference, size, requires if isinstance(requires, str) else None)

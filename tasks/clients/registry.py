@@ -7,9 +7,9 @@ from typing import Any
 from remote.hosts.command import Secret
 from remote.hosts.host import Host
 from remote.image import vm_jobs
-from remote.image.references import USER_FORMS, NameWrong, Reference, reference
+from remote.image.references import USER_FORMS, InvalidReference, Reference, reference
 from tasks.clients.secrets import check_registry_user
-from tasks.errors import UsageError, ending_as
+from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 
 ASK_SEC = 900.0  # documents of some megabytes, over a slow line
@@ -27,7 +27,7 @@ def address(settings: Settings) -> tuple[Reference, str]:
 
 def named(setting: str, text: str, default_tag: str) -> Reference:
     """An image's name that a setting or flag gives. Raises UsageError."""
-    with ending_as(UsageError, NameWrong, before=f"{setting}: "):
+    with translate_errors(UsageError, InvalidReference, before=f"{setting}: "):
         return reference(text, default_tag)
 
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from bench.records.atomic_files import read_regular
 from remote.hosts.command import Secret
 from remote.hosts.host import is_loopback
-from remote.image.references import NameWrong, check_user
+from remote.image.references import InvalidReference, check_user
 from tasks.clients.prompt import encodable, typed
-from tasks.errors import UsageError, ending_as, touching
+from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.settings.load import Settings
 
 _MOST_BYTES = 1 << 20
@@ -24,7 +24,7 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
     What goes into a header as it is must be one line: it stands in the error of a client that refuses it.
     """
     path, text = settings.file(name), text_of(settings, setting, name).replace("\r\n", "\n")
-    with touching(f"{setting}: {path}: cannot be read"):
+    with file_errors(f"{setting}: {path}: cannot be read"):
         mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
@@ -41,7 +41,7 @@ def read(settings: Settings, setting: str, name: str, *, in_header: bool = False
 def text_of(settings: Settings, setting: str, name: str) -> str:
     """The text of the file that `setting` names, which is read once: so it may be a shell's pipe. Raises UsageError."""
     path = settings.file(name)
-    with touching(f"{setting}: {path}: cannot be read"):
+    with file_errors(f"{setting}: {path}: cannot be read"):
         content = _piped(path) if str(path.parent) in _OPEN_FILES else read_regular(path, most_bytes=_MOST_BYTES)
         return content.decode("utf-8")
 
@@ -85,7 +85,7 @@ def index_of(settings: Settings) -> str | None:
 
 def check_registry_user(user: str, repository: str) -> None:
     """Raises UsageError for a registry.user that the repository's registry would refuse."""
-    with ending_as(UsageError, NameWrong, before="registry.user: "):
+    with translate_errors(UsageError, InvalidReference, before="registry.user: "):
         check_user(user, repository)
 
 

@@ -7,9 +7,9 @@ from threading import Event, Lock
 from time import monotonic
 from typing import TypeVar
 
-from remote.cluster.errors import CannotRun
-from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, OperatorRefused, one_line
-from tasks.errors import Resumable, UsageError
+from remote.cluster.errors import KubectlUnusable
+from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, one_line
+from tasks.errors import RetryableError, UsageError
 from tasks.errors import one_line as printable
 from tasks.settings.load import Settings
 
@@ -18,31 +18,31 @@ _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.5, 5.0
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
+def translate_host_errors() -> Iterator[None]:
     """Within, a worker that cannot be asked ends the task with its exit code."""
     try:
         yield
-    except (OperatorRefused, CannotRun) as error:
+    except (PermissionDenied, KubectlUnusable) as error:
         raise UsageError(f"{error}, then type the same again") from None
     except HostError as error:
-        raise Resumable(f"{error}; check that the workers are up, then type the same again") from None
+        raise RetryableError(f"{error}; check that the workers are up, then type the same again") from None
 
 
-def answers(settings: Settings, hosts: Sequence[Host], ask: Callable[[Host], T]) -> list[T]:
+def query_all(settings: Settings, hosts: Sequence[Host], ask: Callable[[Host], T]) -> list[T]:
     """What `ask` says of each host, all of them asked at once.
 
     As in a running bench, one that does not answer is asked again until fleet.lost_after_sec have passed, and a line
     says so. Raises what `ask` raises as a task's error (`answering`).
     """
-    patience = _Patience(settings.fleet.lost_after_sec)
-    with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+    patience = _RetryPolicy(settings.fleet.lost_after_sec)
+    with translate_host_errors(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         try:
             return list(pool.map(lambda host: patience.ask(lambda: ask(host)), hosts))
         finally:
             patience.over.set()  # once one of them has ended the task, nobody is asked again
 
 
-class _Patience:
+class _RetryPolicy:
     """How long the hosts of one question are asked again. Used by a thread for each host."""
 
     def __init__(self, within_sec: float) -> None:

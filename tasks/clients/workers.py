@@ -22,8 +22,8 @@ from remote.jobs.agent import Agent
 from remote.pods.host import PodHost
 from remote.pods.pod_index import Pods
 from tasks.clients.cluster import announced, identity, target_of
-from tasks.clients.worker_queries import answers
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.clients.worker_queries import query_all
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.settings.load import Settings
 
 _SAMPLE_SEC = 15.0
@@ -80,7 +80,7 @@ def pods_of_component(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class WorkerGroup:
     """Hosts with their agents, and the ids of the trials that they run."""
 
     hosts: list[Host]
@@ -88,7 +88,7 @@ class Crew:
     trial_ids: frozenset[str]
 
 
-def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
+def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[WorkerGroup]:
     """The crews of a run, which work one after the other: every worker by itself, then all workers together.
 
     Over pods a distributed trial has one rank in each pod, and the first worker of the run's plan leads.
@@ -96,13 +96,15 @@ def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
     gangs = [planned for planned in run.planned if is_gang(settings, planned)]
     together = frozenset(planned.trial_id for planned in gangs)
     alone = frozenset(planned.trial_id for planned in run.planned) - together
-    made = [Crew(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
+    made = [WorkerGroup(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
     # No more than take part: one that does not would be waited for, too.
     by_name = {host.name: host for host in hosts}
     size = max((planned.trial.world_size for planned in gangs), default=0)
     members = [by_name[name] for name in run.workers if name in by_name][:size]
     if members and isinstance(leader := members[0], PodHost):
-        made.append(Crew(hosts=members[:1], agents=lambda _: GangAgent(members, leader.address), trial_ids=together))
+        made.append(
+            WorkerGroup(hosts=members[:1], agents=lambda _: GangAgent(members, leader.address), trial_ids=together)
+        )
     return made
 
 
@@ -115,7 +117,7 @@ def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
     """Raises UsageError where the run was started over another fleet; workers have the same names in all fleets."""
     pairs: dict[str, tuple[str | None, str]] = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
     if run.fleet_kind == settings.fleet.kind == "pods":
-        before, now = run.provenance.get("cluster", {}), where(settings)
+        before, now = run.provenance.get("cluster", {}), cluster_location(settings)
         pairs |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace")}
         pairs["the cluster at"] = (before.get("server"), now["server"])
     for name, (was, is_now) in pairs.items():
@@ -123,7 +125,7 @@ def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
             raise UsageError(f"run {run.run_id} was started with {name}: {was}, found {is_now}; set it as it was")
 
 
-def where(settings: Settings) -> dict[str, str]:
+def cluster_location(settings: Settings) -> dict[str, str]:
     """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
     if settings.fleet.kind != "pods":
         return {}
@@ -205,11 +207,11 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
                 raise
             return _answer(host, _bench(settings, host, *words))  # the bench in an older image
 
-    first, *others = answers(settings, hosts, ask)
+    first, *others = query_all(settings, hosts, ask)
     for host, inputs in zip(hosts[1:], others, strict=True):
         for what in ("model", "data"):
             if inputs[what]["sha256"] != first[what]["sha256"]:
-                raise Refused(
+                raise ConfirmationRequired(
                     f"{host.name} and {hosts[0].name} have different files at {what}.path: {first[what]['path']}; "
                     "their results could not be compared; make them the same, then type the same again"
                 )
@@ -219,7 +221,7 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
 def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
     """What `python -m bench survey` reports of the host's GPU, the data and these trials. Raises as `inspect` does."""
     command = _bench(settings, host, "survey", *_inputs(settings), "--trials", "-")
-    return answers(settings, [host], lambda one: _answer(one, command, _listed(trials)))[0]
+    return query_all(settings, [host], lambda one: _answer(one, command, _listed(trials)))[0]
 
 
 def forecasts(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
@@ -229,7 +231,7 @@ def forecasts(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[M
         command = _bench(settings, host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
         return _answer(host, command, trial.to_text().encode())
 
-    return answers(settings, hosts, ask)
+    return query_all(settings, hosts, ask)
 
 
 def adapter_work(
@@ -260,7 +262,7 @@ def adapter_work(
     stdin = json.dumps(wish).encode()
     completed = host.run(command, stdin=stdin, on_stdout=take, timeout_sec=_ADAPTER_SEC)
     if completed.exit_code == EXIT_NOT_WRITTEN:
-        raise Resumable(f"{host.name}: {_last_line(completed)}; make room, then type the same again: it goes on")
+        raise RetryableError(f"{host.name}: {_last_line(completed)}; make room, then type the same again: it goes on")
     if completed.exit_code != 0:
         raise _complaint(host, command, completed)
     if not found:  # a transport that loses a stream may still report success
@@ -317,7 +319,7 @@ def _complaint(host: Host, command: Command, completed: Completed) -> Exception:
     """A command of the bench that did not succeed, as the error that fits its exit code."""
     if completed.exit_code > 128:  # killed by a signal (eviction, OOM killer); no setting is wrong
         return CommandFailed(host.name, command, completed)
-    kind = Refused if completed.exit_code == 4 else UsageError
+    kind = ConfirmationRequired if completed.exit_code == 4 else UsageError
     return kind(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
 
 

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from remote.cluster.client import Cluster
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
-from remote.cluster.plan import Action, Plan, Verb, is_training
+from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
 from remote.cluster.resource_kinds import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Kind
 from tasks.clients.cluster import remember
-from tasks.cluster.nodes import capacity, check_kinds, found, need_of, report, show, too_few
-from tasks.errors import Refused, TaskFailed, UsageError, writing
-from tasks.fleet.pending_results import Uncollected, discard, others_at_work, uncollected
+from tasks.cluster.nodes import capacity, capacity_summary, check_kinds, need_of, report, show, too_few
+from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, writing
+from tasks.fleet.pending_results import PendingRun, discard, foreign_active_jobs, uncollected
 from tasks.settings.load import Settings
 
 EXEC = ("get", POD, "exec"), ("create", POD, "exec")  # what `kubectl exec` needs, by WebSocket and by SPDY
@@ -19,7 +19,7 @@ EXEC = ("get", POD, "exec"), ("create", POD, "exec")  # what `kubectl exec` need
 CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
 
 
-def check_nodes(settings: Settings, cluster: Cluster, image: Image, planned: Plan, *, partial: bool) -> None:
+def check_nodes(settings: Settings, cluster: Cluster, image: Image, planned: ClusterPlan, *, partial: bool) -> None:
     """Raise TaskFailed where fewer nodes qualify than the plan's pods need, unless `partial`."""
     starts = [a for a in planned.of(Verb.CREATE, Verb.REPLACE) if a.kind in ("Job", "JobSet") and a.desired]
     if not starts:
@@ -33,7 +33,7 @@ def check_nodes(settings: Settings, cluster: Cluster, image: Image, planned: Pla
     check_kinds(settings, reports)
     able = capacity(reports)
     if able >= wanted:
-        print(found(settings, wanted, reports), flush=True)
+        print(capacity_summary(settings, wanted, reports), flush=True)
         return
     show(reports)
     if partial:
@@ -49,7 +49,7 @@ def _pods_of(action: Action) -> int:
     return int(spec.get("parallelism", 1))
 
 
-def check_controller(settings: Settings, cluster: Cluster, planned: Plan) -> None:
+def check_controller(settings: Settings, cluster: Cluster, planned: ClusterPlan) -> None:
     """Raise UsageError for an overlay whose controller is missing: without Kueue its Job would simply start."""
     needed = CONTROLLERS.get(settings.cluster.overlay)
     if needed is None or not planned.of(Verb.CREATE, Verb.REPLACE):
@@ -62,7 +62,7 @@ def check_controller(settings: Settings, cluster: Cluster, planned: Plan) -> Non
         )
 
 
-def check_storage(cluster: Cluster, planned: Plan) -> None:
+def check_storage(cluster: Cluster, planned: ClusterPlan) -> None:
     """Raise UsageError where a volume's CSI driver or a claim's storage class is missing: pods would wait for ever."""
     for action in planned.of(Verb.CREATE, Verb.REPLACE):
         spec = (action.desired or {}).get("spec", {})
@@ -83,7 +83,7 @@ def check_storage(cluster: Cluster, planned: Plan) -> None:
             raise UsageError(f"this cluster has no {what} {name}: {remedy}; nothing was changed")
 
 
-def check_rights(cluster: Cluster, planned: Plan) -> None:
+def check_rights(cluster: Cluster, planned: ClusterPlan) -> None:
     """Raise UsageError for rights that are missing, before anything is half done."""
     require_rights(cluster, [*((verb, KINDS[kind], "") for verb, kind in planned.permissions), *EXEC])
 
@@ -110,42 +110,44 @@ def missing_rights(cluster: Cluster, asked: Sequence[tuple[str, Kind, str]]) -> 
     ]
 
 
-def refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, may_lose: bool) -> list[Uncollected]:
+def refuse_losing_results(
+    settings: Settings, cluster: Cluster, planned: ClusterPlan, *, may_lose: bool
+) -> list[PendingRun]:
     """The runs whose results are lost with the pods that the plan ends. Raises Refused unless `may_lose`."""
     if not planned.ends_pods:
         return []
     for action in planned.ends_pods:
         if action.live is not None and is_training(action.live) and not may_lose:
-            raise Refused(
+            raise ConfirmationRequired(
                 f"{action.title} is still training; wait for it (`inv status`), "
                 "or type the same with --discard-results; nothing was changed"
             )
     lost = uncollected(settings.results_folder, cluster.target)
     if lost and not may_lose:
         more = f"; and {len(lost) - 3} more: `inv collect --all` brings what has ended" if len(lost) > 3 else ""
-        raise Refused(
+        raise ConfirmationRequired(
             f"{planned.ends_pods[0].title} would end with results in its pods: "
             f"{'; '.join(one.line for one in lost[:3])}{more}; "
             "or type the same with --discard-results; nothing was changed"
         )
-    busy = [] if may_lose else others_at_work(settings, cluster.target)
+    busy = [] if may_lose else foreign_active_jobs(settings, cluster.target)
     if busy:
-        raise Refused(
+        raise ConfirmationRequired(
             f"{planned.ends_pods[0].title} would end what runs in its pods: {'; '.join(busy[:3])}; wait for it "
             "(`inv monitor`), or type the same with --discard-results; nothing was changed"
         )
     return lost
 
 
-def print_refusal(settings: Settings, cluster: Cluster, planned: Plan, *, may_lose: bool) -> None:
+def print_refusal(settings: Settings, cluster: Cluster, planned: ClusterPlan, *, may_lose: bool) -> None:
     """In a dry run: why the plan itself would be refused."""
     try:
         refuse_losing_results(settings, cluster, planned, may_lose=may_lose)
-    except Refused as error:
+    except ConfirmationRequired as error:
         print(f"would be refused: {error}")
 
 
-def write_down(settings: Settings, cluster: Cluster, lost: list[Uncollected]) -> None:
+def write_down(settings: Settings, cluster: Cluster, lost: list[PendingRun]) -> None:
     """Remember that this cluster was changed last, and which runs were lost by it. Raises UsageError."""
     with writing(settings.results_folder):
         remember(settings, cluster.target)

@@ -40,9 +40,9 @@ def deploy(
     plain: bool = False,
 ) -> None:
     """Bring the cluster to what is set, and wait for the pods."""
-    from tasks.cluster.deploy import Choices, deploy_fleet
+    from tasks.cluster.deploy import DeployOptions, deploy_fleet
 
-    choices = Choices(
+    choices = DeployOptions(
         dry_run=dry_run,
         yes=yes,
         renew_secret=renew_secret,

@@ -9,13 +9,13 @@ from invoke.context import Context
 
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT
-from remote.cluster.diagnosis.readiness import Fleet
+from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object
 from remote.cluster.manifests import JOB, Image, Values, render
-from remote.cluster.plan import Plan, Verb, plan
+from remote.cluster.plan import ClusterPlan, Verb, plan
 from remote.cluster.pull_secret import pull_secret
 from remote.hosts.command import Secret
-from tasks.cli.lock import only_one
+from tasks.cli.lock import acquire_lock
 from tasks.clients.cluster import cluster_of, errors
 from tasks.clients.image_ref import image_of
 from tasks.clients.secrets import check_registry_user, registry_password
@@ -37,7 +37,7 @@ DELETE_SEC = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class DeployOptions:
     """The flags of `inv deploy`."""
 
     dry_run: bool
@@ -51,7 +51,7 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Addition:
+class DeployHooks:
     """What a task brings beside the settings.
 
     `values` go to the manifests, where `components` read them; `server` is the image of a server. `begin` is called
@@ -64,21 +64,21 @@ class Addition:
     server: Image | None = None
     begin: Callable[[], object] = lambda: None
     before_pods: Callable[[Cluster], object] = lambda _cluster: None
-    look: Callable[[Fleet], object] = lambda _state: None
+    look: Callable[[PodFleet], object] = lambda _state: None
     waits: bool = True
     again: str = "inv deploy"
 
 
-def deploy_fleet(context: Context, choices: Choices) -> None:
+def deploy_fleet(context: Context, choices: DeployOptions) -> None:
     settings = load(context)
     if settings.cluster.overlay.startswith(JOB):
         raise UsageError(f"cluster.overlay: {settings.cluster.overlay} trains by itself: type `inv train --job`")
-    bring(settings, choices)
+    apply(settings, choices)
 
 
-def bring(settings: Settings, choices: Choices, more: Addition | None = None) -> None:
+def apply(settings: Settings, choices: DeployOptions, more: DeployHooks | None = None) -> None:
     """Bring the cluster to the settings, with `more`."""
-    more = more or Addition()
+    more = more or DeployHooks()
     image = image_of(settings)
     values = values_of(settings, image)
     components = (*values.components, *more.components)
@@ -108,7 +108,7 @@ def bring(settings: Settings, choices: Choices, more: Addition | None = None) ->
             _print_diff(cluster, planned, take_over=choices.take_over)
             return
         # Not locked where no pod ends: a run whose Job was deleted waits for what this brings back.
-        with only_one(settings.results_folder, "deploy") if planned.ends_pods else contextlib.nullcontext():
+        with acquire_lock(settings.results_folder, "deploy") if planned.ends_pods else contextlib.nullcontext():
             lost = refuse_losing_results(settings, cluster, planned, may_lose=choices.discard_results)
             user = settings.registry.user or ""
             secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None
@@ -160,7 +160,7 @@ def _makes_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: 
     return True
 
 
-def _print_plan(planned: Plan, image: Image, settings: Settings) -> None:
+def _print_plan(planned: ClusterPlan, image: Image, settings: Settings) -> None:
     print(f"image: {image.reference}")
     shown = [action for action in planned.actions if action.verb is not Verb.KEEP]
     kept = len(planned.actions) - len(shown)
@@ -171,14 +171,14 @@ def _print_plan(planned: Plan, image: Image, settings: Settings) -> None:
     print(f"plan: overlay {settings.cluster.overlay}: {len(planned.changes)} to change, {kept} unchanged", flush=True)
 
 
-def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
+def _print_diff(cluster: Cluster, planned: ClusterPlan, *, take_over: bool) -> None:
     if any(action.kind == "Namespace" for action in planned.of(Verb.CREATE)):
         print("dry run: nothing was changed; the namespace is not there yet, so everything in it is new")
         return
     # A Job that is replaced cannot be compared by the server, which would refuse the change.
     for action in planned.of(Verb.REPLACE):
-        for one in action.differences:
-            print(f"{action.title}  {one}")
+        for difference in action.differences:
+            print(f"{action.title}  {difference}")
     # Nor can a binding whose Role is new: who may not grant every right is asked what that Role grants, and in a dry
     # run it is not there. The deployment itself makes the Role first.
     new_roles = {action.name for action in planned.of(Verb.CREATE) if action.kind == "Role"}
@@ -196,10 +196,10 @@ def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
 def _act(
     settings: Settings,
     cluster: Cluster,
-    planned: Plan,
+    planned: ClusterPlan,
     image: Image,
     secret: Secret | None,
-    more: Addition,
+    more: DeployHooks,
     *,
     take_over: bool,
 ) -> None:
@@ -232,4 +232,4 @@ def _act(
 
 
 def _titles(objects: list[Object]) -> str:
-    return ", ".join(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in objects)
+    return ", ".join(f"{object['kind'].lower()}/{object['metadata']['name']}" for object in objects)

@@ -8,7 +8,15 @@ from rich.text import Text
 
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.driver import drivers
-from remote.cluster.diagnosis.nodes import ANY_PRODUCT, CUDA_12, PREEMPTIBLE, Need, NodeReport, examine, mixed
+from remote.cluster.diagnosis.nodes import (
+    ANY_PRODUCT,
+    CUDA_12,
+    PREEMPTIBLE,
+    NodeReport,
+    NodeRequirements,
+    examine,
+    mixed,
+)
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
 from remote.cluster.quantities import amount, in_gib
@@ -40,13 +48,13 @@ def _check(settings: Settings, say: Callable[[Mapping[str, Any]], None]) -> None
             "schema_version": 1,
             "needed": wanted,
             "room": capacity(reports),
-            "nodes": [document(one) for one in reports],
+            "nodes": [document(report) for report in reports],
         }
     )
     check_kinds(settings, reports)
     if capacity(reports) < wanted:
         raise TaskFailed(too_few(settings, wanted, reports))
-    print(found(settings, wanted, reports))
+    print(capacity_summary(settings, wanted, reports))
 
 
 def document(one: NodeReport) -> dict[str, Any]:
@@ -68,12 +76,12 @@ def document(one: NodeReport) -> dict[str, Any]:
 
 def capacity(reports: Sequence[NodeReport]) -> int:
     """How many pods the nodes can take."""
-    return sum(one.pods for one in reports)
+    return sum(report.pods for report in reports)
 
 
-def found(settings: Settings, wanted: int, reports: Sequence[NodeReport]) -> str:
+def capacity_summary(settings: Settings, wanted: int, reports: Sequence[NodeReport]) -> str:
     """The line where there is room for all."""
-    able = sum(one.qualifies for one in reports)
+    able = sum(report.qualifies for report in reports)
     if settings.cluster.one_per_node:
         return f"{able} nodes qualify, {wanted} are needed"
     return (
@@ -94,18 +102,18 @@ def check_kinds(settings: Settings, reports: Sequence[NodeReport]) -> None:
 
 def too_few(settings: Settings, wanted: int, reports: Sequence[NodeReport]) -> str:
     """The message where the nodes cannot take as many pods as the fleet has."""
-    able, qualify = capacity(reports), sum(one.qualifies for one in reports)
-    candidates = [one for one in reports if one.is_candidate and not one.qualifies]
+    able, qualify = capacity(reports), sum(report.qualifies for report in reports)
+    candidates = [report for report in reports if report.is_candidate and not report.qualifies]
     first = str(candidates[0].findings[0]) if candidates else "no other node has that instance type"
     least = f"set fleet.size to {able or 'what there is'}"
     if settings.cluster.one_per_node:
-        more = sum((one.gpus_free or 0) // settings.cluster.gpus_per_pod for one in reports if one.qualifies)
+        more = sum((report.gpus_free or 0) // settings.cluster.gpus_per_pod for report in reports if report.qualifies)
         several = f"set cluster.one_per_node to false: there are free GPUs for {more}; or " if more > able else ""
         return f"{able} of {wanted} nodes qualify; {first}; or {several}{least}"
     return f"{qualify} nodes qualify, with room for {able} of {wanted} pods; {first}; or {least}"
 
 
-def need_of(settings: Settings, image: Image | None) -> Need:
+def need_of(settings: Settings, image: Image | None) -> NodeRequirements:
     """What one pod of this deployment needs of a node."""
     section = settings.cluster
     preemptible = section.preemptible or section.overlay == "preemptible"
@@ -114,7 +122,7 @@ def need_of(settings: Settings, image: Image | None) -> Need:
         tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
     # Without a shared volume the pod has a second local folder, for results.
     scratch = amount(section.scratch) * (1 if section.fss.volume_handle else 2)
-    return Need(
+    return NodeRequirements(
         instance_type=section.instance_type,
         preemptible=preemptible,
         cpu=amount(section.cpu),
@@ -131,7 +139,7 @@ def need_of(settings: Settings, image: Image | None) -> Need:
     )
 
 
-def report(cluster: Cluster, need: Need) -> list[NodeReport]:
+def report(cluster: Cluster, need: NodeRequirements) -> list[NodeReport]:
     """A report for each node. Raises ClusterError; without the right to list all pods, free GPUs are not known."""
     nodes = cluster.nodes()
     try:
@@ -166,7 +174,7 @@ def show(reports: Sequence[NodeReport]) -> None:
         if one.is_candidate or one.gpus:
             for finding in one.findings:
                 screen.print(f"  {finding}")
-    others = [one for one in reports if not one.is_candidate and not one.gpus]
+    others = [report for report in reports if not report.is_candidate and not report.gpus]
     if others:
-        names = ", ".join(one.name for one in others[:3]) + (", ..." if len(others) > 3 else "")
+        names = ", ".join(other.name for other in others[:3]) + (", ..." if len(others) > 3 else "")
         screen.print(f"  {len(others)} nodes without GPU, of another instance type: {names}")

@@ -11,7 +11,7 @@ from invoke.exceptions import Exit
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import together
 from remote.cluster.diagnosis.pods import is_ready
-from remote.cluster.diagnosis.readiness import Fleet, fleet
+from remote.cluster.diagnosis.readiness import PodFleet, fleet
 from remote.cluster.kubectl import not_installed
 from remote.cluster.labels import INDEX_LABEL, PART_OF, label
 from tasks.cli.terminal import console, for_programs
@@ -43,13 +43,13 @@ def show_status(context: Context, *, as_json: bool) -> None:
         for line in together(state.all_findings):
             screen.print(f"  {line}")
         if sets and not jobs:
-            names = ", ".join(one["metadata"]["name"] for one in sets)
+            names = ", ".join(set["metadata"]["name"] for set in sets)
             screen.print(f"jobset {names}: its controller has made no Job yet")
         screen.print(f"{state.up} of {len(state.rows)} pods are up")
         say(document(state))
 
 
-def document(state: Fleet) -> dict[str, Any]:
+def document(state: PodFleet) -> dict[str, Any]:
     """What is deployed, for programs; docs/reference.md says what the fields are."""
     return {
         "kind": "status",

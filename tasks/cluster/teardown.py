@@ -3,13 +3,13 @@
 from invoke.context import Context
 
 from remote.cluster.labels import is_owned
-from remote.cluster.plan import Action, Plan, Verb
-from tasks.cli.lock import only_one
+from remote.cluster.plan import Action, ClusterPlan, Verb
+from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import asks
 from tasks.clients.cluster import cluster_of
 from tasks.cluster.checks import print_refusal, refuse_losing_results, write_down
 from tasks.cluster.deploy import DELETE_SEC
-from tasks.errors import Refused
+from tasks.errors import ConfirmationRequired
 from tasks.settings.load import load
 
 
@@ -22,7 +22,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
         # Workloads first: what they use goes when nobody uses it any more.
         own.sort(key=lambda one: one["kind"] not in ("Job", "JobSet"))
         named = [(one, one["kind"], one["metadata"]["name"]) for one in own]
-        planned = Plan(
+        planned = ClusterPlan(
             actions=tuple(Action(verb=Verb.DELETE, kind=kind, name=name, why="", live=one) for one, kind, name in named)
         )
         if not own:
@@ -36,10 +36,10 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
             print_refusal(settings, cluster, planned, may_lose=discard_results)
             print("dry run: nothing was changed")
             return
-        with only_one(settings.results_folder, "teardown"):
+        with acquire_lock(settings.results_folder, "teardown"):
             lost = refuse_losing_results(settings, cluster, planned, may_lose=discard_results)
             if not yes and not asks(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
-                raise Refused("nothing was deleted; type the same with --yes if it is meant")
+                raise ConfirmationRequired("nothing was deleted; type the same with --yes if it is meant")
             workloads = [one for one in own if one["kind"] in ("Job", "JobSet")]
             for some in (workloads, [one for one in own if one not in workloads]):
                 if some:

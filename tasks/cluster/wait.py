@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.finding import Finding, together
+from remote.cluster.diagnosis.finding import Diagnosis, together
 from remote.cluster.diagnosis.image_pull import BACK_OFF_SEC, LOGIN_CAUSES
-from remote.cluster.diagnosis.readiness import Fleet, fleet
+from remote.cluster.diagnosis.readiness import PodFleet, fleet
 from remote.cluster.errors import ClusterError, Unreachable
 from tasks.cli import terminal
-from tasks.errors import Resumable, TaskFailed
+from tasks.errors import RetryableError, TaskFailed
 from tasks.settings.load import Settings
 
 # One look is four requests, for all pods together. Between looks a watch reports changes of pods; without any, the next
@@ -27,7 +27,7 @@ _AGAIN_SEC = 1.0
 _SILENCE_SEC = 60.0  # an API server that restarts is back before that
 
 
-def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> Fleet:
+def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
     """The state of the Jobs with these names, read now. Raises ClusterError."""
     names = {job["metadata"]["name"] for job in jobs}
     live = [job for job in cluster.list_of("Job") if job["metadata"]["name"] in names]
@@ -45,7 +45,7 @@ def wait(
     *,
     plain: bool,
     new_login: bool = False,
-    look: Callable[[Fleet], object] = lambda _state: None,
+    look: Callable[[PodFleet], object] = lambda _state: None,
     again: str = "inv deploy",
 ) -> None:
     """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless.
@@ -56,8 +56,8 @@ def wait(
     screen = terminal.console()
     began = heard = time.monotonic()
     limit = settings.cluster.ready_within_sec
-    patience = Patience(login_sec=BACK_OFF_SEC if new_login else 0.0)
-    before: Mapping[object, str | Finding] = {}
+    patience = WaitPolicy(login_sec=BACK_OFF_SEC if new_login else 0.0)
+    before: Mapping[object, str | Diagnosis] = {}
     together_sec = _TOGETHER_SEC
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         is_live = screen.is_terminal and not plain
@@ -68,7 +68,7 @@ def wait(
                 heard = now
             except Unreachable as error:
                 if now - heard > _SILENCE_SEC:
-                    raise Resumable(f"{error} (silent for {now - heard:.0f} s); `{again}` goes on") from None
+                    raise RetryableError(f"{error} (silent for {now - heard:.0f} s); `{again}` goes on") from None
                 time.sleep(_AGAIN_SEC)
                 continue
             news = _news_of(state)
@@ -89,7 +89,7 @@ def wait(
             if now - began > limit:
                 first = next(iter(state.all_findings), None)
                 why = f": {first}" if first is not None else ""
-                raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `{again}` goes on waiting")
+                raise RetryableError(f"{_how_far(state)} after {now - began:.0f} s{why}; `{again}` goes on waiting")
             within_sec = min(_QUIET_SEC, limit - (now - began), patience.left_sec(state.all_findings, now))
             _until_news(cluster, within_sec, together_sec)
     screen.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s")
@@ -107,7 +107,7 @@ def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> Non
     time.sleep(max(0.0, min(together_sec, began + within_sec - time.monotonic())))
 
 
-class Patience:
+class WaitPolicy:
     """How long each finding has lasted. A finding that lasts longer than its patience ends the wait.
 
     `login_sec`: how long a refused login may last at least.
@@ -117,24 +117,24 @@ class Patience:
         self._login_sec = login_sec
         self._since: dict[tuple[str, str], float] = {}
 
-    def exhausted(self, findings: Sequence[Finding], now: float) -> Finding | None:
+    def exhausted(self, findings: Sequence[Diagnosis], now: float) -> Diagnosis | None:
         """The first finding that has lasted too long. A finding that went away starts again from nothing."""
         keys = {(finding.subject, finding.cause) for finding in findings}
         self._since = {key: self._since.get(key, now) for key in keys}
         return next((finding for finding in findings if self._end_of(finding) <= now), None)
 
-    def left_sec(self, findings: Sequence[Finding], now: float) -> float:
+    def left_sec(self, findings: Sequence[Diagnosis], now: float) -> float:
         """Seconds until the first of these findings has lasted too long."""
         return min(map(self._end_of, findings), default=float("inf")) - now
 
-    def _end_of(self, finding: Finding) -> float:
+    def _end_of(self, finding: Diagnosis) -> float:
         if finding.patience_sec is None:
             return float("inf")
         least_sec = self._login_sec if finding.cause in LOGIN_CAUSES else 0.0
         return self._since[finding.subject, finding.cause] + max(finding.patience_sec, least_sec)
 
 
-def table(state: Fleet) -> Table:
+def table(state: PodFleet) -> Table:
     """Every pod: its node, state and restarts."""
     shown = terminal.table("job", "index", "pod", "node", "state", "restarts")
     for row in state.rows:
@@ -144,9 +144,9 @@ def table(state: Fleet) -> Table:
     return shown
 
 
-def _news_of(state: Fleet) -> dict[object, str | Finding]:
+def _news_of(state: PodFleet) -> dict[object, str | Diagnosis]:
     """Each pod's line and each finding, by a key that stays the same while a refusal's words change."""
-    rows: dict[object, str | Finding] = {
+    rows: dict[object, str | Diagnosis] = {
         # The state of a pod with findings goes to and fro, so that it is left out of the key.
         (row.job, row.index, row.pod, row.state if not row.findings else ""): (
             f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
@@ -156,10 +156,10 @@ def _news_of(state: Fleet) -> dict[object, str | Finding]:
     return rows | {(finding.subject, finding.cause): finding for finding in state.all_findings}
 
 
-def _lines(news: Sequence[str | Finding]) -> list[str]:
-    rows = [one for one in news if isinstance(one, str)]
-    return rows + [f"  {line}" for line in together(one for one in news if isinstance(one, Finding))]
+def _lines(news: Sequence[str | Diagnosis]) -> list[str]:
+    rows = [new for new in news if isinstance(new, str)]
+    return rows + [f"  {line}" for line in together(new for new in news if isinstance(new, Diagnosis))]
 
 
-def _how_far(state: Fleet) -> str:
+def _how_far(state: PodFleet) -> str:
     return f"{state.up} of {len(state.rows)} pods are up"

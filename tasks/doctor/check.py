@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tasks.doctor.context import Facts
-from tasks.doctor.result import Answer, Fault
+from tasks.doctor.context import CheckContext
+from tasks.doctor.result import CheckResult, Fault
 
-Look = Callable[[Facts], Answer | Sequence[Answer]]
+CheckFunction = Callable[[CheckContext], CheckResult | Sequence[CheckResult]]
 Others = Callable[[], Sequence[tuple[str, str]]]
 
 
@@ -20,7 +20,7 @@ class Check:
     subject: str
     name: str
     asks: str
-    look: Look
+    look: CheckFunction
     faults: tuple[Fault, ...] = ()
     others: Others | None = None
 
@@ -41,10 +41,12 @@ class Checks(list[Check]):
         super().__init__()
         self._subject = subject
 
-    def asks(self, name: str, question: str, *faults: Fault, others: Others | None = None) -> Callable[[Look], Look]:
+    def asks(
+        self, name: str, question: str, *faults: Fault, others: Others | None = None
+    ) -> Callable[[CheckFunction], CheckFunction]:
         """Makes the function below it the `look` of a check."""
 
-        def add(look: Look) -> Look:
+        def add(look: CheckFunction) -> CheckFunction:
             self.append(Check(subject=self._subject, name=name, asks=question, look=look, faults=faults, others=others))
             return look
 

@@ -14,11 +14,11 @@ from remote.cluster.manifests import Image
 from remote.hosts.host import Host, HostError
 from remote.image import engine, vm_info, workdir
 from remote.image.engine import EngineFacts
-from tasks.clients.build_vm import build_vm, explained, tmpdir_on
+from tasks.clients.build_vm import build_vm, tmpdir_on, to_task_error
 from tasks.clients.cluster import errors, target_of
 from tasks.clients.image_ref import image_of
 from tasks.cluster.nodes import need_of
-from tasks.doctor.result import NotAsked
+from tasks.doctor.result import Skipped
 from tasks.errors import UsageError
 from tasks.image.build import client
 from tasks.settings.load import Settings
@@ -29,7 +29,7 @@ WITHIN_SEC = 20.0  # for every check, all of them at once
 _LATER_SEC = 1.0  # a check that waits for another's fact ends before its own deadline, and says which
 
 
-class Shared(Generic[T]):
+class SharedFact(Generic[T]):
     """A fact, or the error that came instead. `title` is the check that says that error; others refer to it."""
 
     def __init__(self, make: Callable[[], T], title: str) -> None:
@@ -52,10 +52,10 @@ class Shared(Generic[T]):
         """The fact, for every other check. Raises NotAsked where it could not be found out."""
         try:
             return self.first(WITHIN_SEC - _LATER_SEC)
-        except NotAsked:
+        except Skipped:
             raise
         except Exception:  # noqa: BLE001 - whatever it is, the other check says it
-            raise NotAsked(f"see {self._title}") from None
+            raise Skipped(f"see {self._title}") from None
 
     def _find(self) -> None:
         try:
@@ -65,17 +65,17 @@ class Shared(Generic[T]):
         self._known.set()
 
 
-class Facts:
+class CheckContext:
     """The settings, and what is found out about machines and cluster. `only`: the subjects named by the operator."""
 
     def __init__(self, settings: Settings, config: Config, only: frozenset[str] = frozenset()) -> None:
         self.settings, self.config, self.only = settings, config, only
-        self.cluster = Shared(self._cluster, "cluster reachable")
-        self.version = Shared(self._version, "cluster reachable")
-        self.nodes = Shared(self._nodes, "nodes enough")
-        self.vm = Shared(self._vm, "vm connection")
-        self.machine = Shared(lambda: self.on_vm(vm_info.observe), "vm connection")
-        self.engine = Shared(self._engine, "vm engine")
+        self.cluster = SharedFact(self._cluster, "cluster reachable")
+        self.version = SharedFact(self._version, "cluster reachable")
+        self.nodes = SharedFact(self._nodes, "nodes enough")
+        self.vm = SharedFact(self._vm, "vm connection")
+        self.machine = SharedFact(lambda: self.on_vm(vm_info.observe), "vm connection")
+        self.engine = SharedFact(self._engine, "vm engine")
         self._closing = contextlib.ExitStack()
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Facts:
         section = self.settings.cluster
         is_meant = self.settings.fleet.kind == "pods" or section.context or section.kubeconfig or section.image
         if not is_meant and not self.only & {"cluster", "nodes", "pods"}:
-            raise NotAsked("fleet.kind is local and cluster.context null; --only cluster,nodes,pods asks all the same")
+            raise Skipped("fleet.kind is local and cluster.context null; --only cluster,nodes,pods asks all the same")
         target = target_of(self.settings)
         with errors():
             found = Cluster(target)
@@ -119,7 +119,7 @@ class Facts:
 
     def _vm(self) -> Host:
         if self.settings.build.host is None and not self.only & {"vm", "registry"}:
-            raise NotAsked("build.host is null: this machine builds; --only vm,registry asks it all the same")
+            raise Skipped("build.host is null: this machine builds; --only vm,registry asks it all the same")
         return self._closing.enter_context(build_vm(self.settings, "inv doctor"))
 
     def _engine(self) -> EngineFacts:
@@ -145,4 +145,4 @@ def as_of_vm() -> Iterator[None]:
     try:
         yield
     except HostError as error:
-        raise explained(error, "inv doctor") from None
+        raise to_task_error(error, "inv doctor") from None

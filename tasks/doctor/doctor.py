@@ -8,12 +8,12 @@ from invoke.context import Context
 from bench.records.atomic_files import write_atomic
 from tasks.cli.terminal import console
 from tasks.doctor import output
-from tasks.doctor.context import Facts
+from tasks.doctor.context import CheckContext
 from tasks.doctor.docs import DOCUMENT, text
 from tasks.doctor.registry import CHECKS, SUBJECTS
-from tasks.doctor.result import Mark
+from tasks.doctor.result import CheckStatus
 from tasks.doctor.runner import examine
-from tasks.errors import Resumable, TaskFailed, UsageError, touching
+from tasks.errors import RetryableError, TaskFailed, UsageError, file_errors
 from tasks.settings.load import load
 
 
@@ -21,14 +21,14 @@ def examine_all(context: Context, only: str | None, *, as_json: bool, document: 
     settings, subjects = load(context), _subjects(only)
     if document:
         path = settings.root / DOCUMENT
-        with touching(f"{path}: cannot be written", "; see its folder's owner and space"):
+        with file_errors(f"{path}: cannot be written", "; see its folder's owner and space"):
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, text(CHECKS).encode())
         print(f"wrote {DOCUMENT}: {len(CHECKS)} checks")
         return
     began, asked = monotonic(), list[output.Asked]()
     checks = [check for check in CHECKS if not subjects or check.subject in subjects]
-    facts, screen = Facts(settings, context.config, subjects), console()
+    facts, screen = CheckContext(settings, context.config, subjects), console()
     width = max(len(check.title) for check in checks)
     for _, about_one in groupby(examine(checks, facts), key=lambda one: one[0].subject):
         said = list(about_one)
@@ -51,10 +51,12 @@ def _subjects(only: str | None) -> frozenset[str]:
 
 def _end(asked: list[output.Asked]) -> None:
     """Raise what the exit code follows from: TaskFailed for what must be mended, Resumable for what may pass."""
-    wrong = [(check.title, one) for check, said in asked for one in said if one.mark is Mark.WRONG]
+    wrong = [(check.title, one) for check, said in asked for one in said if one.mark is CheckStatus.WRONG]
     lasting = [title for title, one in wrong if not one.passes]
     if lasting:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise TaskFailed(f"doctor: {lasting[0]}{more}: each line with {Mark.WRONG.value} ends with what mends it")
+        raise TaskFailed(
+            f"doctor: {lasting[0]}{more}: each line with {CheckStatus.WRONG.value} ends with what mends it"
+        )
     if wrong:
-        raise Resumable(f"doctor: {wrong[0][0]}: that may pass; `inv doctor` asks again")
+        raise RetryableError(f"doctor: {wrong[0][0]}: that may pass; `inv doctor` asks again")

@@ -12,24 +12,24 @@ from typing import Any
 
 from remote.cluster.diagnosis.driver import Drivers
 from remote.cluster.diagnosis.image_pull import known
-from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT, Need, examine
+from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT, NodeRequirements, examine
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
 from remote.cluster.kubectl import not_installed, refusal
 from remote.cluster.quantities import amount
 from remote.hosts.host import HostError
-from remote.image.engine import EngineFacts, Look, Place
-from remote.image.plan import Need as Room
+from remote.image.engine import DiskInfo, EngineEndpoint, EngineFacts
+from remote.image.plan import SpaceNeed as Room
 from remote.image.plan import check_kinds, check_room, model_folders
 from remote.image.vm_agent.client import trouble
 from remote.image.vm_info import VmFacts
-from tasks.doctor.result import of_error
+from tasks.doctor.result import from_error
 
 Rows = Sequence[tuple[str, str]]
 _TYPE, _KIND = "VM.GPU.A10.1", "NVIDIA-A10"
 
 
 def _row(message: object) -> tuple[str, str]:
-    answer = of_error(str(message))
+    answer = from_error(str(message))
     return answer.found, answer.remedy
 
 
@@ -52,7 +52,7 @@ def cluster() -> Rows:
 @cache
 def nodes(causes: Collection[str]) -> Rows:
     """Of these causes, from examples of nodes."""
-    found = [(one.reason, one.remedy) for one in _findings() if one.cause in causes]
+    found = [(finding.reason, finding.remedy) for finding in _findings() if finding.cause in causes]
     return list(dict.fromkeys(found))
 
 
@@ -92,7 +92,7 @@ _TAKES = {"nodeName": "NODE", "containers": [{"resources": {"requests": {GPU: "1
 
 
 def _findings() -> Iterator[Any]:
-    need = Need(
+    need = NodeRequirements(
         instance_type=_TYPE,
         preemptible=False,
         cpu=Decimal(4),
@@ -195,12 +195,14 @@ def models() -> Rows:
         {"found": True, "sha256": None},
         {"found": True, "sha256": "", "files": [cut]},
     )
-    looks = [Look(places=(), models=({**seen, **one},), docker_tmpdir=None) for one in wrong]
+    looks = [DiskInfo(places=(), models=({**seen, **one},), docker_tmpdir=None) for one in wrong]
     return [_raised(lambda look=look: model_folders(look)) for look in looks]  # type: ignore[misc]
 
 
 def room() -> Rows:
-    place = Place(path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True)
+    place = EngineEndpoint(
+        path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True
+    )
     root = replace(place, path="DATA-ROOT", device=2)
     facts = EngineFacts(api_version="1.44", data_root="DATA-ROOT", storage_driver="overlay2")
     return [

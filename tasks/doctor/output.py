@@ -9,11 +9,16 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.doctor.check import Check
-from tasks.doctor.result import WORDS, Answer, Mark
+from tasks.doctor.result import WORDS, CheckResult, CheckStatus
 from tasks.errors import one_line
 
-_STYLES = {Mark.FINE: "green", Mark.CAREFUL: "yellow", Mark.WRONG: "bold red", Mark.UNASKED: "dim"}
-Asked = tuple[Check, Sequence[Answer]]
+_STYLES = {
+    CheckStatus.FINE: "green",
+    CheckStatus.CAREFUL: "yellow",
+    CheckStatus.WRONG: "bold red",
+    CheckStatus.UNASKED: "dim",
+}
+Asked = tuple[Check, Sequence[CheckResult]]
 
 
 def show(screen: Console, asked: Sequence[Asked], width: int) -> None:
@@ -21,11 +26,11 @@ def show(screen: Console, asked: Sequence[Asked], width: int) -> None:
     for (mark, words), rows in groupby(_rows(asked), key=lambda row: row[1:]):
         titles, style = [title for title, *_ in rows], _STYLES[mark]
         title = titles[0] if len(titles) == 1 else f"{asked[0][0].subject}, {len(titles)} checks"
-        text = (words, style if mark is Mark.UNASKED else "")
+        text = (words, style if mark is CheckStatus.UNASKED else "")
         screen.print(Text.assemble((mark.value, style), " ", f"{title:<{width}}", "  ", text))
 
 
-def _rows(asked: Sequence[Asked]) -> Iterator[tuple[str, Mark, str]]:
+def _rows(asked: Sequence[Asked]) -> Iterator[tuple[str, CheckStatus, str]]:
     for check, said in asked:
         for answer in said:
             remedy = f"; {answer.remedy}" if answer.remedy else ""
@@ -35,7 +40,7 @@ def _rows(asked: Sequence[Asked]) -> Iterator[tuple[str, Mark, str]]:
 def summary(asked: Sequence[Asked], took_sec: float) -> str:
     """How many answers of each kind, and the seconds that it took."""
     count = Counter(answer.mark for _, said in asked for answer in said)
-    words = [f"{count[mark]} {WORDS[mark]} {mark.value}" for mark in Mark if count[mark]]
+    words = [f"{count[mark]} {WORDS[mark]} {mark.value}" for mark in CheckStatus if count[mark]]
     return f"{', '.join(words)}; {len(asked)} checks in {took_sec:.1f} s"
 
 

@@ -5,7 +5,7 @@ import string
 from dataclasses import dataclass
 
 
-class Mark(enum.Enum):
+class CheckStatus(enum.Enum):
     """How a check ended."""
 
     FINE = "✓"
@@ -14,21 +14,26 @@ class Mark(enum.Enum):
     UNASKED = "–"  # noqa: RUF001 - the dash of a table's empty cell
 
 
-WORDS = {Mark.FINE: "fine", Mark.CAREFUL: "to know", Mark.WRONG: "to mend", Mark.UNASKED: "not asked"}
+WORDS = {
+    CheckStatus.FINE: "fine",
+    CheckStatus.CAREFUL: "to know",
+    CheckStatus.WRONG: "to mend",
+    CheckStatus.UNASKED: "not asked",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CheckResult:
     """What was found, and the one command or setting that mends it. `passes`: it may pass by itself."""
 
-    mark: Mark
+    mark: CheckStatus
     found: str
     remedy: str = ""
     passes: bool = False
 
 
-def fine(found: str) -> Answer:
-    return Answer(mark=Mark.FINE, found=found)
+def fine(found: str) -> CheckResult:
+    return CheckResult(mark=CheckStatus.FINE, found=found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +42,13 @@ class Fault:
 
     what: str
     remedy: str
-    mark: Mark = Mark.WRONG
+    mark: CheckStatus = CheckStatus.WRONG
     passes: bool = False
 
-    def seen(self, **values: object) -> Answer:
+    def seen(self, **values: object) -> CheckResult:
         """This fault as an answer. Raises KeyError where a value is missing."""
         found, remedy = self.what.format_map(values), self.remedy.format_map(values)
-        return Answer(mark=self.mark, found=found, remedy=remedy, passes=self.passes)
+        return CheckResult(mark=self.mark, found=found, remedy=remedy, passes=self.passes)
 
     def shown(self) -> tuple[str, str]:
         """What and remedy for the document, each {name} as NAME."""
@@ -52,11 +57,11 @@ class Fault:
         return self.what.format_map(capitals), self.remedy.format_map(capitals)
 
 
-class NotAsked(Exception):
+class Skipped(Exception):
     """The check asked nothing; the message says why."""
 
 
-def of_error(message: str, *, passes: bool = False) -> Answer:
+def from_error(message: str, *, passes: bool = False) -> CheckResult:
     """An error of a task as an answer: by the house's rule its remedy follows its first semicolon."""
     found, _, remedy = message.partition("; ")
-    return Answer(mark=Mark.WRONG, found=found, remedy=remedy, passes=passes)
+    return CheckResult(mark=CheckStatus.WRONG, found=found, remedy=remedy, passes=passes)

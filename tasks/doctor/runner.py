@@ -9,14 +9,14 @@ from time import monotonic
 
 from remote.hosts.host import HostError
 from tasks.doctor.check import Check
-from tasks.doctor.context import WITHIN_SEC, Facts, as_of_vm
-from tasks.doctor.result import Answer, Mark, NotAsked, of_error
-from tasks.errors import Resumable, TaskFailed
+from tasks.doctor.context import WITHIN_SEC, CheckContext, as_of_vm
+from tasks.doctor.result import CheckResult, CheckStatus, Skipped, from_error
+from tasks.errors import RetryableError, TaskFailed
 
 
 def examine(
-    checks: Sequence[Check], facts: Facts, within_sec: float = WITHIN_SEC
-) -> Iterator[tuple[Check, list[Answer]]]:
+    checks: Sequence[Check], facts: CheckContext, within_sec: float = WITHIN_SEC
+) -> Iterator[tuple[Check, list[CheckResult]]]:
     """Each check with its answers, in the order of the checks, as soon as those before it are there."""
     until = monotonic() + within_sec
     running = [_Running(check, facts) for check in checks]
@@ -28,36 +28,36 @@ def examine(
 class _Running:
     """A check in its thread. `answers` is empty until it has ended."""
 
-    def __init__(self, check: Check, facts: Facts) -> None:
+    def __init__(self, check: Check, facts: CheckContext) -> None:
         self.check, self.ended = check, threading.Event()
-        self.answers: list[Answer] = []
+        self.answers: list[CheckResult] = []
         threading.Thread(target=self._run, args=(facts,), name=check.title, daemon=True).start()
 
-    def _run(self, facts: Facts) -> None:
+    def _run(self, facts: CheckContext) -> None:
         self.answers = answers(self.check, facts)
         self.ended.set()
 
 
-def answers(check: Check, facts: Facts) -> list[Answer]:
+def answers(check: Check, facts: CheckContext) -> list[CheckResult]:
     """What a check says; every error is an answer."""
     try:
         with as_of_vm():
             found = check.look(facts)
-    except NotAsked as why:
-        return [Answer(mark=Mark.UNASKED, found=str(why))]
+    except Skipped as why:
+        return [CheckResult(mark=CheckStatus.UNASKED, found=str(why))]
     except TaskFailed as error:
-        return [of_error(str(error), passes=isinstance(error, Resumable))]
+        return [from_error(str(error), passes=isinstance(error, RetryableError))]
     except TimeoutError:
         return [_silent(WITHIN_SEC)]
     except (OSError, HostError) as error:
-        return [of_error(f"{error}")]
+        return [from_error(f"{error}")]
     except Exception as error:  # noqa: BLE001 - a fault of ours must not hide what the other checks found
         where = f"{type(error).__name__}: {error}"
-        return [of_error(f"the check itself failed: {where}; report it, with the output of `inv doctor --json`")]
-    return [found] if isinstance(found, Answer) else list(found)
+        return [from_error(f"the check itself failed: {where}; report it, with the output of `inv doctor --json`")]
+    return [found] if isinstance(found, CheckResult) else list(found)
 
 
-def _silent(within_sec: float) -> Answer:
+def _silent(within_sec: float) -> CheckResult:
     found = f"no answer within {within_sec:g} s"
     remedy = "see the network, the VPN or the bastion to it, then the same again"
-    return Answer(mark=Mark.WRONG, found=found, remedy=remedy, passes=True)
+    return CheckResult(mark=CheckStatus.WRONG, found=found, remedy=remedy, passes=True)

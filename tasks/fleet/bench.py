@@ -13,27 +13,27 @@ from rich.text import Text
 
 from bench.records import SUITES
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import NOT_ASKED
 from remote.hosts.host import Host
 from reports import formatting
-from tasks.cli.lock import only_one
+from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import table
 from tasks.clients.workers import inspect, workers
-from tasks.errors import Resumable, UsageError
+from tasks.errors import RetryableError, UsageError
 from tasks.fleet import plan, runner
 from tasks.fleet.k8s_training import cancel
 from tasks.fleet.k8s_training.volume_reader import is_ordered
 from tasks.fleet.live_display import duration
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_of, steps_of
-from tasks.fleet.run_store import TRAIN, open_run, resuming
+from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class BenchOptions:
     """The flags of `inv bench`."""
 
     quick: bool
@@ -49,7 +49,7 @@ class Choices:
     plain: bool
 
 
-def run_bench(context: Context, given: Choices) -> None:
+def run_bench(context: Context, given: BenchOptions) -> None:
     settings = load(context)
     _refuse_wrong_usage(given)
     if given.resume:
@@ -68,13 +68,13 @@ def run_bench(context: Context, given: Choices) -> None:
     if given.dry_run:
         _print_plan(settings, run)
         return
-    with only_one(settings.results_folder, f"bench (run {run.run_id})"):
+    with acquire_lock(settings.results_folder, f"bench (run {run.run_id})"):
         runner.refuse_busy_workers(settings, hosts)
         run, folder, ledger = runner.write_plan(settings, run)
         runner.work(settings, run, folder, ledger, hosts, plain=given.plain)
 
 
-def _refuse_wrong_usage(given: Choices) -> None:
+def _refuse_wrong_usage(given: BenchOptions) -> None:
     """Raises UsageError."""
     choices = {
         "--quick": given.quick,
@@ -86,7 +86,7 @@ def _refuse_wrong_usage(given: Choices) -> None:
     if len(asked) > 1:
         raise UsageError(f"bench: {' and '.join(asked)} exclude each other; give one of them")
     others = (given.only, given.spread, given.repeats)
-    if given.resume and (asked or given.strict or any(one is not None for one in others)):
+    if given.resume and (asked or given.strict or any(other is not None for other in others)):
         raise UsageError(
             "bench: --resume goes on with a run's own plan; "
             "leave out --quick, --full, --suite, --trials, --only, --spread, --repeats and --strict"
@@ -102,7 +102,7 @@ def _refuse_wrong_usage(given: Choices) -> None:
 def cancel_run(context: Context, name: str | None) -> None:
     settings = load(context)
     run, folder = open_run(settings, name)
-    with only_one(settings.results_folder, f"cancel (run {run.run_id})"), runner.ledger_errors(run.run_id):
+    with acquire_lock(settings.results_folder, f"cancel (run {run.run_id})"), runner.ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         if not ledger.open_trials():
             print(f"run {run.run_id}: nothing to cancel, every trial has its end")
@@ -114,13 +114,15 @@ def cancel_run(context: Context, name: str | None) -> None:
             fleet.stop()
             fleet.run()
         entries = ledger.entries.values()
-        left = [entry.reason for entry in entries if entry.end is End.CANCELLED and NOT_ASKED in str(entry.reason)]
+        left = [
+            entry.reason for entry in entries if entry.end is TrialStatus.CANCELLED and NOT_ASKED in str(entry.reason)
+        ]
         if left:
-            raise Resumable(
+            raise RetryableError(
                 f"run {run.run_id}: cancelled, but {formatting.count(len(left), 'trial')} may still run: {left[0]}; when the "
-                f"worker answers, `{resuming(run.run_id)}` finds it and `inv cancel --run={run.run_id}` stops it"
+                f"worker answers, `{resume_command(run.run_id)}` finds it and `inv cancel --run={run.run_id}` stops it"
             )
-        print(f"run {run.run_id}: cancelled; `{resuming(run.run_id)}` goes on with it")
+        print(f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` goes on with it")
 
 
 def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
@@ -168,7 +170,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
 def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:
     run, folder = open_run(settings, name)
     if run.suite == TRAIN:
-        raise UsageError(f"run {run.run_id} is a training; `{resuming(run.run_id)}` goes on with it")
+        raise UsageError(f"run {run.run_id} is a training; `{resume_command(run.run_id)}` goes on with it")
     if dry_run:
         with runner.ledger_errors(run.run_id):
             ledger = Ledger(folder / LEDGER_FILE)
@@ -177,5 +179,5 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
         print(f"run {run.run_id}: {len(trial_ids) - len(again)} of {len(trial_ids)} trials are done")
         print("would go on with:", ", ".join(again) or "nothing")
         return
-    with only_one(settings.results_folder, f"bench --resume (run {run.run_id})"):
-        runner.go_on(settings, run.run_id, workers(settings), plain=plain)
+    with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})"):
+        runner.resume(settings, run.run_id, workers(settings), plain=plain)

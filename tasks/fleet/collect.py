@@ -26,24 +26,24 @@ from bench.records.paths import (
     SUMS_FILE,
     TRIALS_FOLDER,
 )
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.fetch_result import OUT_FOLDER
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.shared_volume import place_of
-from remote.hosts.host import Host, HostError, OperatorRefused, one_line
+from remote.hosts.host import Host, HostError, PermissionDenied, one_line
 from remote.jobs.agent import Agent
 from remote.jobs.download import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
 from remote.jobs.transfer import Moved, pull
 from reports import formatting
 from tasks.clients.workers import workers
-from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
-from tasks.fleet.install_adapter import bring_up
-from tasks.fleet.k8s_training.sync_ledger import learn
-from tasks.fleet.k8s_training.volume_reader import is_ordered, reached
-from tasks.fleet.pending_results import not_whole
-from tasks.fleet.run_store import TRAIN, open_run, resuming
+from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
+from tasks.fleet.install_adapter import install
+from tasks.fleet.k8s_training.sync_ledger import sync_ledger
+from tasks.fleet.k8s_training.volume_reader import is_ordered, open_reader_pod
+from tasks.fleet.pending_results import incomplete_runs
+from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
 
 SUMMED = (TRIALS_FOLDER, ADAPTER_FOLDER)
@@ -63,8 +63,8 @@ class Collected:
 
     def with_files(self, *moves: Moved) -> Self | None:
         """The trial with these files; None where there are none."""
-        came, already = sum(len(one.came) for one in moves), sum(len(one.already) for one in moves)
-        size = sum(one.byte_count for one in moves)
+        came, already = sum(len(move.came) for move in moves), sum(len(move.already) for move in moves)
+        size = sum(move.byte_count for move in moves)
         return replace(self, came=came, already=already, byte_count=size, missing=None) if came or already else None
 
 
@@ -76,12 +76,12 @@ def collect_runs(context: Context, name: str | None, *, every: bool) -> None:
         _collect_all(settings)
         return
     run, folder = open_run(settings, name)
-    bring_home(settings, run, folder, workers(settings))
+    collect_run(settings, run, folder, workers(settings))
 
 
 def _collect_all(settings: Settings) -> None:
     """Every run that is not whole here, oldest first; one that cannot be had keeps none of the others back."""
-    names, hosts, failed = not_whole(settings.results_folder), workers(settings), []
+    names, hosts, failed = incomplete_runs(settings.results_folder), workers(settings), []
     for name in names:
         try:
             run, folder = open_run(settings, name)
@@ -89,8 +89,8 @@ def _collect_all(settings: Settings) -> None:
             print(f"left out: {error}")
             continue
         try:
-            bring_home(settings, run, folder, hosts)
-        except (Refused, Resumable, SomeTrialsFailed) as error:
+            collect_run(settings, run, folder, hosts)
+        except (ConfirmationRequired, RetryableError, SomeTrialsFailed) as error:
             failed.append(error)
     if failed:
         worst = max(failed, key=lambda error: error.exit_code)
@@ -101,7 +101,7 @@ def _collect_all(settings: Settings) -> None:
     print("every run is here")
 
 
-def bring_home(
+def collect_run(
     settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host], *, may_be_open: bool = False
 ) -> None:
     """Everything of one run that is on these workers; of a training by itself, what is on its volume.
@@ -113,18 +113,18 @@ def bring_home(
         if not is_ordered(run):
             _bring_home(settings, run, folder, hosts)
             return
-        with reached(settings, run) as host:
+        with open_reader_pod(settings, run) as host:
             ledger = Ledger(folder / LEDGER_FILE)
-            learn(run, folder, ledger, host)
+            sync_ledger(run, folder, ledger, host)
             if may_be_open and ledger.open_trials():
                 return
             _bring_home(settings, run, folder, [host])
     except LedgerError as error:
         raise UsageError(f"{error}; `inv report` can still report the results that are here") from None
-    except OperatorRefused as error:
+    except PermissionDenied as error:
         raise UsageError(str(error)) from None
     except HostError as error:
-        raise Resumable(f"{one_line(error)}; then type the same again") from None
+        raise RetryableError(f"{one_line(error)}; then type the same again") from None
 
 
 def _bring_home(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
@@ -134,13 +134,13 @@ def _bring_home(settings: Settings, run: RunRecord, folder: Path, hosts: Sequenc
     collection = _Collection(run=run, folder=folder, entries=entries, agents=by_name, shared=shared)
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
-            done = pool.map(collection.bring, run.planned)
+            done = pool.map(collection.collect, run.planned)
             is_seen = sys.stdout.isatty()  # elsewhere the bar would leave an empty line
             collected = list(track(done, "collect", total=len(run.planned), transient=True, disable=not is_seen))
-        brought = bring_up(run, folder) if run.suite == TRAIN else None
+        brought = install(run, folder) if run.suite == TRAIN else None
         _write_sums(folder)
     except OSError as error:
-        raise Resumable(
+        raise RetryableError(
             f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
             "then `inv collect` again"
         ) from None
@@ -159,7 +159,7 @@ class _Collection:
     agents: Mapping[str, Agent]
     shared: str | None
 
-    def bring(self, planned: PlannedTrial) -> Collected:
+    def collect(self, planned: PlannedTrial) -> Collected:
         """Fetch one trial's files, and write the record of its end where it left no result."""
         here, entry = Collected(trial_id=planned.trial_id), self.entries.get(planned.trial_id)
         if entry is None or entry.end is None:
@@ -168,7 +168,7 @@ class _Collection:
         into.mkdir(parents=True, exist_ok=True)
         if entry.winner is not None:
             # The fleet could not trust a result of a LOST trial; it stays on its worker.
-            without = {PROGRESS_FILE, RESULT_FILE} if entry.end is End.LOST else {PROGRESS_FILE}
+            without = {PROGRESS_FILE, RESULT_FILE} if entry.end is TrialStatus.LOST else {PROGRESS_FILE}
             here = self._from_its_worker(here, entry.winner, into, without)
             if here.missing is not None and not here.is_unsafe and self.shared is not None:
                 here = self._from_the_volume(here, entry.winner, into, without)
@@ -194,7 +194,7 @@ class _Collection:
             rest = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", into, without=without)
         except ChecksumMismatch as error:
             return replace(here, missing=one_line(error), is_unsafe=True)
-        except OperatorRefused:
+        except PermissionDenied:
             raise  # every other worker would answer the same
         except HostError as error:
             return replace(here, missing=one_line(error))
@@ -254,13 +254,13 @@ def _conclude(run: RunRecord, folder: Path, collected: list[Collected]) -> None:
     for one in missing:
         print(f"missing: {one.trial_id}: {one.missing}")
     if any(one.is_unsafe for one in missing):
-        raise Refused(f"run {run.run_id}: a file's checksum was wrong twice; check that worker's disk")
+        raise ConfirmationRequired(f"run {run.run_id}: a file's checksum was wrong twice; check that worker's disk")
     if any(not one.is_open for one in missing):
-        raise Resumable(
+        raise RetryableError(
             f"run {run.run_id}: some files could not be fetched; `inv collect --run={run.run_id}` tries again"
         )
     if missing:
-        advice = f"`{resuming(run.run_id)}` goes on with them"
+        advice = f"`{resume_command(run.run_id)}` goes on with them"
         raise SomeTrialsFailed(
             f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended; {advice}"
         )

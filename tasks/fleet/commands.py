@@ -38,9 +38,9 @@ def bench(
     plain: bool = False,
 ) -> None:
     """Run a suite of trials over the fleet, or --resume a run."""
-    from tasks.fleet.bench import Choices, run_bench
+    from tasks.fleet.bench import BenchOptions, run_bench
 
-    choices = Choices(
+    choices = BenchOptions(
         quick=quick,
         full=full,
         only=only,

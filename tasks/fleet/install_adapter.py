@@ -11,12 +11,12 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_FOLDER, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
-from tasks.errors import Refused
+from tasks.errors import ConfirmationRequired
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 
-def bring_up(run: RunRecord, folder: Path) -> str | None:
+def install(run: RunRecord, folder: Path) -> str | None:
     """Put them there; a line for people, None where the run has none. Raises Refused and OSError."""
     (planned,) = run.planned[:1]
     trial = folder / TRIALS_FOLDER / planned.trial_id
@@ -25,13 +25,17 @@ def bring_up(run: RunRecord, folder: Path) -> str | None:
     try:
         record = TrainingRecord.read(trial / TRAINING_FILE)
     except ResultError as error:
-        raise Refused(f"{error}; `inv collect --run={run.run_id}` fetches it again once it is removed") from None
+        raise ConfirmationRequired(
+            f"{error}; `inv collect --run={run.run_id}` fetches it again once it is removed"
+        ) from None
     write_atomic(folder / TRAINING_FILE, (trial / TRAINING_FILE).read_bytes())
     source, place = trial / ADAPTER_FOLDER, folder / ADAPTER_FOLDER
     if record.adapter_sha256 is None or not source.is_dir():
         return f"{folder / TRAINING_FILE}: {record.steps_done:,} of {record.steps_planned:,} steps, no adapter"
     if sha256_of(source / WEIGHTS_FILE) != record.adapter_sha256:
-        raise Refused(f"{source / WEIGHTS_FILE}: its sha256 is not the one in {TRAINING_FILE}; do not use it")
+        raise ConfirmationRequired(
+            f"{source / WEIGHTS_FILE}: its sha256 is not the one in {TRAINING_FILE}; do not use it"
+        )
     part = folder / f".{ADAPTER_FOLDER}.part"
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(source, part)

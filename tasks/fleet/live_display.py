@@ -21,9 +21,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import EventType, FleetEvent
 from tasks.errors import one_line
 
 FRAMES_PER_SEC = 4
@@ -31,7 +31,10 @@ PLAIN_SIGN_OF_LIFE_SEC = 60.0
 BAR_WIDTH = 8
 LINES_AROUND_TABLE = 6  # a blank one, run, cost, column titles, "and n more", the cursor's own
 UNKNOWN, SHUT_OUT = "-", "shut out"
-ENDED_AS: dict[End, tuple[str, str]] = {End.SUCCEEDED: ("done", "green"), End.CANCELLED: ("cancelled", "yellow")}
+ENDED_AS: dict[TrialStatus, tuple[str, str]] = {
+    TrialStatus.SUCCEEDED: ("done", "green"),
+    TrialStatus.CANCELLED: ("cancelled", "yellow"),
+}
 
 
 @dataclass(kw_only=True)
@@ -125,7 +128,7 @@ class LiveView(View):
         self._expected_sec = dict(expected_sec)
         self._price = price_usd_per_gpu_hour
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
-        self._ends: dict[str, End] = {}
+        self._ends: dict[str, TrialStatus] = {}
         self._busy_sec = 0.0
         self._is_shut_out = False
 
@@ -150,35 +153,35 @@ class LiveView(View):
     def _take(self, event: FleetEvent) -> Text | None:
         row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
         match event.happening:
-            case Happening.STARTED | Happening.ATTACHED:
+            case EventType.STARTED | EventType.ATTACHED:
                 self._release(row)
                 row.trial_id, row.attempt, row.since = event.trial_id, event.attempt, self._clock()
                 row.phase, row.progress, row.spoke_at = "starting", None, self._clock()
-                row.began_unseen = event.happening is Happening.ATTACHED
+                row.began_unseen = event.happening is EventType.ATTACHED
                 again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-                words = "still there, followed again" if event.happening is Happening.ATTACHED else f"started{again}"
+                words = "still there, followed again" if event.happening is EventType.ATTACHED else f"started{again}"
                 return self._line(row, words) if self._is_plain else None
-            case Happening.PROGRESS:
+            case EventType.PROGRESS:
                 return self._advance(row, event.progress) if event.progress is not None else None
-            case Happening.RETRYING:
+            case EventType.RETRYING:
                 line = self._line(row, f"will be tried again: {event.reason or 'no reason given'}", "yellow", event)
                 self._release(row)
                 return line
-            case Happening.ENDED:
+            case EventType.ENDED:
                 return self._end(row, event)
-            case Happening.WORKER_LOST:
+            case EventType.WORKER_LOST:
                 self._release(row)
                 row.phase = "lost"
                 return self._line(row, self._loss(row, event.reason or "no sign of life"), "red", event)
-            case Happening.SHUT_OUT:
+            case EventType.SHUT_OUT:
                 self._release(row)
                 row.phase = SHUT_OUT
                 return self._shut_out(row, event)
-            case Happening.WORKER_BUSY:
+            case EventType.WORKER_BUSY:
                 self._release(row)
                 row.phase = "waiting"
                 return self._line(row, f"waits for its turn: {event.reason or 'another run'}", "yellow", event)
-            case Happening.WORKER_BACK:
+            case EventType.WORKER_BACK:
                 was, row.phase = row.phase, "idle"
                 return self._let_in(row) if was == SHUT_OUT else self._line(row, "back", "green", event)
 
@@ -219,11 +222,11 @@ class LiveView(View):
         word, style = ENDED_AS.get(end, (end.value, "red")) if end is not None else ("ended", "")
         rate = row.progress.samples_per_sec if row.progress is not None else None
         parts = [word]
-        if end is End.SUCCEEDED and rate is not None:
+        if end is TrialStatus.SUCCEEDED and rate is not None:
             parts.append(f"{number(rate)} samples/s")
         if row.trial_id is not None and not (row.began_unseen and row.progress is None):
             parts.append(f"in {duration(self._clock() - row.since)}")
-        if event.reason and end is not End.SUCCEEDED:
+        if event.reason and end is not TrialStatus.SUCCEEDED:
             parts.append(event.reason.removeprefix(f"{word} "))  # of "cancelled by the operator"
         line = self._line(row, ", ".join(parts), style, event)
         self._release(row)
@@ -236,8 +239,8 @@ class LiveView(View):
 
     def summary(self) -> Text:
         ends = list(self._ends.values())
-        cancelled = ends.count(End.CANCELLED)
-        failed = len(ends) - ends.count(End.SUCCEEDED) - cancelled
+        cancelled = ends.count(TrialStatus.CANCELLED)
+        failed = len(ends) - ends.count(TrialStatus.SUCCEEDED) - cancelled
         parts = [self._run_id, f"{len(ends)}/{len(self._planned)} trials ended"]
         parts += [f"{count} {word}" for count, word in ((failed, "failed"), (cancelled, "cancelled")) if count]
         parts.append(duration(self._clock() - self._started))

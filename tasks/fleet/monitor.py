@@ -25,7 +25,7 @@ from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
 from tasks.clients.workers import sample, workers
-from tasks.errors import Resumable, one_line
+from tasks.errors import RetryableError, one_line
 from tasks.fleet.k8s_training import sync_ledger as volume
 from tasks.fleet.k8s_training.volume_reader import is_ordered, pods_of
 from tasks.fleet.run_store import open_run
@@ -40,7 +40,7 @@ UNKNOWN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class WorkerSample:
     """One worker's answer. `gpus` are as `python -m bench sample` prints them; `trouble`: why there is none.
 
     `training` is the line of the training that it leads.
@@ -61,7 +61,7 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
     hosts: Sequence[Host] = workers(settings) if ordered is None else pods_of(settings, ordered)
     agents, trainings = {host.name: Agent(host) for host in hosts}, Trainings(settings)
 
-    def ask(worker: str) -> Look:
+    def ask(worker: str) -> WorkerSample:
         agent = agents[worker]
         found = look(agent, lambda host: sample(settings, host), trainings.line)
         return found if ordered is None else _of_its_volume(found, ordered, agent.host, trainings)
@@ -91,12 +91,12 @@ def _ordered(settings: Settings, name: str) -> RunRecord | None:
     return run if is_ordered(run) else None
 
 
-def _of_its_volume(found: Look, run: RunRecord, host: Host, trainings: Trainings) -> Look:
+def _of_its_volume(found: WorkerSample, run: RunRecord, host: Host, trainings: Trainings) -> WorkerSample:
     """The same look, with what the shared volume says of the training that this pod has a part in."""
     if found.trouble is not None:
         return found
     try:
-        seen = volume.look(run, host)
+        seen = volume.inspect(run, host)
     except HostError as error:
         return replace(found, trouble=one_line(str(error)))
     if not seen.attempts:
@@ -111,7 +111,7 @@ def look(
     agent: Agent,
     sample: Callable[[Host], Mapping[str, Any]],
     training: Callable[[str, Mapping[str, Any] | None], str | None] = lambda _job, _progress: None,
-) -> Look:
+) -> WorkerSample:
     """Ask one worker; one that does not answer gives a Look with `trouble`."""
     worker = agent.host.name
     try:
@@ -121,9 +121,9 @@ def look(
         if holder is not None:
             progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress
     except HostError as error:
-        return Look(worker=worker, trouble=str(error).removeprefix(f"{worker}: "))
+        return WorkerSample(worker=worker, trouble=str(error).removeprefix(f"{worker}: "))
     try:
-        found = Look(
+        found = WorkerSample(
             worker=worker,
             gpus=measured["gpus"],
             load_average_1min=measured["load_average_1min"],
@@ -133,7 +133,9 @@ def look(
         )
         rows([found])
     except (KeyError, TypeError, ValueError, AttributeError):
-        return Look(worker=worker, trouble="its bench answers what this version does not read; is its image another's?")
+        return WorkerSample(
+            worker=worker, trouble="its bench answers what this version does not read; is its image another's?"
+        )
     return found
 
 
@@ -141,25 +143,25 @@ def phase_of(progress: Mapping[str, Any]) -> str:
     return f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"
 
 
-def check_all_answered(looks: Sequence[Look]) -> None:
+def check_all_answered(looks: Sequence[WorkerSample]) -> None:
     """Raises Resumable where a worker could not be asked: a script must not read that as a healthy fleet."""
-    silent = [one for one in looks if one.trouble is not None]
+    silent = [look for look in looks if look.trouble is not None]
     if silent:
         first = f"{silent[0].worker}: {silent[0].trouble}"
         count = f"{len(silent)} of {len(looks)} workers could not be asked"
-        raise Resumable(f"{count}: {first}; once that is mended, `inv monitor --once` again")
+        raise RetryableError(f"{count}: {first}; once that is mended, `inv monitor --once` again")
 
 
 class Watch:
     """The last look at each worker. Workers are asked in parallel, and nobody waits for a slow one."""
 
-    def __init__(self, workers: Sequence[str], ask: Callable[[str], Look]) -> None:
+    def __init__(self, workers: Sequence[str], ask: Callable[[str], WorkerSample]) -> None:
         self._ask = ask
         self._pool = ThreadPoolExecutor(max_workers=min(64, len(workers)))
-        self._asked: dict[str, Future[Look]] = {}
-        self._last = {worker: Look(worker=worker, trouble="asked, no answer yet") for worker in workers}
+        self._asked: dict[str, Future[WorkerSample]] = {}
+        self._last = {worker: WorkerSample(worker=worker, trouble="asked, no answer yet") for worker in workers}
 
-    def round(self, *, wait_sec: float | None) -> list[Look]:
+    def round(self, *, wait_sec: float | None) -> list[WorkerSample]:
         """Ask all workers but those still answering; wait `wait_sec` (None: for all); return the last look at each."""
         for worker in self._last:
             if worker not in self._asked:
@@ -176,34 +178,36 @@ class Watch:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
+def rows(looks: Sequence[WorkerSample]) -> list[tuple[str, ...]]:
     """The cells of the table: a row for each GPU, or one for a worker without."""
     cells: list[tuple[str, ...]] = []
-    for one in looks:
-        doing = (one.trial or "idle", one.phase or UNKNOWN)
-        if one.trouble is not None:
-            cells.append((one.worker, f"unreachable: {one.trouble}", *[UNKNOWN] * 7))
-        elif not one.gpus:
-            load = UNKNOWN if one.load_average_1min is None else f"{one.load_average_1min:.1f}"
-            cells.append((one.worker, f"no GPU, load {load}", *[UNKNOWN] * 5, *doing))
-        for gpu in one.gpus:
-            cells.append((one.worker, *_gpu_cells(gpu), *doing))  # noqa: PERF401 - two shapes of row, one loop
+    for look in looks:
+        doing = (look.trial or "idle", look.phase or UNKNOWN)
+        if look.trouble is not None:
+            cells.append((look.worker, f"unreachable: {look.trouble}", *[UNKNOWN] * 7))
+        elif not look.gpus:
+            load = UNKNOWN if look.load_average_1min is None else f"{look.load_average_1min:.1f}"
+            cells.append((look.worker, f"no GPU, load {load}", *[UNKNOWN] * 5, *doing))
+        for gpu in look.gpus:
+            cells.append((look.worker, *_gpu_cells(gpu), *doing))  # noqa: PERF401 - two shapes of row, one loop
     return [tuple(one_line(cell) for cell in row) for row in cells]
 
 
-def shown(looks: Sequence[Look], width: int) -> Group:
+def shown(looks: Sequence[WorkerSample], width: int) -> Group:
     """The table; below it a line for each worker that cannot be reached (its reason is longer than any cell), and
     for each training."""
-    lost = [f"{one_line(one.worker)}: unreachable: {one_line(one.trouble)}" for one in looks if one.trouble is not None]
-    reached = [one for one in looks if one.trouble is None]
+    lost = [
+        f"{one_line(look.worker)}: unreachable: {one_line(look.trouble)}" for look in looks if look.trouble is not None
+    ]
+    reached = [look for look in looks if look.trouble is None]
     return Group(
         *([table(reached, width)] if reached else []),
         *(Text(line, style="red") for line in lost),
-        *(Text(one.training) for one in looks if one.training is not None),
+        *(Text(look.training) for look in looks if look.training is not None),
     )
 
 
-def table(looks: Sequence[Look], width: int) -> Table:
+def table(looks: Sequence[WorkerSample], width: int) -> Table:
     """The rows as a table, without the columns that `width` characters have no room for, least important first."""
     cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows(looks)]
     wide = {title: max([len(title), *(len(row[title]) for row in cells)]) + 1 for title in COLUMNS}
@@ -238,7 +242,7 @@ def _with_unit(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:.0f} {unit}"
 
 
-def _rounds(watch: Watch) -> Iterator[list[Look]]:
+def _rounds(watch: Watch) -> Iterator[list[WorkerSample]]:
     """A round of looks every EVERY_SEC, without end."""
     while True:
         began = time.monotonic()
@@ -251,6 +255,6 @@ def _print_lines(console: Console, watch: Watch) -> None:
         for row in rows(looks):
             known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
             console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
-        for one in looks:
-            if one.training is not None:
-                console.print(one.training, markup=False, soft_wrap=True)
+        for look in looks:
+            if look.training is not None:
+                console.print(look.training, markup=False, soft_wrap=True)

@@ -20,21 +20,21 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import slot_of
 from tasks.clients.workers import pod_hosts
 from tasks.fleet.k8s_training.volume_reader import is_ordered
-from tasks.fleet.run_store import resuming
+from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
 
 DISCARDED_FILE = "discarded"  # in a run's folder: its results in the pods were given up
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uncollected:
+class PendingRun:
     """A run that is not fully collected: its folder, and one line with what is missing and what to type."""
 
     folder: Path
     line: str
 
 
-def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
+def uncollected(results_folder: Path, target: Target) -> list[PendingRun]:
     """The runs over this namespace's pods that are not fully collected.
 
     Not covered: runs that another operator's machine planned.
@@ -48,18 +48,18 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
             run = RunRecord.read(path)
         except ResultError as error:
             line = f"{folder.name}: cannot be read, so whether it was collected is not known: {error}"
-            found.append(Uncollected(folder=folder, line=line))
+            found.append(PendingRun(folder=folder, line=line))
             continue
         # By address, not by context: a context can be renamed while the pods are the same.
         cluster = run.provenance.get("cluster") or {}
         is_here = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
         missing = _missing(folder, run)
         if run.fleet_kind == "pods" and is_here and missing and not is_ordered(run):  # that one's are on its volume
-            found.append(Uncollected(folder=folder, line=f"run {run.run_id}: {missing}"))
+            found.append(PendingRun(folder=folder, line=f"run {run.run_id}: {missing}"))
     return found
 
 
-def not_whole(results_folder: Path) -> list[str]:
+def incomplete_runs(results_folder: Path) -> list[str]:
     """The names of the runs that are not fully here, over whatever fleet; without those given up or unreadable."""
     names = []
     for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
@@ -73,7 +73,7 @@ def not_whole(results_folder: Path) -> list[str]:
     return names
 
 
-def others_at_work(settings: Settings, target: Target) -> list[str]:
+def foreign_active_jobs(settings: Settings, target: Target) -> list[str]:
     """A line for each pod that runs another operator's trial, one that this machine has no run of.
 
     A pod that cannot be asked has no line: it may be deleted for just that reason.
@@ -94,7 +94,7 @@ def others_at_work(settings: Settings, target: Target) -> list[str]:
         return [line for line in pool.map(ask, hosts) if line is not None]
 
 
-def discard(lost: list[Uncollected]) -> None:
+def discard(lost: list[PendingRun]) -> None:
     """Mark these runs as given up, and print them. Raises OSError."""
     for one in lost:
         print(f"discarded: {one.line}", flush=True)
@@ -109,7 +109,7 @@ def _missing(folder: Path, run: RunRecord) -> str | None:
     except LedgerError as error:
         return str(error)
     if running:
-        return f"{len(running)} of {len(trial_ids)} trials have not ended; `{resuming(run_id)}` goes on"
+        return f"{len(running)} of {len(trial_ids)} trials have not ended; `{resume_command(run_id)}` goes on"
     brings = f"`inv collect --run={run_id}` brings it"
     try:
         sums = (folder / SUMS_FILE).read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ from typing import Any
 from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
 from bench.records.atomic_files import read_regular
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.trial import MOST_BYTES
 from tasks.cli.git import git
-from tasks.errors import UsageError, ending_as, touching
+from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings
 from tasks.settings.sources import shown
@@ -26,7 +26,7 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
     """The suite's trials at the settings' profile; `only` narrows them to these ids. Raises UsageError."""
     bench = settings.bench
     changed = {name: getattr(bench, name) for name in _CHANGEABLE if getattr(bench, name) is not None}
-    with ending_as(UsageError, TrialError, before="bench: "):
+    with translate_errors(UsageError, TrialError, before="bench: "):
         trials = tuple(
             dataclasses.replace(trial, seed=bench.seed, **changed)
             for trial in suite(suite_name, bench.profile, settings.model.path, settings.data.path)
@@ -39,9 +39,9 @@ def read_trials(
 ) -> tuple[Trial, ...]:
     """The trials of a file. Raises UsageError, which names the flag."""
     path = settings.typed(file)
-    with touching(f"{flag}: {shown(path)}: cannot be read"):
+    with file_errors(f"{flag}: {shown(path)}: cannot be read"):
         text = read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
-    with ending_as(UsageError, TrialError, before=f"{flag}: "):
+    with translate_errors(UsageError, TrialError, before=f"{flag}: "):
         trials = bench_trials(text, file)
         profiles = sorted({trial.profile for trial in trials})
         if profiles != [settings.bench.profile]:
@@ -120,7 +120,7 @@ def expected_sec(settings: Settings, run: RunRecord) -> dict[str, float | None]:
     for results in newest_results(settings.results_folder):
         taken: dict[str, list[float]] = {}
         for result in results:
-            if result.status is End.SUCCEEDED and result.wall_time_sec is not None:
+            if result.status is TrialStatus.SUCCEEDED and result.wall_time_sec is not None:
                 taken.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
         then = _crowding(settings, len({result.worker for result in results}))
         for digest, times in taken.items():

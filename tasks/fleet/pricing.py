@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from reports.summary import prices
 from reports.summary.cost import Price
 from reports.summary.prices import PriceError, Pricing
-from tasks.errors import UsageError, ending_as
+from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 
 
@@ -27,5 +27,5 @@ def pricing(settings: Settings) -> Pricing:
 def price_of(settings: Settings, devices: Sequence[str]) -> Price | None:
     """The price that counts for workers with these devices; None where none is known. Raises UsageError."""
     today = datetime.datetime.now(datetime.timezone.utc).date()
-    with ending_as(UsageError, PriceError):
+    with translate_errors(UsageError, PriceError):
         return next(iter(prices.choose(pricing(settings), devices, today=today)), None)

@@ -10,7 +10,7 @@ from bench.records.paths import RESULT_FILE, RUN_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import RunRecord
 from tasks.clients.workers import refuse_other_fleet
-from tasks.errors import UsageError, ending_as
+from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 
 LATEST = "latest"
@@ -38,7 +38,7 @@ def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
     Raises UsageError where it is not there, cannot be trusted, or was started over another fleet than the settings'.
     """
     folder = find_run(settings.results_folder, name)
-    with ending_as(UsageError, ResultError, after="; choose another run with --run"):
+    with translate_errors(UsageError, ResultError, after="; choose another run with --run"):
         run = RunRecord.read(folder / RUN_FILE)
     refuse_other_fleet(settings, run)
     return run, folder
@@ -74,7 +74,7 @@ def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
         yield found
 
 
-def resuming(run_id: str) -> str:
+def resume_command(run_id: str) -> str:
     """The command that goes on with a run; its id names its suite."""
     return f"inv {TRAIN if run_id.split('-')[2:3] == [TRAIN] else 'bench'} --resume={run_id}"
 

@@ -15,26 +15,26 @@ from typing import Any
 
 from bench.records import Trial
 from bench.records.paths import LEDGER_FILE, RUN_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
-from remote.fleet.checkpoint_sync import Keeper
+from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import FleetEvent
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.fleet.retry_policy import Limits, NotLetIn
+from remote.fleet.retry_policy import LoginTimeout, RetryLimits
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_of
 from reports import formatting
 from tasks.cli.signals import interrupted_by
-from tasks.clients.worker_queries import answers
-from tasks.clients.workers import crews, launcher, where
-from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, one_line, writing
+from tasks.clients.worker_queries import query_all
+from tasks.clients.workers import cluster_location, crews, launcher
+from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, one_line, writing
 from tasks.fleet import plan
 from tasks.fleet.live_display import LiveView
 from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import expected_sec
-from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, resuming
+from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, resume_command
 from tasks.settings.load import Settings
 
 # A command to a dead node ends after 15 s of silence, and the last one has to end within fleet.lost_after_sec.
@@ -63,7 +63,7 @@ def record_of(
 ) -> RunRecord:
     """The record of a new run over the workers of these names."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    cluster, is_over_pods = where(settings), settings.fleet.kind == "pods"
+    cluster, is_over_pods = cluster_location(settings), settings.fleet.kind == "pods"
     # Jobs in pods are found by the run's id, so two operators who start in the same second need different ones.
     parts = [f"{now:%Y%m%d-%H%M%S}", suite_name, *([secrets.token_hex(3)] if is_over_pods else [])]
     return RunRecord(
@@ -84,7 +84,7 @@ def record_of(
     )
 
 
-def go_on(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
+def resume(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
     """Resume a run: trials that need work are opened again, finished ones are not repeated."""
     run, folder = open_run(settings, run_id)
     trial_ids = [planned.trial_id for planned in run.planned]
@@ -106,7 +106,7 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     Two runs on one worker would disturb each other's measurements. Two that start in the same moment may both pass
     here; their trials then take turns (`remote.fleet.retry_policy`).
     """
-    holders = answers(settings, hosts, lambda host: Agent(host).holder(slot_of(host)))
+    holders = query_all(settings, hosts, lambda host: Agent(host).holder(slot_of(host)))
     jobs = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
     if not jobs:
         return
@@ -114,8 +114,10 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     run_id, count = job.parent.name, f" ({len(jobs)} of {len(hosts)} workers are busy)" if len(jobs) > 1 else ""
     busy = f"{name} is still busy with {job.name} of run {run_id}{count}"
     if (settings.results_folder / run_id / RUN_FILE).is_file():
-        raise Resumable(f"{busy}; `{resuming(run_id)}` goes on with it, `inv cancel --run={run_id}` stops it")
-    raise Resumable(
+        raise RetryableError(
+            f"{busy}; `{resume_command(run_id)}` goes on with it, `inv cancel --run={run_id}` stops it"
+        )
+    raise RetryableError(
         f"{busy}, which is not in {settings.results_folder}: another operator's; `inv monitor` shows it; "
         "when it is done, or cancelled where it was started, type the same again"
     )
@@ -175,7 +177,7 @@ def fleets_of(
     hosts: list[Host],
     on_event: Callable[[FleetEvent], None] = lambda _: None,
     *,
-    keeper: Keeper | None = None,
+    keeper: CheckpointSync | None = None,
 ) -> Iterator[Fleet]:
     """The run's fleets, to be run one after the other; `on_event` is told what happens."""
     strict = run.settings.get("bench", {}).get("strict", False)
@@ -190,7 +192,7 @@ def fleets_of(
             ledger=ledger,
             launch=launcher(settings, run.run_id, strict=strict),
             on_event=on_event,
-            limits=Limits(
+            limits=RetryLimits(
                 lost_after_sec=max(1.0, settings.fleet.lost_after_sec - ONE_TRY_SEC[settings.fleet.kind]),
                 give_up_after_sec=patience,
                 log_in_within_sec=settings.fleet.log_in_within_sec,
@@ -210,10 +212,12 @@ def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
     tally = ", ".join(f"{count} {end.value}" for end, count in ends.most_common())
     if interrupted:
         raise Interrupted(f"run {run.run_id}: interrupted: {tally}; `inv bench --resume={run.run_id}` goes on with it")
-    if ends[End.SUCCEEDED] == total:
+    if ends[TrialStatus.SUCCEEDED] == total:
         print(f"run {run.run_id}: {'the trial' if total == 1 else f'all {total} trials'} SUCCEEDED")
         return
-    for reason, count in Counter(one.reason for one in ledger.entries.values() if one.end is End.LOST).most_common(5):
+    for reason, count in Counter(
+        entry.reason for entry in ledger.entries.values() if entry.end is TrialStatus.LOST
+    ).most_common(5):
         print(f"LOST: {formatting.count(count, 'trial')}: {one_line(reason or 'no reason is known')}")
     again = any(end.is_resumable for end in ends)
     advice = f"; `inv bench --resume={run.run_id}` runs the PREEMPTED, LOST and CANCELLED ones again" if again else ""
@@ -224,9 +228,11 @@ def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
 def ledger_errors(run_id: str) -> Iterator[None]:
     try:
         yield
-    except NotLetIn as error:
-        raise Resumable(f"{error}; what runs on the workers goes on: log in, then type `{resuming(run_id)}`") from None
+    except LoginTimeout as error:
+        raise RetryableError(
+            f"{error}; what runs on the workers goes on: log in, then type `{resume_command(run_id)}`"
+        ) from None
     except (LedgerError, OSError) as error:
-        raise Resumable(
-            f"{error}; what runs on the workers goes on: repair that, then type `{resuming(run_id)}`"
+        raise RetryableError(
+            f"{error}; what runs on the workers goes on: repair that, then type `{resume_command(run_id)}`"
         ) from None

@@ -18,10 +18,10 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import RUN_FILE
 from bench.records.run import Progress, RunRecord
 from bench.records.schema import SchemaError, from_json
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import EventType, FleetEvent
 from reports import formatting
 from reports.read import attempts
-from reports.read.attempts import Held
+from reports.read.attempts import AttemptSpan
 from reports.summary.cost import Price
 from tasks.errors import one_line
 from tasks.fleet.live_display import PLAIN_SIGN_OF_LIFE_SEC, View, dollars, duration, number
@@ -31,25 +31,25 @@ from tasks.settings.load import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class TrainingSpend:
     """What a training has taken so far, over all its attempts: US dollars (None: no price is known) and restarts."""
 
     usd: float | None
     restarts: int
 
 
-def spent(folder: Path, trial_id: str, price: Price | None) -> Spent:
+def spent(folder: Path, trial_id: str, price: Price | None) -> TrainingSpend:
     """What the training in this run's folder has taken so far, by its ledger."""
     return spent_by(attempts.read(folder, trial_id), price)
 
 
-def spent_by(held: Sequence[Held], price: Price | None) -> Spent:
+def spent_by(held: Sequence[AttemptSpan], price: Price | None) -> TrainingSpend:
     """What a training has taken so far, by its attempts."""
     usd = None if price is None else attempts.worker_sec(held, time.time()) / 3600.0 * price.usd_per_gpu_hour
-    return Spent(usd=usd, restarts=max(0, len(held) - 1))
+    return TrainingSpend(usd=usd, restarts=max(0, len(held) - 1))
 
 
-def parts(progress: Progress | None, spent: Spent, left_sec: float | None = None) -> list[str]:
+def parts(progress: Progress | None, spent: TrainingSpend, left_sec: float | None = None) -> list[str]:
     """A training's state, one phrase each."""
     found = []
     if progress is not None:
@@ -68,7 +68,7 @@ def parts(progress: Progress | None, spent: Spent, left_sec: float | None = None
     return found
 
 
-class Pace:
+class StepPace:
     """How long a training still takes, from the steps that were seen in its present attempt."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,9 +94,11 @@ class Trainings:
     """The lines of trainings that are followed by their workers' progress alone; each has its folder here."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._paces = settings, dict[str, Pace]()
+        self._settings, self._paces = settings, dict[str, StepPace]()
 
-    def line(self, job: str, document: Mapping[str, Any] | None, held: Sequence[Held] | None = None) -> str | None:
+    def line(
+        self, job: str, document: Mapping[str, Any] | None, held: Sequence[AttemptSpan] | None = None
+    ) -> str | None:
         """Of the job at this folder on its worker; None where it is no training, or another operator's. Its attempts
         are `held`, where they are known better than by the ledger.
         """
@@ -108,7 +110,7 @@ class Trainings:
             return None
         if run.suite != TRAIN:
             return None
-        pace = self._paces.setdefault(job, Pace())
+        pace = self._paces.setdefault(job, StepPace())
         pace.take(1, progress)
         device = run.provenance.get("inputs", {}).get("device")
         price = price_of(self._settings, [device] if device else [])
@@ -127,7 +129,7 @@ class TrainingView(View):
         self,
         *,
         run_id: str,
-        spent: Callable[[], Spent],
+        spent: Callable[[], TrainingSpend],
         console: Console | None = None,
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -135,7 +137,7 @@ class TrainingView(View):
         super().__init__(console, plain, clock)
         self._run_id, self._spent = run_id, spent
         self._progress: Progress | None = None
-        self._pace = Pace(clock)
+        self._pace = StepPace(clock)
         self._spoke_at = -math.inf
         self._note = "starting"
 
@@ -144,7 +146,7 @@ class TrainingView(View):
         with self._lock:
             is_said = self._take(event)
         if is_said:
-            self.note(self.line() if event.happening is Happening.PROGRESS else self._note)
+            self.note(self.line() if event.happening is EventType.PROGRESS else self._note)
 
     def note(self, words: str) -> None:
         self._say(self._stamped(self._text(words)))
@@ -164,15 +166,15 @@ class TrainingView(View):
     def _take(self, event: FleetEvent) -> bool:
         """Whether something is to be said now."""
         match event.happening:
-            case Happening.PROGRESS:
+            case EventType.PROGRESS:
                 return self._advance(event)
-            case Happening.STARTED | Happening.ATTACHED:
+            case EventType.STARTED | EventType.ATTACHED:
                 self._progress = None
                 again = f" again (attempt {event.attempt})" if event.attempt > 1 else ""
-                words = "still there, followed again" if event.happening is Happening.ATTACHED else f"started{again}"
+                words = "still there, followed again" if event.happening is EventType.ATTACHED else f"started{again}"
                 self._note = f"{event.worker}: {words}"
                 return self._is_plain or event.attempt > 1
-            case Happening.ENDED:
+            case EventType.ENDED:
                 reason = "" if event.reason is None else f": {event.reason}"
                 self._note = f"{event.end.value if event.end is not None else 'ended'}{reason}"
                 return True

@@ -10,7 +10,7 @@ from remote.image.vm_jobs import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
 from tasks.clients.build_vm import build_vm_job
-from tasks.errors import Resumable, UsageError, ending_as
+from tasks.errors import RetryableError, UsageError, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
@@ -53,7 +53,7 @@ def _archive_job(context: Context, action: str, path: str, again: str) -> Outcom
             if action == "archive":
                 _check_room(settings, agent, path)
             job = vm_jobs.new(agent, "archive", f"{action}-{path}", document)
-            with ending_as(Resumable, HostBusy, after=f"; when that has ended, `{again}`"):
+            with translate_errors(RetryableError, HostBusy, after=f"; when that has ended, `{again}`"):
                 vm_jobs.start(job, document, deadline_sec=settings.image.deadline_sec)
         return jobs.follow(settings, job)
 
@@ -70,9 +70,9 @@ def _check_room(settings: Settings, agent: Agent, path: str) -> None:
     """Raises UsageError where the disks are too small: `docker save` unpacks the whole image before it writes."""
     facts = engine.observe(agent.host, client(settings))
     image = _image(settings, agent)
-    seen = engine.look(agent.host, (path, facts.data_root))
+    seen = engine.disk_info(agent.host, (path, facts.data_root))
     unpack = seen.docker_tmpdir or facts.data_root
-    seen = engine.look(agent.host, (path, unpack))
+    seen = engine.disk_info(agent.host, (path, unpack))
     for place, what in ((seen.place(unpack), "docker save unpacks the image there"), (seen.place(path), "the archive")):
         if place.free_bytes < image["Size"]:
             raise UsageError(

@@ -16,7 +16,7 @@ from remote.image import engine, registry, vm_jobs, workdir
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, inspect
-from remote.image.plan import BuildPlan, Wanted
+from remote.image.plan import BuildPlan, ImageSpec
 from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
@@ -25,7 +25,7 @@ from tasks.cli.git import git
 from tasks.clients.build_vm import build_vm_job, tmpdir_on
 from tasks.clients.registry import address
 from tasks.clients.secrets import index_of, registry_password
-from tasks.errors import Resumable, TaskFailed, UsageError, ending_as
+from tasks.errors import RetryableError, TaskFailed, UsageError, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
 
@@ -81,7 +81,7 @@ def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float, 
         how = f"is built; log: {jobs.log_of(settings, job)}"
         _suggest_pin(settings, outcome)
     if due(settings, agent.host, tmp, anew=anew) is not None:
-        raise Resumable(f"{agent.host.name}: three other builds ran first; `{again}`")
+        raise RetryableError(f"{agent.host.name}: three other builds ran first; `{again}`")
     _conclude(settings, agent.host, how, began)
 
 
@@ -99,11 +99,11 @@ def _follow_running(settings: Settings, job: Job, tmp: str, *, anew: bool) -> Ou
 
 def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> BuildPlan | None:
     """The build that is due, or None where the image is already the wanted one and need not be made `anew`."""
-    with ending_as(UsageError, ContextError):
+    with translate_errors(UsageError, ContextError):
         workdir.claim(host, tmp, make=False)  # what another user made there is not even read
         want = wanted(settings, tmp)
         facts = engine.observe(host, want.client)
-        look = engine.look(host, (tmp, facts.data_root), want.model_folders())
+        look = engine.disk_info(host, (tmp, facts.data_root), want.model_folders())
         existing = inspect(host, want.client, want.image) or {}
         labels = dict(existing.get("Config", {}).get("Labels") or {})
         if not anew and buildplan.is_built(want, look, labels):
@@ -111,10 +111,10 @@ def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> Buil
         return buildplan.plan(want, facts, look, labels)
 
 
-def wanted(settings: Settings, tmp: str) -> Wanted:
+def wanted(settings: Settings, tmp: str) -> ImageSpec:
     """The image that settings and project folder ask for. Raises ContextError, UsageError."""
     image = settings.image
-    return Wanted(
+    return ImageSpec(
         profile=build_profiles.read(settings),
         image=build_profiles.image_name(settings),
         target=image.target,

@@ -10,11 +10,11 @@ import yaml
 from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
-from remote.image.plan import Profile
-from remote.image.references import NameWrong, upstream
+from remote.image.plan import BuildProfile
+from remote.image.references import InvalidReference, upstream
 from remote.image.vm_agent.job import Failed
 from remote.image.vm_agent.registry.api import Registry
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError, touching
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, file_errors
 from tasks.settings.load import Settings, load
 
 PROFILES_FILE = "image/profiles.yaml"
@@ -23,11 +23,11 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 PLATFORM = "x86_64-manylinux_2_28"
 
 
-def known(root: Path) -> dict[str, Profile]:
+def known(root: Path) -> dict[str, BuildProfile]:
     """The profiles of the project, by name. Raises UsageError."""
     try:
         profiles = yaml.safe_load((root / PROFILES_FILE).read_text(encoding="utf-8"))
-        return {name: Profile(name=name, **fields) for name, fields in profiles.items()}
+        return {name: BuildProfile(name=name, **fields) for name, fields in profiles.items()}
     except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError) as error:
         words = " ".join(str(error).split())
         raise UsageError(
@@ -35,7 +35,7 @@ def known(root: Path) -> dict[str, Profile]:
         ) from None
 
 
-def read(settings: Settings) -> Profile:
+def read(settings: Settings) -> BuildProfile:
     """The profile of the settings, with their base and Python where set. Raises UsageError."""
     profiles, name = known(settings.root), settings.image.profile
     if name not in profiles:
@@ -45,7 +45,7 @@ def read(settings: Settings) -> Profile:
     return dataclasses.replace(profile, base=base, python=settings.image.python or profile.python)
 
 
-def pinned(root: Path, profile: Profile) -> str:
+def pinned(root: Path, profile: BuildProfile) -> str:
     """The profile's base image with the digest that `inv image.lock` recorded; as the profile says where none is."""
     try:
         recorded = _base_file(root, profile.name).read_text(encoding="utf-8").strip()
@@ -82,7 +82,7 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
         try:
             ended = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=LOCK_SEC, check=False)
         except subprocess.TimeoutExpired:
-            raise Resumable(f"image.lock: {name}: not done after {LOCK_SEC:.0f} s; `inv image.lock`") from None
+            raise RetryableError(f"image.lock: {name}: not done after {LOCK_SEC:.0f} s; `inv image.lock`") from None
         if ended.returncode != 0:
             raise TaskFailed(f"image.lock: {name}: {' '.join(ended.stderr.split()[-60:]) or argv}")
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
@@ -92,7 +92,7 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
         _pin_base(settings, there[name], upgrade=upgrade)
 
 
-def _pin_base(settings: Settings, profile: Profile, *, upgrade: bool) -> None:
+def _pin_base(settings: Settings, profile: BuildProfile, *, upgrade: bool) -> None:
     """Record the digest that the profile's base has in its registry now. Raises a task's errors; the locks are made."""
     known = pinned(settings.root, profile)
     if "@" in profile.base or ("@" in known and not upgrade):
@@ -102,14 +102,20 @@ def _pin_base(settings: Settings, profile: Profile, *, upgrade: bool) -> None:
     try:
         where = upstream(profile.base)
         there = Registry(where.host, where.path, None).manifest(where.tag)
-    except NameWrong as error:
+    except InvalidReference as error:
         raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {error}") from None
     except Failed as failed:
-        kind = Resumable if failed.kind == "transient" else Refused if failed.kind == "refused" else UsageError
+        kind = (
+            RetryableError
+            if failed.kind == "transient"
+            else ConfirmationRequired
+            if failed.kind == "refused"
+            else UsageError
+        )
         raise kind(f"base {profile.base} is not pinned ({failed}); the packages are locked; {again}") from None
     if there is None:
         raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {where.host} has no {where.path}:{where.tag}")
     path = _base_file(settings.root, profile.name)
-    with touching(path, f"; make it writable, then {again}"):
+    with file_errors(path, f"; make it writable, then {again}"):
         write_atomic(path, f"{profile.base}@{there[0]}\n".encode())
     print(f"{path.relative_to(settings.root)}: {profile.base}@{there[0]}")

@@ -129,9 +129,9 @@ def fetch(
     dry_run: bool = False,
 ) -> None:
     """Bring models to the build VM, every file verified."""
-    from tasks.image.model import Choices, fetch_models
+    from tasks.image.model import FetchOptions, fetch_models
 
-    choices = Choices(model=model, revision=revision, tmpdir=tmpdir, cache=cache, cache_here=cache_here)
+    choices = FetchOptions(model=model, revision=revision, tmpdir=tmpdir, cache=cache, cache_here=cache_here)
     fetch_models(context, choices, dry_run=dry_run)
 
 

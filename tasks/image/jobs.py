@@ -13,7 +13,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import LOG_FILE, Job, JobState
 from tasks.cli.terminal import asks
 from tasks.clients.build_vm import show_cut, show_line
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.settings.load import Settings
 
 STOPPABLE = ("build", "push")  # verbs with a flag --cancel
@@ -47,13 +47,13 @@ def log_of(settings: Settings, job: Job) -> Path:
     return settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
 
 
-def busy(job: Job, again: str) -> Resumable:
+def busy(job: Job, again: str) -> RetryableError:
     """Another job has the VM's one slot: whose it is, and what to type."""
     verb = vm_jobs.verb_of(job)
     stop = f", or stop it: `inv {verb} --cancel`" if verb in STOPPABLE else ""
     whose = f" of {who}" if (who := vm_jobs.starter(job)) else ""
     where = f"{job.agent.host.name}: busy with {job.folder}{whose}, which is other work"
-    return Resumable(f"{where}; when that has ended, `{again}`{stop}")
+    return RetryableError(f"{where}; when that has ended, `{again}`{stop}")
 
 
 def cancel(agent: Agent, verb: str) -> None:
@@ -68,12 +68,12 @@ def cancel(agent: Agent, verb: str) -> None:
         raise UsageError(f"{agent.host.name}: no {verb} runs there, but {job.folder}{stop}")
     who = vm_jobs.starter(job)
     if who != me() and not asks(f"{job.folder} was started by {who or 'somebody'}. Stop it?"):
-        raise Refused(
+        raise ConfirmationRequired(
             f"{job.folder} was started by {who or 'somebody'}, not by {me()}: ask there, or type the same in a "
             "terminal and say yes"
         )
     status = job.cancel()
     if status.state is JobState.RUNNING:
-        raise Resumable(f"{job.folder}: has not ended yet; `inv {verb} --cancel` waits once more")
+        raise RetryableError(f"{job.folder}: has not ended yet; `inv {verb} --cancel` waits once more")
     stopped = status.state is JobState.ENDED and status.why == "cancelled"
     print(f"{job.folder}: {'stopped' if stopped else 'ended before it could be stopped'}")

@@ -13,10 +13,10 @@ from remote.hosts.command import Command, Secret
 from remote.image import model_fetch, vm_jobs, workdir
 from remote.image.model_fetch import Fetch
 from remote.jobs.agent import Agent
-from remote.ssh.rsync import Progress
+from remote.ssh.rsync import UploadProgress
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, tmpdir_on
-from tasks.errors import Refused, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.image import jobs
 from tasks.settings.load import Settings, load
 from tasks.settings.schema import Sections
@@ -49,8 +49,8 @@ def make_demo(context: Context, *, real: bool = False) -> None:
     complaint = ended.stderr.decode(errors="replace").strip()
     if ended.returncode == UsageError.exit_code:
         raise UsageError(f"model.demo: {complaint}")
-    if ended.returncode == Refused.exit_code:
-        raise Refused(f"model.demo: {complaint}")
+    if ended.returncode == ConfirmationRequired.exit_code:
+        raise ConfirmationRequired(f"model.demo: {complaint}")
     if ended.returncode != 0:
         raise TaskFailed(f"model.demo: exit {ended.returncode}: {command.render()}: {command.tail(complaint, lines=1)}")
     if (model, data) != (settings.model.path, settings.data.path):
@@ -58,7 +58,7 @@ def make_demo(context: Context, *, real: bool = False) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class FetchOptions:
     """The flags of `inv model.fetch` that say what is fetched, from where and to where; None where not given."""
 
     model: str | None
@@ -68,7 +68,7 @@ class Choices:
     cache_here: str | None
 
 
-def fetch_models(context: Context, given: Choices, *, dry_run: bool) -> None:
+def fetch_models(context: Context, given: FetchOptions, *, dry_run: bool) -> None:
     settings = load(context)
     models = settings.image.models if given.model is None else (given.model,)
     if not models:
@@ -137,7 +137,7 @@ class _SentLines:
     def __init__(self) -> None:
         self._shown = time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: UploadProgress) -> None:
         if time.monotonic() - self._shown > 2.0:
             self._shown = time.monotonic()
             share = "" if progress.percent is None else f", {progress.percent} %"

@@ -11,10 +11,10 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.diagnosis.pods import diagnose_pod
 from remote.image import pod_check
-from remote.image.docker_client import Ended, model_digests
+from remote.image.docker_client import ContainerExit, model_digests
 from tasks.clients.cluster import cluster_of
 from tasks.clients.image_ref import image_of, recorded
-from tasks.errors import Resumable, TaskFailed, UsageError, one_line
+from tasks.errors import RetryableError, TaskFailed, UsageError, one_line
 from tasks.image.selfcheck_report import conclude, differing_models, report_of, show
 from tasks.settings.load import Settings
 
@@ -88,14 +88,14 @@ def _ended(cluster: Cluster, settings: Settings) -> str:
                     raise TaskFailed(f"{finding}; the pod was removed")
         if now - began > limit:
             last = next(reversed(seen), "it did not end")
-            raise Resumable(f"pod {pod_check.NAME}: not done after {limit:.0f} s: {last}; the same again")
+            raise RetryableError(f"pod {pod_check.NAME}: not done after {limit:.0f} s: {last}; the same again")
         time.sleep(_LOOK_SEC)
 
 
 def _report(name: str, text: str) -> dict[str, Any]:
     """The line of the log that is the self-check's report. Raises TaskFailed."""
     found = [line for line in text.splitlines() if line.startswith("{") and '"wrong"' in line]
-    return report_of(name, Ended(exit_code=1, stdout="\n".join(found[:1]), stderr=text))
+    return report_of(name, ContainerExit(exit_code=1, stdout="\n".join(found[:1]), stderr=text))
 
 
 def _pushed_models(settings: Settings, report: dict[str, Any]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from tasks.cli.terminal import asks
 from tasks.clients.build_vm import build_vm, build_vm_job
 from tasks.clients.registry import address
 from tasks.clients.secrets import registry_password
-from tasks.errors import Resumable, UsageError, ending_as, writing
+from tasks.errors import RetryableError, UsageError, translate_errors, writing
 from tasks.image import build_profiles, jobs
 from tasks.image.build import client, wanted
 from tasks.image.sbom.sign import sign, signing_key
@@ -91,7 +91,7 @@ def _image_id(settings: Settings, host: Host, image: str, *, stale: bool) -> str
     facts = engine.inspect(host, client(settings), image)
     if facts is None:
         raise UsageError(f"{host.name}: no image {image} there; `inv build` makes it")
-    with ending_as(UsageError, ContextError):
+    with translate_errors(UsageError, ContextError):
         differs = outdated(wanted(settings, host.workdir), dict(facts.get("Config", {}).get("Labels") or {}))
     if differs:
         what = f"{image} on {host.name} is not of the sources here: {', '.join(differs)} changed since it was built"
@@ -136,7 +136,7 @@ def _work(
             vm_jobs.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
         except HostBusy as busy:
             registry.forget(agent.host, folder)
-            raise Resumable(f"{busy}; when that has ended, `{again}`") from None
+            raise RetryableError(f"{busy}; when that has ended, `{again}`") from None
         try:
             return jobs.follow(settings, job)
         except vm_jobs.JobFailed as failure:

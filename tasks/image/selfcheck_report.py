@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from remote.image.docker_client import Ended
-from tasks.errors import Refused, TaskFailed, one_line
+from remote.image.docker_client import ContainerExit
+from tasks.errors import ConfirmationRequired, TaskFailed, one_line
 
 
-def report_of(name: str, ended: Ended) -> dict[str, Any]:
+def report_of(name: str, ended: ContainerExit) -> dict[str, Any]:
     """The report on standard output's last line, with all that is read of it here. Raises TaskFailed."""
     try:
         report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
@@ -51,7 +51,7 @@ def refused(name: str, wrong: list[str]) -> TaskFailed:
     """Damaged weights are refused with the command that mends them; the rest is a failure."""
     said = f"{name}: {wrong[0]}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
     if any(line.startswith("model") for line in wrong):
-        return Refused(f"{said}; `inv build --anew` makes it again, of weights that it verifies")
+        return ConfirmationRequired(f"{said}; `inv build --anew` makes it again, of weights that it verifies")
     return TaskFailed(said)
 
 

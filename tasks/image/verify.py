@@ -6,7 +6,7 @@ from functools import partial
 from invoke.context import Context
 
 from remote.image import docker_client as images
-from remote.image.docker_client import Ended
+from remote.image.docker_client import ContainerExit
 from tasks.clients.build_vm import build_vm
 from tasks.image import build_profiles
 from tasks.image.build import client
@@ -38,7 +38,7 @@ def verify_image(context: Context, *, on_node: bool) -> None:
     conclude(name, wrong)
 
 
-def _two_steps(settings: Settings, run: Callable[..., Ended], *, has_gpu: bool) -> list[str]:
+def _two_steps(settings: Settings, run: Callable[..., ContainerExit], *, has_gpu: bool) -> list[str]:
     """Train two steps of a tiny model in the image, if the profile's stack can without a GPU. Returns what is wrong."""
     if not has_gpu and not build_profiles.read(settings).runs_on_cpu:
         print("  no GPU here, and this profile's stack trains on one only: no trial was run")

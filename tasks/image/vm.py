@@ -5,14 +5,14 @@ import time
 
 from invoke.context import Context
 
-from remote.hosts.bundle import once
+from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.hosts.host import check
 from remote.image import engine, vm_info, workdir
 from remote.image.vm_agent.secure_dir import NOT_OURS
 from tasks.cli.flags import number
 from tasks.clients.build_vm import build_vm, tmpdir_on
-from tasks.errors import Refused, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.settings.load import load
 
 MOUNT = "/var/lib/qlora-fleet-engine"
@@ -33,7 +33,7 @@ def check_vm(context: Context, tmpdir: str | None) -> None:
         print(f"  {facts.cores} cores, {facts.memory_bytes / 1e9:.1f} GB of memory")
         print(f"  user {facts.user} in {', '.join(facts.groups)}; home {facts.home}")
         if facts.python[:2] >= vm_info.PYTHON_AT_LEAST:
-            for place in engine.look(host, (facts.home, tmpdir_on(settings, host, tmpdir)), []).places:
+            for place in engine.disk_info(host, (facts.home, tmpdir_on(settings, host, tmpdir)), []).places:
                 state = "" if place.exists else ", not there yet"
                 may = "writable" if place.writable else "not writable for this user"
                 print(f"  {place.path}: {place.free_bytes / 1e9:.1f} GB free on {place.kind}, {may}{state}")
@@ -66,11 +66,13 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
         who = Command(argv=("id", "-u"))
         is_root = check(host, who, host.run(who, timeout_sec=60.0)).stdout.strip() == b"0"
         root = () if is_root else ("sudo", "-n")
-        command = Command(argv=(*root, *once(host, "remote.image.vm_agent.scripts.engine", json.dumps(asked)).argv))
+        command = Command(
+            argv=(*root, *inline_command(host, "remote.image.vm_agent.scripts.engine", json.dumps(asked)).argv)
+        )
         completed = host.run(command, timeout_sec=UP_SEC)
         if completed.exit_code != 0:
             lines = completed.stderr.decode(errors="replace").strip().splitlines() or [f"exit {completed.exit_code}"]
-            raise (Refused if completed.exit_code == NOT_OURS else UsageError)(f"{host.name}: {lines[-1]}")
+            raise (ConfirmationRequired if completed.exit_code == NOT_OURS else UsageError)(f"{host.name}: {lines[-1]}")
         facts = json.loads(completed.stdout)
         made = "made" if facts["made"] else "was there"
         state = "started" if facts["started"] else "was running"

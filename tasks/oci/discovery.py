@@ -13,7 +13,7 @@ from oci.identity import IdentityClient
 from oci.limits import LimitsClient
 
 from tasks.oci.access.clients import Access, Json, text
-from tasks.oci.access.errors import Asked
+from tasks.oci.access.errors import ServiceCall
 
 GPU_LIMIT = "gpu-a10-count"  # of the shapes VM.GPU.A10.* and BM.GPU.A10.4, in GPUs
 REPOSITORY = "qlora-fleet"
@@ -29,7 +29,7 @@ class GpuLimit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class NodePoolInfo:
     """A node pool. `size`: nodes that are wanted; `nodes`: those there are, as the API has them."""
 
     id: str
@@ -45,7 +45,7 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterFound:
+class ClusterInfo:
     """An OKE cluster with its node pools."""
 
     id: str
@@ -54,7 +54,7 @@ class ClusterFound:
     state: str
     public: str | None
     private: str | None
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[NodePoolInfo, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Export:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class TenancySurvey:
     """All of it. `unread` are errors of what could not be asked; its part is then empty."""
 
     region: str
@@ -81,7 +81,7 @@ class Survey:
     tenancy: str | None = None
     user: str | None = None
     limits: tuple[GpuLimit, ...] = ()
-    clusters: tuple[ClusterFound, ...] = ()
+    clusters: tuple[ClusterInfo, ...] = ()
     repositories: tuple[str, ...] = ()
     exports: tuple[Export, ...] = ()
     unread: tuple[str, ...] = field(default=())
@@ -97,7 +97,7 @@ def registry_host(region: str) -> str:
     return f"{key}.ocir.io" if key and len(key) == 3 else f"ocir.{region}.oci.oraclecloud.com"
 
 
-def settings_for(found: Survey) -> dict[str, dict[str, Any]]:
+def settings_for(found: TenancySurvey) -> dict[str, dict[str, Any]]:
     """The settings that follow, by section. Where the tenancy has several of a thing, that setting is left out."""
     settings: dict[str, dict[str, Any]] = {}
     repository = (
@@ -117,7 +117,7 @@ def settings_for(found: Survey) -> dict[str, dict[str, Any]]:
 
 
 def tenancy_name(entry: Access) -> str:
-    asked = Asked(doing="asking for the tenancy", right="inspect tenancies")
+    asked = ServiceCall(doing="asking for the tenancy", right="inspect tenancies")
     return entry.text(asked, entry.one(asked, entry.client(IdentityClient).get_tenancy, entry.tenancy), "name")
 
 
@@ -126,28 +126,28 @@ def user_name(entry: Access) -> str | None:
     user = str(entry.config.get("user", ""))
     if not user.startswith("ocid1.user."):
         return None
-    asked = Asked(doing="asking who this user is", right="inspect users")
+    asked = ServiceCall(doing="asking who this user is", right="inspect users")
     return entry.text(asked, entry.one(asked, entry.client(IdentityClient).get_user, user), "name")
 
 
 def domains(entry: Access) -> list[str]:
-    asked = Asked(doing="listing availability domains", right="inspect compartments")
+    asked = ServiceCall(doing="listing availability domains", right="inspect compartments")
     listed = entry.all(asked, entry.client(IdentityClient).list_availability_domains, entry.tenancy)
     return [entry.text(asked, one, "name") for one in listed]
 
 
 def gpu_limits(entry: Access) -> tuple[GpuLimit, ...]:
     """Of every availability domain with a limit above nought."""
-    asked = Asked(doing="reading GPU limits", right="inspect resource-availability")
+    asked = ServiceCall(doing="reading GPU limits", right="inspect resource-availability")
     client = entry.client(LimitsClient)
     values = entry.all(asked, client.list_limit_values, entry.tenancy, "compute", scope_type="AD", name=GPU_LIMIT)
     found = []
-    for one in values:
-        if one.get("value"):
-            domain = entry.text(asked, one, "availabilityDomain")
+    for value in values:
+        if value.get("value"):
+            domain = entry.text(asked, value, "availabilityDomain")
             ask = (client.get_resource_availability, "compute", GPU_LIMIT, entry.tenancy)
             used = entry.read(asked, _used, entry.one(asked, *ask, availability_domain=domain))
-            found.append(GpuLimit(domain=domain, most=entry.read(asked, _value, one), used=used))
+            found.append(GpuLimit(domain=domain, most=entry.read(asked, _value, value), used=used))
     return tuple(found)
 
 
@@ -159,30 +159,30 @@ def _used(one: Json) -> int:
     return int(one.get("used") or 0)
 
 
-def clusters(entry: Access, compartment: str) -> tuple[ClusterFound, ...]:
+def clusters(entry: Access, compartment: str) -> tuple[ClusterInfo, ...]:
     """The compartment's clusters that are not deleted, with their pools; the nodes of a pool are not asked for."""
     client = entry.client(ContainerEngineClient)
-    asked = Asked(doing="listing clusters", right="read clusters")
+    asked = ServiceCall(doing="listing clusters", right="read clusters")
     listed = entry.all(asked, client.list_clusters, compartment)
     pools = node_pools(entry, compartment)
     there = [one for one in listed if one.get("lifecycleState") not in ("DELETED", "DELETING")]
     return tuple(entry.read(asked, lambda one: _cluster(one, pools), one) for one in there)
 
 
-def node_pools(entry: Access, compartment: str) -> list[Pool]:
+def node_pools(entry: Access, compartment: str) -> list[NodePoolInfo]:
     client = entry.client(ContainerEngineClient)
-    asked = Asked(doing="listing node pools", right="read cluster-node-pools")
+    asked = ServiceCall(doing="listing node pools", right="read cluster-node-pools")
     listed = entry.all(asked, client.list_node_pools, compartment)
     there = [one for one in listed if one.get("lifecycleState") not in ("DELETED", "DELETING")]
     return [entry.read(asked, pool_of, one) for one in there]
 
 
-def pool_of(one: Json) -> Pool:
+def pool_of(one: Json) -> NodePoolInfo:
     """The pool that an object of the API is. For `Access.read`, which says where it is none."""
     size = int((one.get("nodeConfigDetails") or {}).get("size") or 0)
     if not 0 <= size < 1 << 31:
         raise ValueError("size")
-    return Pool(
+    return NodePoolInfo(
         id=text(one.get("id")),
         name=str(one.get("name", "?")),
         cluster_id=str(one.get("clusterId", "")),
@@ -198,9 +198,9 @@ def _is_there(node: Json) -> bool:
     return bool(node.get("lifecycleState") != "DELETED")
 
 
-def _cluster(one: Json, pools: Sequence[Pool]) -> ClusterFound:
+def _cluster(one: Json, pools: Sequence[NodePoolInfo]) -> ClusterInfo:
     ends = one.get("endpoints") or {}
-    return ClusterFound(
+    return ClusterInfo(
         id=text(one.get("id")),
         name=str(one.get("name", "?")),
         version=str(one.get("kubernetesVersion", "?")),
@@ -212,7 +212,7 @@ def _cluster(one: Json, pools: Sequence[Pool]) -> ClusterFound:
 
 
 def repositories(entry: Access, compartment: str) -> tuple[str, ...]:
-    asked = Asked(doing="listing repositories", right="inspect repos")
+    asked = ServiceCall(doing="listing repositories", right="inspect repos")
     listed = entry.all(asked, entry.client(ArtifactsClient).list_container_repositories, compartment)
     return tuple(sorted(entry.text(asked, one, "displayName") for one in listed))
 
@@ -220,13 +220,13 @@ def repositories(entry: Access, compartment: str) -> tuple[str, ...]:
 def exports(entry: Access, compartment: str) -> tuple[Export, ...]:
     """What the compartment's mount targets export, in every availability domain."""
     storage, network = entry.client(FileStorageClient), entry.client(VirtualNetworkClient)
-    asked = Asked(doing="listing mount targets", right="read file-family")
+    asked = ServiceCall(doing="listing mount targets", right="read file-family")
     found = []
     for domain in domains(entry):
         for target in entry.all(asked, storage.list_mount_targets, compartment, domain):
             if target.get("lifecycleState") != "ACTIVE" or not target.get("privateIpIds"):
                 continue
-            ask = Asked(doing="asking for a mount target's address", right="use private-ips")
+            ask = ServiceCall(doing="asking for a mount target's address", right="use private-ips")
             ip, exported = entry.read(asked, _first_ip, target), entry.text(asked, target, "exportSetId")
             address = entry.text(ask, entry.one(ask, network.get_private_ip, ip), "ipAddress")
             name = entry.text(asked, target, "displayName")

@@ -19,11 +19,11 @@ from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expanded
-from tasks.errors import UsageError, touching
+from tasks.errors import UsageError, file_errors
 from tasks.oci.access.clients import Access, access, compartment_of
-from tasks.oci.access.errors import Asked
+from tasks.oci.access.errors import ServiceCall
 from tasks.oci.access.profile import check_ocid, ocid_kind
-from tasks.oci.discovery import ClusterFound, clusters
+from tasks.oci.discovery import ClusterInfo, clusters
 from tasks.oci.private_files import keep_old, write_private
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import shown
@@ -61,7 +61,7 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
 
 
 def _write(path: Path, merged: Kubeconfig) -> None:
-    with touching(f"{shown(path)}: cannot be written", "; name another with --file"):
+    with file_errors(f"{shown(path)}: cannot be written", "; name another with --file"):
         if path.exists():
             print(f"kept the old one as {shown(keep_old(path))}")
         write_private(path, yaml.safe_dump(dict(merged), sort_keys=False, allow_unicode=True).encode())
@@ -77,7 +77,7 @@ def _file(settings: Settings, file: str | None) -> Path:
     return expanded(first)
 
 
-def chosen(found: Sequence[ClusterFound], name: str | None) -> ClusterFound:
+def chosen(found: Sequence[ClusterInfo], name: str | None) -> ClusterInfo:
     """The one that is meant. Raises UsageError, which names those there are."""
     if name is not None and ocid_kind(name):
         check_ocid("tenancy.kubeconfig: --cluster", name, "cluster")
@@ -91,10 +91,10 @@ def chosen(found: Sequence[ClusterFound], name: str | None) -> ClusterFound:
     raise UsageError(f"{what}: {known}; type: inv tenancy.kubeconfig --cluster OCID")
 
 
-def _of_service(entry: Access, found: ClusterFound, end: str) -> Kubeconfig:
+def _of_service(entry: Access, found: ClusterInfo, end: str) -> Kubeconfig:
     details = CreateClusterKubeconfigContentDetails(token_version=_VERSION, endpoint=f"{end.upper()}_ENDPOINT")
     client = entry.client(ContainerEngineClient)
-    asked = Asked(doing=f"asking for the kubeconfig of {found.name}", right="use clusters")
+    asked = ServiceCall(doing=f"asking for the kubeconfig of {found.name}", right="use clusters")
     text = entry.content(asked, client.create_kubeconfig, found.id, create_cluster_kubeconfig_content_details=details)
     return _parsed(text, f"the kubeconfig that the service gave for {found.name}")
 
@@ -112,7 +112,7 @@ def token_command(settings: Settings, entry: Access, cluster_id: str) -> tuple[s
     return (*here, "token", *which, "--config-file", str(file), "--profile", section.profile)
 
 
-def with_our_user(service: Kubeconfig, found: ClusterFound, command: Sequence[str]) -> dict[str, Any]:
+def with_our_user(service: Kubeconfig, found: ClusterInfo, command: Sequence[str]) -> dict[str, Any]:
     """A kubeconfig of this cluster alone, all of it under the cluster's name. Raises UsageError."""
     try:
         cluster = dict(service["clusters"][0]["cluster"])

@@ -11,12 +11,12 @@ from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import UpdateNodePoolDetails, UpdateNodePoolNodeConfigDetails
 
 from tasks.cli.terminal import asks, console, table
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.fleet.pricing import price_of
 from tasks.oci.access.clients import Access, access, compartment_of
-from tasks.oci.access.errors import Asked
+from tasks.oci.access.errors import ServiceCall
 from tasks.oci.access.profile import check_ocid, ocid_kind
-from tasks.oci.discovery import Pool, gpu_limits, node_pools, pool_of
+from tasks.oci.discovery import NodePoolInfo, gpu_limits, node_pools, pool_of
 from tasks.oci.node_readiness import await_ready, refuse_losing
 from tasks.settings.load import Settings, load
 
@@ -38,7 +38,7 @@ def resize(
         _show(settings, pools, where)
         return
     client = entry.client(ContainerEngineClient)
-    asked = Asked(doing="asking for the node pool", right="read cluster-node-pools")
+    asked = ServiceCall(doing="asking for the node pool", right="read cluster-node-pools")
     response = entry.response(asked, client.get_node_pool, chosen(pools, name).id)
     pool = entry.read(asked, pool_of, entry.of_kind(asked, response.data, dict))
     etag = response.headers.get("etag")
@@ -59,8 +59,8 @@ def resize(
         return
     verb = "Grow" if size > pool.size else "Shrink"
     if not yes and not asks(f"{verb} pool {pool.name} from {pool.size} to {size} nodes?"):
-        raise Refused("nothing was changed; type the same with --yes if it is meant")
-    asked = Asked(doing=f"resizing pool {pool.name}", right=_RIGHT)
+        raise ConfirmationRequired("nothing was changed; type the same with --yes if it is meant")
+    asked = ServiceCall(doing=f"resizing pool {pool.name}", right=_RIGHT)
     details = UpdateNodePoolDetails(node_config_details=UpdateNodePoolNodeConfigDetails(size=size))
     matching = {"if_match": etag} if etag else {}
     answer = entry.response(asked, client.update_node_pool, pool.id, details, **matching)
@@ -85,7 +85,7 @@ def _change(grow: str | None, shrink: str | bool | None) -> int | str | None:
     return sign * int(text)
 
 
-def chosen(pools: Sequence[Pool], name: str | None) -> Pool:
+def chosen(pools: Sequence[NodePoolInfo], name: str | None) -> NodePoolInfo:
     """The pool that is meant. Raises UsageError, which names those there are."""
     if name is not None and ocid_kind(name):
         check_ocid("tenancy.nodes: --pool", name, "nodepool")
@@ -105,7 +105,7 @@ def gpus_of(shape: str) -> int:
     return int(last) if last.isdecimal() else 1
 
 
-def plan(settings: Settings, pool: Pool, size: int) -> list[str]:
+def plan(settings: Settings, pool: NodePoolInfo, size: int) -> list[str]:
     """What would change, and what that costs."""
     line = f"pool {pool.name} ({pool.shape}): {pool.size} -> {size} nodes"
     hourly = usd_an_hour(settings, pool)
@@ -120,7 +120,7 @@ def plan(settings: Settings, pool: Pool, size: int) -> list[str]:
     return [line, f"${usd * abs(size - pool.size):,.2f} an hour {more}, {now}", f"  at {words}"]
 
 
-def usd_an_hour(settings: Settings, pool: Pool) -> tuple[float, str] | None:
+def usd_an_hour(settings: Settings, pool: NodePoolInfo) -> tuple[float, str] | None:
     """(US dollars for one node and hour with its boot volume, the price in words); None where it is not known."""
     price = price_of(settings, ["NVIDIA A10"] if ".A10." in pool.shape else [])
     if price is None:
@@ -129,7 +129,7 @@ def usd_an_hour(settings: Settings, pool: Pool) -> tuple[float, str] | None:
     return price.usd_per_gpu_hour * gpus_of(pool.shape) + boot, price.words
 
 
-def _refuse_beyond_limit(entry: Access, pool: Pool, size: int) -> None:
+def _refuse_beyond_limit(entry: Access, pool: NodePoolInfo, size: int) -> None:
     if ".A10." not in pool.shape:
         return
     try:
@@ -137,22 +137,22 @@ def _refuse_beyond_limit(entry: Access, pool: Pool, size: int) -> None:
     except UsageError as error:
         print(f"whether the limit allows it is not known: {error}")
         return
-    free, more = sum(one.most - one.used for one in limits), (size - pool.size) * gpus_of(pool.shape)
+    free, more = sum(limit.most - limit.used for limit in limits), (size - pool.size) * gpus_of(pool.shape)
     if more > free:
         raise UsageError(
-            f"{more} more A10 GPUs are needed, and the limit leaves {free} ({sum(one.used for one in limits)} of "
-            f"{sum(one.most for one in limits)} in use); ask for more in the console: Limits, Quotas and Usage"
+            f"{more} more A10 GPUs are needed, and the limit leaves {free} ({sum(limit.used for limit in limits)} of "
+            f"{sum(limit.most for limit in limits)} in use); ask for more in the console: Limits, Quotas and Usage"
         )
 
 
-def _follow(settings: Settings, entry: Access, work: str | None, compartment: str, pool: Pool) -> None:
+def _follow(settings: Settings, entry: Access, work: str | None, compartment: str, pool: NodePoolInfo) -> None:
     """Wait for the work request's end, with a line for each change. Raises a task's error."""
     if work is None:
-        raise Resumable(
+        raise RetryableError(
             f"the service took the change of pool {pool.name} and named no work; `inv tenancy.nodes` shows it"
         )
     client, began, before = entry.client(ContainerEngineClient), time.monotonic(), ""
-    asked = Asked(doing=f"following the change of pool {pool.name}", right="read cluster-work-requests")
+    asked = ServiceCall(doing=f"following the change of pool {pool.name}", right="read cluster-work-requests")
     while True:
         status = str(entry.one(asked, client.get_work_request, work).get("status", "?"))
         took = time.monotonic() - began
@@ -169,14 +169,14 @@ def _follow(settings: Settings, entry: Access, work: str | None, compartment: st
             way = "that kind of GPU is used up there at the moment: later, or in another availability domain"
             raise TaskFailed(f"pool {pool.name}: {status}: {said or 'no reason given'}{f'; {way}' if full else ''}")
         if took > settings.cluster.ready_within_sec:
-            raise Resumable(
+            raise RetryableError(
                 f"pool {pool.name}: still {status} after {took:.0f} s (cluster.ready_within_sec); it goes on by "
                 "itself: `inv tenancy.nodes` shows it"
             )
         time.sleep(POLL_SEC)
 
 
-def _show(settings: Settings, pools: Sequence[Pool], where: str) -> None:
+def _show(settings: Settings, pools: Sequence[NodePoolInfo], where: str) -> None:
     if not pools:
         print(f"no GPU pool in {where}; tenancy.compartment names another")
         return

@@ -19,9 +19,9 @@ import yaml
 from invoke.context import Context
 
 from reports.summary import prices
-from reports.summary.prices import PriceError, Table
+from reports.summary.prices import PriceError, PriceTable
 from tasks.cli.terminal import asks
-from tasks.errors import Refused, Resumable, UsageError, ending_as
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError, translate_errors
 from tasks.oci.private_files import write_private
 from tasks.oci.user_config import with_settings, write_user_settings
 from tasks.settings.load import Settings, load
@@ -52,7 +52,7 @@ DOLLARS = "USD"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class ListPrice:
     """A part's price for one unit, in the currency that was asked for; a month's first `free` units are for nothing."""
 
     part: str
@@ -84,7 +84,7 @@ def take_prices(context: Context, currency: str, *, yes: bool) -> None:
         print("cost.price_usd_per_gpu_hour is set, and stands before this table in reports")
     into = path or settings.root / OWN
     if not yes and not asks(f"Write these prices, of today, to {shown(into)}?"):
-        raise Refused("nothing was written; type the same with --yes if it is meant")
+        raise ConfirmationRequired("nothing was written; type the same with --yes if it is meant")
     text = into.read_text(encoding="utf-8") if path else _fresh()
     _write(into, with_settings(text, found, shown(into)), today)
     print(f"wrote {shown(into)}")
@@ -93,20 +93,20 @@ def take_prices(context: Context, currency: str, *, yes: bool) -> None:
             print(line)
 
 
-def look_up(part: str, currency: str) -> Listed:
+def look_up(part: str, currency: str) -> ListPrice:
     """The list's price of a part. Raises Resumable where nobody answers, UsageError for an answer without it."""
     query = urllib.parse.urlencode({"partNumber": part, "currencyCode": currency})
     return price_in(_get(f"{LIST}?{query}"), part, currency)
 
 
-def price_in(content: bytes, part: str, currency: str) -> Listed:
+def price_in(content: bytes, part: str, currency: str) -> ListPrice:
     """The pay-as-you-go price of a part in the list's answer. Raises UsageError."""
     where = f"the price list's answer for {part}"
     if content.lstrip()[:1] != b"{":
         raise UsageError(f"{where} is not JSON: {content[:40].decode('utf-8', 'replace')!r}; is a proxy between?")
     try:
         items = json.loads(content)["items"]
-        item = next(one for one in items if one["partNumber"] == part)
+        item = next(item for item in items if item["partNumber"] == part)
         name, metric = (" ".join(str(item[key]).split())[:120] for key in ("displayName", "metricName"))
         local = {str(one["currencyCode"]): one["prices"] for one in item["currencyCodeLocalizations"]}
         paid = [one for one in local.get(currency, ()) if one["model"] == "PAY_AS_YOU_GO"]
@@ -126,7 +126,7 @@ def price_in(content: bytes, part: str, currency: str) -> Listed:
     if len(amounts) != 1 + is_free_at_first or not 0 < amounts[-1] < 10_000:
         raise UsageError(f"{where} has no single price: {amounts}; prices stay as they are")
     free = next(start for start, amount in steps if amount == amounts[-1])
-    return Listed(part=part, name=name, metric=metric, amount=amounts[-1], free=free)
+    return ListPrice(part=part, name=name, metric=metric, amount=amounts[-1], free=free)
 
 
 def _get(url: str) -> bytes:
@@ -156,19 +156,23 @@ def _get(url: str) -> bytes:
             why = str(getattr(error, "reason", None) or error) or type(error).__name__
         if attempt < ATTEMPTS:
             time.sleep(PAUSE_SEC * 2 ** (attempt - 1))
-    raise Resumable(f"the price list at {LIST} does not answer: {why}; check network and proxy, then the same again")
+    raise RetryableError(
+        f"the price list at {LIST} does not answer: {why}; check network and proxy, then the same again"
+    )
 
 
-def _table(settings: Settings, today: datetime.date) -> tuple[Path | None, Table]:
+def _table(settings: Settings, today: datetime.date) -> tuple[Path | None, PriceTable]:
     """(the user's own file, if there is one; the table that counts). Raises UsageError."""
     own = settings.root / (settings.cost.prices or OWN)
-    with ending_as(UsageError, PriceError, after="; nothing was written"):
+    with translate_errors(UsageError, PriceError, after="; nothing was written"):
         if own.exists() or settings.cost.prices is not None:
             return own, prices.read(own, today=today)
         return None, prices.read(prices.TABLE, today=today)
 
 
-def changes(table: Table, listed: Mapping[str, Listed], today: datetime.date) -> dict[str, dict[str, dict[str, Any]]]:
+def changes(
+    table: PriceTable, listed: Mapping[str, ListPrice], today: datetime.date
+) -> dict[str, dict[str, dict[str, Any]]]:
     """What is to stand in the table: the prices of each shape with this GPU, and what is paid for besides."""
     found: dict[str, dict[str, Any]] = {}
     for name, shape in table.shapes.items():
@@ -182,7 +186,7 @@ def changes(table: Table, listed: Mapping[str, Listed], today: datetime.date) ->
     return {"shapes": found, "others": {key: _other(listed[part], today) for part, key in OTHERS.items()}}
 
 
-def _other(one: Listed, today: datetime.date) -> dict[str, Any]:
+def _other(one: ListPrice, today: datetime.date) -> dict[str, Any]:
     """What is paid for besides, as the list calls it."""
     is_traffic = UNITS[one.part] == _TRAFFIC
     return {
@@ -193,7 +197,7 @@ def _other(one: Listed, today: datetime.date) -> dict[str, Any]:
     }
 
 
-def compared(table: Table, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+def compared(table: PriceTable, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """A line for each price that differs from the table's."""
     pairs = [
         (f"{name} {key}", getattr(table.shapes[name], key), values)

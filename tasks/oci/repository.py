@@ -12,7 +12,7 @@ from remote.image.references import is_ocir
 from tasks.clients.registry import named
 from tasks.errors import TaskFailed, UsageError
 from tasks.oci.access.clients import Access, Json, access, compartment_of, namespace_of
-from tasks.oci.access.errors import Asked
+from tasks.oci.access.errors import ServiceCall
 from tasks.oci.discovery import REPOSITORY, registry_host
 from tasks.settings.load import Settings, load
 
@@ -30,7 +30,7 @@ def make_repository(context: Context, name: str | None, *, immutable: bool) -> N
     path = name or _path(settings, entry, namespace)
     compartment, where = compartment_of(settings, entry)
     client = entry.client(ArtifactsClient)
-    asked = Asked(doing="looking for the repository", right="manage repos")
+    asked = ServiceCall(doing="looking for the repository", right="manage repos")
     listed = entry.all(asked, client.list_container_repositories, compartment, display_name=path)
     there = next((one for one in listed if one.get("displayName") == path), None)
     full = f"{registry_host(entry.region)}/{namespace}/{path}"
@@ -38,7 +38,7 @@ def make_repository(context: Context, name: str | None, *, immutable: bool) -> N
         details = CreateContainerRepositoryDetails(
             compartment_id=compartment, display_name=path, is_public=False, is_immutable=immutable
         )
-        asked = Asked(doing=f"making repository {path} in {where}", right="manage repos")
+        asked = ServiceCall(doing=f"making repository {path} in {where}", right="manage repos")
         entry.one(asked, client.create_container_repository, details)
         print(f"made {full}, private{', immutable: a tag is pushed once' if immutable else ''}, in {where}")
     else:
@@ -50,7 +50,7 @@ def make_repository(context: Context, name: str | None, *, immutable: bool) -> N
 
 
 def _refuse_mutable(entry: Access, client: object, there: Json, full: str) -> None:
-    asked = Asked(doing=f"asking for repository {full}", right="read repos")
+    asked = ServiceCall(doing=f"asking for repository {full}", right="read repos")
     one = entry.one(asked, client.get_container_repository, entry.text(asked, there, "id"))  # type: ignore[attr-defined]
     if not one.get("isImmutable"):
         raise UsageError(f"{full} is there and not immutable; the console can change that, or name another repository")
@@ -75,7 +75,7 @@ def _path(settings: Settings, entry: Access, namespace: str) -> str:
 def _who(entry: Access, compartment: str) -> list[str]:
     """Who may push, as the policies say. They may be forbidden to read; the repository is there all the same."""
     client = entry.client(IdentityClient)
-    asked = Asked(doing="listing policies", right="inspect policies")
+    asked = ServiceCall(doing="listing policies", right="inspect policies")
     statements: list[str] = []
     try:
         for place in dict.fromkeys((entry.tenancy, compartment)):
@@ -98,4 +98,4 @@ def _statements(policy: Json) -> list[str]:
 
 def who_may_push(statements: Iterable[str]) -> Sequence[str]:
     """The statements that let somebody push to repositories; their conditions are shown, not judged."""
-    return [" ".join(one.split()) for one in statements if _GRANTS.match(one)]
+    return [" ".join(statement.split()) for statement in statements if _GRANTS.match(statement)]

@@ -14,7 +14,7 @@ from tasks.cli.terminal import console, table
 from tasks.errors import TaskFailed
 from tasks.oci import discovery
 from tasks.oci.access.clients import Access, access, compartment_of, namespace_of
-from tasks.oci.discovery import Survey, settings_for
+from tasks.oci.discovery import TenancySurvey, settings_for
 from tasks.oci.user_config import write_user_settings
 from tasks.settings.load import load
 
@@ -24,7 +24,7 @@ def show_tenancy(context: Context, *, write: bool) -> None:
     entry = access(settings)
     namespace = namespace_of(entry)  # alone and first: credentials that are refused are one line
     compartment, name = compartment_of(settings, entry)
-    found = look(entry, namespace, compartment, name)
+    found = survey(entry, namespace, compartment, name)
     _print(found)
     wanted = settings_for(found)
     print("\nsettings for ~/.invoke.yaml (`inv tenancy --write` puts them there):\n")
@@ -38,7 +38,7 @@ def show_tenancy(context: Context, *, write: bool) -> None:
         raise TaskFailed(f"{len(found.unread)} of the questions were not answered: the lines with ! above say why")
 
 
-def look(entry: Access, namespace: str, compartment: str, name: str) -> Survey:
+def survey(entry: Access, namespace: str, compartment: str, name: str) -> TenancySurvey:
     """Ask for everything. What is refused is in `unread`."""
     asks: dict[str, Callable[[], Any]] = {
         "tenancy": lambda: discovery.tenancy_name(entry),
@@ -59,10 +59,10 @@ def look(entry: Access, namespace: str, compartment: str, name: str) -> Survey:
                 unread.append(str(error))
             except (LookupError, TypeError, ValueError) as error:  # a field that every such object has
                 unread.append(f"{part}: the answer lacks what was expected: {type(error).__name__} {error}")
-    return Survey(region=entry.region, namespace=namespace, compartment=name, unread=tuple(unread), **answers)
+    return TenancySurvey(region=entry.region, namespace=namespace, compartment=name, unread=tuple(unread), **answers)
 
 
-def _print(found: Survey) -> None:
+def _print(found: TenancySurvey) -> None:
     screen = console()
     rows: Mapping[str, str | None] = {
         "tenancy": found.tenancy,
@@ -96,7 +96,7 @@ def _print(found: Survey) -> None:
         screen.print(f"! {line}")
 
 
-def _undecided(found: Survey) -> list[str]:
+def _undecided(found: TenancySurvey) -> list[str]:
     """What the tenancy has several of, so that a person has to choose."""
     pools = [pool for cluster in found.clusters for pool in cluster.pools if pool.has_gpus]
     lines = []

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from bench.records.atomic_files import read_regular
-from tasks.errors import UsageError, touching
+from tasks.errors import UsageError, file_errors
 from tasks.oci.private_files import keep_old, write_private
 from tasks.settings.sources import shown
 
@@ -29,7 +29,7 @@ def write_user_settings(wanted: Values) -> list[str]:
     if changed == text:
         return [f"{shown(path)} has these settings already"]
     lines = []
-    with touching(f"{shown(path)}: cannot be written"):
+    with file_errors(f"{shown(path)}: cannot be written"):
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
         if path.exists():
             lines.append(f"kept the old one as {shown(keep_old(path, mode=mode))}")

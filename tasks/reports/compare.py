@@ -27,8 +27,8 @@ from reports.read.run import NotWritten, ReportError, report_folder
 from reports.statistics.energy import ENERGY
 from reports.training import comparison
 from tasks.cli.flags import number, one_of_each
-from tasks.cli.terminal import Rows, for_programs, ruled
-from tasks.errors import Resumable, TaskFailed, UsageError, ending_as, touching
+from tasks.cli.terminal import FoldingTable, for_programs, ruled
+from tasks.errors import RetryableError, TaskFailed, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
 from tasks.settings.load import load
 from tasks.settings.sources import shown
@@ -65,10 +65,13 @@ def compare_runs(
 
 def _compared(folders: Sequence[Path], *, allow: Sequence[str], tolerance: float, out: str | None) -> Comparison:
     """The comparison, written and shown."""
-    with ending_as(UsageError, ReportError, comparing.CompareError), ending_as(Resumable, NotWritten):
+    with (
+        translate_errors(UsageError, ReportError, comparing.CompareError),
+        translate_errors(RetryableError, NotWritten),
+    ):
         compared = comparing.compare(load_all(folders), allow=allow, tolerance=tolerance)
         path = report_folder(folders[-1]) / COMPARE_FILE if out is None else Path(out)
-    with touching(f"{path}: cannot be written", "; choose another place with --out"):
+    with file_errors(f"{path}: cannot be written", "; choose another place with --out"):
         write_atomic(path, to_json(compared))
     show(compared)
     print(shown(path.absolute()))
@@ -79,7 +82,7 @@ def show_trainings(folders: Sequence[Path]) -> str:
     """Print two trainings beside each other; whether the second's held-out loss is lower, higher, ..."""
     if len(folders) != 2 or not all(map(is_training, folders)):
         raise UsageError("compare: a training is compared with one other training; name the two")
-    with ending_as(UsageError, ReportError):
+    with translate_errors(UsageError, ReportError):
         found = comparison.compare(folders[0], folders[1])
     rows = ruled("", *(folder.name for folder in folders))
     for cells in found.lines:
@@ -148,13 +151,13 @@ def reasons(unknown: Iterable[ComparedRow]) -> list[str]:
     for found in kinds.values():
         names = list(dict.fromkeys(row.configuration for row in found))
         worst = max(found, key=lambda row: row.shows_percent or 0.0)
-        lines.append(f"unknown: {formatting.some(names, 4)}: {worst.why}")
+        lines.append(f"unknown: {formatting.first_n(names, 4)}: {worst.why}")
     return lines
 
 
 def table(compared: Comparison) -> Table:
     """One line per metric and configuration, within 80 characters, without what did not decide and did not differ."""
-    shown = Rows(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0))
+    shown = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0))
     shown.add_column("configuration", overflow="fold")
     shown.add_column("metric", overflow="fold")
     several = len(compared.run_ids) > 2
@@ -165,11 +168,11 @@ def table(compared: Comparison) -> Table:
     shown.add_column("verdict", no_wrap=True)
     for row in _shown(compared):
         cells = [
-            formatting.broken(row.configuration, 16 if several else 20),
-            formatting.broken(_metric(row), 15 if several else 18),
+            formatting.with_breaks(row.configuration, 16 if several else 20),
+            formatting.with_breaks(_metric(row), 15 if several else 18),
         ]
         if several:
-            cells.append(formatting.broken(row.run_id, 10))
+            cells.append(formatting.with_breaks(row.run_id, 10))
         sides = [formatting.number(None if side is None else side.value) for side in (row.before, row.after)]
         word = _ENERGY_WORDS.get(row.verdict, row.verdict) if row.family == USED else row.verdict
         shown.add_row(*map(Text, cells), *sides, _times(row), word)

@@ -25,7 +25,7 @@ SO_FAR_FOLDER = "so-far"  # below the run's folder, a folder for each attempt
 _PULL_SEC = 60.0
 
 
-class SoFar:
+class PartialSteps:
     """One training, whose worker is asked for its steps."""
 
     def __init__(self, settings: Settings, run: RunRecord, folder: Path) -> None:
@@ -38,7 +38,7 @@ class SoFar:
         here = (self._folder / SO_FAR_FOLDER).glob(f"*/{STEPS_FILE}")
         return max(here, key=lambda path: int(path.parent.name), default=None)
 
-    def bring(self) -> bool:
+    def fetch_steps(self) -> bool:
         """Bring it up to date; whether it goes on. Raises HostError, LedgerError and OSError."""
         entry = Ledger(self._folder / LEDGER_FILE).entries.get(self._trial_id)
         if entry is None:
@@ -49,7 +49,7 @@ class SoFar:
             return False
         if is_ordered(self._run) and goes_on:
             host = self._host(self._run.workers[0])
-            numbers = [number for number, *_ in volume.look(self._run, host).attempts]
+            numbers = [number for number, *_ in volume.inspect(self._run, host).attempts]
             if numbers:
                 place = f"{volume.place_of_run(self._run)}/{self._trial_id}.{numbers[-1]}"
                 self._take(host, place, numbers[-1])

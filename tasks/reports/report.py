@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.paths import REPORT_FOLDER
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.exports.write import FORMATS, check, export
 from reports.output import watch as watching
@@ -24,8 +24,8 @@ from reports.summary.warnings import MOST_SHOWN
 from reports.training import page as training
 from tasks.cli.flags import one_of_each
 from tasks.cli.signals import interrupted_by
-from tasks.cli.terminal import Rows, ruled
-from tasks.errors import Resumable, SomeTrialsFailed, UsageError, ending_as, one_line
+from tasks.cli.terminal import FoldingTable, ruled
+from tasks.errors import RetryableError, SomeTrialsFailed, UsageError, one_line, translate_errors
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import find_run, is_training
 from tasks.reports.compare import show_trainings
@@ -38,7 +38,7 @@ def write_report(
 ) -> None:
     settings = load(context)
     wanted = one_of_each("--format", formats, tuple(FORMATS))
-    with ending_as(UsageError, ReportError):
+    with translate_errors(UsageError, ReportError):
         check(wanted)
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
@@ -48,7 +48,7 @@ def write_report(
         _report_training(folder, wanted, other)
         return
     make = partial(build, folder, pricing=pricing(settings), against=other)
-    with ending_as(UsageError, ReportError), ending_as(Resumable, NotWritten):
+    with translate_errors(UsageError, ReportError), translate_errors(RetryableError, NotWritten):
         made = _watch(folder, make) if watch else make()
         exported = export(folder, wanted)
     show(made)
@@ -64,7 +64,7 @@ def _say(exported: Iterable[Path]) -> None:
 
 def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -> None:
     """The report of a training; beside that of another one where that is asked for."""
-    with ending_as(UsageError, ReportError), ending_as(Resumable, NotWritten):
+    with translate_errors(UsageError, ReportError), translate_errors(RetryableError, NotWritten):
         made = training.build(folder)
         exported = export(folder, formats)
     console = Console(highlight=False, soft_wrap=True)
@@ -91,7 +91,7 @@ def _watch(folder: Path, make: Callable[..., ReportSummary]) -> ReportSummary:
     """Renew the report until the run is over, a line for each version."""
     page = shown(folder / REPORT_FOLDER / INDEX_FILE)
 
-    def say(now: watching.Progress) -> None:
+    def say(now: watching.WatchProgress) -> None:
         print(f"{now.ended} of {now.planned} trials have ended: {page}", flush=True)
 
     try:
@@ -99,7 +99,7 @@ def _watch(folder: Path, make: Callable[..., ReportSummary]) -> ReportSummary:
             return watching.watch(folder, lambda refresh_sec: make(refresh_sec=refresh_sec), say)
     except watching.Unchanged as error:
         advice = f"inv collect --run={folder.name} report --run={folder.name}"
-        raise Resumable(f"run {folder.name}: {error}; collect and report what there is: {advice}") from None
+        raise RetryableError(f"run {folder.name}: {error}; collect and report what there is: {advice}") from None
 
 
 def show(made: ReportSummary) -> None:
@@ -125,13 +125,15 @@ def table(made: ReportSummary) -> Table:
     """One line per configuration, within 80 characters; a long name is broken."""
     priced = any(row.cost is not None for row in made.rows)
     heads = ["n", "step s", "samples/s", f"x {formatting.shorten(made.baseline, 14)}", "useful tok/s"]
-    shown = Rows(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    shown = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("configuration", overflow="fold")
     for head in [*heads, *(["$/1000"] if priced else [])]:
         shown.add_column(head, justify="right", no_wrap=True)
     for row in made.rows:
         measured = row.measured
-        name = Text(formatting.broken(row.label, 14 if priced else 26))  # it may hold what rich would take for markup
+        name = Text(
+            formatting.with_breaks(row.label, 14 if priced else 26)
+        )  # it may hold what rich would take for markup
         if measured is None:
             shown.add_row(name, "0", *["-"] * (len(heads) - 1 + priced))
             continue
@@ -150,13 +152,15 @@ def table(made: ReportSummary) -> Table:
 
 def others(made: ReportSummary) -> Table:
     """One line per configuration of another kind than training: trials and measurements."""
-    shown = Rows(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    shown = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("configuration", overflow="fold", max_width=26)
     shown.add_column("kind")
     shown.add_column("trials", justify="right")
     shown.add_column("measurements", justify="right")
-    for one in made.others:
-        shown.add_row(Text(one.label), one.kind, f"{one.succeeded} of {one.planned}", f"{one.n_measurements:,}")
+    for other in made.others:
+        shown.add_row(
+            Text(other.label), other.kind, f"{other.succeeded} of {other.planned}", f"{other.n_measurements:,}"
+        )
     return shown
 
 
@@ -167,11 +171,11 @@ def _times(of: Ratio) -> str:
 
 
 def _shortfall(made: ReportSummary) -> str:
-    ends = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not End.SUCCEEDED]
+    ends = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not TrialStatus.SUCCEEDED]
     if made.missing:
         ends.append(f"{len(made.missing)} missing")
     rejected = f"; {formatting.count(len(made.rejected), 'file')} rejected" if made.rejected else ""
-    succeeded, run = made.counts.get(End.SUCCEEDED, 0), made.record
+    succeeded, run = made.counts.get(TrialStatus.SUCCEEDED, 0), made.record
     return (
         f"run {run.run_id}: {succeeded} of {len(run.planned)} trials succeeded ({', '.join(ends)}{rejected}); "
         "the report says which and why"

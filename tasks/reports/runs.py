@@ -12,7 +12,7 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular, regular_size
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger, LedgerError
 from tasks.errors import one_line
@@ -24,7 +24,7 @@ _MOST_BYTES = 100_000_000  # the summary of 10,000 trials takes 20 MB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownRun:
     """One run's folder. `ends` counts how its trials ended; None fields could not be read, and `state` says why.
 
     `state` is "complete", "unfinished" or "damaged: ..."; `headline` is what its report recommends, None without one.
@@ -60,23 +60,23 @@ def list_runs(context: Context, *, as_json: bool) -> None:
             print(f"  {one_line(headline)}")
 
 
-def _row(one: Known) -> tuple[str, str, str, str, str]:
+def _row(one: KnownRun) -> tuple[str, str, str, str, str]:
     workers = "-" if one.workers is None else str(one.workers)
     return one.run_id, one.suite or "-", workers, _trials(one), one.state
 
 
-def runs(results_folder: Path) -> list[Known]:
+def runs(results_folder: Path) -> list[KnownRun]:
     """Every run's folder, the newest first."""
     folders = [path.parent for path in results_folder.glob(f"*/{RUN_FILE}") if path.parent.name != LATEST]
     found = [_known(folder) for folder in folders]
     return sorted(found, key=lambda one: (one.created_at or "", one.run_id), reverse=True)
 
 
-def _known(folder: Path) -> Known:
+def _known(folder: Path) -> KnownRun:
     try:
         record = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
-        return Known(run_id=folder.name, state=f"damaged: {str(error).removeprefix(f'{folder}/')}")
+        return KnownRun(run_id=folder.name, state=f"damaged: {str(error).removeprefix(f'{folder}/')}")
     planned = len(record.planned)
     state, ends = "unfinished", None
     try:
@@ -85,7 +85,7 @@ def _known(folder: Path) -> Known:
         state = f"damaged: {LEDGER_FILE}: {getattr(error, 'strerror', None) or error}"
     if ends is not None and sum(ends.values()) >= planned:
         state = "complete"
-    return Known(
+    return KnownRun(
         run_id=folder.name,
         state=state,
         created_at=record.created_at,
@@ -103,7 +103,7 @@ def _ends(ledger: Path) -> dict[str, int]:
     regular_size(ledger, follow=False)  # a pipe would never be read to its end
     entries = Ledger(ledger).entries.values()
     found = Counter(entry.end for entry in entries if entry.end is not None)
-    return {end.value: found[end] for end in End if found[end]}
+    return {end.value: found[end] for end in TrialStatus if found[end]}
 
 
 def _headline(summary: Path) -> str | None:
@@ -115,8 +115,10 @@ def _headline(summary: Path) -> str | None:
     return said if isinstance(said, str) else None
 
 
-def _trials(one: Known) -> str:
+def _trials(one: KnownRun) -> str:
     if one.ends is None:
         return "-" if one.planned is None else f"{one.planned} planned"
-    words = ", ".join(f"{amount} {end}" for end, amount in one.ends.items() if end != End.SUCCEEDED.value)
-    return f"{one.ends.get(End.SUCCEEDED.value, 0)} of {one.planned} succeeded" + (f" ({words})" if words else "")
+    words = ", ".join(f"{amount} {end}" for end, amount in one.ends.items() if end != TrialStatus.SUCCEEDED.value)
+    return f"{one.ends.get(TrialStatus.SUCCEEDED.value, 0)} of {one.planned} succeeded" + (
+        f" ({words})" if words else ""
+    )

@@ -23,9 +23,9 @@ from reports.exports.write import export
 from reports.read.run import NotWritten, ReportError
 from tasks.cli.flags import number
 from tasks.cli.signals import interrupted_by
-from tasks.errors import Resumable, TaskFailed, UsageError, ending_as, one_line
+from tasks.errors import RetryableError, TaskFailed, UsageError, one_line, translate_errors
 from tasks.fleet.run_store import is_training, open_run
-from tasks.reports.partial_steps import SoFar
+from tasks.reports.partial_steps import PartialSteps
 from tasks.settings.load import load
 from tasks.settings.sources import shown
 
@@ -34,10 +34,10 @@ ADDRESS = "127.0.0.1"
 _END_SEC = 10.0
 
 
-class Live:
+class LiveEvents:
     """A run's event files. `complaint` is why the last look at a worker failed; None where it did not."""
 
-    def __init__(self, folder: Path, so_far: SoFar | None) -> None:
+    def __init__(self, folder: Path, so_far: PartialSteps | None) -> None:
         self._folder, self._so_far = folder, so_far
         self._seen: object = None
         self.complaint: str | None = None
@@ -58,7 +58,7 @@ class Live:
 
     def _bring(self) -> bool:
         if self._so_far is not None:
-            return self._so_far.bring()
+            return self._so_far.fetch_steps()
         return bool(Ledger(self._folder / LEDGER_FILE).open_trials())
 
 
@@ -68,8 +68,8 @@ def show(context: Context, name: str | None, *, port: str, once: bool) -> None:
     run, folder = open_run(settings, name)
     if not once:
         _check_tensorboard(at)
-    live = Live(folder, SoFar(settings, run, folder) if is_training(folder) else None)
-    with ending_as(UsageError, ReportError), ending_as(Resumable, NotWritten):
+    live = LiveEvents(folder, PartialSteps(settings, run, folder) if is_training(folder) else None)
+    with translate_errors(UsageError, ReportError), translate_errors(RetryableError, NotWritten):
         goes_on = live.renew()
         if live.complaint is not None:
             print(f"! {live.complaint}; shown is what is here")
@@ -95,7 +95,7 @@ def _check_tensorboard(port: int) -> None:
             raise UsageError(f"--port {port}: {error.strerror}; choose another one: --port {port + 1}") from None
 
 
-def _serve(where: Path, port: int, run_id: str, live: Live, *, goes_on: bool) -> None:
+def _serve(where: Path, port: int, run_id: str, live: LiveEvents, *, goes_on: bool) -> None:
     """Until Ctrl-C, or until TensorBoard ends, which is an error."""
     argv = (
         *(sys.executable, "-m", "tensorboard.main", "--logdir", str(where), "--host", ADDRESS, "--port", str(port)),

@@ -22,7 +22,7 @@ from invoke.config import Config
 
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expanded
-from tasks.errors import UsageError, ending_as
+from tasks.errors import UsageError, translate_errors
 
 ENV_PREFIX = "INVOKE_"
 Keys = tuple[str, ...]
@@ -182,7 +182,7 @@ class _UnusableError(Exception):
 
 
 def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
-    with ending_as(UsageError, _UnusableError, before=f"{shown(path)}"):
+    with translate_errors(UsageError, _UnusableError, before=f"{shown(path)}"):
         return _values_and_places(text)
 
 

@@ -12,7 +12,7 @@ from invoke.context import Context
 from bench.records import schema
 from tasks.cli.terminal import console
 from tasks.clients.workers import workers
-from tasks.errors import touching
+from tasks.errors import file_errors
 from tasks.settings.load import load
 from tasks.train import forecast, output, trial_spec
 
@@ -25,9 +25,9 @@ def check_data(context: Context, page: str | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(schema.to_json(found.data), indent=1, ensure_ascii=False))
         return
-    predicted = forecast.foresee(settings, trial, found)
+    predicted = forecast.predict(settings, trial, found)
     output.show(console(), found.data, settings, predicted)
     if page is not None:
-        with touching(f"data.check: --page: {page}", "; name another file"):
+        with file_errors(f"data.check: --page: {page}", "; name another file"):
             Path(page).write_text(output.page(found.data, settings, predicted), encoding="utf-8")
         print(page)

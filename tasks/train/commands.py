@@ -41,9 +41,9 @@ def train(
     discard_results: bool = False,
 ) -> None:
     """Fine-tune the model on your data, or --resume that."""
-    from tasks.train.train import Choices, train_fleet
+    from tasks.train.train import TrainOptions, train_fleet
 
-    choices = Choices(
+    choices = TrainOptions(
         workers=workers,
         trial=trial,
         elastic=elastic,

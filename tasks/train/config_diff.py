@@ -11,8 +11,8 @@ from typing import Any
 from bench.records import Trial, TrialError
 from bench.records.run import RunRecord
 from bench.records.training import FIXED
-from tasks.errors import UsageError, ending_as
-from tasks.fleet.run_store import resuming
+from tasks.errors import UsageError, translate_errors
+from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
 from tasks.train import trial_spec
 
@@ -23,7 +23,7 @@ FIXED_SETTINGS = {name.removeprefix("training."): why for name, why in FIXED.ite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class SettingChange:
     """A setting with its value in the plan and now."""
 
     setting: str
@@ -40,7 +40,7 @@ class Change:
         return self.setting.removeprefix("train.")
 
 
-def found(run: RunRecord, settings: Settings) -> list[Change]:
+def diff(run: RunRecord, settings: Settings) -> list[SettingChange]:
     """What is set otherwise than when the run was planned, in the order of the settings."""
     before, now = run.settings, settings.public()
     train = before.get("train", {})
@@ -48,22 +48,22 @@ def found(run: RunRecord, settings: Settings) -> list[Change]:
     pairs = [(f"train.{name}", train[name], now["train"][name]) for name in names]
     sections = [one for one in ("model", "data") if one in before and (one == "model" or not now["train"]["data"])]
     pairs += [(f"{section}.path", before[section]["path"], now[section]["path"]) for section in sections]
-    return [Change(setting=name, was=was, now=is_now) for name, was, is_now in pairs if was != is_now]
+    return [SettingChange(setting=name, was=was, now=is_now) for name, was, is_now in pairs if was != is_now]
 
 
-def refuse(run: RunRecord, changes: Sequence[Change], *, asked: bool) -> None:
+def raise_if_changed(run: RunRecord, changes: Sequence[SettingChange], *, asked: bool) -> None:
     """Raises UsageError for changes that nobody asked for, and for those that no training survives."""
-    if fixed := [one for one in changes if one.key in FIXED_SETTINGS]:
+    if fixed := [change for change in changes if change.key in FIXED_SETTINGS]:
         why = "; ".join(f"{one.words} ({FIXED_SETTINGS[one.key]})" for one in fixed)
         raise UsageError(f"run {run.run_id}: {why}; put it back, or begin a new training")
     if changes and not asked:
         raise UsageError(
-            f"run {run.run_id}: {'; '.join(one.words for one in changes)}; put it back, or go on with what is set now: "
-            f"`{resuming(run.run_id)} --changed`"
+            f"run {run.run_id}: {'; '.join(change.words for change in changes)}; put it back, or go on with what is set now: "
+            f"`{resume_command(run.run_id)} --changed`"
         )
 
 
-def taken_over(trial: Trial, settings: Settings, changes: Sequence[Change], further: Sequence[str]) -> Trial:
+def apply_changes(trial: Trial, settings: Settings, changes: Sequence[SettingChange], further: Sequence[str]) -> Trial:
     """The trial with what is set now, for the `changes` alone; `further` may differ too: `model`, `data`.
 
     Raises UsageError where the settings of now make no trial.
@@ -71,7 +71,7 @@ def taken_over(trial: Trial, settings: Settings, changes: Sequence[Change], furt
     fresh = trial_spec.trial_of(settings, None, workers=trial.world_size, max_hours=None)
     if trial.training is None or fresh.training is None:
         raise ValueError("only a training goes on from a checkpoint")
-    keys, own, training = {one.key for one in changes}, dict[str, Any](), dict[str, Any]()
+    keys, own, training = {change.key for change in changes}, dict[str, Any](), dict[str, Any]()
     may_differ = {*trial.training.may_differ, *further}
     for key in keys:
         if key in trial_spec.OF_THE_TRIAL:
@@ -86,5 +86,5 @@ def taken_over(trial: Trial, settings: Settings, changes: Sequence[Change], furt
     if "model.path" in keys:
         own["model"] = fresh.model
     training["may_differ"] = tuple(sorted(may_differ))
-    with ending_as(UsageError, TrialError, before="train."):
+    with translate_errors(UsageError, TrialError, before="train."):
         return dataclasses.replace(trial, **own, training=dataclasses.replace(trial.training, **training))

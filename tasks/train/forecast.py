@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from bench.records import Trial, schema
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.training import LIMITS, Forecast
 from bench.records.training_data import DataReport
 from remote.hosts.host import Host
@@ -25,7 +25,7 @@ from reports.statistics.per_config import measure
 from reports.statistics.per_process import ProcessSteps
 from reports.summary.cost import Amount, Price
 from tasks.clients.workers import forecasts
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings
@@ -40,7 +40,7 @@ BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ProbeResult:
     """What the workers said of the training: the first one's forecast, and its data report."""
 
     forecast: Forecast
@@ -52,7 +52,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreseen:
+class TrainingForecast:
     """A training before it starts. `seconds` are of its steps, None where nothing is known; `basis` says from what.
 
     `peak_bytes` is None without a GPU. `exchange_sec` is a step's exchange of gradients, None with one worker or where
@@ -102,7 +102,7 @@ class Foreseen:
         }
 
 
-def ask(settings: Settings, hosts: Sequence[Host], trial: Trial) -> Seen:
+def ask(settings: Settings, hosts: Sequence[Host], trial: Trial) -> ProbeResult:
     """Have the workers look at model and data. Raises UsageError with the first complaint, Refused where they differ.
 
     Workers on this machine have the same files, so one of them is asked.
@@ -112,27 +112,27 @@ def ask(settings: Settings, hosts: Sequence[Host], trial: Trial) -> Seen:
     for host, other in zip(asked[1:], others, strict=True):
         if other.forecast.model_sha256 != first.forecast.model_sha256:
             what = f"models at {trial.model}"
-        elif [one.sha256 for one in other.data.files] != [one.sha256 for one in first.data.files]:
+        elif [file.sha256 for file in other.data.files] != [file.sha256 for file in first.data.files]:
             what = "data files"
         else:
             continue
-        raise Refused(
+        raise ConfirmationRequired(
             f"{host.name} and {asked[0].name} have different {what}; make them the same, then type the same again"
         )
     return first
 
 
-def _read(answer: Mapping[str, Any]) -> Seen:
+def _read(answer: Mapping[str, Any]) -> ProbeResult:
     try:
         found = schema.from_json(Forecast, answer)
     except schema.SchemaError as error:
-        raise Resumable(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
+        raise RetryableError(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
     if found.data is None:
-        raise Resumable("the worker's answer says nothing of the data; is its bench of another version?")
-    return Seen(forecast=found, data=found.data)
+        raise RetryableError("the worker's answer says nothing of the data; is its bench of another version?")
+    return ProbeResult(forecast=found, data=found.data)
 
 
-def refuse(settings: Settings, trial: Trial, seen: Seen) -> None:
+def check_limits(settings: Settings, trial: Trial, seen: ProbeResult) -> None:
     """Raises UsageError for what the workers' answer shows to be impossible."""
     count = trial.world_size
     gpus = seen.forecast.gpus
@@ -147,7 +147,7 @@ def refuse(settings: Settings, trial: Trial, seen: Seen) -> None:
         )
 
 
-def inputs(trial: Trial, seen: Seen, predicted: Foreseen) -> dict[str, Any]:
+def inputs(trial: Trial, seen: ProbeResult, predicted: TrainingForecast) -> dict[str, Any]:
     """What the run's record says of what it trains on, and of what was foreseen."""
     return {
         "model": {"path": trial.model, "sha256": seen.forecast.model_sha256},
@@ -157,7 +157,7 @@ def inputs(trial: Trial, seen: Seen, predicted: Foreseen) -> dict[str, Any]:
     }
 
 
-def limited(settings: Settings, trial: Trial, device: str) -> Trial:
+def cap_steps(settings: Settings, trial: Trial, device: str) -> Trial:
     """The trial with the hours that train.max_hours and train.budget_usd allow in all; `device` may be unknown, "".
     Raises UsageError.
     """
@@ -168,7 +168,7 @@ def limited(settings: Settings, trial: Trial, device: str) -> Trial:
     return dataclasses.replace(trial, training=dataclasses.replace(trial.training, max_hours=hours, limited_by=name))
 
 
-def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
+def predict(settings: Settings, trial: Trial, seen: ProbeResult) -> TrainingForecast:
     """Steps, hours, dollars and memory. Reads earlier runs. Raises UsageError for prices that cannot be used."""
     if trial.training is None:
         raise ValueError("only a training has a forecast")
@@ -184,7 +184,7 @@ def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
     seconds = None if step is None else _plus(step, exchange or 0.0).times(steps)
     price = price_of(settings, [seen.device])
     usd = None if price is None or seconds is None else seconds.times(workers * price.usd_per_gpu_hour / 3600.0)
-    return Foreseen(
+    return TrainingForecast(
         steps=steps,
         workers=workers,
         seconds=seconds,
@@ -200,10 +200,10 @@ def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
     )
 
 
-def _step_sec(settings: Settings, trial: Trial, seen: Seen, turns: int) -> tuple[Amount | None, str]:
+def _step_sec(settings: Settings, trial: Trial, seen: ProbeResult, turns: int) -> tuple[Amount | None, str]:
     """Seconds of a step of `turns` packed rows on one worker, without the exchange, and from what that is known."""
     results = chain.from_iterable(newest_results(settings.results_folder))
-    alike = [one for one in results if _is_alike(one, trial, seen)]
+    alike = [result for result in results if _is_alike(result, trial, seen)]
     if alike:
         found = measure([ProcessSteps.of(one) for one in alike])
         rate, samples = found.elapsed_samples_per_sec, found.samples_per_sec.value * found.step_time_sec.value
@@ -221,15 +221,20 @@ def _step_sec(settings: Settings, trial: Trial, seen: Seen, turns: int) -> tuple
 
 def _optimizer_sec(results: Sequence[TrialResult]) -> float:
     """Seconds of an optimizer step, the median over the trials; 0 where none measured it."""
-    found = [one.value for result in results for one in result.measurements if one.name == "step_optimizer_sec"]
+    found = [
+        measurement.value
+        for result in results
+        for measurement in result.measurements
+        if measurement.name == "step_optimizer_sec"
+    ]
     return statistics.median([value for value in found if value is not None] or [0.0])
 
 
-def _is_alike(result: TrialResult, trial: Trial, seen: Seen) -> bool:
+def _is_alike(result: TrialResult, trial: Trial, seen: ProbeResult) -> bool:
     """Whether a result measured rows of this configuration, one a step, with this model on this kind of device."""
     other, facts = result.trial, result.fingerprint
     return (
-        result.status is End.SUCCEEDED
+        result.status is TrialStatus.SUCCEEDED
         and result.metrics is not None
         and other.kind == "training"
         and other.gradient_accumulation_steps == 1
@@ -239,14 +244,22 @@ def _is_alike(result: TrialResult, trial: Trial, seen: Seen) -> bool:
     )
 
 
-def _exchange_sec(settings: Settings, seen: Seen, workers: int, bytes_each: int) -> float | None:
+def _exchange_sec(settings: Settings, seen: ProbeResult, workers: int, bytes_each: int) -> float | None:
     """How long a step's exchange of gradients takes without overlap, by the bandwidth last measured between workers."""
     if workers == 1:
         return None
     for result in chain.from_iterable(newest_results(settings.results_folder)):
-        if result.trial.kind != "distributed" or result.status is not End.SUCCEEDED or result.trial.world_size == 1:
+        if (
+            result.trial.kind != "distributed"
+            or result.status is not TrialStatus.SUCCEEDED
+            or result.trial.world_size == 1
+        ):
             continue
-        rates = [one.value for one in result.measurements if one.name == "all_reduce_bus_gb_per_sec" and one.value]
+        rates = [
+            measurement.value
+            for measurement in result.measurements
+            if measurement.name == "all_reduce_bus_gb_per_sec" and measurement.value
+        ]
         if rates and device(result.fingerprint) == seen.device:
             sent = 2.0 * (workers - 1) / workers * seen.forecast.adapter_weights * bytes_each
             return sent / (max(rates) * 1e9)

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import Trial
-from bench.records.training_data import DataReport, Shown
+from bench.records.training_data import ConversationPreview, DataReport
 from reports.formatting import count, estimate
 from reports.summary.cost import Amount
 from tasks.cli.terminal import ruled, table
 from tasks.errors import one_line
 from tasks.settings.load import Settings
-from tasks.train.forecast import Foreseen, Seen
+from tasks.train.forecast import ProbeResult, TrainingForecast
 
 TARGET, OTHER = "bold green", "dim"
 MUCH_PERCENT = 5  # of a step for communication, from which it is said what would hide it
@@ -28,7 +28,7 @@ MOST_SHOWN = 1200  # characters of one example
 PAGE_COLUMNS = 110
 
 
-def show(out: Console, report: DataReport, settings: Settings, predicted: Foreseen) -> None:
+def show(out: Console, report: DataReport, settings: Settings, predicted: TrainingForecast) -> None:
     for line in (*data_lines(report, settings), *headline(predicted)):
         out.print(Text(line))
     out.print(_files(report))
@@ -39,7 +39,7 @@ def show(out: Console, report: DataReport, settings: Settings, predicted: Forese
         out.print(_example(number, example))
 
 
-def page(report: DataReport, settings: Settings, predicted: Foreseen) -> str:
+def page(report: DataReport, settings: Settings, predicted: TrainingForecast) -> str:
     """The same as an HTML page of its own."""
     recorder = Console(record=True, file=io.StringIO(), width=PAGE_COLUMNS, color_system="truecolor", soft_wrap=False)
     show(recorder, report, settings, predicted)
@@ -61,7 +61,7 @@ def data_lines(report: DataReport, settings: Settings) -> list[str]:
     return [*lines, f"{kept} in {report.seconds:.1f} s"]
 
 
-def headline(predicted: Foreseen) -> list[str]:
+def headline(predicted: TrainingForecast) -> list[str]:
     """What the training will take: time, dollars, memory, communication."""
     work = f"{count(predicted.steps, 'step')} on {count(predicted.workers, 'worker')}"
     if predicted.seconds is None:
@@ -87,7 +87,7 @@ def headline(predicted: Foreseen) -> list[str]:
     return [*lines, *_communication(predicted)]
 
 
-def _communication(predicted: Foreseen) -> list[str]:
+def _communication(predicted: TrainingForecast) -> list[str]:
     if predicted.workers == 1:
         return []
     share = predicted.share_percent
@@ -100,7 +100,7 @@ def _communication(predicted: Foreseen) -> list[str]:
     return [f"{line}; {times} times train.rows_per_step makes it {MUCH_PERCENT} %, train.gradients: bf16 halves it"]
 
 
-def show_plan(out: Console, trial: Trial, seen: Seen, predicted: Foreseen, names: Sequence[str]) -> None:
+def show_plan(out: Console, trial: Trial, seen: ProbeResult, predicted: TrainingForecast, names: Sequence[str]) -> None:
     """The plan of `inv train --dry-run`."""
     for line in headline(predicted):
         out.print(Text(line))
@@ -162,7 +162,7 @@ def _findings(report: DataReport) -> Table:
     return table
 
 
-def _example(number: int, example: Shown) -> Text:
+def _example(number: int, example: ConversationPreview) -> Text:
     """An example's text, what is trained on in another colour."""
     title = (
         f"\nExample {number}: {one_line(example.place)}, {example.tokens:,} tokens, {example.targets:,} trained on\n"

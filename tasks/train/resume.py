@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Entry, Ledger
-from tasks.cli.lock import only_one
+from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import workers
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet import runner
-from tasks.fleet.collect import bring_home
+from tasks.fleet.collect import collect_run
 from tasks.fleet.k8s_training.cancel import is_under_way
 from tasks.fleet.k8s_training.volume_reader import is_ordered
-from tasks.fleet.run_store import TRAIN, newest_training, open_run, resuming
+from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
 from tasks.settings.load import Settings
 from tasks.train import config_diff, forecast, submit_job, trial_spec
-from tasks.train.session import Going, answering, was_refused
-from tasks.train.trial_spec import TRIAL_ID, Choices
+from tasks.train.session import TrainingSession, reachable_workers, was_rejected
+from tasks.train.trial_spec import TRIAL_ID, TrainOptions
 
 DONE = "it has ended successfully; there is nothing to resume"
 
 
-def resume(settings: Settings, name: str | None, given: Choices) -> None:
+def resume(settings: Settings, name: str | None, given: TrainOptions) -> None:
     """Go on with the training of this name, or with the newest."""
     run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
@@ -45,8 +45,8 @@ def resume(settings: Settings, name: str | None, given: Choices) -> None:
     if given.dry_run:
         _say_state(settings, run, ledger.entries.get(TRIAL_ID))
         return
-    with only_one(settings.results_folder, f"train --resume (run {run.run_id})"), runner.ledger_errors(run.run_id):
-        going = Going.of(settings, run, folder, ledger, workers(settings))
+    with acquire_lock(settings.results_folder, f"train --resume (run {run.run_id})"), runner.ledger_errors(run.run_id):
+        going = TrainingSession.of(settings, run, folder, ledger, workers(settings))
         if not (ledger.needs_work(TRIAL_ID) or _may_go_on(ledger.entries[TRIAL_ID], given)):
             print(f"run {run.run_id}: nothing to resume")
             going.conclude()
@@ -58,29 +58,29 @@ def resume(settings: Settings, name: str | None, given: Choices) -> None:
         going.follow(plain=given.plain)
 
 
-def _may_go_on(entry: Entry, given: Choices) -> bool:
+def _may_go_on(entry: Entry, given: TrainOptions) -> bool:
     """Whether a training that failed may go on from its last good checkpoint: its last attempt never began, or what
     made it fail is changed."""
-    return was_refused(entry) or (given.changed and entry.end is not End.SUCCEEDED)
+    return was_rejected(entry) or (given.changed and entry.end is not TrialStatus.SUCCEEDED)
 
 
 def _put_right(entry: Entry) -> list[str]:
     """What the ledger says of a training whose last attempt was refused: why, as nobody has said what is mended."""
-    return [f"tried again after {entry.reason}"] if was_refused(entry) else []
+    return [f"tried again after {entry.reason}"] if was_rejected(entry) else []
 
 
 def _say_state(settings: Settings, run: RunRecord, entry: Entry | None) -> None:
-    if entry is not None and entry.end is End.SUCCEEDED:
+    if entry is not None and entry.end is TrialStatus.SUCCEEDED:
         print(f"run {run.run_id}: {DONE}")
         return
     state = "has not begun" if entry is None or not entry.attempts else "goes on" if entry.end is None else "ended"
     end = "" if entry is None or entry.end is None else f" as {entry.end.value}: {entry.reason}"
-    for one in config_diff.found(run, settings):
+    for one in config_diff.diff(run, settings):
         print(one.words)
     print(f"run {run.run_id}: {state}{end}; nothing was touched")
 
 
-def _follow_again(settings: Settings, going: Going, given: Choices) -> None:
+def _follow_again(settings: Settings, going: TrainingSession, given: TrainOptions) -> None:
     """A training that has not ended goes on as it was planned; settings that have changed since are named."""
     run = going.run
     for flag, is_given in (("--workers", given.workers is not None), ("--changed", given.changed)):
@@ -88,18 +88,18 @@ def _follow_again(settings: Settings, going: Going, given: Choices) -> None:
             raise UsageError(f"train: {flag}: run {run.run_id} has not ended; `inv cancel` stops it first")
     if missing := [name for name in run.workers if name not in [host.name for host in going.hosts]]:
         raise UsageError(f"fleet.size: {settings.fleet.size}, and the training is on {missing[0]} too; raise it")
-    for one in config_diff.found(run, settings):
+    for one in config_diff.diff(run, settings):
         print(f"{one.words}; it goes on as planned")
 
 
-def _open_again(settings: Settings, going: Going, given: Choices) -> None:
+def _open_again(settings: Settings, going: TrainingSession, given: TrainOptions) -> None:
     """A training that was stopped goes on with the limits of now, and with what else is asked for: other workers,
     settings, data."""
     run, before = going.run, going.trial
-    changed = config_diff.found(run, settings)
-    config_diff.refuse(run, changed, asked=given.changed)
+    changed = config_diff.diff(run, settings)
+    config_diff.raise_if_changed(run, changed, asked=given.changed)
     if settings.train.elastic:
-        there = answering(going.hosts)
+        there = reachable_workers(going.hosts)
         going.hosts = [*there, *(host for host in going.hosts if host not in there)]
     hosts = going.hosts
     count = before.world_size if given.workers is None else trial_spec.how_many(settings, given.workers)
@@ -107,26 +107,26 @@ def _open_again(settings: Settings, going: Going, given: Choices) -> None:
         raise UsageError(f"fleet.size: the training has {count} workers, the fleet {len(hosts)}; type --workers N")
     trial = dataclasses.replace(before, world_size=count)
     if changed:
-        trial = config_diff.taken_over(trial, settings, changed, ())
+        trial = config_diff.apply_changes(trial, settings, changed, ())
     seen = forecast.ask(settings, hosts[: count if given.changed else 1], trial)
     contents = _contents(run, trial.model, seen)
     if contents and not given.changed:
-        raise Refused(
+        raise ConfirmationRequired(
             f"run {run.run_id}: {next(iter(contents.values()))} when the training began; put it back, begin a new "
-            f"training, or go on with what is there now: `{resuming(run.run_id)} --changed`"
+            f"training, or go on with what is there now: `{resume_command(run.run_id)} --changed`"
         )
     words = [*(one.words for one in changed), *contents.values()]
     if given.changed:
         if not words:
             raise UsageError(f"train: --changed: nothing is another than when run {run.run_id} was planned")
-        trial = config_diff.taken_over(trial, settings, changed, [*contents])
-        forecast.refuse(settings, trial, seen)
-        predicted = forecast.foresee(settings, trial, seen)
+        trial = config_diff.apply_changes(trial, settings, changed, [*contents])
+        forecast.check_limits(settings, trial, seen)
+        predicted = forecast.predict(settings, trial, seen)
         now = forecast.inputs(trial, seen, predicted)
         going.run = _changed_record(run, settings, now)
-        for one in words:
-            print(f"changed: {one}")
-    trial = forecast.limited(settings, trial, seen.device)
+        for word in words:
+            print(f"changed: {word}")
+    trial = forecast.cap_steps(settings, trial, seen.device)
     words += _put_right(going.ledger.entries[TRIAL_ID])
     if words or trial != before or going.run.workers != [host.name for host in hosts[:count]]:
         going.plan_again(trial, words)
@@ -134,7 +134,7 @@ def _open_again(settings: Settings, going: Going, given: Choices) -> None:
         going.ledger.reopened(TRIAL_ID)
 
 
-def _contents(run: RunRecord, model: str, seen: forecast.Seen) -> dict[str, str]:
+def _contents(run: RunRecord, model: str, seen: forecast.ProbeResult) -> dict[str, str]:
     """What is under the plan's names with another content: `model`, `data`, each in words."""
     inputs, found = run.provenance.get("inputs", {}), dict[str, str]()
     was = inputs.get("model", {})
@@ -158,7 +158,7 @@ def _changed_record(run: RunRecord, settings: Settings, inputs: dict[str, Any]) 
     )
 
 
-def _ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -> None:
+def _ordered(settings: Settings, run: RunRecord, folder: Path, given: TrainOptions) -> None:
     """Have Kubernetes go on with a training that it did not finish, in another turn."""
     run_id, again = run.run_id, f"`inv train --job --resume={run.run_id}`"
     if not given.job or given.workers is not None:
@@ -166,14 +166,16 @@ def _ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -
     with runner.ledger_errors(run_id):
         if Ledger(folder / LEDGER_FILE).is_open(TRIAL_ID):
             if is_under_way(settings, run):
-                raise Resumable(
+                raise RetryableError(
                     f"run {run_id}: its Job is there and goes on by itself; `inv monitor --run={run_id}` shows it"
                 )
-            with contextlib.suppress(Resumable):  # where no pod is left to read the volume, its next pods know the rest
-                bring_home(settings, run, folder, [], may_be_open=True)
+            with contextlib.suppress(
+                RetryableError
+            ):  # where no pod is left to read the volume, its next pods know the rest
+                collect_run(settings, run, folder, [], may_be_open=True)
         ledger = Ledger(folder / LEDGER_FILE)
         entry = ledger.entries[TRIAL_ID]
-        if entry.end is End.SUCCEEDED:
+        if entry.end is TrialStatus.SUCCEEDED:
             print(f"run {run_id}: {DONE}; `inv collect --run={run_id}` brings the adapter")
             return
         if not (ledger.needs_work(TRIAL_ID) or _may_go_on(entry, given)):
@@ -182,8 +184,8 @@ def _ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -
                 f"run {run_id}: it has ended as {end}; nothing to resume: change what made it fail, then "
                 f"{again[:-1]} --changed`"
             )
-        changed = config_diff.found(run, settings)
-        config_diff.refuse(run, changed, asked=given.changed)
+        changed = config_diff.diff(run, settings)
+        config_diff.raise_if_changed(run, changed, asked=given.changed)
         following = _another_turn(settings, run, entry, changed if given.changed else None)
 
         def write_down() -> None:
@@ -196,17 +198,17 @@ def _ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -
 
 
 def _another_turn(
-    settings: Settings, run: RunRecord, entry: Entry, changed: Sequence[config_diff.Change] | None
+    settings: Settings, run: RunRecord, entry: Entry, changed: Sequence[config_diff.SettingChange] | None
 ) -> RunRecord:
     """The plan of a Job's next turn. With changes asked for (not None), data and model may be others too: nobody has
     looked at them, and the pods' log says what differs."""
     (before,), job = run.planned, run.provenance["inputs"]["job"]
     trial = before.trial
     if changed is not None:
-        trial = config_diff.taken_over(trial, settings, changed, ("model", "data"))
+        trial = config_diff.apply_changes(trial, settings, changed, ("model", "data"))
     if trial.training is not None:
         unlimited = dataclasses.replace(trial.training, max_hours=settings.train.max_hours)
-        trial = forecast.limited(settings, dataclasses.replace(trial, training=unlimited), "")
+        trial = forecast.cap_steps(settings, dataclasses.replace(trial, training=unlimited), "")
     after = max((attempt.number for attempt in entry.attempts), default=0)
     inputs = {"model": {"path": trial.model}, "job": {**job, "turn": job["turn"] + 1, "after": after}}
     following = dataclasses.replace(run, planned=[dataclasses.replace(before, trial=trial)])

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from bench.records import Trial
 from bench.records.paths import CHECKPOINTS_FOLDER
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from bench.records.training import is_at_its_limit
-from remote.fleet.checkpoint_sync import Keeper
+from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Entry, Ledger
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
@@ -25,12 +25,12 @@ from remote.jobs.job import Job, slot_of
 from reports.summary.cost import Price
 from tasks.cli.signals import interrupted_by
 from tasks.clients.workers import checkpoints_at
-from tasks.errors import Interrupted, Refused, Resumable, SomeTrialsFailed, UsageError
+from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, SomeTrialsFailed, UsageError
 from tasks.fleet import runner, training_progress
-from tasks.fleet.collect import bring_home
+from tasks.fleet.collect import collect_run
 from tasks.fleet.pricing import price_of
-from tasks.fleet.run_store import resuming
-from tasks.fleet.training_progress import Spent, TrainingView
+from tasks.fleet.run_store import resume_command
+from tasks.fleet.training_progress import TrainingSpend, TrainingView
 from tasks.settings.load import Settings
 from tasks.train.trial_spec import TRIAL_ID
 
@@ -39,7 +39,7 @@ CANCEL_SEC = 30.0
 
 
 @dataclasses.dataclass(kw_only=True)
-class Going:
+class TrainingSession:
     """One training under way: its plan, its folder here and the workers that may run it."""
 
     settings: Settings
@@ -50,7 +50,9 @@ class Going:
     price: Price | None
 
     @classmethod
-    def of(cls, settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host]) -> "Going":
+    def of(
+        cls, settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host]
+    ) -> "TrainingSession":
         device = run.provenance.get("inputs", {}).get("device")
         price = price_of(settings, [device] if device else [])
         return cls(settings=settings, run=run, folder=folder, ledger=ledger, hosts=hosts, price=price)
@@ -59,7 +61,7 @@ class Going:
     def trial(self) -> Trial:
         return self.run.planned[0].trial
 
-    def spent(self) -> Spent:
+    def spent(self) -> TrainingSpend:
         return training_progress.spent(self.folder, TRIAL_ID, self.price)
 
     def follow(self, *, plain: bool) -> None:
@@ -73,7 +75,7 @@ class Going:
                         self._once(view)
             except KeyboardInterrupt:
                 raise Interrupted(
-                    f"run {self.run.run_id}: it goes on without being followed; `{resuming(self.run.run_id)}` follows "
+                    f"run {self.run.run_id}: it goes on without being followed; `{resume_command(self.run.run_id)}` follows "
                     f"it again and starts it again where needed, `inv cancel --run={self.run.run_id}` stops it"
                 ) from None
         self.conclude()
@@ -87,10 +89,10 @@ class Going:
             fleet.run(stops_when_interrupted=False)
         keeper.wait()
 
-    def _keeper(self) -> Keeper:
+    def _keeper(self) -> CheckpointSync:
         is_apart = self.settings.fleet.kind == "pods" and self.settings.shared_results is None
         per_sec = None if self.price is None else self.trial.world_size * self.price.usd_per_gpu_hour / 3600.0
-        return Keeper(
+        return CheckpointSync(
             ledger=self.ledger,
             place=checkpoints_at(self.settings, self.run.run_id),
             home=self.folder / CHECKPOINTS_FOLDER if is_apart else None,
@@ -100,9 +102,9 @@ class Going:
     def _goes_on_with_fewer(self, view: TrainingView) -> bool:
         """Where a worker was not replaced in time: whether the training was planned anew with those that answer."""
         entry = self.ledger.entries[TRIAL_ID]
-        if not self.settings.train.elastic or entry.end is not End.LOST:
+        if not self.settings.train.elastic or entry.end is not TrialStatus.LOST:
             return False
-        there, planned = answering(self.hosts), self.run.workers
+        there, planned = reachable_workers(self.hosts), self.run.workers
         if not there or all(name in [host.name for host in there] for name in planned):
             return False
         there.sort(key=lambda host: host.name not in planned)  # those that have trained until now come first
@@ -118,7 +120,7 @@ class Going:
         What earlier attempts may still run is stopped. `changed`: what else is another in it, in words.
         """
         by_name = {host.name: host for host in self.hosts}
-        attempts = [one for one in self.ledger.entries[TRIAL_ID].attempts if one.reason is None]
+        attempts = [attempt for attempt in self.ledger.entries[TRIAL_ID].attempts if attempt.reason is None]
         for attempt in attempts:
             if (host := by_name.get(attempt.worker)) is not None:
                 with contextlib.suppress(HostError):  # one that does not answer; its job has lost its ranks
@@ -135,28 +137,28 @@ class Going:
     def conclude(self) -> None:
         """Say how it ended, and bring the adapter home; else raised, with the command that goes on."""
         entry, run_id = self.ledger.entries[TRIAL_ID], self.run.run_id
-        reason, again = entry.reason or "", f"`{resuming(run_id)}` goes on"
-        if entry.end is End.SUCCEEDED:
+        reason, again = entry.reason or "", f"`{resume_command(run_id)}` goes on"
+        if entry.end is TrialStatus.SUCCEEDED:
             print(f"run {run_id}: trained")
-            bring_home(self.settings, self.run, self.folder, self.hosts)
+            collect_run(self.settings, self.run, self.folder, self.hosts)
             return
         if is_at_its_limit(reason):
-            raise Resumable(f"run {run_id}: {reason}, with a checkpoint; raise that, then {again}")
-        if was_refused(entry):
-            kind = Refused if reason.startswith(EXIT_REFUSED) else UsageError
+            raise RetryableError(f"run {run_id}: {reason}, with a checkpoint; raise that, then {again}")
+        if was_rejected(entry):
+            kind = ConfirmationRequired if reason.startswith(EXIT_REFUSED) else UsageError
             raise kind(f"run {run_id}: {reason.partition(': ')[2]}. Once that is put right, {again}")
         if entry.end is not None and entry.end.is_resumable:
-            raise Resumable(f"run {run_id}: {entry.end.value}: {reason}; {again} from its last checkpoint")
+            raise RetryableError(f"run {run_id}: {entry.end.value}: {reason}; {again} from its last checkpoint")
         end = "has no end" if entry.end is None else entry.end.value
         raise SomeTrialsFailed(f"run {run_id}: {end}: {reason}; `inv collect report` brings what there is")
 
 
-def was_refused(entry: Entry) -> bool:
+def was_rejected(entry: Entry) -> bool:
     """Whether the last attempt did not begin, because of what somebody can put right: data, model, a full disk."""
-    return entry.end is End.FAILED and (entry.reason or "").startswith((EXIT_BAD_INPUT, EXIT_REFUSED))
+    return entry.end is TrialStatus.FAILED and (entry.reason or "").startswith((EXIT_BAD_INPUT, EXIT_REFUSED))
 
 
-def answering(hosts: Sequence[Host]) -> list[Host]:
+def reachable_workers(hosts: Sequence[Host]) -> list[Host]:
     """Those that answer now, in their order."""
 
     def is_there(host: Host) -> bool:

@@ -18,7 +18,7 @@ from tasks.errors import UsageError
 from tasks.fleet import runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
-from tasks.train.trial_spec import Choices
+from tasks.train.trial_spec import TrainOptions
 
 LONGEST_ORDER = 100_000  # bytes; Linux takes 128 KiB in one variable
 
@@ -54,7 +54,7 @@ def new(settings: Settings, planned: PlannedTrial, names: list[str], seen: Mappi
     return runner.record_of(settings, TRAIN, [planned], names, inputs=inputs)
 
 
-def order(settings: Settings, run: RunRecord, given: Choices, write_down: Callable[[], object]) -> None:
+def order(settings: Settings, run: RunRecord, given: TrainOptions, write_down: Callable[[], object]) -> None:
     """Deploy the Job of a run. `write_down` is called once nothing is refused any more. Raises as `inv deploy`."""
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
     meeting = place(run.run_id, "", 0)
@@ -75,9 +75,9 @@ def order(settings: Settings, run: RunRecord, given: Choices, write_down: Callab
     asked = next(iter(metrics_of(settings).values()), None)  # the same of every pod
     metrics = {} if asked is None else {"metrics": asked}
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
-    deploy.bring(
+    deploy.apply(
         settings.model_copy(update={"cluster": section}),
-        deploy.Choices(
+        deploy.DeployOptions(
             dry_run=given.dry_run,
             yes=given.yes,
             discard_results=given.discard_results,
@@ -85,7 +85,7 @@ def order(settings: Settings, run: RunRecord, given: Choices, write_down: Callab
             replace=True,
             partial=True,
         ),
-        deploy.Addition(
+        deploy.DeployHooks(
             values={"order": text, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},
             components=tuple(metrics),
             begin=write_down,
@@ -94,7 +94,7 @@ def order(settings: Settings, run: RunRecord, given: Choices, write_down: Callab
     )
 
 
-def say(run_id: str, given: Choices) -> None:
+def say(run_id: str, given: TrainOptions) -> None:
     if not given.dry_run:
         print(
             f"run {run_id}: ordered; it goes on without you. `inv monitor --run={run_id}` shows it, "

@@ -8,7 +8,7 @@ from invoke.context import Context
 
 from bench.records import Trial
 from bench.records.run import PlannedTrial
-from tasks.cli.lock import only_one
+from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console
 from tasks.clients.cluster import target_of
 from tasks.clients.workers import pod_hosts, workers
@@ -17,13 +17,13 @@ from tasks.fleet import runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings, load
 from tasks.train import forecast, output, resume, submit_job, trial_spec
-from tasks.train.session import Going, answering
-from tasks.train.trial_spec import TRIAL_ID, Choices
+from tasks.train.session import TrainingSession, reachable_workers
+from tasks.train.trial_spec import TRIAL_ID, TrainOptions
 
-__all__ = ["Choices", "train_fleet"]
+__all__ = ["TrainOptions", "train_fleet"]
 
 
-def train_fleet(context: Context, given: Choices) -> None:
+def train_fleet(context: Context, given: TrainOptions) -> None:
     settings = load(context)
     if given.elastic:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
@@ -48,9 +48,9 @@ def train_fleet(context: Context, given: Choices) -> None:
         return
     hosts = workers(settings)
     seen = forecast.ask(settings, hosts[:count], trial)
-    forecast.refuse(settings, trial, seen)
-    trial = forecast.limited(settings, trial, seen.device)
-    predicted = forecast.foresee(settings, trial, seen)
+    forecast.check_limits(settings, trial, seen)
+    trial = forecast.cap_steps(settings, trial, seen.device)
+    predicted = forecast.predict(settings, trial, seen)
     names = [host.name for host in hosts[:count]]
     if given.dry_run:
         output.show_plan(console(), trial, seen, predicted, names)
@@ -58,26 +58,28 @@ def train_fleet(context: Context, given: Choices) -> None:
     run = runner.record_of(
         as_set, TRAIN, [_planned(trial, names[0])], names, inputs=forecast.inputs(trial, seen, predicted)
     )
-    with only_one(settings.results_folder, f"train (run {run.run_id})"):
+    with acquire_lock(settings.results_folder, f"train (run {run.run_id})"):
         runner.refuse_busy_workers(settings, hosts[:count])
         run, folder, ledger = runner.write_plan(settings, run)
         for line in output.headline(predicted):
             print(line)
-        Going.of(settings, run, folder, ledger, hosts).follow(plain=given.plain)
+        TrainingSession.of(settings, run, folder, ledger, hosts).follow(plain=given.plain)
 
 
-def _order(settings: Settings, trial: Trial, given: Choices) -> None:
+def _order(settings: Settings, trial: Trial, given: TrainOptions) -> None:
     """Have Kubernetes train. Where a worker of the fleet answers it looks at data and model first; else the pods do."""
     names, known = [f"worker-{rank}" for rank in range(trial.world_size)], {}
-    there = answering(pod_hosts(settings, target_of(settings))[:1])  # which cluster that is says whoever deploys
+    there = reachable_workers(
+        pod_hosts(settings, target_of(settings))[:1]
+    )  # which cluster that is says whoever deploys
     seen = forecast.ask(settings, there, trial) if there else None
     if seen is None:
         print("no worker is there to look at the data: hours and dollars are unknown; `inv deploy` makes workers")
     else:
-        forecast.refuse(settings, trial, seen)
-    trial = forecast.limited(settings, trial, "" if seen is None else seen.device)
+        forecast.check_limits(settings, trial, seen)
+    trial = forecast.cap_steps(settings, trial, "" if seen is None else seen.device)
     if seen is not None:
-        predicted = forecast.foresee(settings, trial, seen)
+        predicted = forecast.predict(settings, trial, seen)
         known = forecast.inputs(trial, seen, predicted)
         for line in output.headline(predicted):
             print(line)

@@ -8,7 +8,7 @@ from typing import Any
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial, TrialError
 from bench.records.training import LIMITS, Training
 from bench.records.training_data import TrainingData
-from tasks.errors import UsageError, ending_as
+from tasks.errors import UsageError, translate_errors
 from tasks.fleet.plan import read_trials
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
@@ -36,7 +36,7 @@ OF_THE_TRAINING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class TrainOptions:
     """The flags of `inv train`."""
 
     workers: str | None
@@ -52,7 +52,7 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TrainLimits:
     """What a training may take at most: hours, and dollars at `usd_per_hour` for one worker. None: no limit."""
 
     max_hours: float | None = None
@@ -95,8 +95,8 @@ def data_of(settings: Settings) -> TrainingData:
         raise UsageError(f"train.{NAMES.get(field, field)}: {message}") from None
 
 
-def limits_of(settings: Settings) -> Limits:
-    return Limits(max_hours=settings.train.max_hours, budget_usd=settings.train.budget_usd)
+def limits_of(settings: Settings) -> TrainLimits:
+    return TrainLimits(max_hours=settings.train.max_hours, budget_usd=settings.train.budget_usd)
 
 
 def how_many(settings: Settings, asked: str | None) -> int:
@@ -145,7 +145,7 @@ def with_trial_file(settings: Settings, file: str | None) -> tuple[Settings, Tri
 def trial_of(settings: Settings, given: Trial | None, *, workers: int, max_hours: float | None) -> Trial:
     """The training as a trial over `workers` ranks; `given` is the trial of a file. Raises UsageError by setting."""
     train, data = settings.train, data_of(settings)
-    with ending_as(UsageError, TrialError, before="train."):
+    with translate_errors(UsageError, TrialError, before="train."):
         training = Training(data=data, max_hours=max_hours, **_of(train, OF_THE_TRAINING))
         trial = Trial(
             name=TRIAL_ID,

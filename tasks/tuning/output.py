@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from reports import formatting
-from tasks.cli.terminal import Rows
+from tasks.cli.terminal import FoldingTable
 from tasks.settings.load import Settings
 from tasks.settings.sources import shown
-from tasks.tuning.pareto import Measured, titles
+from tasks.tuning.pareto import MeasuredCandidate, titles
 from tasks.tuning.search import choose
 from tasks.tuning.search_state import TuneRecord
 from tasks.tuning.surrogate import Surrogate
@@ -19,7 +19,7 @@ from tasks.tuning.surrogate import Surrogate
 def show_plan(record: TuneRecord, workers: int) -> None:
     """How many candidates there are and fit, and the first wave."""
     limit = record.memory()
-    fitting = [one for one in record.candidates if limit.fits(one)]
+    fitting = [candidate for candidate in record.candidates if limit.fits(candidate)]
     room = "no memory limit" if record.limit_bytes is None else f"within {record.limit_bytes / 2**30:.1f} GiB"
     print(
         f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {len(fitting)} fit ({room}); "
@@ -34,7 +34,9 @@ def show_plan(record: TuneRecord, workers: int) -> None:
     print("nothing was touched")
 
 
-def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured], about: Mapping[str, Any]) -> None:
+def show_answer(
+    settings: Settings, record: TuneRecord, kept: Sequence[MeasuredCandidate], about: Mapping[str, Any]
+) -> None:
     """The front as a table, what the search cost, and the command that runs the best again."""
     best_at = titles(kept)
     table = _table("configuration", "useful\ntokens/s", "95 %", "GiB and\npredicted", "$ / M\nuseful", "best at")
@@ -67,7 +69,7 @@ def _gib(count: int | None) -> str:
 
 def _table(*heads: str) -> Table:
     """Within 80 characters the last column wraps, and no other."""
-    table = Rows(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table = FoldingTable(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for head in heads:
         table.add_column(head, no_wrap=head != heads[-1], overflow="fold")
     return table

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.records import Trial
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from reports.statistics.per_config import measure
 from reports.statistics.per_process import ProcessSteps
 from reports.statistics.types import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredCandidate:
     """One candidate measured in full. Rates are per GPU; `useful_tokens_per_sec` leaves padding out.
 
     `interval` is the report's own 95 % interval of the rate, Student's t over workers or processes; None for a single
@@ -33,16 +33,16 @@ class Measured:
 
 def measured(
     trial: Trial, results: Sequence[TrialResult], predicted_bytes: int | None, price_usd_per_gpu_hour: float | None
-) -> Measured | None:
+) -> MeasuredCandidate | None:
     """The candidate's figures over its successful results; None where there is none."""
-    good = [one for one in results if one.status is End.SUCCEEDED and one.metrics is not None]
+    good = [result for result in results if result.status is TrialStatus.SUCCEEDED and result.metrics is not None]
     if not good:
         return None
     rate = measure([ProcessSteps.of(one) for one in good]).useful_tokens_per_sec
     peaks = [one.metrics.peak_vram_bytes for one in good if one.metrics is not None]
     known = [peak for peak in peaks if peak is not None]
     usd = None if price_usd_per_gpu_hour is None else price_usd_per_gpu_hour / 3600.0 / rate.value * 1e6
-    return Measured(
+    return MeasuredCandidate(
         trial=trial,
         useful_tokens_per_sec=rate.value,
         interval=rate if len(good) > 1 else None,
@@ -53,10 +53,10 @@ def measured(
     )
 
 
-def front(found: Sequence[Measured]) -> list[Measured]:
+def front(found: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:
     """Those that nothing beats in both speed and memory, fastest first. Without memory figures, the fastest alone."""
     ordered = sorted(found, key=lambda one: -one.useful_tokens_per_sec)
-    kept: list[Measured] = []
+    kept: list[MeasuredCandidate] = []
     smallest: float = float("inf")
     for one in ordered:
         size = float("inf") if one.peak_vram_bytes is None else float(one.peak_vram_bytes)
@@ -66,7 +66,7 @@ def front(found: Sequence[Measured]) -> list[Measured]:
     return kept
 
 
-def titles(kept: Sequence[Measured]) -> dict[str, str]:
+def titles(kept: Sequence[MeasuredCandidate]) -> dict[str, str]:
     """What each of a front's members is best at, by trial id."""
     named: dict[str, list[str]] = {one.trial.trial_id: [] for one in kept}
     if kept:
@@ -81,7 +81,7 @@ def titles(kept: Sequence[Measured]) -> dict[str, str]:
     return {trial_id: ", ".join(words) for trial_id, words in named.items()}
 
 
-def document(kept: Sequence[Measured], about: Mapping[str, Any]) -> dict[str, Any]:
+def document(kept: Sequence[MeasuredCandidate], about: Mapping[str, Any]) -> dict[str, Any]:
     """The answer as plain JSON values."""
     best_at = titles(kept)
     return {

@@ -11,7 +11,7 @@ from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS
 from remote.hosts.host import Host
 from tasks.cli.flags import number
 from tasks.clients.workers import inspect, survey
-from tasks.errors import Refused, UsageError
+from tasks.errors import ConfirmationRequired, UsageError
 from tasks.settings.load import Settings
 from tasks.tuning import space
 from tasks.tuning.search_state import TuneRecord
@@ -56,7 +56,7 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         seed=bench.seed,
         samples=observed["data"]["samples"],
     )
-    predicted = survey(settings, hosts[0], [one.trial for one in candidates])["trials"]
+    predicted = survey(settings, hosts[0], [candidate.trial for candidate in candidates])["trials"]
     gpu = observed["gpu"] if bench.profile == "gpu" else None
     record = TuneRecord(
         tune_id=f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-tune",
@@ -83,7 +83,7 @@ def refuse_other_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None
         ("the data (sha256)", record.data_sha256, observed["data"]["sha256"]),
     ):
         if before != now:
-            raise Refused(
+            raise ConfirmationRequired(
                 f"search {record.tune_id}: {what} was {before}, and is {now} now; their figures cannot be ranked "
                 "together: begin a new search with `inv tune`"
             )
@@ -99,7 +99,7 @@ def _limit_bytes(limit: float | None, gpu: Mapping[str, Any] | None) -> int | No
 
 def _refuse_too_little(record: TuneRecord) -> None:
     limit = record.memory()
-    if any(limit.fits(one) for one in record.candidates):
+    if any(limit.fits(candidate) for candidate in record.candidates):
         return
     smallest = min(record.candidates, key=lambda one: one.peak_bytes or 0)
     raise UsageError(

@@ -35,7 +35,7 @@ class Search:
 
     def __init__(self, journal: Path, candidates: Sequence[Candidate], *, recipes: Sequence[str]) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._by_choice = {_choice_key(one.choice): one for one in candidates}
+        self._by_choice = {_choice_key(candidate.choice): candidate for candidate in candidates}
         self._recipes = list(recipes)
         self._surrogate = Surrogate(candidates)
         self._study = optuna.create_study(
@@ -140,15 +140,20 @@ def finalists(surrogate: Surrogate, outcomes: Outcomes, limit: MemoryLimit, most
     """What is measured in full, at most `most`: the fastest; the smallest that should be at least half as fast, tried
     or not; and those too close to the fastest for short trials to tell."""
     rates, assumed = _known(surrogate, outcomes)
-    ranked = sorted((one for one in surrogate.candidates if one.key in rates), key=lambda one: -rates[one.key])
+    ranked = sorted(
+        (candidate for candidate in surrogate.candidates if candidate.key in rates),
+        key=lambda candidate: -rates[candidate.key],
+    )
     if not ranked:
         return []
     best, means = rates[ranked[0].key], surrogate.given(rates, assumed).mean
-    expected = dict(zip((one.key for one in surrogate.candidates), means, strict=True))
+    expected = dict(zip((candidate.key for candidate in surrogate.candidates), means, strict=True))
     quick = [
-        one
-        for one in surrogate.candidates
-        if limit.fits(one) and expected[one.key] >= math.log(best / 2) and (one.key in rates or one.key not in outcomes)
+        candidate
+        for candidate in surrogate.candidates
+        if limit.fits(candidate)
+        and expected[candidate.key] >= math.log(best / 2)
+        and (candidate.key in rates or candidate.key not in outcomes)
     ]
     smallest = min(quick or ranked, key=lambda one: (limit.corrected(one) or 0, -expected[one.key]))
     close = [one for one in ranked if rates[one.key] * CLOSE >= best]

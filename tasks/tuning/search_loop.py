@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE, TRIALS_FOLDER
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from remote.hosts.host import Host
-from tasks.errors import Refused, Resumable, SomeTrialsFailed, TaskFailed, ending_as
+from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, translate_errors
 from tasks.fleet import runner
 from tasks.settings.load import Settings
 from tasks.tuning import pareto
 from tasks.tuning.output import show_answer
 from tasks.tuning.search import Search
 from tasks.tuning.search_state import TuneRecord
-from tasks.tuning.space import Candidate, Observation, holding
+from tasks.tuning.space import Candidate, TrialObservation, holding
 
 
 def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: bool) -> None:
@@ -36,7 +36,7 @@ def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: 
         run_id = _run(settings, record, name, wave, again, hosts, repeats=1, plain=plain)
         _learn(settings, record, finder, run_id)
         if again is None and len(finder.results) == known:
-            raise Resumable(f"run {run_id}: no trial of it ran to its end")
+            raise RetryableError(f"run {run_id}: no trial of it ran to its end")
     limit = record.memory(_observed(settings, record))
     chosen = finder.finalists(limit, settings.tune.finalists)
     if not chosen:
@@ -77,7 +77,7 @@ def _run(
     is_final = name == "tune-final"
     try:
         if run_id is not None:
-            runner.go_on(settings, run_id, hosts, plain=plain)
+            runner.resume(settings, run_id, hosts, plain=plain)
             return run_id
         trials = [one.full(settings) if is_final else one.trial for one in chosen]
         bench = settings.bench.model_copy(update={"spread": "shard", "repeats": repeats})
@@ -94,46 +94,48 @@ def _run(
 
 def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
     for path in sorted((settings.results_folder / run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
-        with ending_as(Refused, ResultError, after="; remove that run's folder, then type the same again"):
+        with translate_errors(
+            ConfirmationRequired, ResultError, after="; remove that run's folder, then type the same again"
+        ):
             yield TrialResult.read(path)
 
 
 def _learn(settings: Settings, record: TuneRecord, finder: Search, run_id: str) -> None:
-    by_key = {one.key: one for one in record.candidates}
+    by_key = {candidate.key: candidate for candidate in record.candidates}
     for result in _results(settings, run_id):
         one = by_key.get(result.trial.trial_id)
         gpu = result.fingerprint.get("gpu_name")
         if record.gpu is not None and gpu is not None and gpu != record.gpu:
-            raise Refused(
+            raise ConfirmationRequired(
                 f"{result.worker} has another GPU ({gpu}) than the others ({record.gpu}); remove it from the fleet"
             )
         if one is None or result.status.is_resumable:
             continue
-        metrics = result.metrics if result.status is End.SUCCEEDED else None
+        metrics = result.metrics if result.status is TrialStatus.SUCCEEDED else None
         rate = None if metrics is None else metrics.useful_tokens_per_sec
-        finder.tell(one, rate, is_too_large=result.status is End.OUT_OF_MEMORY)
+        finder.tell(one, rate, is_too_large=result.status is TrialStatus.OUT_OF_MEMORY)
 
 
-def _observed(settings: Settings, record: TuneRecord) -> list[Observation]:
+def _observed(settings: Settings, record: TuneRecord) -> list[TrialObservation]:
     """Every measured peak and every trial that ran out of memory, of all waves so far."""
-    by_key = {one.key: one for one in record.candidates}
+    by_key = {candidate.key: candidate for candidate in record.candidates}
     observed = []
     for run_id in record.waves:
         for result in _results(settings, run_id):
             one = by_key.get(result.trial.trial_id)
             if one is None:
                 continue
-            if result.status is End.OUT_OF_MEMORY:
-                observed.append(Observation(candidate=one, peak_bytes=None))
+            if result.status is TrialStatus.OUT_OF_MEMORY:
+                observed.append(TrialObservation(candidate=one, peak_bytes=None))
             elif result.metrics is not None and result.metrics.peak_vram_bytes is not None:
-                observed.append(Observation(candidate=one, peak_bytes=result.metrics.peak_vram_bytes))
+                observed.append(TrialObservation(candidate=one, peak_bytes=result.metrics.peak_vram_bytes))
     return observed
 
 
 def _answer(settings: Settings, record: TuneRecord, finder: Search, run_id: str, held: Sequence[Candidate]) -> None:
     limit = record.memory(_observed(settings, record))
     results = list(_results(settings, run_id))
-    measured: list[pareto.Measured] = []
+    measured: list[pareto.MeasuredCandidate] = []
     for one in (*record.candidates, *held):
         mine = [result for result in results if result.trial.trial_id == one.key]
         predicted = limit.corrected(one) if record.limit_bytes is not None else None

@@ -16,7 +16,7 @@ from bench.records import TrialError, schema
 from bench.records.atomic_files import write_atomic
 from tasks.errors import UsageError, writing
 from tasks.fleet.run_store import make_folder
-from tasks.tuning.space import Candidate, MemoryLimit, Observation
+from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 
 FOLDER, RECORD_FILE, JOURNAL_FILE = "tune", "tune.json", "journal.log"
 ANSWER_FILE, BEST_FILE = "answer.json", "best.json"
@@ -48,7 +48,7 @@ class TuneRecord:
     def journal(self) -> Path:
         return self._home / JOURNAL_FILE
 
-    def memory(self, observed: Sequence[Observation] = ()) -> MemoryLimit:
+    def memory(self, observed: Sequence[TrialObservation] = ()) -> MemoryLimit:
         """Which candidates fit, as far as is known."""
         return MemoryLimit(self.limit_bytes, observed)
 

@@ -134,7 +134,7 @@ def with_predictions(found: Sequence[Candidate], predicted: Sequence[Mapping[str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class TrialObservation:
     """What a trial taught about memory: its measured peak, or None where it ran out of it."""
 
     candidate: Candidate
@@ -150,7 +150,7 @@ class MemoryLimit:
 
     MARGIN = 1.03
 
-    def __init__(self, limit_bytes: int | None, observed: Sequence[Observation] = ()) -> None:
+    def __init__(self, limit_bytes: int | None, observed: Sequence[TrialObservation] = ()) -> None:
         self.limit_bytes = limit_bytes
         self.factors: dict[str, float] = {}
         for recipe in {str(one.candidate.choice["recipe"]) for one in observed}:
@@ -167,7 +167,7 @@ class MemoryLimit:
         predicted = self.corrected(candidate)
         return self.limit_bytes is None or predicted is None or predicted * self.MARGIN <= self.limit_bytes
 
-    def _factor(self, observed: Sequence[Observation]) -> float:
+    def _factor(self, observed: Sequence[TrialObservation]) -> float:
         measured = [
             one.peak_bytes / one.candidate.peak_bytes
             for one in observed

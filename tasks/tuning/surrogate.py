@@ -44,7 +44,7 @@ BATCH_DOUBLINGS = 2.0  # so many doublings of the batch apart, errors are still 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class Prediction:
     """For each candidate, in order: the mean and the standard deviation of its log rate."""
 
     mean: Sequence[float]
@@ -57,10 +57,10 @@ class Surrogate:
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = list(candidates)
         self._place = {one.key: place for place, one in enumerate(self.candidates)}
-        self._prior = np.log([max(one.score, 1e-9) for one in self.candidates])
+        self._prior = np.log([max(candidate.score, 1e-9) for candidate in self.candidates])
         self._alike = self._covariance()
 
-    def given(self, rates: Mapping[str, float], assumed: Mapping[str, float] | None = None) -> Expected:
+    def given(self, rates: Mapping[str, float], assumed: Mapping[str, float] | None = None) -> Prediction:
         """Given these measured rates by key, all above 0. `assumed` are expected rates that count as measured: they
         make their neighbours surer, and cannot be a surprise.
 
@@ -71,14 +71,14 @@ class Surrogate:
         at = [self._place[key] for key in known]
         variance = self._alike.diagonal()
         if not at:
-            return Expected(mean=self._prior.tolist(), deviation=np.sqrt(variance).tolist())
+            return Prediction(mean=self._prior.tolist(), deviation=np.sqrt(variance).tolist())
         errors = np.log(list(known.values())) - self._prior[at]
         weights = np.linalg.solve(self._between(at), self._alike[at])
         left = np.maximum(variance - np.einsum("ij,ji->i", self._alike[:, at], weights), 0.0)
         first = len(rates)
         surprise = errors[:first] @ np.linalg.solve(self._between(at[:first]), errors[:first]) / max(1, first)
         deviation = np.sqrt(left * max(1.0, surprise))
-        return Expected(mean=(self._prior + errors @ weights).tolist(), deviation=deviation.tolist())
+        return Prediction(mean=(self._prior + errors @ weights).tolist(), deviation=deviation.tolist())
 
     def promise(self, rates: Mapping[str, float], assumed: Mapping[str, float]) -> list[float]:
         """Each candidate's expected improvement on the best rate, as a part of it. Needs at least one rate.
@@ -95,11 +95,13 @@ class Surrogate:
 
     def _covariance(self) -> Any:
         """How alike the errors of any two candidates' predictions are, an array of (candidates, candidates)."""
-        of = {name: np.array([one.choice[name] for one in self.candidates]) for name in ("recipe", "layout")}
+        of = {
+            name: np.array([candidate.choice[name] for candidate in self.candidates]) for name in ("recipe", "layout")
+        }
         recipe, layout = (column[:, None] == column[None, :] for column in of.values())
-        again = np.array([RECOMPUTED_SHARE[one.choice["recompute"]] for one in self.candidates])
-        offloaded = np.array([one.choice["recompute"] == "offload" for one in self.candidates], dtype=float)
-        size = np.log2([one.choice["micro_batch_size"] for one in self.candidates])
+        again = np.array([RECOMPUTED_SHARE[candidate.choice["recompute"]] for candidate in self.candidates])
+        offloaded = np.array([candidate.choice["recompute"] == "offload" for candidate in self.candidates], dtype=float)
+        size = np.log2([candidate.choice["micro_batch_size"] for candidate in self.candidates])
         batch = np.exp(-0.5 * ((size[:, None] - size[None, :]) / BATCH_DOUBLINGS) ** 2)
         alike = {
             "gpu": np.ones_like(batch),

@@ -7,9 +7,9 @@ the finalists in full), answer (a front of speed against memory, and a file that
 
 from invoke.context import Context
 
-from tasks.cli.lock import only_one
+from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import survey, workers
-from tasks.errors import Interrupted, Resumable, UsageError
+from tasks.errors import Interrupted, RetryableError, UsageError
 from tasks.settings.load import load
 from tasks.tuning import search_loop, search_state
 from tasks.tuning.output import show_plan
@@ -32,7 +32,7 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, 
     if dry_run:
         show_plan(search, len(hosts))
         return
-    with only_one(settings.results_folder, f"tune (search {search.tune_id})"):
+    with acquire_lock(settings.results_folder, f"tune (search {search.tune_id})"):
         if not resume:
             search = search_state.create(settings.results_folder, search)
         again = f"`inv tune --resume={search.tune_id}` goes on with"
@@ -40,5 +40,5 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, 
             search_loop.search(settings, search, hosts, plain=plain)
         except Interrupted:
             raise Interrupted(f"search {search.tune_id}: interrupted; {again} it") from None
-        except Resumable as error:
-            raise Resumable(f"{error}; {again} the search") from None
+        except RetryableError as error:
+            raise RetryableError(f"{error}; {again} the search") from None

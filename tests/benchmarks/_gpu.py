@@ -20,7 +20,7 @@ PERIOD_SEC = 0.05
 class Draw:
     """Power in watts, the clock of the multiprocessors in MHz and what held it back, sampled by `metered`."""
 
-    readings: list[nvml.Reading] = field(default_factory=list)
+    readings: list[nvml.GpuSample] = field(default_factory=list)
 
     @property
     def watts(self) -> float | None:

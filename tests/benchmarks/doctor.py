@@ -41,4 +41,4 @@ def _doctor(build_vm: BuildVm, settings: dict[str, str]) -> tuple[float, int]:
     said, _ = build_vm.start("doctor", "--json", **settings).communicate(timeout=WAIT_SEC)
     seconds = time.perf_counter() - began
     answers = json.loads(said)["answers"]
-    return seconds, len({(one["subject"], one["check"]) for one in answers if one["state"] != "unasked"})
+    return seconds, len({(answer["subject"], answer["check"]) for answer in answers if answer["state"] != "unasked"})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.records.bootstrap import summarize
 from bench.records.run import RunRecord
-from remote.fleet.retry_policy import Limits
+from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
@@ -196,7 +196,7 @@ def _noticed(cluster: Cluster, folder: Path) -> Figure:
     pods = PodFleet(folder / "noticed", cluster, 2)
     pods.folder.mkdir()
     pods.plan("slow", workers=2)
-    with pods.running(pods.pod_fleet(limits=Limits(lost_after_sec=60.0 - ONE_TRY_SEC["pods"]))):
+    with pods.running(pods.pod_fleet(limits=RetryLimits(lost_after_sec=60.0 - ONE_TRY_SEC["pods"]))):
         while not pods.noted("started"):
             time.sleep(0.05)
         node = str(pods.pod_of(pods.noted("started")[0].split()[3])["node"])

@@ -36,7 +36,7 @@ from bench.data.packing import Row, apart, bucketed
 from bench.predict import flops
 from bench.qlora import recipes
 from bench.qlora.recipes.fast import JOINED
-from bench.qlora.session import Session
+from bench.qlora.session import TorchSession
 from bench.qlora.step import Placement, load_base, place
 from bench.records import ALL_LINEAR, Trial
 from bench.records.bootstrap import summarize
@@ -328,7 +328,7 @@ class Bench:
         if not self.placement.is_cuda:
             return None
         limit(self.modules.torch, limited=False)
-        return hardware.bf16_matmul_tflops(Session(modules=self.modules, placement=self.placement)).median
+        return hardware.bf16_matmul_tflops(TorchSession(modules=self.modules, placement=self.placement)).median
 
     def _free(self) -> None:
         gc.collect()

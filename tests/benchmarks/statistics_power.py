@@ -35,7 +35,7 @@ def main() -> list[Figure]:
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:
     for world in of_each_size("full"):
         found = [summarize(run) for run in equal(world, runs)]
-        says = share(found, lambda one: text.recommendation(one).startswith("Train with"))
+        says = share(found, lambda one: text.recommendation_text(one).startswith("Train with"))
         any_word = share(found, has_word)
         yield figure(f"all equal, {said(world)}: Train with", says, "5 %")
         yield figure(f"all equal, {said(world)}: any word in the table", any_word, "5 %")

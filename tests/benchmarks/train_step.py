@@ -42,7 +42,7 @@ from bench.train.masking import Example
 from bench.workloads.finetune import trainer as trainer_module
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import resume
-from bench.workloads.finetune.steps.group import Group
+from bench.workloads.finetune.steps.group import RankGroup
 from tests.benchmarks import Figure, a_trial, demo_inputs, say, spread
 
 BLOCKS = 6
@@ -99,7 +99,7 @@ class Bench:
             optimizer="paged_adamw_8bit", training=Training(data=files, **{"rows_per_step": 1, **training}),
         )  # fmt: skip
 
-    def material(self, trial: Trial) -> training_set.Material:
+    def material(self, trial: Trial) -> training_set.TrainingSet:
         """Examples of log-normal lengths, half of whose tokens are targets; enough for every step once."""
         chooser = random.Random(3)
         words = json.loads((Path(self.model) / "config.json").read_text())["vocab_size"]
@@ -110,7 +110,7 @@ class Bench:
             targets = bytes(length // 2) + b"\1" * (length - length // 2)
             examples.append(Example(file="made", line=len(examples) + 1, ids=array("I", ids), targets=targets))
             positions += length
-        return training_set.Material.of(
+        return training_set.TrainingSet.of(
             trial, Dataset(files=[], training=examples, validation=[], findings=[], left_out=0, shown=[])
         )
 
@@ -122,8 +122,8 @@ class Bench:
         tokenizer = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 0})()
         self.identity = resume.Identity.of(trial, "model", data.sha256)
         lines = (folder / "lines.jsonl").open("ab", buffering=0)
-        world = trainer_module.World(
-            group=Group(self.torch),
+        world = trainer_module.TrainContext(
+            group=RankGroup(self.torch),
             report=lambda **line: lines.write(json.dumps(line).encode() + b"\n"),
             move=lambda _phase, _step: None,
             asked=(folder / "stop").exists,

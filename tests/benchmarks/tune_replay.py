@@ -27,7 +27,7 @@ from bench.records import ALL_LINEAR, SCALES, Trial
 from tasks.settings.schema import TuneSection
 from tasks.tuning.planning import SHORT_STEPS
 from tasks.tuning.search import Search
-from tasks.tuning.space import CHOICES, Candidate, MemoryLimit, Observation
+from tasks.tuning.space import CHOICES, Candidate, MemoryLimit, TrialObservation
 from tests.benchmarks import Figure
 from tests.benchmarks._tune_scenarios import GRID, RECIPES, World, changed, measured, points, recompute_of, space
 from tests.mistral_7b import CONFIG
@@ -77,7 +77,7 @@ def replay(
     settings, limit_bytes = TuneSection(), round(limit_gib * 2**30)
     noise = random.Random(1000 + seed)
     fitting = [one for one in found if world[one.key].peak_bytes <= limit_bytes]
-    observed: list[Observation] = []
+    observed: list[TrialObservation] = []
     spent = 0.0
     with tempfile.TemporaryDirectory() as folder:
         search = Search(Path(folder) / "journal.log", found, recipes=RECIPES)
@@ -89,7 +89,7 @@ def replay(
             for one in wave:
                 truth = world[one.key]
                 fits = truth.peak_bytes <= limit_bytes
-                observed.append(Observation(candidate=one, peak_bytes=truth.peak_bytes if fits else None))
+                observed.append(TrialObservation(candidate=one, peak_bytes=truth.peak_bytes if fits else None))
                 rate = truth.rate * math.exp(noise.gauss(0.0, NOISE[one.choice["layout"]]))
                 search.tell(one, rate if fits else None, is_too_large=not fits)
                 spent += FIXED_SEC + (sum(SHORT_STEPS["gpu"]) * truth.step_sec if fits else 0.0)

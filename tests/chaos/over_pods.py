@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.records.paths import LEDGER_FILE, RESULT_FILE
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.pods.pod_index import Pods
 from tasks.settings.schema import PodsSection
@@ -33,7 +33,12 @@ from tests.support.pods import EVICTION, PodFleet
 from tests.support.small_inputs import write_data, write_model
 
 PODS = 2
-MAY_BE_LOST = (End.SUCCEEDED, End.LOST, End.PREEMPTED, End.CANCELLED)  # no fault here is a trial's own
+MAY_BE_LOST = (
+    TrialStatus.SUCCEEDED,
+    TrialStatus.LOST,
+    TrialStatus.PREEMPTED,
+    TrialStatus.CANCELLED,
+)  # no fault here is a trial's own
 IMAGE = f"fra.ocir.io/ns/fleet@sha256:{'ab' * 32}"
 
 
@@ -82,7 +87,7 @@ class OverPods:
         elif done.code == 1 and done.words[0] == "bench":
             ends = [entry.end for entry in Ledger(self._newest() / LEDGER_FILE).entries.values()]
             assert None not in ends, "exit 1, and a trial has no end"
-            assert set(ends) != {End.SUCCEEDED}, "exit 1, and every trial succeeded"
+            assert set(ends) != {TrialStatus.SUCCEEDED}, "exit 1, and every trial succeeded"
         elif done.code == 0 and done.words[0] == "collect":
             for run in self._runs() if "--all" in done.words else [self._newest()]:
                 self._collected(run)
@@ -128,18 +133,18 @@ class OverPods:
             self._ledgers[run] = whole
             for trial_id, entry in Ledger(run / LEDGER_FILE).entries.items():
                 assert entry.end in (None, *MAY_BE_LOST), f"{trial_id}: {entry.end}: {entry.reason}"
-                if entry.end is End.SUCCEEDED:
+                if entry.end is TrialStatus.SUCCEEDED:
                     path = run / "trials" / trial_id / RESULT_FILE
                     assert entry.winner is not None
                     result = TrialResult.read(path)
-                    assert (result.status, result.attempt) == (End.SUCCEEDED, entry.winner.number)
+                    assert (result.status, result.attempt) == (TrialStatus.SUCCEEDED, entry.winner.number)
                     assert (result.trial_id, result.run_id) == (trial_id, run.name)
                     digest = hashlib.sha256(path.read_bytes()).hexdigest()
                     assert self._kept.setdefault(path, digest) == digest, f"{path} was changed"
 
     def _all_succeeded(self, run: Path) -> None:
         ends = {trial_id: entry.end for trial_id, entry in Ledger(run / LEDGER_FILE).entries.items()}
-        assert set(ends.values()) == {End.SUCCEEDED}, ends
+        assert set(ends.values()) == {TrialStatus.SUCCEEDED}, ends
 
     def _collected(self, run: Path) -> None:
         done = subprocess.run(

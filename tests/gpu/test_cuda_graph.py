@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench import torch_stack  # noqa: E402 - after the skip
-from bench.data.collate import Apart, Batch  # noqa: E402
+from bench.data.collate import Batch, Unpacked  # noqa: E402
 from bench.data.packing import Row  # noqa: E402
 from bench.kernels import attention  # noqa: E402
 from bench.qlora import recipes  # noqa: E402
@@ -70,7 +70,7 @@ def packed(number: int, longest: int = 128) -> Batch:
     generator = torch.Generator().manual_seed(number)
     lengths = [10] * 40 if number == 3 else [longest - number, 7, 3 * number + 1, longest // 2, 1]
     ids = torch.randint(2, WORDS, (sum(lengths),), generator=generator).tolist()
-    tensors, (samples, tokens, useful) = Apart(longest, 4 * longest, 0)(
+    tensors, (samples, tokens, useful) = Unpacked(longest, 4 * longest, 0)(
         [Row(ids=ids, samples=len(lengths), lengths=tuple(lengths))]
     )
     return Batch(**tensors, samples=samples, tokens=tokens, useful_tokens=useful)
@@ -172,7 +172,7 @@ def test_shapes_that_change_each_time_are_never_captured_and_at_last_given_up(mo
 def test_without_memory_for_a_graph_steps_go_on(modules, model, monkeypatch):
     batches = [padded(number) for number in range(4)]
     expected = run(build(modules, model), batches, captures=False)
-    monkeypatch.setattr(cuda_graph, "Captured", raising(torch.OutOfMemoryError("full")))
+    monkeypatch.setattr(cuda_graph, "CapturedGraph", raising(torch.OutOfMemoryError("full")))
     step = build(modules, model)
     found = run(step, batches, captures=True)
     assert step.why_not == "not enough memory"

@@ -8,8 +8,8 @@ from bench import torch_stack as real_stack  # noqa: E402 - after the skip
 from bench.kernels import nf4  # noqa: E402
 from bench.kernels.decode import products  # noqa: E402
 from bench.kernels.decode.attention import Attention  # noqa: E402
-from bench.kernels.decode.products import Division, Lora, Norm, Product  # noqa: E402
-from bench.kernels.rope import Heads, rotate_reference  # noqa: E402
+from bench.kernels.decode.products import DecodeLora, DecodeProduct, Division, Norm  # noqa: E402
+from bench.kernels.rope import AttentionHeads, rotate_reference  # noqa: E402
 from bench.workloads import decode_step, decoding  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
@@ -27,7 +27,11 @@ TOGETHER = [
     ((16, 64), (16, 64)),
 ]
 GATED = [((14336, 4096), (14336, 4096)), ((1536, 576), (1536, 576)), ((48, 64), (48, 64))]
-HEADS = [Heads(query=32, key=8, width=128), Heads(query=9, key=3, width=64), Heads(query=8, key=1, width=128)]
+HEADS = [
+    AttentionHeads(query=32, key=8, width=128),
+    AttentionHeads(query=9, key=3, width=64),
+    AttentionHeads(query=8, key=1, width=128),
+]
 
 
 def quantized(rows: int, columns: int):
@@ -75,7 +79,7 @@ def _check(shapes, *, gated, rank, with_norm, counts):
     adapters = ()
     if rank:  # none on the last of several
         adapters = tuple(
-            Lora(
+            DecodeLora(
                 a=torch.randn(rank, columns, device="cuda") / columns**0.5,
                 b=torch.randn(rows, rank, device="cuda") * 0.02,
                 scaling=2.0,
@@ -85,7 +89,7 @@ def _check(shapes, *, gated, rank, with_norm, counts):
             for place, (rows, _) in enumerate(shapes)
         )
     for count in counts:
-        product = Product(weights, norm=norm, gated=gated, adapters=adapters, most_rows=count)
+        product = DecodeProduct(weights, norm=norm, gated=gated, adapters=adapters, most_rows=count)
         x = torch.randn(count, columns, device="cuda").bfloat16()
         wanted = _formula(x, weights, norm, adapters, gated=gated)
         onto = torch.randn(*wanted.shape, device="cuda").bfloat16()
@@ -138,7 +142,7 @@ def test_attention_of_one_token_is_the_formulas_and_keeps_key_and_value(heads, b
 @pytest.mark.parametrize("batch", [1, 3, 32])
 @pytest.mark.parametrize("with_adapters", [False, True])
 def test_the_fused_step_is_the_step_of_any_base(tiny_model, make_trial, with_adapters, batch):
-    from bench.qlora.session import Session
+    from bench.qlora.session import TorchSession
     from bench.qlora.step import Placement, load_base
     from bench.workloads.inference import add_adapters
 
@@ -148,7 +152,7 @@ def test_the_fused_step_is_the_step_of_any_base(tiny_model, make_trial, with_ada
     model = load_base(stack, trial, placement)
     decoding.prepare(stack, model)
     if with_adapters:
-        add_adapters(Session(modules=stack, placement=placement), trial, model)
+        add_adapters(TorchSession(modules=stack, placement=placement), trial, model)
     prompts = torch.randint(6, 4000, (batch, 24), device="cuda")
     path = decoding.FastPath(stack, model, placement, prompts, 8, capture=False)
     assert path.not_fused is None

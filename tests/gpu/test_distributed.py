@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from tests.support.gpu import environment, on_gpu
 
 TRIAL_SEC = 300.0
@@ -47,7 +47,7 @@ def test_ranks_on_gpus_of_their_own_train_one_model(run, gpus, tmp_path, world_s
         pytest.skip(f"{world_size} ranks need as many GPUs, here are {gpus}")
     assert run(world_size).returncode == 0
     result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     assert (result.fingerprint["device"], result.fingerprint["backend"]) == ("cuda", "nccl")
     assert result.metrics is not None
     assert result.metrics.peak_vram_bytes is not None

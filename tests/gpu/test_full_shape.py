@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import suite
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from tests.mistral_7b import CONFIG, PARAMETERS, write
 from tests.support.gpu import on_gpu, run_trial
 
@@ -56,7 +56,7 @@ def measure(full_model: Path, demo_data: Path, tmp_path: Path, capfd) -> Callabl
 @pytest.mark.parametrize("name", ["baseline", "optimized"])
 def test_a_published_trial_succeeds_at_full_size(measure, name):
     result = measure(name)
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     assert all(loss is not None and 0 < loss < 2 * math.log(CONFIG["vocab_size"]) for loss in result.steps.loss)
     assert result.metrics is not None
     assert result.metrics.peak_vram_bytes is not None

@@ -6,7 +6,7 @@ import pytest
 
 from bench.machine.gpu_specs import lookup
 from bench.records import suite
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.workloads.hardware import FULL, SINCE
 from tests.support.gpu import on_gpu, run_trial
 
@@ -20,7 +20,7 @@ def result(tmp_path_factory, tiny_model, demo_data) -> TrialResult:
 
 
 def test_the_hardware_trial_succeeds(result):
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
 
 
 def test_every_product_the_chip_has_is_measured_at_every_size(result):

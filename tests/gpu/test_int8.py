@@ -75,7 +75,7 @@ def test_activations_become_what_the_reference_says(tokens, width):
 def test_weights_are_those_of_the_reference_to_one_step_and_equal_in_both_orientations(height, width):
     parts = joined(height, width)
     scales = weight_quant.scales_of(parts)
-    found, turned = weight_quant.as_it_is(parts, scales), weight_quant.transposed(parts, scales)
+    found, turned = weight_quant.copy(parts, scales), weight_quant.transposed(parts, scales)
     expected = weight_quant.reference(parts, scales)
     assert torch.equal(found.T, turned)
     assert int((found.int() - expected.int()).abs().max()) <= 1
@@ -90,9 +90,9 @@ def test_a_product_and_all_that_stands_beside_it(tokens, height, width, tiles):
     scales = weight_quant.scales_of(parts)
     a, b = (
         row_quant.rows(random(tokens, width), columns=columns),
-        row_quant.Rows(values=weight_quant.as_it_is(parts, scales)),
+        row_quant.Rows(values=weight_quant.copy(parts, scales)),
     )
-    beside = matmul.Beside(
+    beside = matmul.SideInputs(
         apart=random(height, 3), u=random(tokens, 2 * rank), work_b=random(height, rank),
         columns=(slice(0, height // 3), slice(height // 2, height)), rank=rank,
     )  # fmt: skip
@@ -206,7 +206,7 @@ def test_columns_a_thousand_times_the_rest_cost_nothing_when_they_stand_apart():
     b = row_quant.rows(w)
     tiles = matmul.AMPERE  # float32 results, which no step asks for, do not fit beside Hopper's tiles
     plain = matmul.product(row_quant.rows(x), b, dtype=torch.float32, tiles=tiles)
-    beside = matmul.Beside(apart=w[:, columns.numbers].contiguous())
+    beside = matmul.SideInputs(apart=w[:, columns.numbers].contiguous())
     better = matmul.product(row_quant.rows(x, columns=columns), b, beside, dtype=torch.float32, tiles=tiles)
     rest = x.double().index_fill(1, columns.numbers, 0) @ w.double().T  # what the other columns add
     assert (better.double() - exact).norm() / rest.norm() < 0.02

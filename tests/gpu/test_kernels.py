@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from bench.kernels import attention, lora, lora_out, loss, nf4, norm, pinned_gather, rope, swiglu  # noqa: E402 - after the skips
 from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
-from bench.kernels.lora import Seed, Side  # noqa: E402
+from bench.kernels.lora import LoraInput, Seed  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -117,7 +117,7 @@ def test_rms_norm_and_its_backward(tokens, width, adds, dtype):
 @pytest.mark.parametrize(("tokens", "width"), [(3, 64), (17, 200), (5, 4096)])
 def test_the_stream_keeps_the_same_bits_as_the_reference_over_many_sums(tokens, width, dtype):
     weight = random(width, dtype=dtype)
-    found = expected = norm.Stream(high=1000 * random(tokens, width, dtype=dtype))
+    found = expected = norm.ResidualStream(high=1000 * random(tokens, width, dtype=dtype))
     for _ in range(5):
         y = random(tokens, width, dtype=dtype)
         normed, rstd, found = norm.stream_norm(found, weight, 1e-5, y)
@@ -130,7 +130,9 @@ def test_the_stream_keeps_the_same_bits_as_the_reference_over_many_sums(tokens, 
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("heads", [rope.Heads(query=4, key=2, width=16), rope.Heads(query=6, key=3, width=24)])
+@pytest.mark.parametrize(
+    "heads", [rope.AttentionHeads(query=4, key=2, width=16), rope.AttentionHeads(query=6, key=3, width=24)]
+)
 def test_rope_in_place_and_back(heads, dtype):
     tokens = 11
     joined = random(tokens, heads.joined, dtype=dtype)
@@ -172,7 +174,7 @@ def test_swiglu_and_its_backward_in_place(tokens, inner, dtype):
 def test_lora_products_and_their_gradients_at_every_rank(rank, targets, tokens, width, p, dtype):
     x, a = random(tokens, width, dtype=dtype), random(targets * rank, width, dtype=dtype)
     d_u, d_x = random(tokens, targets * rank, dtype=dtype), random(tokens, width, dtype=dtype)
-    side = Side(rank=rank, scaling=2.0, p=p, seed=seed(2_000_000_011))
+    side = LoraInput(rank=rank, scaling=2.0, p=p, seed=seed(2_000_000_011))
     assert error(lora.down(x, a, side), lora.down_reference(x, a, side)) < LIMIT[dtype]
     expected = lora.weight_gradient_reference(d_u, x, side)
     d_a = poisoned_sums(d_u, a)
@@ -196,7 +198,7 @@ def test_both_lora_gradients_at_once_also_of_an_input_that_is_made_again(
 ):
     a, d_u = random(targets * rank, width, dtype=dtype), random(tokens, targets * rank, dtype=dtype)
     x, d_x = random(tokens, width, dtype=dtype), random(tokens, width, dtype=dtype)
-    side = Side(rank=rank, scaling=2.0, p=p, seed=seed(2_000_000_011))
+    side = LoraInput(rank=rank, scaling=2.0, p=p, seed=seed(2_000_000_011))
     source: Any = x
     if normed:
         gain = random(width, dtype=dtype)
@@ -220,7 +222,7 @@ def test_both_lora_gradients_at_once_also_of_an_input_that_is_made_again(
     ],
 )
 def test_lora_products_on_columns_of_their_own(columns, width, rank, dtype):
-    tokens, side = 77 if rank == 100 else 600, Side(rank=rank, scaling=2.0, p=0.0)
+    tokens, side = 77 if rank == 100 else 600, LoraInput(rank=rank, scaling=2.0, p=0.0)
     u = random(tokens, len(columns) * rank, dtype=dtype)
     b, d_y = random(width, rank, dtype=dtype), random(tokens, width, dtype=dtype)
     assert error(lora_out.out(u, b, columns, side), lora_out.out_reference(u, b, columns, side)) < LIMIT[dtype]
@@ -260,7 +262,7 @@ def test_attention_and_its_gradients_never_cross_samples(lengths, rows, window, 
     edges = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
     equal = len(lengths) if rows and len(set(lengths)) == 1 else 0
     samples = Samples(edges=edges, longest=max(lengths), window=window, rows=equal)
-    shape, limits = rope.Heads(query=heads[0], key=heads[1], width=width), (1e-2, 2e-2)
+    shape, limits = rope.AttentionHeads(query=heads[0], key=heads[1], width=width), (1e-2, 2e-2)
     check_attention(sum(lengths), shape, samples, torch.bfloat16, limits)
 
 
@@ -269,13 +271,16 @@ def test_attention_and_its_gradients_never_cross_samples(lengths, rows, window, 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_attention_of_short_samples(lengths, width, heads):
     edges = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
-    shape = rope.Heads(query=heads[0], key=heads[1], width=width)
+    shape = rope.AttentionHeads(query=heads[0], key=heads[1], width=width)
     dtype, limits = (torch.float32, (2e-6, 2e-6)) if INTERPRETED else (torch.bfloat16, (1e-2, 2e-2))
     check_attention(sum(lengths), shape, Samples(edges=edges, longest=512), dtype, limits)
 
 
 def test_a_sample_that_is_no_number_spoils_no_other():
-    shape, edges = rope.Heads(query=4, key=1, width=16), torch.tensor([0, 40, 45, 100], device=DEVICE).to(torch.int32)
+    shape, edges = (
+        rope.AttentionHeads(query=4, key=1, width=16),
+        torch.tensor([0, 40, 45, 100], device=DEVICE).to(torch.int32),
+    )
     joined = random(100, shape.joined, dtype=torch.float32 if INTERPRETED else torch.bfloat16)
     joined[40:45] = float("nan")
     samples, angles = Samples(edges=edges, longest=55), random(2, 100, 8, dtype=torch.float32)
@@ -288,7 +293,9 @@ def test_a_sample_that_is_no_number_spoils_no_other():
         assert not spoilt[45:].any()
 
 
-def check_attention(tokens: int, shape: rope.Heads, samples: Samples, dtype: Any, limits: tuple[float, float]) -> None:
+def check_attention(
+    tokens: int, shape: rope.AttentionHeads, samples: Samples, dtype: Any, limits: tuple[float, float]
+) -> None:
     joined = random(tokens, shape.joined, dtype=dtype)
     cos, sin = random(2, tokens, shape.width // 2, dtype=torch.float32)
     out, kept = attend(joined, shape, samples)

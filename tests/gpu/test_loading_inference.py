@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.records import choose, suite
-from bench.records.result import End, Measurement, TrialResult
+from bench.records.result import Measurement, TrialResult, TrialStatus
 from bench.workloads.loading import LEFTOVER_BYTES
 from tests.support.gpu import environment, on_gpu, run_trial
 
@@ -21,7 +21,7 @@ def measured(tiny_model, demo_data, tmp_path) -> Any:
     def run(suite_name: str, trial_id: str) -> tuple[TrialResult, Any]:
         (trial,) = choose(suite(suite_name, "gpu", str(tiny_model), str(demo_data)), (trial_id,))
         result = run_trial(trial, tmp_path)
-        assert (result.status, result.reason) == (End.SUCCEEDED, None)
+        assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
 
         def find(name: str, **context: Any) -> Measurement:
             found = [m for m in result.measurements if m.name == name and context.items() <= m.context.items()]

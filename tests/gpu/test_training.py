@@ -12,7 +12,7 @@ import pytest
 from bench.commands.overrides import changed
 from bench.harness.phase_timer import PHASES
 from bench.records import Trial
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from tests.support.gpu import on_gpu, run_trial
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
@@ -42,7 +42,7 @@ def gpu_trial(make_trial, tiny_model: Path, demo_data: Path) -> Trial:
 
 def test_phases_by_device_events_make_up_the_step(measure, gpu_trial):
     result = measure(gpu_trial)
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     found = {item.name: item for item in result.measurements}
     phases = [found[f"step_{phase}_sec"] for phase in PHASES]
     assert all(item.value is not None and item.value > 0 for item in phases)
@@ -68,7 +68,7 @@ def test_a_gpu_that_runs_out_of_memory_says_what_to_try_and_that_fits(measure, g
     trial = changed(gpu_trial, ["micro_batch_size=32", "max_seq_len=4096"])
     for _ in range(12):
         result = measure(trial, before=limit)
-        if result.status is not End.OUT_OF_MEMORY:
+        if result.status is not TrialStatus.OUT_OF_MEMORY:
             break
         print(result.reason)
         said, advice = str(result.reason).split("; next to try: ")
@@ -76,7 +76,7 @@ def test_a_gpu_that_runs_out_of_memory_says_what_to_try_and_that_fits(measure, g
         assert "; peak VRAM " in said
         trial = changed(trial, advice.split(" (in ")[0].split())
         (tmp_path / "out" / "result.json").unlink()
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     assert trial.micro_batch_size < 32
     assert result.metrics is not None
     assert result.metrics.peak_vram_bytes is not None

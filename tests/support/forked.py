@@ -402,7 +402,7 @@ def _are_those_of(project: Path) -> bool:
     there = [package for package in OURS if (project / package).is_dir()]  # the others are found here
     ours = [one for one in LOADED if one.path.parts[0] in there and sys.modules.get(one.name) is one.module]
     try:
-        if any(_state(f"{project}/{one.path}") != one.state for one in ours):
+        if any(_state(f"{project}/{our.path}") != our.state for our in ours):
             return False
     except OSError:
         return False

@@ -92,7 +92,7 @@ def damage(checkpoints: Path, chooser: random.Random) -> bool:
     newest = checkpoint.listed(checkpoints)[:2]
     try:
         checkpoint.verified(newest[1])
-    except (IndexError, checkpoint.Broken):
+    except (IndexError, checkpoint.BrokenCheckpoint):
         return False
     path = chooser.choice(sorted(newest[0].iterdir()))
     content = bytearray(path.read_bytes())

@@ -25,7 +25,7 @@ from remote.cluster.kubectl import Kubectl
 from remote.cluster.labels import INDEX_LABEL
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.retry_policy import Limits
+from remote.fleet.retry_policy import RetryLimits
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.hosts.command import Command
 from remote.hosts.host import Host
@@ -42,7 +42,7 @@ SELECTOR = "app=bench"
 EVICTION = 0.03  # as `toleration_scale`: tolerationSeconds of 30 s become one second
 # Streams go through kubectl and an API server: what takes milliseconds on a local host takes tenths of seconds here. On
 # a busy machine it takes seconds, and no worker must count as lost for that.
-LIMITS = Limits(lost_after_sec=12.0, give_up_after_sec=120.0, max_attempts=20, grace_sec=5.0, every_sec=0.2)
+LIMITS = RetryLimits(lost_after_sec=12.0, give_up_after_sec=120.0, max_attempts=20, grace_sec=5.0, every_sec=0.2)
 
 
 def volume() -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ class PodFleet(LocalFleet):
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         return launch(self.shared, host, planned, attempt, folder)
 
-    def pod_fleet(self, *, limits: Limits = LIMITS, hosts: Sequence[Host] | None = None, **more: Any) -> Fleet:
+    def pod_fleet(self, *, limits: RetryLimits = LIMITS, hosts: Sequence[Host] | None = None, **more: Any) -> Fleet:
         hosts = self.pod_hosts() if hosts is None else hosts
         looking = partial(Looking, log=self.log)
         return self.fleet(hosts, limits=limits, shared=self.shared, agents=looking, **more)
@@ -190,7 +190,7 @@ class PodFleet(LocalFleet):
     def free_volume(self) -> None:
         (self.outputs / "filler").unlink(missing_ok=True)
 
-    def struck(self, strike: Callable[[dict[str, Any]], None], *, limits: Limits = LIMITS) -> dict[str, int]:
+    def struck(self, strike: Callable[[dict[str, Any]], None], *, limits: RetryLimits = LIMITS) -> dict[str, int]:
         """Three trials on three workers, each struck at another moment; how often each of them was begun.
 
         `start`: the ledger has its attempt, the host perhaps not yet; `middle`: it runs; `last`: its result is whole

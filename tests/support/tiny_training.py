@@ -18,7 +18,7 @@ from bench.records.training_data import TrainingData
 from bench.workloads.finetune import trainer as trainer_module
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import checkpoint, checkpoint_manager, resume
-from bench.workloads.finetune.steps.group import Group
+from bench.workloads.finetune.steps.group import RankGroup
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -107,7 +107,7 @@ class Lab:
         self,
         checkpoints: Path | None,
         *,
-        group: Group | None = None,
+        group: RankGroup | None = None,
         asked: Callable[[], bool] = lambda: False,
         loading_sec: float = 0.0,
     ) -> trainer_module.Trainer:
@@ -116,8 +116,8 @@ class Lab:
         self.base = None
         step = recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
         self.identity = resume.Identity.of(self.trial, "model", self.material.sha256)
-        world = trainer_module.World(
-            group=group or Group(self.modules.torch),
+        world = trainer_module.TrainContext(
+            group=group or RankGroup(self.modules.torch),
             report=lambda **line: self.reported.append(line),
             move=lambda _phase, _step: None,
             asked=asked,

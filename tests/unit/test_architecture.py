@@ -35,5 +35,7 @@ def test_the_one_import_of_a_command_does_not_count() -> None:
 
 
 def test_the_house_keeps_its_bounds() -> None:
-    broken = [f"{one.name}: {one.value}, at most {one.most}" for one in architecture.numbers() if not one.holds]
+    broken = [
+        f"{number.name}: {number.value}, at most {number.most}" for number in architecture.numbers() if not number.holds
+    ]
     assert not broken, "see `python -m tests.architecture`"

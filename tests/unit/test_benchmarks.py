@@ -81,7 +81,7 @@ def test_without_a_gpu_nothing_is_said_of_its_power(monkeypatch):
 def test_what_a_gpu_drew_is_the_median_of_its_readings():
     limits = [("sw_power_cap",), ("sw_power_cap", "idle"), (), None]
     readings = [
-        nvml.Reading(power_watts=watts, sm_clock_mhz=mhz, clock_limits=held)
+        nvml.GpuSample(power_watts=watts, sm_clock_mhz=mhz, clock_limits=held)
         for watts, mhz, held in zip((690.0, 694.0, 692.0, None), (1500, 1980, 1530, None), limits, strict=True)
     ]
     said = Draw(readings=readings).to_json()

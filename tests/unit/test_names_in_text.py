@@ -93,7 +93,7 @@ def test_every_file_named_in_text_is_there():
     assert not missing
 
 
-@pytest.mark.parametrize("name", ["bench.records.result", "bench.records.checksummed.Sealed.read", "tasks"])
+@pytest.mark.parametrize("name", ["bench.records.result", "bench.records.checksummed.Checksummed.read", "tasks"])
 def test_a_module_and_a_name_in_one_are_found(name):
     assert exists(name)
 

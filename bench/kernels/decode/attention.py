@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bench.kernels.decode import nvrtc
-from bench.kernels.rope import Heads
+from bench.kernels.rope import AttentionHeads
 
 SOURCE = Path(__file__).with_name("attention.cu")
 WIDTHS = (64, 128)
@@ -26,7 +26,7 @@ MOST_SHARES = 32  # a lane of a warp for each
 THREADS = 256  # as in attention.cu
 
 
-def why_not(heads: Heads) -> str | None:
+def unsupported_reason(heads: AttentionHeads) -> str | None:
     """Why heads are not covered; None where they are."""
     if heads.width not in WIDTHS:
         return f"heads {heads.width} wide, not {' or '.join(map(str, WIDTHS))}"
@@ -38,7 +38,7 @@ def why_not(heads: Heads) -> str | None:
 class Attention:
     """`cos`, `sin`: (length, D/2) float32, of every position. For `batch` sequences; all its layers share its room."""
 
-    def __init__(self, heads: Heads, cos: Any, sin: Any, *, batch: int) -> None:
+    def __init__(self, heads: AttentionHeads, cos: Any, sin: Any, *, batch: int) -> None:
         self._heads, self.angles = heads, (cos, sin)
         processors = torch.cuda.get_device_properties(cos.device).multi_processor_count
         self._shares = max(1, min(MOST_SHARES, processors // (heads.key * batch)))

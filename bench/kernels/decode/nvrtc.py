@@ -102,7 +102,7 @@ def _bytes(get_size: Any, get: Any, program: Any) -> bytes:
     return room.raw
 
 
-def why_not() -> str | None:
+def unsupported_reason() -> str | None:
     """Why nothing can be compiled here; None where it can."""
     try:
         _nvrtc()

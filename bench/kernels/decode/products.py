@@ -85,7 +85,7 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora:
+class DecodeLora:
     """An adapter of one weight: A (R, K) and B (N, R); `scaling` is s."""
 
     a: Any
@@ -93,7 +93,7 @@ class Lora:
     scaling: float
 
 
-class Product:
+class DecodeProduct:
     """The product of up to three weights that share their input, for at most `most_rows` rows of bf16.
 
     `gated`: the weights are gate and up. `adapters`: one for each weight, None where there is none; all of one rank and
@@ -106,7 +106,7 @@ class Product:
         *,
         norm: Norm | None = None,
         gated: bool = False,
-        adapters: tuple[Lora | None, ...] = (),
+        adapters: tuple[DecodeLora | None, ...] = (),
         most_rows: int,
     ) -> None:
         device = weights[0].packed.device
@@ -241,7 +241,7 @@ def shared_bytes(weights: int, columns: int, tiles: int, division: Division, ran
     return tables + 4 * wide * weights * rank + of_parts + warps * stages * STAGE
 
 
-def _joined(adapters: tuple[Lora | None, ...], most_rows: int, device: Any) -> _Joined:
+def _joined(adapters: tuple[DecodeLora | None, ...], most_rows: int, device: Any) -> _Joined:
     there = next(each for each in adapters if each is not None)
     rank, columns = there.a.shape
     a = torch.zeros((len(adapters) * rank, columns), dtype=torch.bfloat16, device=device)
@@ -259,14 +259,14 @@ def _joined(adapters: tuple[Lora | None, ...], most_rows: int, device: Any) -> _
     )
 
 
-def why_not(device: Any) -> str | None:
+def unsupported_reason(device: Any) -> str | None:
     """Why these kernels do not run on a device; None where they do."""
     if device.type != "cuda":
         return "no GPU"
     found = torch.cuda.get_device_capability(device)
     if found < LEAST_CAPABILITY:
         return f"a GPU of compute capability {found[0]}.{found[1]}; 8.0 (A100, A10) or newer is needed"
-    return nvrtc.why_not()
+    return nvrtc.unsupported_reason()
 
 
 def why_no_room(device: Any, columns: int, rows: int, rank: int) -> str | None:

@@ -30,7 +30,7 @@ GROUP = 8  # tiles of tokens that share their columns in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class SideInputs:
     """What is added to the large product; every part may be missing. `columns`: of y, a slice for each adapter."""
 
     apart: Any = None
@@ -61,10 +61,10 @@ class Tiles:
 HOPPER = Tiles(tokens=128, inner=128, warps=4, stages=3, tma=True, lasting=2)
 # For 99 KiB of shared memory (A10); not measured on one.
 AMPERE = Tiles(tokens=128, inner=64, warps=8, stages=3, tma=False)
-NOTHING = Beside()
+NOTHING = SideInputs()
 
 
-def product(a: Rows, b: Rows, beside: Beside = NOTHING, *, dtype: Any, tiles: Tiles | None = None) -> Any:
+def product(a: Rows, b: Rows, beside: SideInputs = NOTHING, *, dtype: Any, tiles: Tiles | None = None) -> Any:
     """y (T, N) of `dtype`."""
     if not compiled(a.values):
         return product_reference(a, b, beside, dtype)
@@ -73,7 +73,9 @@ def product(a: Rows, b: Rows, beside: Beside = NOTHING, *, dtype: Any, tiles: Ti
     return y
 
 
-def product_in_blocks(a: Rows, b: Rows, beside: Beside = NOTHING, *, dtype: Any, tiles: Tiles | None = None) -> Blocks:
+def product_in_blocks(
+    a: Rows, b: Rows, beside: SideInputs = NOTHING, *, dtype: Any, tiles: Tiles | None = None
+) -> Blocks:
     """y in 8 bits, of what would be numbers of `dtype`; N is a multiple of BLOCK."""
     if not compiled(a.values):
         return blocks_reference(product_reference(a, b, beside, torch.float32), dtype)
@@ -82,7 +84,7 @@ def product_in_blocks(a: Rows, b: Rows, beside: Beside = NOTHING, *, dtype: Any,
     return y
 
 
-def _launch(a: Rows, b: Rows, beside: Beside, y: Any, scales: Any, tiles: Tiles | None) -> None:
+def _launch(a: Rows, b: Rows, beside: SideInputs, y: Any, scales: Any, tiles: Tiles | None) -> None:
     tokens, width = a.values.shape
     count = len(b.values)
     capability, processors = gpu(y.device)
@@ -111,7 +113,7 @@ def tiles_for(capability: tuple[int, int]) -> Tiles:
     return AMPERE if capability < triton_compat.HOPPER else HOPPER
 
 
-def product_reference(a: Rows, b: Rows, beside: Beside, dtype: Any) -> Any:
+def product_reference(a: Rows, b: Rows, beside: SideInputs, dtype: Any) -> Any:
     # float64 holds every sum of INT8 products exactly.
     y = (a.values.double() @ b.values.double().T).float() * a.scales[:, None]
     if b.scales is not None:

@@ -35,7 +35,7 @@ def scales_of(weights: tuple[nf4.Nf4, ...]) -> Any:
     return torch.cat(largest) / MOST
 
 
-def as_it_is(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
+def copy(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
     """The values of W, int8 (N, K), the weights one below the other; `scales` are theirs, by `scales_of`."""
     out = torch.empty((len(scales), weights[0].shape[1]), dtype=torch.int8, device=scales.device)
     if not compiled(out):

@@ -30,7 +30,7 @@ COPIES, ROOM_BYTES = 3, 64 << 20  # of the adapters in a checkpoint, with their 
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-class Captured:
+class CapturedGraph:
     """Two graphs of one shape of micro-batch. Made on a device that nothing else uses; adds to every `grad`."""
 
     def __init__(self, model: Any, trained: Sequence[Any], inputs: Mapping[str, Any], edges: int) -> None:
@@ -101,7 +101,7 @@ class CapturedStep(TrainingStep):
         else:  # a graph adds to these very tensors
             torch._foreach_zero_([parameter.grad for parameter in self._trained])
 
-    def _graph(self, inputs: Mapping[str, Any]) -> Captured | None:
+    def _graph(self, inputs: Mapping[str, Any]) -> CapturedGraph | None:
         """The graph for these inputs, captured now if the last ones had this shape too."""
         model = self.model
         if not self.may_capture:
@@ -110,7 +110,7 @@ class CapturedStep(TrainingStep):
             self._edges = max(self._edges, power_of_two(len(inputs["edges"])))
         shape = tuple((name, (self._edges,) if name == "edges" else tuple(each.shape)) for name, each in inputs.items())
         if shape == self._shape:
-            captured: Captured | None = model.graph
+            captured: CapturedGraph | None = model.graph
             return self._capture(inputs) if captured is None else captured
         self._changes += self._shape is not None
         self._shape, model.graph = shape, None
@@ -118,14 +118,14 @@ class CapturedStep(TrainingStep):
             self._give_up("micro-batches of many shapes")
         return None
 
-    def _capture(self, inputs: Mapping[str, Any]) -> Captured | None:
+    def _capture(self, inputs: Mapping[str, Any]) -> CapturedGraph | None:
         without = [parameter for parameter in self._trained if parameter.grad is None]
         for parameter in without:
             parameter.grad = torch.zeros_like(parameter)
         _give_back()
         graph = None
         with contextlib.suppress(torch.OutOfMemoryError):
-            graph = Captured(self.model, self._trained, inputs, self._edges)
+            graph = CapturedGraph(self.model, self._trained, inputs, self._edges)
             self._leave_room()
             self.model.graph, self._was_captured = graph, True
             return graph

@@ -26,16 +26,16 @@ import torch
 from bench.kernels import nf4
 from bench.kernels.attention import Samples
 from bench.kernels.loss import IGNORED, head_loss, head_losses
-from bench.kernels.norm import Stream, rms_norm_backward, stream_norm
-from bench.kernels.rope import Heads
+from bench.kernels.norm import ResidualStream, rms_norm_backward, stream_norm
+from bench.kernels.rope import AttentionHeads
 from bench.kernels.triton_compat import HAS_TRITON
 from bench.qlora.recipes import adapters
 from bench.qlora.recipes import int8 as in_eight_bits
-from bench.qlora.recipes.cuda_graph import Captured, CapturedStep
-from bench.qlora.recipes.fused_linear import Adapter, Product, dequantized
-from bench.qlora.recipes.int8 import Eight
-from bench.qlora.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
-from bench.qlora.recipes.offload import Offload, Tables
+from bench.qlora.recipes.cuda_graph import CapturedGraph, CapturedStep
+from bench.qlora.recipes.fused_linear import Adapter, FusedLinear, dequantized
+from bench.qlora.recipes.int8 import Int8Linear
+from bench.qlora.recipes.layer import PRODUCTS, FastLayer, TokenLayout, run_layer
+from bench.qlora.recipes.offload import Offload, OffloadedTables
 from bench.qlora.step import Placement, TrainingStep, make_optimizer
 from bench.records import Trial
 from bench.torch_stack import Stack
@@ -53,7 +53,7 @@ JOINED = {
 }
 
 
-def why_not(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
+def unsupported_reason(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
     """The first reason why this recipe does not fit this model or device; None where it fits."""
     return _not_this_model(base) or _not_this_device(stack, placement) or _not_this_base(trial, base)
 
@@ -107,7 +107,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     if trial.products != "bf16":
-        why = in_eight_bits.why_not(stack.torch, placement, _shapes(base))
+        why = in_eight_bits.unsupported_reason(stack.torch, placement, _shapes(base))
         if why is None:
             notes = (f"products {trial.products}",)
         else:
@@ -137,19 +137,19 @@ class FastModel(torch.nn.Module):
 
     INPUTS = ("input_ids", "labels", "position_ids", "edges")
 
-    graph: Captured | None = None  # of the last micro-batches' shape
+    graph: CapturedGraph | None = None  # of the last micro-batches' shape
 
     def __init__(self, peft_model: Any, base: Any, trial: Trial) -> None:
         super().__init__()
         self.peft_model = peft_model
         self._base = (base,)  # in a tuple, so that its parameters are not registered twice
         self.offload = Offload() if trial.offload_checkpoints else None
-        self._tables = Tables(base, offloaded=trial.offload_checkpoints)  # first: what follows needs room
+        self._tables = OffloadedTables(base, offloaded=trial.offload_checkpoints)  # first: what follows needs room
         self._longest = trial.max_seq_len
         self._window = getattr(base.config, "sliding_window", None)
         self._layers = tuple(_layers(base, trial, self.offload))
         self._adapters = [_copied(layer) for layer in self._layers]
-        self._angles = Angles(base.model.rotary_emb)
+        self._angles = RopeTables(base.model.rotary_emb)
 
     def train(self, mode: bool = True) -> "FastModel":
         """As of any module. Evaluation computes in 16 bits, as the adapter will be served, and ends the graph."""
@@ -180,7 +180,7 @@ class FastModel(torch.nn.Module):
         (base,) = self._base
         with torch.no_grad():
             (high, low, y), norm = self._hidden(input_ids, position_ids, edges), base.model.norm
-            normed, _, _ = stream_norm(Stream(high=high, low=low), norm.weight, _eps(norm), y)
+            normed, _, _ = stream_norm(ResidualStream(high=high, low=low), norm.weight, _eps(norm), y)
             return head_losses(normed, self._tables.head(), _next_tokens(labels))
 
     def _hidden(self, input_ids: Any, position_ids: Any, edges: Any, seed: Any = None) -> tuple[Any, Any, Any]:
@@ -192,7 +192,7 @@ class FastModel(torch.nn.Module):
         else:
             longest, rows = min(length, self._longest), 0
             cos, sin = self._angles.of_positions(position_ids, longest)
-        tokens = Tokens(
+        tokens = TokenLayout(
             cos=cos,
             sin=sin,
             samples=Samples(edges=edges, longest=longest, window=self._window, rows=rows),
@@ -228,7 +228,7 @@ def _next_tokens(labels: Any) -> Any:
     return targets.view(-1)
 
 
-class Angles:
+class RopeTables:
     """cos and sin of every token's angles, (T, D/2) float32 each, from the model's own module, computed once."""
 
     def __init__(self, module: Any) -> None:
@@ -272,7 +272,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, high: Any, low: Any, y: Any, norm: Any, eps: float, head: Any, targets: Any) -> Any:
-        normed, rstd, total = stream_norm(Stream(high=high, low=low), norm, eps, y)
+        normed, rstd, total = stream_norm(ResidualStream(high=high, low=low), norm, eps, y)
         x = total.high
         del total  # its other part is not needed, and memory is short while there are logits
         loss, d_normed = head_loss(normed, head, targets)
@@ -285,21 +285,23 @@ class _Loss(torch.autograd.Function):
         return None, None, d_x.mul_(d_loss), None, None, None, None
 
 
-def _heads(config: Any) -> Heads:
+def _heads(config: Any) -> AttentionHeads:
     query = int(config.num_attention_heads)
     key = int(getattr(config, "num_key_value_heads", None) or query)
-    return Heads(query=query, key=key, width=int(getattr(config, "head_dim", None) or config.hidden_size // query))
+    return AttentionHeads(
+        query=query, key=key, width=int(getattr(config, "head_dim", None) or config.hidden_size // query)
+    )
 
 
 def _eps(norm: Any) -> float:
     return float(norm.variance_epsilon)
 
 
-def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[Layer]:
+def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[FastLayer]:
     heads = _heads(base.config)
     for index, layer in enumerate(base.model.layers):
         hold = index < trial.held_layers
-        yield Layer(
+        yield FastLayer(
             index=index,
             heads=heads,
             eps=_eps(layer.input_layernorm),
@@ -314,7 +316,7 @@ def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[Layer]
         )
 
 
-def _copied(layer: Layer) -> tuple[list[Any], list[Any]]:
+def _copied(layer: FastLayer) -> tuple[list[Any], list[Any]]:
     """The working copies of its adapters, and the parameters that they are copies of."""
     copies = [copy for product in layer.products for copy in product.working_copies]
     return copies, list(layer.parameters)
@@ -328,14 +330,14 @@ def _linears(layer: Any) -> Iterator[tuple[str, Any]]:
             yield name, getattr(linear, "base_layer", linear)
 
 
-def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold: bool, products: str) -> Product:
+def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold: bool, products: str) -> FusedLinear:
     """One product of these linear layers, plain or with LoRA adapters around them."""
     part, names = place
     linears = [getattr(getattr(layer, part), name) for name in names]
     bases = [getattr(linear, "base_layer", linear) for linear in linears]
     weights = tuple(nf4.from_bitsandbytes(base.weight) for base in bases)
     edges = [sum(weight.shape[0] for weight in weights[:end]) for end in range(len(weights) + 1)]
-    in_eight = Eight(weights, forward=products == "eight", hold=hold) if products != "bf16" else None
+    in_eight = Int8Linear(weights, forward=products == "eight", hold=hold) if products != "bf16" else None
     in_16 = hold and products == "bf16"
     held = dequantized(weights, dtype, weights[0].packed.device) if in_16 else None
     adapters = [
@@ -344,9 +346,9 @@ def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold
         if hasattr(linear, "lora_A")
     ]
     if not adapters:
-        return Product(weights=weights, held=held, eight=in_eight)
+        return FusedLinear(weights=weights, held=held, eight=in_eight)
     (adapted,) = {_settings(linear) for linear in linears if hasattr(linear, "lora_A")}
-    return Product(
+    return FusedLinear(
         weights=weights,
         adapters=tuple(adapters),
         scaling=adapted[0],

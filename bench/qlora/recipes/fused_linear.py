@@ -25,12 +25,12 @@ import torch
 
 from bench.kernels import lora, lora_out, nf4
 from bench.kernels.int8.block_quant import Blocks
-from bench.kernels.int8.matmul import Beside
+from bench.kernels.int8.matmul import SideInputs
 from bench.kernels.int8.row_quant import Columns, Rows
 from bench.kernels.int8.swiglu import swiglu_backward_rows, swiglu_rows
-from bench.kernels.lora import Seed, Side
+from bench.kernels.lora import LoraInput, Seed
 from bench.kernels.swiglu import swiglu, swiglu_backward_
-from bench.qlora.recipes.int8 import Eight
+from bench.qlora.recipes.int8 import Int8Linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Adapter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Small:
+class SmallGradients:
     """The gradients of u, (T, n R), and of every B, (N, R) float32."""
 
     d_u: Any
@@ -51,7 +51,7 @@ class Small:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
+class FusedLinear:
     """Linear layers with one input. `scaling` is s, `dropout` its probability; `adapters` may be empty.
 
     `work_a` is every A in compute precision, one below the other, `work_b` every B, (N, R), 0 where no adapter is;
@@ -65,7 +65,7 @@ class Product:
     work_a: Any = None
     work_b: Any = None
     held: Any = None
-    eight: Eight | None = None
+    eight: Int8Linear | None = None
 
     @property
     def rows(self) -> int:
@@ -116,7 +116,7 @@ class Product:
         side = self._side(seed)
         u = lora.down(x, self.work_a, side) if self.adapters else None
         if self.eight is not None and self.eight.forward:
-            beside = Beside(u=u, work_b=self.work_b, columns=self.columns, rank=self.rank)
+            beside = SideInputs(u=u, work_b=self.work_b, columns=self.columns, rank=self.rank)
             return self.eight.product(x, in_eight, beside, in_blocks=in_blocks), u
         weight = self.weight(x)
         if u is None:
@@ -171,7 +171,7 @@ class Product:
         lora.backward_(d_x, small.d_u, self.work_a, x, self._side(seed), room)
         return d_x, self._gradients(small, room)
 
-    def input_gradient(self, d_y: Any, u: Any, seed: Seed | None) -> tuple[Any, Small | None]:
+    def input_gradient(self, d_y: Any, u: Any, seed: Seed | None) -> tuple[Any, SmallGradients | None]:
         """(d_x, what `parameter_gradients` takes), without x."""
         d_x, small = self._frozen_gradient(d_y, None), self.small_gradients(d_y, u)
         if small is not None:
@@ -182,14 +182,14 @@ class Product:
         """d_y W."""
         return d_y @ self.weight(d_y) if self.eight is None else self.eight.input_gradient(d_y, in_eight)
 
-    def small_gradients(self, d_y: Any, u: Any) -> Small | None:
+    def small_gradients(self, d_y: Any, u: Any) -> SmallGradients | None:
         """What needs d_y alone; None without adapters."""
         if not self.adapters:
             return None
         d_u, d_b = lora_out.out_gradients(d_y, self.work_b, u, self.columns, self._side(None))
-        return Small(d_u=d_u, d_b=d_b)
+        return SmallGradients(d_u=d_u, d_b=d_b)
 
-    def parameter_gradients(self, small: Small | None, x: Any, seed: Seed | None) -> tuple[Any, ...]:
+    def parameter_gradients(self, small: SmallGradients | None, x: Any, seed: Seed | None) -> tuple[Any, ...]:
         """Gradients of `parameters`, in their order. `x` may be a `lora.Normed`."""
         if small is None:
             return ()
@@ -197,14 +197,14 @@ class Product:
         lora.weight_gradient(small.d_u, x, self._side(seed), room)
         return self._gradients(small, room)
 
-    def _gradients(self, small: Small, room: Any) -> tuple[Any, ...]:
+    def _gradients(self, small: SmallGradients, room: Any) -> tuple[Any, ...]:
         pairs = zip(room.sum(0).split(self.rank), self.adapters, strict=True)
         found = (gradient for d_a, adapter in pairs for gradient in (d_a, small.d_b[adapter.columns]))
         return tuple(gradient.to(self.adapters[0].a.dtype) for gradient in found)
 
-    def _side(self, seed: Seed | None) -> Side:
+    def _side(self, seed: Seed | None) -> LoraInput:
         drops = seed is not None and self.dropout > 0.0
-        return Side(
+        return LoraInput(
             rank=self.rank, scaling=self.scaling, p=self.dropout if drops else 0.0, seed=seed if drops else None
         )
 

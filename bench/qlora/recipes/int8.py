@@ -14,7 +14,7 @@ import torch
 from bench.kernels import nf4
 from bench.kernels.int8 import row_quant, weight_quant
 from bench.kernels.int8.block_quant import BLOCK
-from bench.kernels.int8.matmul import Beside, product, product_in_blocks
+from bench.kernels.int8.matmul import SideInputs, product, product_in_blocks
 from bench.kernels.int8.row_quant import Columns, Rows
 from bench.kernels.triton_compat import HAS_TRITON
 
@@ -24,7 +24,7 @@ LEAST_CAPABILITY = (8, 0)
 ALIGNED = 16  # bytes, of a matrix's row, for the engine that copies tiles
 
 
-class Eight:
+class Int8Linear:
     """The weights `parts` of one product, one below the other.
 
     `forward`: y = x W^T is done in 8 bits too, not only d_x = d_y W. `hold`: the values in 8 bits are kept, in the
@@ -37,7 +37,7 @@ class Eight:
         self.scales = weight_quant.scales_of(parts)
         self.columns: Columns | None = None
         self._parts, self._apart = parts, None
-        self._held = weight_quant.as_it_is(parts, self.scales) if hold and forward else None
+        self._held = weight_quant.copy(parts, self.scales) if hold and forward else None
         self._held_transposed = weight_quant.transposed(parts, self.scales) if hold else None
 
     @property
@@ -45,7 +45,7 @@ class Eight:
         """Whether y = x W^T is to be done in 8 bits now."""
         return self._forward and self.is_training
 
-    def product(self, x: Any, in_eight: Rows | None, beside: Beside, *, in_blocks: bool) -> Any:
+    def product(self, x: Any, in_eight: Rows | None, beside: SideInputs, *, in_blocks: bool) -> Any:
         """y (T, N) of x's dtype, with what stands beside it; with `in_blocks` as `Blocks`, where its parts fit them.
 
         `in_eight` is x in 8 bits without `columns`, where it is so already; x may be None then.
@@ -54,7 +54,7 @@ class Eight:
             if self.columns is None:
                 self._choose(x)
             in_eight = row_quant.rows(x, columns=self.columns)
-        values = weight_quant.as_it_is(self._parts, self.scales) if self._held is None else self._held
+        values = weight_quant.copy(self._parts, self.scales) if self._held is None else self._held
         beside = dataclasses.replace(beside, apart=self._apart)
         in_blocks = in_blocks and all(part.shape[0] % BLOCK == 0 for part in self._parts)
         multiply = product_in_blocks if in_blocks else product
@@ -84,7 +84,7 @@ class Eight:
         self._apart = whole[:, numbers].to(x.dtype).contiguous()
 
 
-def why_not(torch: Any, placement: Any, shapes: list[tuple[int, int]]) -> str | None:
+def unsupported_reason(torch: Any, placement: Any, shapes: list[tuple[int, int]]) -> str | None:
     """The first reason why products in 8 bits do not fit this device or weights of these shapes; None where they do."""
     if not placement.is_cuda:
         return "no GPU"

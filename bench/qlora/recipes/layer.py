@@ -4,7 +4,7 @@
     h = x + a;       normed = rms_norm(h);  gate, up = product(normed);         y = product(silu(gate) * up)
 
 It returns h and y; the next norm adds them. Between the sums the stream has eight bits more than bf16
-(`bench.kernels.norm.Stream`), which backward does without.
+(`bench.kernels.norm.ResidualStream`), which backward does without.
 
 Written out, so that it decides itself what is kept for backward and what is recomputed. Kept: x, h, the joined q k v,
 the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token, 94 KB in bf16 at 7B, and 66 KB
@@ -25,9 +25,9 @@ from bench.kernels.attention import Samples, attend, attend_backward
 from bench.kernels.int8.block_quant import Blocks
 from bench.kernels.int8.row_quant import Rows
 from bench.kernels.lora import Normed, Seed
-from bench.kernels.norm import Stream, rms_norm_backward, rms_norm_backward_rows, stream_norm, stream_norm_rows
-from bench.kernels.rope import Heads, rotate_
-from bench.qlora.recipes.fused_linear import Product
+from bench.kernels.norm import ResidualStream, rms_norm_backward, rms_norm_backward_rows, stream_norm, stream_norm_rows
+from bench.kernels.rope import AttentionHeads, rotate_
+from bench.qlora.recipes.fused_linear import FusedLinear
 from bench.qlora.recipes.offload import Offload
 
 PRODUCTS = 4  # of a layer; each has a seed of its own
@@ -35,7 +35,7 @@ PARTS = 2  # of the tokens, where memory is short
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class TokenLayout:
     """What a micro-batch's layers share: the angles of each token's position, the samples, and the dropout's seed.
 
     cos, sin: (T, D/2) float32; seed: int64 () on the device. Without one there is no dropout.
@@ -48,7 +48,7 @@ class Tokens:
 
 
 @dataclass(kw_only=True)
-class Kept:
+class SavedForBackward:
     """What a forward keeps for its backward: of a layer that is recomputed x alone, or nothing where x is offloaded."""
 
     x: Any = None
@@ -66,30 +66,30 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class FastLayer:
     """One layer's frozen weights, its adapters, and how it is trained."""
 
     index: int
-    heads: Heads
+    heads: AttentionHeads
     eps: float
     norm_in: Any
     norm_mid: Any
-    joined: Product
-    out: Product
-    gate_up: Product
-    down: Product
+    joined: FusedLinear
+    out: FusedLinear
+    gate_up: FusedLinear
+    down: FusedLinear
     recompute: bool
     offload: Offload | None = None
 
     @property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[FusedLinear, ...]:
         return self.joined, self.out, self.gate_up, self.down
 
     @property
     def parameters(self) -> tuple[Any, ...]:
         return tuple(parameter for product in self.products for parameter in product.parameters)
 
-    def seeds(self, tokens: Tokens) -> tuple[Seed | None, ...]:
+    def seeds(self, tokens: TokenLayout) -> tuple[Seed | None, ...]:
         """A seed for each product's dropout."""
         if tokens.seed is None:
             return (None,) * PRODUCTS
@@ -102,14 +102,14 @@ class Layer:
 
     def forward(
         self,
-        before: Stream,
+        before: ResidualStream,
         y: Any,
-        tokens: Tokens,
+        tokens: TokenLayout,
         *,
         keeps: bool = True,
         puts: bool = False,
         whole: bool = True,
-    ) -> tuple[Stream, Any, Kept]:
+    ) -> tuple[ResidualStream, Any, SavedForBackward]:
         """(h, y, what backward needs) of the sum of `before` and y, which may be None.
 
         Unless it `keeps` what backward needs, numbers are freed as soon as they are used. x goes to `offload` where it
@@ -124,13 +124,13 @@ class Layer:
         out, attention = attend(joined, self.heads, tokens.samples)
         added, u_out = self.out.forward(out.view(len(joined), -1), seeds[1])
         (normed, in_eight), rstd_mid, h = self._normed(self.gate_up, x, self.norm_mid, added)
-        kept = Kept(x=None if puts else x.high)
+        kept = SavedForBackward(x=None if puts else x.high)
         if keeps:
             kept.rstd_in, kept.joined, kept.u_joined = rstd_in, joined, u_joined
             kept.out, kept.attention, kept.u_out = out, attention, u_out
             kept.h, kept.rstd_mid = h.high, rstd_mid
         if not whole:
-            h = Stream(high=h.high)
+            h = ResidualStream(high=h.high)
         del before, x, joined, out, attention, added  # the next product needs most memory
         gate_up, u_gate_up = self.gate_up.forward(normed, seeds[2], in_eight, in_blocks=True)
         del normed, in_eight
@@ -145,7 +145,9 @@ class Layer:
         y, kept.u_down = self.down.forward(act, seeds[3], in_eight)
         return h, y, kept
 
-    def _normed(self, product: Product, before: Stream, weight: Any, y: Any) -> tuple[tuple[Any, Any], Any, Stream]:
+    def _normed(
+        self, product: FusedLinear, before: ResidualStream, weight: Any, y: Any
+    ) -> tuple[tuple[Any, Any], Any, ResidualStream]:
         """((the input of `product` in 16 bits, the same in 8 bits), rstd, the sum); of the two what it wants."""
         columns = product.columns_apart
         if columns is None:
@@ -155,7 +157,9 @@ class Layer:
         normed, rstd, total, in_eight = stream_norm_rows(before, weight, self.eps, y, columns, keep_normed=keeps)
         return (normed, in_eight), rstd, total
 
-    def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
+    def backward(
+        self, d_y: Any, kept: SavedForBackward, tokens: TokenLayout, *, needs_x: bool
+    ) -> tuple[Any, tuple[Any, ...]]:
         """(d_x or None, the gradients of `parameters`). `kept` is used up."""
         seeds = self.seeds(tokens)
         d_gate_up, in_eight, d_down = self._activated_gradient(d_y, kept, seeds[3])
@@ -187,7 +191,9 @@ class Layer:
             d_x, d_in = None, self.joined.parameter_gradients(small, normed, seeds[0])
         return d_x, (*d_in, *d_o, *of_gate_up, *d_down)
 
-    def _activated_gradient(self, d_y: Any, kept: Kept, seed: Seed | None) -> tuple[Any, Rows | None, tuple[Any, ...]]:
+    def _activated_gradient(
+        self, d_y: Any, kept: SavedForBackward, seed: Seed | None
+    ) -> tuple[Any, Rows | None, tuple[Any, ...]]:
         """(the gradient of gate and up, the same in 8 bits, the gradients of `down`'s parameters)."""
         eight, adapted = self.down.eight, self.gate_up.adapters or self.down.adapters
         if self.is_away and eight is not None and isinstance(kept.gate_up, Blocks) and not adapted:
@@ -207,8 +213,8 @@ class _Function(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, high: Any, low: Any, y: Any, layer: Layer, tokens: Tokens, *_parameters: Any) -> Any:
-        before, keeps = Stream(high=high, low=low), not layer.recompute
+    def forward(ctx: Any, high: Any, low: Any, y: Any, layer: FastLayer, tokens: TokenLayout, *_parameters: Any) -> Any:
+        before, keeps = ResidualStream(high=high, low=low), not layer.recompute
         h, y, ctx.kept = layer.forward(before, y, tokens, keeps=keeps, puts=layer.is_away)
         ctx.layer, ctx.tokens = layer, tokens
         ctx.set_materialize_grads(False)
@@ -217,18 +223,18 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _high: Any, _low: Any, d_y: Any) -> Any:
-        layer: Layer = ctx.layer
+        layer: FastLayer = ctx.layer
         kept, ctx.kept = ctx.kept, None
         if layer.recompute:
             x = kept.x if layer.offload is None else layer.offload.take(layer.index)
-            kept = layer.forward(Stream(high=x), None, ctx.tokens, whole=False)[2]
+            kept = layer.forward(ResidualStream(high=x), None, ctx.tokens, whole=False)[2]
         d_x, gradients = layer.backward(d_y.contiguous(), kept, ctx.tokens, needs_x=ctx.needs_input_grad[2])
         return None, None, d_x, None, None, *gradients
 
 
-def run_layer(high: Any, low: Any, y: Any, layer: Layer, tokens: Tokens, *parameters: Any) -> Any:
+def run_layer(high: Any, low: Any, y: Any, layer: FastLayer, tokens: TokenLayout, *parameters: Any) -> Any:
     """(h in two parts, y) of an input in two parts and y, which may be None. With autograd off nothing is kept."""
     if torch.is_grad_enabled():
         return _Function.apply(high, low, y, layer, tokens, *parameters)
-    h, y, _ = layer.forward(Stream(high=high, low=low), y, tokens, keeps=False)
+    h, y, _ = layer.forward(ResidualStream(high=high, low=low), y, tokens, keeps=False)
     return h.high, h.low, y

@@ -16,7 +16,7 @@ import torch
 from bench.kernels.pinned_gather import rows_of
 
 
-class Tables:
+class OffloadedTables:
     """The embeddings and the head of a base model.
 
     `offloaded`: their weights move to the host, 0.5 GiB of the 7B shape and 2 GiB where there are 128,000 words. The

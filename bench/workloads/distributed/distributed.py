@@ -29,8 +29,8 @@ from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.records.result import Steps
 from bench.workloads.distributed import efficiency
-from bench.workloads.distributed.multi_node import Hub, LeaderGone, Link, Machines
-from bench.workloads.distributed.torchrun import Limits, RankFailed, RankGone, RankOutOfMemory, Torchrun
+from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
+from bench.workloads.distributed.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, Torchrun
 
 PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
 SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
@@ -51,13 +51,13 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         raise InputError(
             f"{trial.data}: expected a sample for each of {trial.world_size} ranks, found {data_facts.samples}"
         )
-    limits, endpoint, machines = make_limits(trial), rendezvous(), Machines.from_environment()
+    limits, endpoint, machines = make_limits(trial), rendezvous(), NodeList.from_environment()
     backend = choose_backend(trial, visible_gpus(), machines)
     record.steps_planned = trial.warmup_steps + trial.measured_steps + _planned(trial)
-    reported = Reported(record)
+    reported = RankReport(record)
     with contextlib.ExitStack() as open_things:
         ranks = open_things.enter_context(Torchrun(trial, backend, endpoint, limits, machines))
-        hub = None if machines is None else open_things.enter_context(Hub(machines, trial.world_size, ranks.folder))
+        hub = None if machines is None else open_things.enter_context(NodeHub(machines, trial.world_size, ranks.folder))
         try:
             code = watch(ranks, hub, stops, reported.take)
             settle(code, ranks, hub, stops, limits, has_failed=code != 0)
@@ -67,7 +67,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     report(record, reported, backend)
 
 
-def watch(ranks: Torchrun, hub: Hub | None, stops: Stops, take: Callable[[dict[str, Any]], None]) -> int | None:
+def watch(ranks: Torchrun, hub: NodeHub | None, stops: Stops, take: Callable[[dict[str, Any]], None]) -> int | None:
     """Hand rank 0's lines on until the ranks have ended or another machine reports a failure; torchrun's exit code."""
     while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
         with stops.later():  # else the line that a stop interrupts is half taken, and is not handed on again
@@ -80,7 +80,7 @@ def watch(ranks: Torchrun, hub: Hub | None, stops: Stops, take: Callable[[dict[s
 
 
 def settle(
-    code: int | None, ranks: Torchrun, hub: Hub | None, stops: Stops, limits: Limits, *, has_failed: bool
+    code: int | None, ranks: Torchrun, hub: NodeHub | None, stops: Stops, limits: RankLimits, *, has_failed: bool
 ) -> None:
     """After `watch`: wait for what the other machines have to say. Raises what ended the ranks, where that failed."""
     if hub is not None and code == 0:
@@ -103,7 +103,7 @@ def tell(record: Record, ranks: Torchrun, error: Exception) -> None:
             record.log(f"rank {rank}: {words}")
 
 
-def follow(_request: Request, trial: Trial, machines: Machines, stops: Stops) -> int:
+def follow(_request: Request, trial: Trial, machines: NodeList, stops: Stops) -> int:
     """Run this machine's share of the ranks, over inputs that it checks for itself."""
 
     def prepare() -> Mapping[str, str]:
@@ -115,9 +115,9 @@ def follow(_request: Request, trial: Trial, machines: Machines, stops: Stops) ->
 
 def run_share(
     trial: Trial,
-    machines: Machines,
+    machines: NodeList,
     stops: Stops,
-    limits: Limits,
+    limits: RankLimits,
     prepare: Callable[[], Mapping[str, str]],
     *,
     let_end: Callable[[Path, Callable[[], int | None]], None] | None = None,
@@ -130,7 +130,7 @@ def run_share(
     """
     mine = machines.ranks_here(trial.world_size)
     try:
-        with Link(machines, limits.silence_sec) as link:
+        with LeaderLink(machines, limits.silence_sec) as link:
             try:
                 files = prepare()
                 backend = choose_backend(trial, visible_gpus(), machines)
@@ -180,7 +180,7 @@ def visible_gpus() -> int:
         raise InputError(f"torch cannot count the GPUs ({error}); try: {sys.executable} -m bench selfcheck") from None
 
 
-def choose_backend(trial: Trial, gpus: int, machines: Machines | None = None) -> str:
+def choose_backend(trial: Trial, gpus: int, machines: NodeList | None = None) -> str:
     """nccl with a GPU for every rank, gloo without any GPU. Raises InputError for too few GPUs."""
     if gpus == 0:
         return "gloo"
@@ -212,7 +212,7 @@ def rendezvous() -> str:
     return f"127.0.0.1:{given}"
 
 
-def make_limits(trial: Trial) -> Limits:
+def make_limits(trial: Trial) -> RankLimits:
     """A rank counts as hung after 45 s, a step after 50 s, or later where a slow GPU needs longer for its tokens."""
     given = os.environ.get(SILENCE_VARIABLE, str(SILENCE_SEC))
     try:
@@ -222,10 +222,10 @@ def make_limits(trial: Trial) -> Limits:
     if not 1.0 <= silence <= 3600.0:
         raise InputError(f"{SILENCE_VARIABLE}: expected 1 to 3600 seconds, found {given!r}")
     slowest_sec = trial.tokens_per_step / SLOWEST_TOKENS_PER_SEC
-    return Limits(silence_sec=silence, step_sec=max(silence + LATER_SEC, slowest_sec))
+    return RankLimits(silence_sec=silence, step_sec=max(silence + LATER_SEC, slowest_sec))
 
 
-class Reported:
+class RankReport:
     """What rank 0 has reported: steps go into the record at once, the rest is kept for `report`."""
 
     def __init__(self, record: Record) -> None:
@@ -271,7 +271,7 @@ class Reported:
         return [[max(row[0] for row in table) for table in block] for block in self.tables[kind].values()]
 
 
-def report(record: Record, reported: Reported, backend: str) -> None:
+def report(record: Record, reported: RankReport, backend: str) -> None:
     """Add the measurements of a run that went well."""
     world_size = record.trial.world_size
     on = [table for block in reported.tables["on"].values() for table in block]
@@ -302,7 +302,7 @@ ALONE = (
 )
 
 
-def _communication(record: Record, reported: Reported, ranks: dict[str, Any]) -> None:
+def _communication(record: Record, reported: RankReport, ranks: dict[str, Any]) -> None:
     world_size, gradient = record.trial.world_size, int(record.fingerprint["gradient_bytes"])
     for size, seconds in reported.reduced.items():
         on_bus = size / 1e9 * efficiency.bus_factor(world_size)

@@ -38,7 +38,7 @@ class LeaderGone(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machines:
+class NodeList:
     """This machine's `rank` of `count`; the first one's address, the port where ranks meet, and a shared token.
 
     The parents' connections use the next port.
@@ -51,7 +51,7 @@ class Machines:
     token: str
 
     @classmethod
-    def from_environment(cls) -> Machines | None:
+    def from_environment(cls) -> NodeList | None:
         """None where the trial runs on one machine. Raises InputError."""
         if os.environ.get(NODE_COUNT, "1") == "1":
             return None
@@ -81,10 +81,10 @@ class Machines:
         return range(machine * each, (machine + 1) * each)
 
 
-class Hub(contextlib.AbstractContextManager["Hub"]):
+class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
     """The first machine's end: writes into `folder` what the other machines send."""
 
-    def __init__(self, machines: Machines, world_size: int, folder: Path) -> None:
+    def __init__(self, machines: NodeList, world_size: int, folder: Path) -> None:
         self._machines, self._world_size, self._folder = machines, world_size, folder
         self._links: dict[int, socket.socket] = {}
         self._accepted: list[socket.socket] = []
@@ -170,10 +170,10 @@ class Hub(contextlib.AbstractContextManager["Hub"]):
         os.replace(part, path)
 
 
-class Link(contextlib.AbstractContextManager["Link"]):
+class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
     """Another machine's end: sends what its ranks write, and notices when the first machine is gone."""
 
-    def __init__(self, machines: Machines, silence_sec: float) -> None:
+    def __init__(self, machines: NodeList, silence_sec: float) -> None:
         self._machines, self._silence_sec = machines, silence_sec
         self._sent: dict[str, str] = {}
         self._socket = self._connect()

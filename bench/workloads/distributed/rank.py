@@ -52,7 +52,7 @@ class RanksDiffer(RuntimeError):
     """Ranks that should hold one model hold several."""
 
 
-class Signs:
+class Heartbeat:
     """This rank's place, for the parent: written by a thread every second, and at once when it changes."""
 
     def __init__(self, folder: Path, rank: int, every_sec: float) -> None:
@@ -86,7 +86,7 @@ class Signs:
                 self._write()
 
 
-class Lines:
+class LineReader:
     """What rank 0 reports to the parent, one JSON object a line; the other ranks report nothing."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -97,7 +97,7 @@ class Lines:
             self._file.write(json.dumps(line).encode() + b"\n")
 
 
-class Exchanged:
+class AllReduceBuckets:
     """The DDP model as a step calls it: it exchanges gradients in every `every`-th call, a step's last; never for 0."""
 
     def __init__(self, ddp: Any, every: int) -> None:
@@ -122,8 +122,8 @@ class OneRank:
     def __init__(self, folder: Path, backend: str, silence_sec: float, step_sec: float) -> None:
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.folder, self.backend, self.step_sec = folder, backend, step_sec
-        self.signs = Signs(folder, self.rank, min(SIGN_SEC, silence_sec / 5))
-        self.lines = Lines(folder, self.rank)
+        self.signs = Heartbeat(folder, self.rank, min(SIGN_SEC, silence_sec / 5))
+        self.lines = LineReader(folder, self.rank)
         self.trial = Trial.read(folder / torchrun.TRIAL_FILE)
         if backend == "nccl":
             choose_gpu(int(os.environ["LOCAL_RANK"]))
@@ -170,7 +170,7 @@ class OneRank:
             self.lines(flag=flag)
 
 
-class Rank(OneRank):
+class DistributedRank(OneRank):
     """One rank, from its model to its last all-reduce."""
 
     def work(self) -> None:
@@ -251,8 +251,8 @@ class Rank(OneRank):
         self.ddp = parallel(model, broadcast_buffers=False, find_unused_parameters=False, gradient_as_bucket_view=True)
         step.may_capture = False  # DDP exchanges gradients while backward runs
         self.together, self.apart = step, copy.copy(step)
-        self.together.model = Exchanged(self.ddp, trial.gradient_accumulation_steps)
-        self.apart.model = Exchanged(self.ddp, 0)
+        self.together.model = AllReduceBuckets(self.ddp, trial.gradient_accumulation_steps)
+        self.apart.model = AllReduceBuckets(self.ddp, 0)
         self.apart.optimizer, _ = make_optimizer(self.modules, trial, model, self.placement)
 
     # Steps ------------------------------------------------------------------------------------------------------------
@@ -282,7 +282,9 @@ class Rank(OneRank):
         self.lines(step={"kind": kind, "block": block, "table": table})
         for rank, row in enumerate(table):
             if not math.isfinite(row[1]):
-                raise termination.NotFinite(f"the loss of rank {rank} is {row[1]} at {self.signs.phase} step {number}")
+                raise termination.NonFiniteLoss(
+                    f"the loss of rank {rank} is {row[1]} at {self.signs.phase} step {number}"
+                )
 
     def _alone(self, numbers: list[int], block: int = 0, kind: str = "off") -> None:
         """A block without communication, after which the weights are restored."""
@@ -371,7 +373,7 @@ def peak_vram_bytes() -> int | None:
     return int(torch.cuda.max_memory_allocated()) if torch is not None and torch.cuda.is_initialized() else None
 
 
-def main(argv: list[str], make: Callable[[Path, str, float, float], Any] = Rank) -> NoReturn:
+def main(argv: list[str], make: Callable[[Path, str, float, float], Any] = DistributedRank) -> NoReturn:
     """Run one rank, as `make` makes it; a failure goes to its error file, for the parent to report."""
     torchrun.die_with(int(os.environ[torchrun.LAUNCHER_VARIABLE]))
     folder, backend, silence_sec, step_sec = Path(argv[0]), argv[1], float(argv[2]), float(argv[3])

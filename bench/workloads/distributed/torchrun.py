@@ -29,8 +29,8 @@ from typing import Any
 from bench.data.inputs import InputError
 from bench.harness.termination import Stopped, WorkerGone
 from bench.records import Trial
-from bench.records.result import End
-from bench.workloads.distributed.multi_node import Machines, read_object
+from bench.records.result import TrialStatus
+from bench.workloads.distributed.multi_node import NodeList, read_object
 
 LINES_FILE, FAILURES_FILE, TRIAL_FILE = "lines.jsonl", "failures.json", "trial.json"
 LAUNCHER_VARIABLE = "QLORA_FLEET_LAUNCHER_PID"
@@ -65,7 +65,7 @@ class RankOutOfMemory(MemoryError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RankLimits:
     """Seconds after which a silent rank, and a step that no rank ends, count as hung."""
 
     silence_sec: float
@@ -73,7 +73,7 @@ class Limits:
 
 
 @dataclass(kw_only=True)
-class Seen:
+class RankSample:
     """A rank's last sign: what it wrote, and when it last wrote and last advanced (time.monotonic)."""
 
     sign: dict[str, Any] = field(default_factory=dict)
@@ -100,8 +100,8 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         trial: Trial,
         backend: str,
         endpoint: str,
-        limits: Limits,
-        machines: Machines | None = None,
+        limits: RankLimits,
+        machines: NodeList | None = None,
         *,
         module: str = "bench.workloads.distributed.rank",
         files: Mapping[str, str] | None = None,
@@ -115,7 +115,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         self._here = range(trial.world_size) if machines is None else machines.ranks_here(trial.world_size)
         now = time.monotonic()
         self._started = now
-        self._seen = [Seen(heard=now, moved=now) for _ in range(trial.world_size)]
+        self._seen = [RankSample(heard=now, moved=now) for _ in range(trial.world_size)]
         argv = (
             *(sys.executable, "-m", "bench.workloads.distributed.torchrun", str(os.getpid()), str(self.folder)),
             *(_on_one_machine(trial, endpoint) if machines is None else _on_several(trial, machines)),
@@ -201,7 +201,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             if first["kind"] == "input":
                 return InputError(first["reason"])
             words = f"rank {first['rank']}: {first['reason']} (in {self._seen[first['rank']].place})"
-            if first["kind"] == End.OUT_OF_MEMORY.value:
+            if first["kind"] == TrialStatus.OUT_OF_MEMORY.value:
                 return RankOutOfMemory(words, first.get("vram_bytes"), first.get("rss_bytes"))
             return RankFailed(words)
         for rank, code in known.get("ranks", []):
@@ -265,7 +265,7 @@ def _on_one_machine(trial: Trial, endpoint: str) -> tuple[str, ...]:
     )
 
 
-def _on_several(trial: Trial, machines: Machines) -> tuple[str, ...]:
+def _on_several(trial: Trial, machines: NodeList) -> tuple[str, ...]:
     # Static: machine n has the n-th share of the ranks, and no name is looked up.
     here = str(len(machines.ranks_here(trial.world_size)))
     return (

@@ -17,12 +17,17 @@ from bench.data.tokenizer import ChatTemplate, Messages
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
 from bench.records.training import Evaluation
-from bench.workloads.finetune.steps.group import Group
-from bench.workloads.finetune.training_set import Material, Rows
+from bench.workloads.finetune.steps.group import RankGroup
+from bench.workloads.finetune.training_set import RowRange, TrainingSet
 
 
 def losses_of(
-    torch: Any, step: TrainingStep, material: Material, rows: Rows, group: Group, moved: Callable[[int], None]
+    torch: Any,
+    step: TrainingStep,
+    material: TrainingSet,
+    rows: RowRange,
+    group: RankGroup,
+    moved: Callable[[int], None],
 ) -> list[float]:
     """The summed loss of each held-out example, on every rank; each rank measures its share of the rows."""
     every = material.held_out()
@@ -108,7 +113,7 @@ def students_t(freedom: int) -> float:
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-def answers(
+def generate_answers(
     stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompts: Sequence[str], most: int
 ) -> list[str]:
     """The model's greedy answer to each prompt, as the user's turn of a conversation, at most `most` tokens long.

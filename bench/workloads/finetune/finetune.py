@@ -19,7 +19,7 @@ from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record, Request
 from bench.harness.termination import Stopped, Stops, WorkerGone
 from bench.records import Trial
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.training_data import DataReport
 from bench.train import check
 from bench.workloads.distributed.distributed import (
@@ -33,20 +33,20 @@ from bench.workloads.distributed.distributed import (
     visible_gpus,
     watch,
 )
-from bench.workloads.distributed.multi_node import Hub, Machines
+from bench.workloads.distributed.multi_node import NodeHub, NodeList
 from bench.workloads.distributed.torchrun import (
-    Limits,
     RankFailed,
     RankGone,
     RankKilled,
+    RankLimits,
     RankOutOfMemory,
     RankStopped,
     Torchrun,
 )
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import checkpoint, resume
-from bench.workloads.finetune.rank_spec import JOB_FILE, STOP_FILE, Job
-from bench.workloads.finetune.training_log import Story
+from bench.workloads.finetune.rank_spec import JOB_FILE, STOP_FILE, RankSpec
+from bench.workloads.finetune.training_log import TrainingLog
 from bench.workloads.finetune.training_set import check_inputs  # every module of a kind with inputs of its own has one
 
 MODULE = "bench.workloads.finetune.rank"
@@ -63,7 +63,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     RankFailed and RankOutOfMemory with the rank's number; InputError; Refused where all checkpoints are broken.
     """
     trial, folder = record.trial, _folder(record.request)
-    machines = Machines.from_environment()
+    machines = NodeList.from_environment()
     limits, endpoint = make_limits_of(trial), rendezvous()
     backend = choose_backend(trial, visible_gpus(), machines)
     with record.timed("data"):
@@ -72,14 +72,14 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     found = resume.find(folder, resume.Identity.of(trial, inputs[0].sha256, data.sha256), record.log)
     newest = None if found is None else str(found.path.resolve())
     job = _job(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
-    story = Story(record, folder, found, report, planned=data.steps(), row_tokens=data.row_tokens)
+    story = TrainingLog(record, folder, found, report, planned=data.steps(), row_tokens=data.row_tokens)
     record.on_end = story.write
     with contextlib.ExitStack() as opened:
         with stops.later():  # else ranks that are being started are nobody's
             ranks = opened.enter_context(
                 Torchrun(trial, backend, endpoint, limits, machines, module=MODULE, files={JOB_FILE: job.to_text()})
             )
-        hub = None if machines is None else opened.enter_context(Hub(machines, trial.world_size, ranks.folder))
+        hub = None if machines is None else opened.enter_context(NodeHub(machines, trial.world_size, ranks.folder))
         try:
             _until_ended(story, ranks, hub, stops, limits)
         except Stopped:
@@ -90,12 +90,12 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
             raise
     if story.stop == "max_hours":
         limit = training_set.training_of(trial).limited_by
-        raise Stopped(End.PREEMPTED, f"stopped by {limit} after step {story.step}")
+        raise Stopped(TrialStatus.PREEMPTED, f"stopped by {limit} after step {story.step}")
     if story.stop == "stopped":
-        raise Stopped(End.PREEMPTED, f"one of its workers was told to stop; checkpoint of step {story.step}")
+        raise Stopped(TrialStatus.PREEMPTED, f"one of its workers was told to stop; checkpoint of step {story.step}")
 
 
-def follow(request: Request, trial: Trial, machines: Machines, stops: Stops) -> int:
+def follow(request: Request, trial: Trial, machines: NodeList, stops: Stops) -> int:
     """Run this machine's share of the ranks, over inputs and examples that it checks for itself."""
 
     def prepare() -> Mapping[str, str]:
@@ -107,7 +107,7 @@ def follow(request: Request, trial: Trial, machines: Machines, stops: Stops) -> 
     return run_share(trial, machines, stops, make_limits_of(trial), prepare, let_end=let_end, module=MODULE)
 
 
-def make_limits_of(trial: Trial) -> Limits:
+def make_limits_of(trial: Trial) -> RankLimits:
     """As those of a distributed trial, for one row: ranks move at each."""
     limits = make_limits(trial)
     row_sec = trial.max_seq_len * trial.micro_batch_size / SLOWEST_TOKENS_PER_SEC[trial.profile]
@@ -133,7 +133,7 @@ def _folder(request: Request) -> Path:
     return request.checkpoints
 
 
-def _read(trial: Trial, folder: Path, record: Record) -> tuple[training_set.Material, DataReport]:
+def _read(trial: Trial, folder: Path, record: Record) -> tuple[training_set.TrainingSet, DataReport]:
     began = time.monotonic()
     data, was_cached = training_set.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
     report = check.described(
@@ -150,8 +150,8 @@ def _read(trial: Trial, folder: Path, record: Record) -> tuple[training_set.Mate
     return data, report
 
 
-def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *, newest: str | None = None) -> Job:
-    return Job(
+def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *, newest: str | None = None) -> RankSpec:
+    return RankSpec(
         checkpoints=str(folder.resolve()),
         resume=newest,
         out=str(request.out.resolve()),
@@ -161,7 +161,7 @@ def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *,
     )
 
 
-def _until_ended(story: Story, ranks: Torchrun, hub: Hub | None, stops: Stops, limits: Limits) -> None:
+def _until_ended(story: TrainingLog, ranks: Torchrun, hub: NodeHub | None, stops: Stops, limits: RankLimits) -> None:
     """Take the ranks' lines until they have ended. Raises what ended them."""
     try:
         code = watch(ranks, hub, stops, story.take)
@@ -171,7 +171,7 @@ def _until_ended(story: Story, ranks: Torchrun, hub: Hub | None, stops: Stops, l
         ranks.hand_on(story.take)
         tell(story.record, ranks, error)
         if isinstance(error, RankStopped):
-            raise Stopped(End.PREEMPTED, str(error)) from None
+            raise Stopped(TrialStatus.PREEMPTED, str(error)) from None
         if isinstance(error, RankKilled):
             raise WorkerGone(str(error)) from None
         raise

@@ -24,17 +24,17 @@ from bench.workloads.distributed.rank import BACKSTOP_SEC, OneRank, main, peak_v
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import resume
 from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER
-from bench.workloads.finetune.rank_spec import STOP_FILE, Job
-from bench.workloads.finetune.steps.group import Group
+from bench.workloads.finetune.rank_spec import STOP_FILE, RankSpec
+from bench.workloads.finetune.steps.group import RankGroup
 
 
-class Rank(OneRank):
+class FinetuneRank(OneRank):
     """One rank, from its model to the adapter."""
 
     def __init__(self, folder: Path, backend: str, silence_sec: float, step_sec: float) -> None:
         super().__init__(folder, backend, silence_sec, step_sec)
         self.began = time.monotonic()
-        self.job = Job.read(folder)
+        self.job = RankSpec.read(folder)
         self.training = training_set.training_of(self.trial)
         self._was_told = False
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -76,15 +76,15 @@ class Rank(OneRank):
         if self.backend != "gloo" and not self.group.is_alone:  # see bench.workloads.distributed.rank
             self.modules.torch.distributed.destroy_process_group()
 
-    def _join(self) -> Group:
+    def _join(self) -> RankGroup:
         torch = self.modules.torch
         if self.world_size == 1:
-            return Group(torch)
+            return RankGroup(torch)
         rows = -(-self.training.rows_per_step // self.world_size)
         limit = timedelta(seconds=self.step_sec * rows + BACKSTOP_SEC)
         torch.distributed.init_process_group(self.backend, timeout=limit)
         side = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.trial.deadline_sec))
-        return Group(torch, self.rank, self.world_size, side)
+        return RankGroup(torch, self.rank, self.world_size, side)
 
     def _same_everywhere(self, data_sha256: str) -> None:
         """Raises InputError where ranks would train on different examples, or other ones than the parent read."""
@@ -95,7 +95,7 @@ class Rank(OneRank):
             if other[2] != self.job.model_sha256:
                 raise InputError(f"model: rank {rank} has another model than rank {self.rank}; copy it anew")
 
-    def _trainer(self, data: training_set.Material, tokenizer: Any) -> Any:
+    def _trainer(self, data: training_set.TrainingSet, tokenizer: Any) -> Any:
         trial, step = self.trial, self.load()
         peft_model = getattr(step.model, "peft_model", step.model)
         self.identity = resume.Identity.of(trial, self.job.model_sha256, data.sha256)
@@ -119,7 +119,7 @@ class Rank(OneRank):
         )
         return trainer
 
-    def _checkpoint(self) -> resume.Found | None:
+    def _checkpoint(self) -> resume.ResumePoint | None:
         """The checkpoint that the parent found, on rank 0."""
         if self.rank or self.job.resume is None:
             return None
@@ -157,4 +157,4 @@ class Rank(OneRank):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], Rank)
+    main(sys.argv[1:], FinetuneRank)

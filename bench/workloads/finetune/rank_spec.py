@@ -10,7 +10,7 @@ JOB_FILE, STOP_FILE = "job.json", "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RankSpec:
     """Where this attempt's ranks find and leave things, and what was found out before they were started.
 
     `resume` is the checkpoint to go on from. Only rank 0 reads `checkpoints`, `resume` and `out`; `examples` is the
@@ -28,5 +28,5 @@ class Job:
         return json.dumps(schema.to_json(self))
 
     @classmethod
-    def read(cls, folder: Path) -> "Job":
+    def read(cls, folder: Path) -> "RankSpec":
         return schema.from_json(cls, json.loads((folder / JOB_FILE).read_text(encoding="utf-8")), JOB_FILE)

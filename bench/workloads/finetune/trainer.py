@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.harness.termination import NotFinite
+from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
-from bench.records.training import Answer, Training
+from bench.records.training import SampleAnswer, Training
 from bench.workloads.distributed.rank import RanksDiffer
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.checkpoints.checkpoint import History, State
-from bench.workloads.finetune.checkpoints.checkpoint_manager import Keeper, restore, write_adapter
-from bench.workloads.finetune.checkpoints.resume import Found, Identity, Journal, require_room
+from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager, restore, write_adapter
+from bench.workloads.finetune.checkpoints.resume import Identity, Journal, ResumePoint, require_room
 from bench.workloads.finetune.checkpoints.weights import Weights
 from bench.workloads.finetune.steps import schedule
 from bench.workloads.finetune.steps.gradients import Gradients
-from bench.workloads.finetune.steps.group import Group
+from bench.workloads.finetune.steps.group import RankGroup
 from bench.workloads.finetune.steps.step import GlobalStep, RowOfStep
-from bench.workloads.finetune.training_set import Material, Rows, targets_of
+from bench.workloads.finetune.training_set import RowRange, TrainingSet, targets_of
 
-__all__ = ["Trainer", "World", "deterministic", "write_adapter"]
+__all__ = ["TrainContext", "Trainer", "deterministic", "write_adapter"]
 ZERO_STEPS = 3
 MOVE_SEC = 0.5
 HIDDEN_SHARE = 2 / 3  # of a row's time: its backward pass, behind which gradients travel
@@ -40,17 +40,17 @@ GOAL_PERCENT = 2.0
 NAMED_ROWS = 5
 
 
-class NothingLearned(ArithmeticError):
+class NoTrainableTokens(ArithmeticError):
     """Steps change nothing: going on would train on nothing and report success."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class TrainContext:
     """What a training runs in: `report` takes what people and the record are told, `move` the place for the parent's
     watch, `asked` says whether somebody asked this rank to stop. `began` (monotonic) is this attempt's start: its hours
     count from there, because loading is paid for, too."""
 
-    group: Group
+    group: RankGroup
     report: Callable[..., None]
     move: Callable[[str, int], None]
     asked: Callable[[], bool]
@@ -70,8 +70,8 @@ class Trainer:
         step: TrainingStep,
         peft_model: Any,
         tokenizer: Any,
-        material: Material,
-        world: World,
+        material: TrainingSet,
+        world: TrainContext,
     ) -> None:
         self.modules, self.torch, self.trial, self.training = modules, modules.torch, trial, training
         self.step, self.peft_model, self.tokenizer = step, peft_model, tokenizer
@@ -80,20 +80,20 @@ class Trainer:
         self.gradients = Gradients(self.torch, trained, self.group, travels=training.gradients)
         if not self.group.is_alone:
             step.may_capture = False  # gradients travel while backward runs
-        self.rows = Rows(material, tokenizer, pin_memory=bool(trained[0].is_cuda))
+        self.rows = RowRange(material, tokenizer, pin_memory=bool(trained[0].is_cuda))
         self.steps = material.steps()
         self.global_step = GlobalStep(
             self.torch, step, self.gradients, seed=trial.seed, most_norm=training.max_gradient_norm, further=2
         )
         self.weights = Weights(modules, step, peft_model)
         self.state, self.history = State(step=0, seconds=0.0), History()
-        self.keeper: Keeper | None = None
+        self.keeper: CheckpointManager | None = None
         self.journal: Journal | None = None
         self._moved, self._waited, self._spent = 0.0, 0.0, 0.0
         self._zeros = self._told = 0
         if world.checkpoints is not None:
             say = lambda words: world.report(log=words, flag=words)  # noqa: E731 - one line for two uses
-            self.keeper = Keeper(
+            self.keeper = CheckpointManager(
                 self.torch, world.checkpoints, world.identity, self.weights,
                 world_size=self.group.world_size, keep=training.keep_checkpoints, say=say,
             )  # fmt: skip
@@ -138,7 +138,7 @@ class Trainer:
             words += f"; rows_per_step {enough * self.group.world_size} would make it {GOAL_PERCENT:g} %"
         self.world.report(log=words, communication_predicted_percent=percent)
 
-    def begin(self, found: Found | None) -> None:
+    def begin(self, found: ResumePoint | None) -> None:
         """Become what the checkpoint holds (rank 0's, None for none), on every rank."""
         best = None
         if found is not None:
@@ -198,7 +198,9 @@ class Trainer:
                 self._evaluate()
             if time.monotonic() - taken >= training.checkpoint_sec and self._checkpoint():
                 taken = time.monotonic()
-        if self.material.data.validation and all(one.step != self.state.step for one in self.state.evaluations):
+        if self.material.data.validation and all(
+            evaluation.step != self.state.step for evaluation in self.state.evaluations
+        ):
             self._evaluate()
         self._checkpoint(wait=True)
         self._compare()
@@ -225,11 +227,11 @@ class Trainer:
             ]
             places = sorted(place for each in self.group.objects(bad) for place in each)
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-            raise NotFinite(f"{what} at step {number} ({self._named(number, places)}); try a lower learning_rate")
+            raise NonFiniteLoss(f"{what} at step {number} ({self._named(number, places)}); try a lower learning_rate")
         self._zeros = self._zeros + 1 if norm == 0.0 else 0
         if loss == 0.0 or self._zeros >= ZERO_STEPS:
             what = "the loss is 0" if loss == 0.0 else f"the gradient's norm was 0 for {ZERO_STEPS} steps"
-            raise NothingLearned(f"{what} at step {number} ({self._named(number, [])}): nothing is being learned")
+            raise NoTrainableTokens(f"{what} at step {number} ({self._named(number, [])}): nothing is being learned")
 
     def _named(self, number: int, places: Sequence[int]) -> str:
         """The lines of these rows of a step; of all its rows where none is given."""
@@ -298,7 +300,7 @@ class Trainer:
 
     def _answers(self) -> list[str]:
         training = self.training
-        return evaluate.answers(
+        return evaluate.generate_answers(
             self.modules, self.step, self.peft_model, self.tokenizer, training.prompts, training.answer_tokens
         )
 
@@ -313,8 +315,8 @@ class Trainer:
         first = self.state.first_losses
         found = evaluate.evaluation(number, losses, first, [targets_of([example]) for example in held_out])
         if not math.isfinite(found.loss):
-            raise NotFinite(f"the held-out loss is {found.loss} after step {number}; try a lower learning_rate")
-        lowest = min((one.loss for one in self.state.evaluations if one.is_best), default=math.inf)
+            raise NonFiniteLoss(f"the held-out loss is {found.loss} after step {number}; try a lower learning_rate")
+        lowest = min((evaluation.loss for evaluation in self.state.evaluations if evaluation.is_best), default=math.inf)
         is_best = number > 0 and found.loss < lowest
         found = dataclasses.replace(found, is_best=is_best)
         self.state = dataclasses.replace(
@@ -332,11 +334,11 @@ class Trainer:
         """Whether the held-out loss is to be measured after the state's step, and was not yet."""
         step, every = self.state.step, self.training.evaluate_every
         is_between = every > 0 and 0 < step < self.steps and step % every == 0
-        return is_between and all(one.step != step for one in self.state.evaluations)
+        return is_between and all(evaluation.step != step for evaluation in self.state.evaluations)
 
     def _is_early(self) -> bool:
         """Whether the held-out loss has not become lower for too long."""
-        later = [one for one in self.state.evaluations if one.step > 0]
+        later = [evaluation for evaluation in self.state.evaluations if evaluation.step > 0]
         since = next((n for n, one in enumerate(reversed(later)) if one.is_best), len(later))
         return 0 < self.training.patience <= since
 
@@ -359,7 +361,7 @@ class Trainer:
             return self.keeper.best
         return self.state.step, {name: tensor.to("cpu", copy=True) for name, tensor in self.weights.adapter.items()}
 
-    def answered(self, adapter: dict[str, Any]) -> list[Answer]:
+    def sample_answers(self, adapter: dict[str, Any]) -> list[SampleAnswer]:
         """What the model answered before, and answers with this adapter. Rank 0's; the weights are the adapter's
         afterwards."""
         for name, tensor in self.weights.adapter.items():
@@ -367,7 +369,7 @@ class Trainer:
         after = self._answers() if self.training.prompts else []
         before = dict(zip(self.state.asked or self.training.prompts, self.state.answers, strict=False))
         return [
-            Answer(prompt=prompt, before=before.get(prompt), after=now)
+            SampleAnswer(prompt=prompt, before=before.get(prompt), after=now)
             for prompt, now in zip(self.training.prompts, after, strict=True)
         ]
 

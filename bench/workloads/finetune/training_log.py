@@ -6,18 +6,25 @@ from typing import Any
 from bench.harness.progress import StepsFile
 from bench.harness.record import Record, peak_rss_bytes
 from bench.records import schema
-from bench.records.result import End
-from bench.records.training import Answer, CheckpointFacts, Evaluation, TrainingRecord
+from bench.records.result import TrialStatus
+from bench.records.training import CheckpointFacts, Evaluation, SampleAnswer, TrainingRecord
 from bench.records.training_data import DataReport
 from bench.workloads.finetune.checkpoints.checkpoint import History, State
-from bench.workloads.finetune.checkpoints.resume import Found, Journal, restarted
+from bench.workloads.finetune.checkpoints.resume import Journal, ResumePoint, restarted
 
 
-class Story:
+class TrainingLog:
     """A training over all its attempts, as far as it is known here. `stop` is rank 0's word on why it ended."""
 
     def __init__(
-        self, record: Record, folder: Path, found: Found | None, data: DataReport, *, planned: int, row_tokens: int
+        self,
+        record: Record,
+        folder: Path,
+        found: ResumePoint | None,
+        data: DataReport,
+        *,
+        planned: int,
+        row_tokens: int,
     ) -> None:
         self.record, self.stop = record, ""
         self._folder, self._data, self._row_tokens = folder, data, row_tokens
@@ -29,7 +36,9 @@ class Story:
         self._restarts = restarted(folder, record.request.attempt, before.step, changed)
         self._said: dict[str, Any] = {}
         self._so_far = StepsFile(record.request.out, record.log)  # begins with what earlier attempts have measured
-        self._so_far(*self._history.rows(), *({"evaluation": schema.to_json(one)} for one in self._evaluations))
+        self._so_far(
+            *self._history.rows(), *({"evaluation": schema.to_json(evaluation)} for evaluation in self._evaluations)
+        )
         record.steps_planned, record.steps_before = planned, before.step
         record.shown |= {"restarts": len(self._restarts), "checkpoint_step": None if found is None else before.step}
         self._show_loss()
@@ -85,7 +94,7 @@ class Story:
         self.record.shown["validation_loss"] = self._evaluations[-1].loss if self._evaluations else None
         self.record.show()
 
-    def write(self, end: End, reason: str | None) -> None:
+    def write(self, end: TrialStatus, reason: str | None) -> None:
         """Write training.json. Raises OSError."""
         record, said = self.record, self._said
         adapter = said.get("adapter", {})
@@ -104,7 +113,7 @@ class Story:
             evaluations=self._evaluations,
             checkpoints=self._checkpoints,
             restarts=self._restarts,
-            answers=[schema.from_json(Answer, one) for one in said.get("answers", ())],
+            answers=[schema.from_json(SampleAnswer, one) for one in said.get("answers", ())],
             data=self._data,
             adapter_step=adapter.get("step"),
             adapter_sha256=adapter.get("sha256"),

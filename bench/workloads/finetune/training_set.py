@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.data.collate import IGNORED, Apart, Batch
+from bench.data.collate import IGNORED, Batch, Unpacked
 from bench.data.inputs import DataFacts, InputError, Inputs
 from bench.data.packing import Row
 from bench.data.trial_inputs import check_model_of
@@ -16,7 +16,7 @@ from bench.records.training import Training
 from bench.train import check, dataset
 from bench.train.dataset import Dataset
 from bench.train.masking import Example
-from bench.train.sampler import Plan, packed
+from bench.train.sampler import SamplingPlan, packed
 
 Places = tuple[int, ...]  # of a row's examples
 
@@ -48,7 +48,7 @@ def check_inputs(trial: Trial) -> Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
+class TrainingSet:
     """The examples of a fine-tuning and their order. `row_tokens` are the positions of a row, padding included."""
 
     data: Dataset
@@ -59,7 +59,7 @@ class Material:
     sha256: str
 
     @classmethod
-    def of(cls, trial: Trial, data: Dataset) -> "Material":
+    def of(cls, trial: Trial, data: Dataset) -> "TrainingSet":
         every = hashlib.sha256()
         for part in (data.training, data.validation):
             every.update(len(part).to_bytes(8, "little"))
@@ -75,8 +75,8 @@ class Material:
         )
 
     @property
-    def plan(self) -> Plan:
-        return Plan(
+    def plan(self) -> SamplingPlan:
+        return SamplingPlan(
             lengths=[len(example.ids) for example in self.data.training],
             digests=[example.digest for example in self.data.training],
             seed=self.seed,
@@ -103,12 +103,12 @@ class Material:
         return packed(lengths, range(len(lengths)), self.row_tokens)
 
 
-class Rows:
+class RowRange:
     """Makes a batch of one row from examples."""
 
-    def __init__(self, material: Material, tokenizer: Any, *, pin_memory: bool = False) -> None:
+    def __init__(self, material: TrainingSet, tokenizer: Any, *, pin_memory: bool = False) -> None:
         padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self._apart, self._pin = Apart(material.longest, material.row_tokens, padding), pin_memory
+        self._apart, self._pin = Unpacked(material.longest, material.row_tokens, padding), pin_memory
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """Examples end to end, apart from each other; only their targets have labels."""
@@ -127,7 +127,7 @@ def targets_of(examples: Sequence[Example]) -> int:
     return sum(example.targets.count(1) for example in examples)
 
 
-def load(trial: Trial, tokenizer: Callable[[], Any], keep_in: Path | None) -> tuple[Material, bool]:
+def load(trial: Trial, tokenizer: Callable[[], Any], keep_in: Path | None) -> tuple[TrainingSet, bool]:
     """The material, and whether its examples were in the cache. Raises InputError."""
     data, was_cached = check.examples_of(training_of(trial).data, Path(trial.model), tokenizer, keep_in)
-    return Material.of(trial, data), was_cached
+    return TrainingSet.of(trial, data), was_cached

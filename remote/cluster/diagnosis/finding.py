@@ -10,7 +10,7 @@ _MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One thing that is wrong: which kind of thing (`cause`, for tests and tables), why, what to do, with what.
 
     `patience_sec` is how long this may last before there is no point in waiting; None: it may pass at any time.
@@ -47,7 +47,7 @@ def first(rules: Sequence[Rule], text: str) -> Rule | None:
     return next((rule for rule in rules if re.search(rule.pattern, text)), None)
 
 
-def together(findings: Iterable[Finding]) -> list[str]:
+def together(findings: Iterable[Diagnosis]) -> list[str]:
     """One line for each reason and remedy, with every pod or claim that it concerns."""
     subjects: dict[tuple[str, str], list[str]] = {}
     for finding in findings:

@@ -34,7 +34,7 @@ _FORMS = (
 _NETWORK = "the nodes need a way to the registry: service gateway or NAT gateway, route and security list"
 
 
-class _Rule(NamedTuple):
+class _PullErrorRule(NamedTuple):
     """A pattern in the words of kubelet and containerd, and what it means."""
 
     pattern: str
@@ -45,69 +45,83 @@ class _Rule(NamedTuple):
 
 
 _RULES = (
-    _Rule("no space left on device", "disk-full", "the node's disk is full", "grow its boot volume: `inv nodes`"),
-    _Rule("toomanyrequests|429 Too Many Requests", "too-many-requests", "the registry limits requests", "wait", True),
-    _Rule("no match(ing manifest| for platform)", "wrong-architecture", "not for this processor", "build it for amd64"),
-    _Rule(
+    _PullErrorRule(
+        "no space left on device", "disk-full", "the node's disk is full", "grow its boot volume: `inv nodes`"
+    ),
+    _PullErrorRule(
+        "toomanyrequests|429 Too Many Requests", "too-many-requests", "the registry limits requests", "wait", True
+    ),
+    _PullErrorRule(
+        "no match(ing manifest| for platform)", "wrong-architecture", "not for this processor", "build it for amd64"
+    ),
+    _PullErrorRule(
         "x509: certificate signed by unknown authority",
         "unknown-authority",
         "the node does not trust the registry's certificate",
         "give the nodes that authority's certificate, or use a registry whose certificate they trust",
     ),
-    _Rule(
+    _PullErrorRule(
         r"x509: certificate is valid for (?P<names>.+), not (?P<host>\S+)",
         "certificate-name",
         "the registry's certificate is for another name",
         "write the image's host as in the certificate",
     ),
-    _Rule(
+    _PullErrorRule(
         "x509: certificate has expired",
         "certificate-expired",
         "the registry's certificate has expired, or the node's clock is wrong",
         "renew it, or set the clock",
     ),
-    _Rule(
+    _PullErrorRule(
         "server gave HTTP response to HTTPS client",
         "plain-http",
         "the registry speaks HTTP without TLS",
         "give it a certificate; containerd refuses plain HTTP",
     ),
-    _Rule(
+    _PullErrorRule(
         r"no such host|server misbehaving|lookup \S+ on \S+: .*(?:i/o timeout|connection refused)",
         "name-not-resolved",
         "the registry's name does not resolve on the node",
         "see the host in cluster.image (fra.ocir.io, ...) and the nodes' DNS",
         True,
     ),
-    _Rule("connection refused", "connection-refused", "nothing listens at the registry's address", _NETWORK, True),
-    _Rule("network is unreachable|no route to host", "no-route", "the node has no route to it", _NETWORK, True),
-    _Rule(
+    _PullErrorRule(
+        "connection refused", "connection-refused", "nothing listens at the registry's address", _NETWORK, True
+    ),
+    _PullErrorRule(
+        "network is unreachable|no route to host", "no-route", "the node has no route to it", _NETWORK, True
+    ),
+    _PullErrorRule(
         "i/o timeout|context deadline exceeded|TLS handshake timeout|DeadlineExceeded",
         "timeout",
         "the registry does not answer the node",
         f"{_NETWORK}; until then the node's other pulls wait too",
         True,
     ),
-    _Rule(
+    _PullErrorRule(
         "failed to fetch (?:oauth|anonymous) token: unexpected status[^:]*: 401",
         "wrong-login",
         "the registry refuses user name or password of the pull secret",
         f"{_FORMS}; {_RENEW}",
     ),
-    _Rule(r"\b401\b|[Uu]nauthorized", "unauthorized", "the registry asks for a login (401)", f"{_FORMS}; {_RENEW}"),
-    _Rule(
+    _PullErrorRule(
+        r"\b401\b|[Uu]nauthorized", "unauthorized", "the registry asks for a login (401)", f"{_FORMS}; {_RENEW}"
+    ),
+    _PullErrorRule(
         r"\b403\b|[Ff]orbidden|denied",
         "forbidden",
         "the registry has no login for this image, or one without the right to read it (403)",
         f"the secret must be for this very host, and a policy must allow `read repos`; {_RENEW}",
     ),
-    _Rule(
+    _PullErrorRule(
         "not found|manifest unknown|NotFound",
         "not-found",
         "the registry has no such image",
         "`inv push` puts it there and writes results/image.json; OCIR says this too where the user may not see it",
     ),
-    _Rule(r"unexpected EOF|connection reset|50[0234]\b", "broken-off", "the pull broke off", "wait for the next", True),
+    _PullErrorRule(
+        r"unexpected EOF|connection reset|50[0234]\b", "broken-off", "the pull broke off", "wait for the next", True
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from remote.cluster.diagnosis.driver import Drivers
-from remote.cluster.diagnosis.finding import Finding
+from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.errors import reading_objects
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantities import amount, in_gib
@@ -26,7 +26,7 @@ CUDA_12 = Drivers(since=525)  # where the image's base says nothing else: the le
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class NodeRequirements:
     """What one pod asks of a node. `image_bytes`: unpacked plus compressed; a first pull puts both on the disk.
 
     `product` is the label nvidia.com/gpu.product of the nodes to use, or `ANY_PRODUCT`; None: any, of whole GPUs.
@@ -66,7 +66,7 @@ class NodeReport:
     driver: str | None
     is_candidate: bool
     room: int = 1
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Diagnosis, ...] = ()
 
     @property
     def qualifies(self) -> bool:
@@ -79,7 +79,7 @@ class NodeReport:
 
 
 @reading_objects()
-def examine(nodes: Iterable[Object], pods: Sequence[Object] | None, need: Need) -> list[NodeReport]:
+def examine(nodes: Iterable[Object], pods: Sequence[Object] | None, need: NodeRequirements) -> list[NodeReport]:
     """A report for each node, those that qualify first. `pods`: of all namespaces, None where that may not be read."""
     reports = [_examine(node, None if pods is None else _on(node, pods), need) for node in nodes]
     return sorted(reports, key=lambda report: (not report.qualifies, not report.is_candidate, report.name))
@@ -90,7 +90,7 @@ def _on(node: Object, pods: Sequence[Object]) -> list[Object]:
     return [pod for pod in pods if pod.get("spec", {}).get("nodeName") == name]
 
 
-def _examine(node: Object, pods: Sequence[Object] | None, need: Need) -> NodeReport:
+def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements) -> NodeReport:
     status, allocatable = node.get("status", {}), node.get("status", {}).get("allocatable") or {}
     others = [pod for pod in pods or [] if not _is_ours(pod, need)]
     gpus, kind = int(amount(allocatable.get(GPU, "0"))), label(node, INSTANCE_TYPE) or ""
@@ -110,7 +110,7 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: Need) -> NodeRep
         # Nothing else about a node of another type matters.
         remedy = f"set cluster.instance_type to {kind} to use it" if kind and gpus else "it is not for these pods"
         reason = f"instance type is {kind or 'not labelled'}, not {need.instance_type}"
-        found = [Finding("instance-type", reason, remedy)]
+        found = [Diagnosis("instance-type", reason, remedy)]
     else:
         found = [*_health(node), *_kept_out(node, need), *_gpu(report, allocatable, pods, need)]
         found += [*_room(report, status, others, need), *_versions(report, need)]
@@ -124,7 +124,7 @@ def _shared(node: Object) -> int:
     return int(replicas) if replicas.isdecimal() and label(node, "nvidia.com/gpu.sharing-strategy") != "none" else 1
 
 
-def _fitting(report: NodeReport, status: Object, others: Sequence[Object], need: Need) -> int:
+def _fitting(report: NodeReport, status: Object, others: Sequence[Object], need: NodeRequirements) -> int:
     """How many of our pods find GPUs, cores and memory at once."""
     free = _free(status, others)
     gpus = report.gpus if report.gpus_free is None else report.gpus_free
@@ -144,32 +144,32 @@ def mixed(reports: Sequence[NodeReport]) -> list[str]:
 
     A node without that label counts as one kind with all others.
     """
-    kinds = Counter(one.product for one in reports if one.qualifies and one.product is not None)
+    kinds = Counter(report.product for report in reports if report.qualifies and report.product is not None)
     return (
         [f"{kind} ({count} node{'s' if count > 1 else ''})" for kind, count in kinds.items()] if len(kinds) > 1 else []
     )
 
 
-def _health(node: Object) -> Iterator[Finding]:
+def _health(node: Object) -> Iterator[Diagnosis]:
     conditions = {one["type"]: one for one in node.get("status", {}).get("conditions") or []}
     ready = conditions.get("Ready", {})
     if ready.get("status") != "True":
         reason = f"not Ready since {ready.get('lastTransitionTime', '?')}: {ready.get('message', 'it never reported')}"
         remedy = "restart or replace the node (OCI console: node pool, cycle); its pods move after 30 s"
-        yield Finding("not-ready", reason, remedy)
+        yield Diagnosis("not-ready", reason, remedy)
     for pressure in ("DiskPressure", "MemoryPressure", "PIDPressure"):
         if conditions.get(pressure, {}).get("status") == "True":
-            yield Finding("pressure", f"{pressure}: it takes no new pods", "free the node's disk or memory")
+            yield Diagnosis("pressure", f"{pressure}: it takes no new pods", "free the node's disk or memory")
 
 
-def _kept_out(node: Object, need: Need) -> Iterator[Finding]:
+def _kept_out(node: Object, need: NodeRequirements) -> Iterator[Diagnosis]:
     """What keeps our pods from the node: cordon, taints, or that it is not preemptible."""
     name, spec = node["metadata"]["name"], node.get("spec", {})
     if spec.get("unschedulable"):
-        yield Finding("cordoned", "cordoned: it takes no new pods", f"kubectl uncordon {name}")
+        yield Diagnosis("cordoned", "cordoned: it takes no new pods", f"kubectl uncordon {name}")
     if need.preemptible and label(node, PREEMPTIBLE) != "true":
         remedy = "set cluster.preemptible to false, and cluster.overlay to another than preemptible, to use it"
-        yield Finding("not-preemptible", "not a preemptible node", remedy)
+        yield Diagnosis("not-preemptible", "not a preemptible node", remedy)
     for taint in spec.get("taints") or []:
         if taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/"):
             continue  # a preference, or what a condition above says already
@@ -178,7 +178,7 @@ def _kept_out(node: Object, need: Need) -> Iterator[Finding]:
             if taint["key"] == PREEMPTIBLE:
                 remedy = "set cluster.preemptible to true to use preemptible nodes"
             text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
-            yield Finding("taint", f"taint {text} is not tolerated", remedy)
+            yield Diagnosis("taint", f"taint {text} is not tolerated", remedy)
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:
@@ -189,13 +189,15 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
     return bool(toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", ""))
 
 
-def _gpu(report: NodeReport, allocatable: Object, pods: Sequence[Object] | None, need: Need) -> list[Finding]:
+def _gpu(
+    report: NodeReport, allocatable: Object, pods: Sequence[Object] | None, need: NodeRequirements
+) -> list[Diagnosis]:
     if report.gpus == 0:
         others = [f"{name}: {allocatable[name]}" for name in allocatable if _OTHER_GPU.match(name)]
         if others:
             reason = f"no {GPU} allocatable, but {', '.join(others)}: its GPUs are split or shared under other names"
             remedy = "set the GPU operator's mig.strategy to single, or renameByDefault to false, to use them"
-            return [Finding("split", reason, remedy)]
+            return [Diagnosis("split", reason, remedy)]
         plugin = next((pod for pod in pods or [] if _is_device_plugin(pod)), None)
         if pods is None:
             why, remedy = "no right to see whether the device plugin runs", "look at `kubectl get pods -A`"
@@ -205,17 +207,19 @@ def _gpu(report: NodeReport, allocatable: Object, pods: Sequence[Object] | None,
         else:
             why = f"its device plugin {_name(plugin)} is {_state(plugin)}"
             remedy = f"kubectl -n {_name(plugin).replace('/', ' logs ')}"
-        return [Finding("device-plugin", f"no {GPU} allocatable: {why}", remedy)]
+        return [Diagnosis("device-plugin", f"no {GPU} allocatable: {why}", remedy)]
     if need.product not in (None, ANY_PRODUCT, report.product):
         reason = f"its GPU is {report.product or 'not labelled'}, not {need.product}"
-        return [Finding("gpu-product", reason, f"set cluster.gpu to {report.product or 'null'} to use it")]
+        return [Diagnosis("gpu-product", reason, f"set cluster.gpu to {report.product or 'null'} to use it")]
     if need.product is None and (report.shared > 1 or "-MIG-" in (report.product or "")):
         how = f"{report.shared} pods share each GPU" if report.shared > 1 else "its GPUs are split (MIG)"
         what = "other pods slow them down" if report.shared > 1 else "they are those of a part of a GPU"
         remedy = f"set cluster.gpu to {report.product or ANY_PRODUCT} to use it all the same"
-        return [Finding("gpu-shared", f"{how}: numbers measured there are not those of a whole GPU ({what})", remedy)]
+        return [Diagnosis("gpu-shared", f"{how}: numbers measured there are not those of a whole GPU ({what})", remedy)]
     if report.gpus < need.gpus:
-        return [Finding("few-gpus", f"it has {report.gpus} GPUs, {need.gpus} asked for", "lower cluster.gpus_per_pod")]
+        return [
+            Diagnosis("few-gpus", f"it has {report.gpus} GPUs, {need.gpus} asked for", "lower cluster.gpus_per_pod")
+        ]
     if report.gpus_free is not None and report.gpus_free < need.gpus:
         holders = [_name(pod) for pod in pods or [] if _gpus_of(pod) and not _is_ours(pod, need)]
         by = (
@@ -223,17 +227,17 @@ def _gpu(report: NodeReport, allocatable: Object, pods: Sequence[Object] | None,
             if report.gpus == 1
             else f"s: {report.gpus_free} of {report.gpus} free"
         )
-        return [Finding("gpu-taken", f"its GPU{by}", "wait for it, or stop it")]
+        return [Diagnosis("gpu-taken", f"its GPU{by}", "wait for it, or stop it")]
     return []
 
 
-def _room(report: NodeReport, status: Object, others: Sequence[Object], need: Need) -> Iterator[Finding]:
+def _room(report: NodeReport, status: Object, others: Sequence[Object], need: NodeRequirements) -> Iterator[Diagnosis]:
     for resource, free in _free(status, others).items():
         wanted = need.cpu if resource == "cpu" else need.memory
         if free < wanted:
             has, asked = map(in_gib if resource == "memory" else "{:g}".format, (free, wanted))
             remedy = f"lower cluster.{resource}, or use larger nodes"
-            yield Finding(f"no-{resource}", f"{resource}: {has} of it free, {asked} asked for", remedy)
+            yield Diagnosis(f"no-{resource}", f"{resource}: {has} of it free, {asked} asked for", remedy)
     digest = need.image.rsplit("@", 1)[-1] if need.image and "@" in need.image else None
     names = [name for image in status.get("images") or [] for name in image.get("names") or []]
     has_image = digest is not None and any(digest in name for name in names)
@@ -241,19 +245,19 @@ def _room(report: NodeReport, status: Object, others: Sequence[Object], need: Ne
     if report.disk_bytes < wanted:
         disk = f"disk: {in_gib(report.disk_bytes)} allocatable"
         remedy = "grow the boot volume (node pool, 200 GB; on OKE also `oci-growfs`), or lower cluster.scratch"
-        yield Finding("disk", f"{disk}, {in_gib(wanted)} needed for the image and cluster.scratch", remedy)
+        yield Diagnosis("disk", f"{disk}, {in_gib(wanted)} needed for the image and cluster.scratch", remedy)
 
 
-def _versions(report: NodeReport, need: Need) -> Iterator[Finding]:
+def _versions(report: NodeReport, need: NodeRequirements) -> Iterator[Diagnosis]:
     kubelet = re.match(r"v?(\d+)\.(\d+)", report.kubelet)
     if kubelet is not None and (int(kubelet[1]), int(kubelet[2])) < MIN_KUBELET:
         least = ".".join(map(str, MIN_KUBELET))
-        yield Finding("kubelet", f"kubelet {report.kubelet}, older than {least}", "upgrade cluster and node pool")
+        yield Diagnosis("kubelet", f"kubelet {report.kubelet}, older than {least}", "upgrade cluster and node pool")
     driver = re.match(r"\d+", report.driver or "")
     if driver is not None and not need.drivers.fits(int(driver[0])):
         reason = f"NVIDIA driver {report.driver}, and the image starts on {need.drivers}"
         remedy = "use a newer GPU node image, or set image.base to one of an older CUDA"
-        yield Finding("driver", reason, remedy)
+        yield Diagnosis("driver", reason, remedy)
 
 
 def _requests(pod: Object, resource: str, which: str = "requests") -> Decimal:
@@ -271,7 +275,7 @@ def _name(pod: Object) -> str:
     return f"{pod['metadata'].get('namespace', '?')}/{pod['metadata']['name']}"
 
 
-def _is_ours(pod: Object, need: Need) -> bool:
+def _is_ours(pod: Object, need: NodeRequirements) -> bool:
     return pod["metadata"].get("namespace") == need.namespace and label(pod, PART_OF_LABEL) == OWNER
 
 

@@ -10,7 +10,7 @@ Not covered: a process killed for memory in a pod whose first process lives on; 
 import re
 from collections.abc import Iterable, Sequence
 
-from remote.cluster.diagnosis.finding import PATIENT_SEC, SOON_SEC, Finding, Rule, first
+from remote.cluster.diagnosis.finding import PATIENT_SEC, SOON_SEC, Diagnosis, Rule, first
 from remote.cluster.diagnosis.image_pull import PULL_REASONS, explain_pull
 from remote.cluster.diagnosis.scheduling import explain_scheduling
 from remote.cluster.errors import reading_objects
@@ -39,20 +39,20 @@ def is_ready(pod: Object) -> bool:
 
 
 @reading_objects()
-def diagnose_pod(pod: Object, events: Iterable[Object]) -> list[Finding]:
+def diagnose_pod(pod: Object, events: Iterable[Object]) -> list[Diagnosis]:
     """What keeps this pod from being Ready, most telling first; empty when nothing does, or nothing is known yet."""
     if is_ready(pod) or pod.get("status", {}).get("phase") == "Succeeded":
         return []
     return [one.of(f"pod {pod['metadata']['name']}") for one in _pod(pod, events_of(pod, events))]
 
 
-def _pod(pod: Object, about: Sequence[Object]) -> list[Finding]:
+def _pod(pod: Object, about: Sequence[Object]) -> list[Diagnosis]:
     status = pod.get("status", {})
     if status.get("reason"):
         return [_ended_from_outside(status)]
     if pod["metadata"].get("deletionTimestamp"):
         remedy = "wait; on a dead node it stays until the node is back, or `kubectl delete pod --force` it"
-        return [Finding("terminating", "is being deleted", remedy, None)]
+        return [Diagnosis("terminating", "is being deleted", remedy, None)]
     unscheduled = _condition(status, "PodScheduled")
     if unscheduled is not None and unscheduled["status"] == "False":
         return explain_scheduling(unscheduled.get("message", ""))
@@ -61,7 +61,7 @@ def _pod(pod: Object, about: Sequence[Object]) -> list[Finding]:
     return found or _mounts(about) or _not_ready(pod, about)
 
 
-def _container(pod: Object, container: Object, about: Sequence[Object]) -> list[Finding]:
+def _container(pod: Object, container: Object, about: Sequence[Object]) -> list[Diagnosis]:
     state, last = container.get("state", {}), container.get("lastState", {})
     waiting, terminated = state.get("waiting"), state.get("terminated") or last.get("terminated")
     if waiting:
@@ -69,10 +69,10 @@ def _container(pod: Object, container: Object, about: Sequence[Object]) -> list[
         if reason in PULL_REASONS:
             messages = [message, *(event.get("message", "") for event in reversed(about))]
             cause, why, remedy, passes = explain_pull(reason, messages, pod["spec"])
-            return [Finding(cause, why, remedy, PATIENT_SEC if passes else SOON_SEC)]
+            return [Diagnosis(cause, why, remedy, PATIENT_SEC if passes else SOON_SEC)]
         if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
             rule = first(_CONFIG, message) or Rule("", "container-config", "see `kubectl describe pod`")
-            return [Finding(rule.cause, f"{reason}: {message}", rule.remedy, SOON_SEC)]
+            return [Diagnosis(rule.cause, f"{reason}: {message}", rule.remedy, SOON_SEC)]
         if reason != "CrashLoopBackOff":
             return []  # ContainerCreating, PodInitializing: the events say more
     if terminated and (waiting or state.get("terminated")) and terminated.get("exitCode") != 0:
@@ -89,10 +89,10 @@ _ENDED = {
 }
 
 
-def _ended_from_outside(status: Object) -> Finding:
+def _ended_from_outside(status: Object) -> Diagnosis:
     reason, message = status["reason"], one_line(status.get("message", "")).rstrip(".")
     cause, remedy = _ENDED.get(reason, ("ended", _REPLACED))
-    return Finding(cause, f"{reason}: {message}" if message else reason, remedy, None)
+    return Diagnosis(cause, f"{reason}: {message}" if message else reason, remedy, None)
 
 
 _CONFIG = (
@@ -103,7 +103,7 @@ _CONFIG = (
 )
 
 
-def _crash(pod: str, container: Object, terminated: Object, about: Sequence[Object]) -> Finding:
+def _crash(pod: str, container: Object, terminated: Object, about: Sequence[Object]) -> Diagnosis:
     code, message, times = terminated.get("exitCode"), terminated.get("message", ""), container.get("restartCount", 0)
     who, again = f"container {container['name']}", f", {times} restarts" if times else ""
     see = f"see `inv logs --pod {pod}`"
@@ -126,7 +126,7 @@ def _crash(pod: str, container: Object, terminated: Object, about: Sequence[Obje
         found = ("killed", f"{who} was killed (137){again}", f"{see}; 137: out of memory, or deleted")
     else:
         found = ("crash", f"{who} ended with exit {code}{again}", see)
-    return Finding(*found, SOON_SEC)
+    return Diagnosis(*found, SOON_SEC)
 
 
 _MOUNTS = (
@@ -149,31 +149,31 @@ _MOUNTS = (
 )
 
 
-def _mounts(about: Sequence[Object]) -> list[Finding]:
+def _mounts(about: Sequence[Object]) -> list[Diagnosis]:
     for event in reversed(about):
         message = one_line(event.get("message", ""))
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
             rule = first(_MOUNTS, message) or Rule("", "mount", "see `kubectl describe pod`")
-            return [Finding(rule.cause, message, rule.remedy)]
+            return [Diagnosis(rule.cause, message, rule.remedy)]
         if event.get("reason") == "FailedCreatePodSandBox":
             part = "network plugin" if re.search(r"network for sandbox|cni|CNI", message) else "container runtime"
-            return [Finding("sandbox", message, f"the node's {part} fails: wait for it, or replace the node")]
+            return [Diagnosis("sandbox", message, f"the node's {part} fails: wait for it, or replace the node")]
     return []
 
 
-def _not_ready(pod: Object, about: Sequence[Object]) -> list[Finding]:
+def _not_ready(pod: Object, about: Sequence[Object]) -> list[Diagnosis]:
     if pod["status"].get("phase") != "Running":
         return []
     for event in reversed(about):
         if event.get("reason") == "NodeNotReady":
             node = pod["spec"].get("nodeName", "its node")
-            return [Finding("node-not-ready", f"{node} does not answer", f"after 30 s {_REPLACED}")]
+            return [Diagnosis("node-not-ready", f"{node} does not answer", f"after 30 s {_REPLACED}")]
         if event.get("reason") == "Unhealthy":
             message = one_line(event.get("message", ""))
             see = f"`inv logs --pod {pod['metadata']['name']}`"
             # A server that loads its model: how long that may take is what its startup probe says.
             patience_sec = None if message.startswith("Startup probe failed") else PATIENT_SEC
-            return [Finding("not-ready", message, see, patience_sec)]
+            return [Diagnosis("not-ready", message, see, patience_sec)]
     return []
 
 
@@ -198,12 +198,12 @@ _JOB_ENDS = {
 }
 
 
-def diagnose_job(job: Object, events: Iterable[Object]) -> list[Finding]:
+def diagnose_job(job: Object, events: Iterable[Object]) -> list[Diagnosis]:
     """What keeps this Job from having its pods: refused pods, its own failure, suspension."""
     return [one.of(f"job {job['metadata']['name']}") for one in _job(job, events_of(job, events))]
 
 
-def _job(job: Object, about: Sequence[Object]) -> list[Finding]:
+def _job(job: Object, about: Sequence[Object]) -> list[Diagnosis]:
     spec, status = job.get("spec", {}), job.get("status", {})
     failed = _condition(status, "Failed")
     if failed is not None and failed["status"] == "True":
@@ -213,22 +213,22 @@ def _job(job: Object, about: Sequence[Object]) -> list[Finding]:
         again = "inv deploy --replace" if run is None else f"inv train --job --resume={run}"
         again = "inv serve" if job["metadata"]["name"] == SERVE else again
         remedy = f"see `inv logs` and `inv status`; `{again}` starts it again"
-        return [Finding("deadline" if why == "DeadlineExceeded" else "job-failed", message, remedy, SOON_SEC)]
+        return [Diagnosis("deadline" if why == "DeadlineExceeded" else "job-failed", message, remedy, SOON_SEC)]
     if spec.get("suspend"):
         remedy = "see the queue (`kubectl get workloads`), or set its spec.suspend to false"
-        return [Finding("suspended", "is suspended: a queue holds it back, or somebody did", remedy, None)]
+        return [Diagnosis("suspended", "is suspended: a queue holds it back, or somebody did", remedy, None)]
     messages = [
         one_line(event.get("message", "")) for event in reversed(about) if event.get("reason") == "FailedCreate"
     ]
     if not messages or status.get("active", 0) >= spec.get("parallelism", 1):
         return []  # or whatever was refused once is there now
     # The newest that a rule knows: refusals are repeated with ever longer pauses, and not in the same words each time.
-    message = next((one for one in messages if first(_REFUSALS, one)), messages[0])
+    message = next((message for message in messages if first(_REFUSALS, message)), messages[0])
     rule = first(_REFUSALS, message)
     if rule is None:
-        return [Finding("refused", message, "see `kubectl describe job`")]
+        return [Diagnosis("refused", message, "see `kubectl describe job`")]
     patience_sec = 2 * SOON_SEC if rule.cause in ("quota", "service-account") else SOON_SEC
-    return [Finding(rule.cause, message, rule.remedy, patience_sec)]
+    return [Diagnosis(rule.cause, message, rule.remedy, patience_sec)]
 
 
 _CLAIMS = (
@@ -240,7 +240,7 @@ _CLAIMS = (
 )
 
 
-def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Finding]:
+def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Diagnosis]:
     """Why a volume claim is not bound."""
     phase, subject = claim.get("status", {}).get("phase"), f"claim {claim['metadata']['name']}"
     if phase == "Bound":
@@ -249,10 +249,10 @@ def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Finding]:
         message = one_line(event.get("message", ""))
         if (rule := first(_CLAIMS, message)) is not None:
             patience_sec = None if rule.cause == "first-consumer" else 60.0
-            return [Finding(rule.cause, message, rule.remedy, patience_sec, subject)]
+            return [Diagnosis(rule.cause, message, rule.remedy, patience_sec, subject)]
     if phase == "Lost":
         remedy = "delete the claim, then `inv deploy`"
-        return [Finding("volume-lost", "its volume is gone", remedy, subject=subject)]
+        return [Diagnosis("volume-lost", "its volume is gone", remedy, subject=subject)]
     return []
 
 

@@ -6,7 +6,7 @@ Not covered: JobSets, whose pods are counted by the Jobs that they make.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from remote.cluster.diagnosis.finding import Finding
+from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
 from remote.cluster.errors import reading_objects
 from remote.cluster.labels import COMPONENT_LABEL, INDEX_LABEL, JOB_LABEL, Object, label
@@ -26,18 +26,18 @@ class PodRow:
     state: str = "no pod yet"
     is_up: bool = False
     restarts: int = 0
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Diagnosis, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fleet:
+class PodFleet:
     """What is deployed and how far it is up."""
 
     rows: tuple[PodRow, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Diagnosis, ...] = ()
 
     @property
-    def all_findings(self) -> tuple[Finding, ...]:
+    def all_findings(self) -> tuple[Diagnosis, ...]:
         """Those of Jobs and claims first: they explain why a pod is not even there."""
         return (*self.findings, *(finding for row in self.rows for finding in row.findings))
 
@@ -51,17 +51,19 @@ class Fleet:
 
 
 @reading_objects()
-def fleet(jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Object], events: Sequence[Object]) -> Fleet:
+def fleet(
+    jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Object], events: Sequence[Object]
+) -> PodFleet:
     """The state of the given Jobs. Pods that none of them made are left out."""
     rows: list[PodRow] = []
-    findings: list[Finding] = []
+    findings: list[Diagnosis] = []
     for job in sorted(jobs, key=lambda one: str(one["metadata"]["name"])):
         findings += diagnose_job(job, events)
         rows += _rows(job, pods, events)
     if not all(row.is_up for row in rows):
         for claim in claims:
             findings += diagnose_claim(claim, events)
-    return Fleet(rows=tuple(rows), findings=tuple(findings))
+    return PodFleet(rows=tuple(rows), findings=tuple(findings))
 
 
 def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> Iterator[PodRow]:
@@ -86,7 +88,11 @@ def _preference(pod: Object) -> tuple[bool, bool, str]:
 def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
     status, ready = pod.get("status", {}), is_ready(pod)
     phase, containers = str(status.get("phase", "?")), status.get("containerStatuses") or []
-    waiting = [one["state"]["waiting"].get("reason", "") for one in containers if one.get("state", {}).get("waiting")]
+    waiting = [
+        container["state"]["waiting"].get("reason", "")
+        for container in containers
+        if container.get("state", {}).get("waiting")
+    ]
     if pod["metadata"].get("deletionTimestamp"):
         state = "Terminating"
     elif ready:
@@ -100,7 +106,7 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
         node=pod.get("spec", {}).get("nodeName", ""),
         state=state,
         is_up=ready or (label(pod, COMPONENT_LABEL) == "train" and phase == "Succeeded"),
-        restarts=sum(one.get("restartCount", 0) for one in containers),
+        restarts=sum(container.get("restartCount", 0) for container in containers),
         findings=tuple(diagnose_pod(pod, events)),
     )
 

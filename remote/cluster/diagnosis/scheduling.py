@@ -2,7 +2,7 @@
 
 import re
 
-from remote.cluster.diagnosis.finding import Finding, Rule, first
+from remote.cluster.diagnosis.finding import Diagnosis, Rule, first
 from remote.hosts.host import one_line
 
 _PART = re.compile(r"(\d+) (Insufficient [^\s,]*[^\s,.]|node\(s\) [^,]*?|Too many pods[^,]*?)(?=,|\. |\.$|$)")
@@ -22,7 +22,7 @@ _RULES = (
 _UNKNOWN = Rule("", "unschedulable", "`inv nodes` says more")
 
 
-def explain_scheduling(message: str) -> list[Finding]:
+def explain_scheduling(message: str) -> list[Diagnosis]:
     """A finding for each thing that keeps nodes out, the one that keeps out most of them first.
 
     `message` is that of the condition PodScheduled or of a FailedScheduling event. What follows "preemption:" says why
@@ -34,7 +34,7 @@ def explain_scheduling(message: str) -> list[Finding]:
     if not found:  # what is wrong with the pod itself, whatever the node
         rule = first(_RULES, head) or _UNKNOWN
         found = [(rule.cause, head or "the scheduler has not found a node yet", rule.remedy)]
-    return [Finding(*one, _PATIENCE_SEC) for one in found]
+    return [Diagnosis(*one, _PATIENCE_SEC) for one in found]
 
 
 def _explain(count: int, what: str) -> tuple[str, str, str]:

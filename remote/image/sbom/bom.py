@@ -28,7 +28,7 @@ TOOL = "qlora-fleet"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SbomComponent:
     """One thing inside: kind is python, debian or model. `files` are a model's, `sources` the lock's sha256."""
 
     kind: str
@@ -66,11 +66,11 @@ def locked(text: str) -> dict[str, tuple[str, ...]]:
     return {match[1]: tuple(re.findall(r"[0-9a-f]{64}", match[3])) for match in _LOCKED.finditer(text)}
 
 
-def parts(contents: Mapping[str, Any], lock: str) -> list[Part]:
+def parts(contents: Mapping[str, Any], lock: str) -> list[SbomComponent]:
     """Everything that the image holds. Raises KeyError for contents of another form."""
     hashes = locked(lock)
     found = [
-        Part(
+        SbomComponent(
             kind="python",
             name=one["name"],
             version=one["version"],
@@ -83,7 +83,7 @@ def parts(contents: Mapping[str, Any], lock: str) -> list[Part]:
     ]
     system = quote(str(contents["system"]))
     found += [
-        Part(
+        SbomComponent(
             kind="debian",
             name=one["name"],
             version=one["version"],
@@ -93,7 +93,7 @@ def parts(contents: Mapping[str, Any], lock: str) -> list[Part]:
         for one in contents["debian"]
     ]
     found += [
-        Part(
+        SbomComponent(
             kind="model",
             name=one["name"],
             version=one["revision"] or one["manifest_sha256"],
@@ -105,7 +105,7 @@ def parts(contents: Mapping[str, Any], lock: str) -> list[Part]:
     return found
 
 
-def cyclonedx(about: Subject, inside: Sequence[Part]) -> dict[str, Any]:
+def cyclonedx(about: Subject, inside: Sequence[SbomComponent]) -> dict[str, Any]:
     """A bill of materials, CycloneDX 1.6."""
     root = {
         "type": "container",
@@ -129,7 +129,7 @@ def cyclonedx(about: Subject, inside: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def _component(one: Part) -> dict[str, Any]:
+def _component(one: SbomComponent) -> dict[str, Any]:
     made: dict[str, Any] = {
         "type": "machine-learning-model" if one.kind == "model" else "library",
         "bom-ref": one.reference,
@@ -153,7 +153,7 @@ def _component(one: Part) -> dict[str, Any]:
     return made
 
 
-def spdx(about: Subject, inside: Sequence[Part]) -> dict[str, Any]:
+def spdx(about: Subject, inside: Sequence[SbomComponent]) -> dict[str, Any]:
     """The same as SPDX 2.3."""
     image = {
         "SPDXID": "SPDXRef-image",
@@ -180,12 +180,12 @@ def spdx(about: Subject, inside: Sequence[Part]) -> dict[str, Any]:
         "packages": [image, *packages],
         "relationships": [
             {**described, "relatedSpdxElement": "SPDXRef-image"},
-            *({**relation, "relatedSpdxElement": one["SPDXID"]} for one in packages),
+            *({**relation, "relatedSpdxElement": package["SPDXID"]} for package in packages),
         ],
     }
 
 
-def _package(one: Part) -> dict[str, Any]:
+def _package(one: SbomComponent) -> dict[str, Any]:
     fits = one.expression is not None and _EXPRESSION.match(one.expression) is not None
     made: dict[str, Any] = {
         "SPDXID": f"SPDXRef-{one.reference}",

@@ -20,18 +20,18 @@ KIND = "cosign container image signature"
 HOW = ec.ECDSA(hashes.SHA256())
 
 
-class KeyWrong(ValueError):
+class InvalidKey(ValueError):
     """A key that cannot be used; the message says why, and how a right one is made."""
 
 
-class NeedsPassPhrase(KeyWrong):
+class NeedsPassPhrase(InvalidKey):
     """The private key is encrypted, and no pass phrase was given."""
 
 
 def private_key(pem: str, pass_phrase: Secret | None) -> ec.EllipticCurvePrivateKey:
     """Raises NeedsPassPhrase and KeyWrong."""
     if "SIGSTORE" in pem or "COSIGN" in pem:
-        raise KeyWrong(f"is encrypted in cosign's own way; make one that both read: {_MAKE}")
+        raise InvalidKey(f"is encrypted in cosign's own way; make one that both read: {_MAKE}")
     words = None if pass_phrase is None else pass_phrase.reveal().encode()
     try:
         key = serialization.load_pem_private_key(pem.encode(), words)
@@ -40,11 +40,11 @@ def private_key(pem: str, pass_phrase: Secret | None) -> ec.EllipticCurvePrivate
             raise NeedsPassPhrase("is encrypted, and no pass phrase was given") from None
         return private_key(pem, None)
     except (ValueError, UnsupportedAlgorithm):
-        raise KeyWrong(
+        raise InvalidKey(
             f"holds no private key that can be read{'' if words is None else ', or the pass phrase is wrong'}; {_MAKE}"
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise KeyWrong(f"is no ECDSA key on P-256, which cosign's layout has; {_MAKE}")
+        raise InvalidKey(f"is no ECDSA key on P-256, which cosign's layout has; {_MAKE}")
     return key
 
 
@@ -55,7 +55,7 @@ def public_key(pem: str) -> ec.EllipticCurvePublicKey:
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise KeyWrong("holds no public key on P-256; `openssl pkey -in KEY -pubout -out KEY.pub` makes it of yours")
+        raise InvalidKey("holds no public key on P-256; `openssl pkey -in KEY -pubout -out KEY.pub` makes it of yours")
     return key
 
 
@@ -80,7 +80,7 @@ def is_signed(
 
     A payload for another repository does not count: one who may push elsewhere could have brought it here.
     """
-    return any(_is_by(key, repository, digest, one) for one in signatures)
+    return any(_is_by(key, repository, digest, signature) for signature in signatures)
 
 
 def _is_by(key: ec.EllipticCurvePublicKey, repository: str, digest: str, one: Mapping[str, Any]) -> bool:

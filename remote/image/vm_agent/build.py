@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 from remote.image.vm_agent.client import ask, follow, reason
 from remote.image.vm_agent.job import Failed, Watcher, failing, write_json
-from remote.image.vm_agent.secure_dir import NotOurs, own_folder
+from remote.image.vm_agent.secure_dir import ForeignOwner, own_folder
 from remote.jobs.host_agent.files import digest_of
 from remote.jobs.host_agent.util import read_json
 
@@ -38,7 +38,7 @@ def build(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     try:
         with failing(job["context"]):
             assemble(watcher, job)
-    except NotOurs as error:
+    except ForeignOwner as error:
         raise Failed("refused", str(error)) from None
     # A base that is here is used as it is: asking its registry would make every build need that registry.
     if ask(docker, environment, "image", "inspect", job["base"]) is None:
@@ -70,7 +70,7 @@ def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
     context = Path(job["context"])
     own_folder(context.parent)
     if context.is_symlink():
-        raise NotOurs(f"{context}: is a link; look at it, remove it, then the same again")
+        raise ForeignOwner(f"{context}: is a link; look at it, remove it, then the same again")
     ours = {context / place: source for place, source in _sources(job).items()}
     slots: dict[str, list[dict[str, Any]]] = {}
     for entry in job["packed"]:

@@ -24,7 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from remote.image.vm_agent.job import Failed, Watcher, failing
-from remote.image.vm_agent.model_sources import BROUGHT, TOKEN_PIPE, Entry, Shown, Source, source_of, token_from_pipe
+from remote.image.vm_agent.model_sources import (
+    BROUGHT,
+    TOKEN_PIPE,
+    Entry,
+    ProgressReporter,
+    Source,
+    source_of,
+    token_from_pipe,
+)
 from remote.jobs.host_agent.files import PIECE
 from remote.jobs.host_agent.util import write_atomic
 
@@ -152,7 +160,7 @@ def _one(watcher: Watcher, folder: Path, source: Source, entry: Entry) -> tuple[
         if not path.is_file():
             source.fetch(entry, folder)
             came = path.stat().st_size
-        with Shown(watcher, f"verifying {entry['path']}", path.stat().st_size) as shown:
+        with ProgressReporter(watcher, f"verifying {entry['path']}", path.stat().st_size) as shown:
             size, sha256, git_sha1 = digests(path, shown.add)
         actual = {"size": size, "sha256": sha256, "git_sha1": git_sha1}
         if all(entry.get(key) in (None, value) for key, value in actual.items()):
@@ -176,7 +184,7 @@ def _damaged(watcher: Watcher, folder: Path, files: list[Entry]) -> list[str]:
         path = folder / entry["path"]
         right = path.is_file() and path.stat().st_size == entry["size"]
         if right:
-            with Shown(watcher, f"verifying {entry['path']}", entry["size"]) as shown:
+            with ProgressReporter(watcher, f"verifying {entry['path']}", entry["size"]) as shown:
                 right = digests(path, shown.add)[1] == entry["sha256"]
         if not right:
             wrong.append(entry["path"])

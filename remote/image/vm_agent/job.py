@@ -93,7 +93,7 @@ def write_json(path: Path, document: object) -> None:
     write_atomic(path, json.dumps(document).encode())
 
 
-def retried(
+def with_retries(
     act: Callable[[], Result], first_wait_sec: float, say: Callable[[str], object] = lambda _line: None
 ) -> Result:
     """What `act` returns; transient failures are said and tried again, ATTEMPTS times in all. Raises Failed."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 from remote.image.vm_agent.client import ANSWER_BYTES, STALL_ENDS_SEC
-from remote.image.vm_agent.job import Failed, Watcher, retried
+from remote.image.vm_agent.job import Failed, Watcher, with_retries
 from remote.image.vm_agent.registry.api import is_here
 from remote.jobs.host_agent.files import PIECE
 
@@ -43,13 +43,13 @@ class Source(Protocol):
 def source_of(watcher: Watcher, job: dict[str, Any], token: str | None) -> Source:
     asked = job["source"]
     if asked["kind"] == "hub":
-        return Hub(watcher, job, token)
+        return HubSource(watcher, job, token)
     if asked["kind"] == "cache":
         return Cache(Path(asked["path"]), job["model"], job["revision"])
-    return Brought(Path(job["folder"]) / BROUGHT, asked["revision"], asked["files"])
+    return UploadedSource(Path(job["folder"]) / BROUGHT, asked["revision"], asked["files"])
 
 
-class Hub:
+class HubSource:
     """The hub, through its own client: one process for all questions, as its imports take longer than a small file. It
     ends with this one, whose pipe it reads; after an error the next question goes to a new one."""
 
@@ -86,11 +86,11 @@ class Hub:
                     found.append(path.stat().st_size)
             return found
 
-        with Shown(self._watcher, f"fetching {name}", total, lambda: max(sizes(), default=0)):
+        with ProgressReporter(self._watcher, f"fetching {name}", total, lambda: max(sizes(), default=0)):
             self._ask({"verb": "fetch", "revision": self._commit, "path": name}, sizes)
 
     def _ask(self, question: dict[str, Any], sizes: Callable[[], list[int]] = list) -> dict[str, Any]:
-        return retried(lambda: self._ask_once(question, sizes), _FIRST_WAIT_SEC, self._watcher.say)
+        return with_retries(lambda: self._ask_once(question, sizes), _FIRST_WAIT_SEC, self._watcher.say)
 
     def _ask_once(self, question: dict[str, Any], sizes: Callable[[], list[int]]) -> dict[str, Any]:
         job = self._job
@@ -206,7 +206,7 @@ def files_of(snapshot: Path, cache: Path) -> list[Entry]:
     return entries
 
 
-class Brought:
+class UploadedSource:
     """Files that the laptop has sent, with the digests from its cache."""
 
     def __init__(self, folder: Path, revision: str, files: list[Entry]) -> None:
@@ -224,7 +224,7 @@ class Brought:
             raise Failed("refused", message) from None
 
 
-class Shown:
+class ProgressReporter:
     """A line every two seconds of long work: how far, how fast. `size_now` is for work that does not call `add`."""
 
     def __init__(self, watcher: Watcher, what: str, total: int, size_now: Callable[[], int] | None = None) -> None:
@@ -233,7 +233,7 @@ class Shown:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._ask, daemon=True)
 
-    def __enter__(self) -> Shown:
+    def __enter__(self) -> ProgressReporter:
         self._said = time.monotonic()
         if self._size_now is not None:
             self._first = self._size_now()

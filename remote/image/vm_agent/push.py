@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from remote.image.vm_agent.client import ask, follow, follow_push, reason
-from remote.image.vm_agent.job import ATTEMPTS, Failed, Watcher, retried
+from remote.image.vm_agent.job import ATTEMPTS, Failed, Watcher, with_retries
 from remote.image.vm_agent.registry.api import Registry, login_of, may_not, size_of
 
 FIRST_WAIT_SEC = 2.0
@@ -34,7 +34,7 @@ def push(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         raise Failed("changed", f"{job['image']} was built anew since this push was typed")
     registry = Registry(job["host"], job["path"], login_of(job["login"], job["host"]), job["token_hosts"])
     reference = f"{job['host']}/{job['path']}:{job['tag']}"
-    there = patiently(watcher, registry, job["tag"])
+    there = push_with_retries(watcher, registry, job["tag"])
     sent = not is_this(there, image["Id"])
     if sent:
         code, lines = follow(watcher, [*docker, "tag", image["Id"], reference], environment)
@@ -83,7 +83,7 @@ def send(
             raise Failed("unauthorized", f"{registry.host} refuses user {registry.user} for {registry.path}: {failure}")
         if failure is not None and failure.kind == "forbidden":
             raise Failed("forbidden", may_not(registry.host, registry.user, registry.path, str(failure)))
-        there = patiently(watcher, registry, tag)
+        there = push_with_retries(watcher, registry, tag)
         if is_this(there, image_id):
             if failure is not None:
                 watcher.say(f"the client failed ({failure}), but the registry has all of it", "push")
@@ -104,6 +104,6 @@ def is_this(there: tuple[str, dict[str, Any]] | None, image_id: str) -> bool:
     return there is not None and image_id in (there[0], config.get("digest") if isinstance(config, dict) else None)
 
 
-def patiently(watcher: Watcher, registry: Registry, tag: str) -> tuple[str, dict[str, Any]] | None:
+def push_with_retries(watcher: Watcher, registry: Registry, tag: str) -> tuple[str, dict[str, Any]] | None:
     """What the tag is in the registry; asked again while it does not answer."""
-    return retried(lambda: registry.manifest(tag), FIRST_WAIT_SEC, watcher.say)
+    return with_retries(lambda: registry.manifest(tag), FIRST_WAIT_SEC, watcher.say)

@@ -20,7 +20,7 @@ from pathlib import Path
 NOT_OURS = 4  # exit code: refused for safety
 
 
-class NotOurs(Exception):
+class ForeignOwner(Exception):
     """A path that another user made or may change; the message names it and its owner."""
 
 
@@ -65,7 +65,7 @@ def _opened(parent: int, folder: Path) -> int | None:
         if error.errno == errno.EACCES:  # a folder that is closed to us
             raise _not_ours(folder, seen.st_uid) from None
         what = "a link" if stat.S_ISLNK(seen.st_mode) else "no folder"
-        raise NotOurs(
+        raise ForeignOwner(
             f"{folder}: is {what}, made by {name_of(seen.st_uid)}; look at it, remove it, then the same again"
         ) from None
 
@@ -76,7 +76,7 @@ def _check(handle: int, folder: Path) -> None:
         raise _not_ours(folder, seen.st_uid)
     mode = stat.S_IMODE(seen.st_mode)
     if mode & 0o022:
-        raise NotOurs(
+        raise ForeignOwner(
             f"{folder}: others may write there (mode {mode:04o}), so nothing in it can be trusted; look what is in it, "
             f"then type on the VM: chmod 700 {folder}"
         )
@@ -88,15 +88,15 @@ def _check_parent(handle: int, parent: Path) -> None:
     """In a folder where everybody may write and rename, nothing stays ours."""
     seen = os.fstat(handle)
     if seen.st_mode & stat.S_IWOTH and not seen.st_mode & stat.S_ISVTX:
-        raise NotOurs(
+        raise ForeignOwner(
             f"{parent}: of {name_of(seen.st_uid)}: everybody may replace what others keep there (mode "
             f"{stat.S_IMODE(seen.st_mode):04o}); type on the VM: sudo chmod +t {parent}"
         )
 
 
-def _not_ours(folder: Path, owner: int) -> NotOurs:
+def _not_ours(folder: Path, owner: int) -> ForeignOwner:
     me = name_of(os.geteuid())
-    return NotOurs(
+    return ForeignOwner(
         f"{folder}: belongs to {name_of(owner)}, not to {me}; name another place with --tmpdir, for example after "
         f"`mkdir -m 700 {folder.parent}/{me}` there"
     )
@@ -112,7 +112,7 @@ def name_of(user: int) -> str:
 def main() -> int:
     try:
         own_folder(sys.argv[1], make=sys.argv[2] == "make")
-    except NotOurs as error:
+    except ForeignOwner as error:
         sys.stderr.write(f"{error}\n")
         return NOT_OURS
     except OSError as error:

@@ -7,10 +7,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reports.figures.drawing import text_size
-from reports.figures.drawing.layout import Board, Head, Sheet, board, name_lines, names_width_in, rows_height_in
+from reports.figures.drawing.layout import FigureLayout, Head, Sheet, board, name_lines, names_width_in, rows_height_in
 from reports.figures.drawing.lines import PUBLISHED_LOOK, value_axis
 from reports.figures.drawing.palette import BAND, INK, PAPER
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.figures.drawing.style import NAME_SIZE
 
 ROW_IN = 0.42
@@ -24,7 +24,7 @@ class RowFigure:
     left. A group without rows is left out."""
 
     over: Head
-    groups: tuple[Group, ...]
+    groups: tuple[MarkGroup, ...]
     caption: str
 
     @property
@@ -39,9 +39,9 @@ class RowFigure:
 
     def draw(self, sheet: Sheet) -> Figure:
         shown = [
-            Group(names=one.names, panels=tuple(p for p in one.panels if not (sheet.narrow and p.wide_only)))
-            for one in self.groups
-            if one.names
+            MarkGroup(names=group.names, panels=tuple(p for p in group.panels if not (sheet.narrow and p.wide_only)))
+            for group in self.groups
+            if group.names
         ]
         below = [len(one.panels) if sheet.narrow else 1 for one in shown]
         heights = [
@@ -55,7 +55,7 @@ class RowFigure:
         return drawing.figure
 
 
-def _draw_panels(drawing: Board, group: Group, *, left_in: float, top_in: float) -> None:
+def _draw_panels(drawing: FigureLayout, group: MarkGroup, *, left_in: float, top_in: float) -> None:
     """A group's panels beside each other, on a narrow sheet below each other."""
     sheet = drawing.sheet
     height_in = rows_height_in(len(group.names), row_in(sheet), sheet)
@@ -92,7 +92,7 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
             axes.plot(value, middle, zorder=4, **PUBLISHED_LOOK)
     if panel.log:
         axes.set_xscale("log")
-    axes.set_xlim(*(panel.limits or around(panel, _values(panel.marks))))
+    axes.set_xlim(*(panel.limits or padded(panel, _values(panel.marks))))
     if panel.at is not None:
         _draw_upright(axes, panel.at, names, panel.marks, sheet, width_in)
     axes.set_title(text_size.shorten(panel.title, width_in, 9.5, bold=True))
@@ -114,12 +114,12 @@ def _draw_upright(
 
 def shared(panels: Sequence[Panel]) -> tuple[Panel, ...]:
     """The panels with one axis for all, so that lengths and places compare across them."""
-    found = [around(panel, _values(panel.marks)) for panel in panels]
+    found = [padded(panel, _values(panel.marks)) for panel in panels]
     limits = (min(low for low, _ in found), max(high for _, high in found))
     return tuple(replace(panel, limits=limits) for panel in panels)
 
 
-def around(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
+def padded(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
     """Limits with some room around `values`; bars begin at zero."""
     known = [*values, *([] if panel.at is None else [panel.at])]
     if panel.kind == "bars":

@@ -50,7 +50,7 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
+class FigureLayout:
     """A figure whose panels are placed in inches from the body's top left corner."""
 
     figure: Figure
@@ -72,7 +72,7 @@ class Board:
         return [(left_in + number * (width + gap_in), width) for number in range(count)]
 
 
-def board(over: Head, sheet: Sheet, body_in: float) -> Board:
+def board(over: Head, sheet: Sheet, body_in: float) -> FigureLayout:
     """A figure with its head; its body is `body_in` high."""
     lines = text_size.wrap(over.title, sheet.text_in, TITLE_SIZE, bold=True)
     facts = _wrapped(over.facts, sheet.text_in)
@@ -89,7 +89,7 @@ def board(over: Head, sheet: Sheet, body_in: float) -> Board:
     write(lines, 0.14, fontsize=TITLE_SIZE, fontweight="bold", linespacing=1.3)
     write(facts, facts_in, fontsize=FACT_SIZE, color=MUTED, linespacing=1.35)
     write(note, body_top_in + body_in + 0.06, fontsize=FACT_SIZE, fontweight="bold", color=WARNING, linespacing=1.35)
-    return Board(figure=figure, sheet=sheet, height_in=height_in, body_top_in=body_top_in)
+    return FigureLayout(figure=figure, sheet=sheet, height_in=height_in, body_top_in=body_top_in)
 
 
 def rows_height_in(count: int, row_in: float, sheet: Sheet) -> float:

@@ -43,7 +43,7 @@ class Panel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class MarkGroup:
     """Panels over the same named rows."""
 
     names: tuple[str, ...]

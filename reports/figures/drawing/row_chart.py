@@ -7,7 +7,7 @@ from reports import formatting
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE
 from reports.figures.drawing.panel import Mark
 from reports.formatting import HasInterval
-from reports.read.queries import Reading
+from reports.read.queries import MeasuredValue
 from reports.summary.cost import SAMPLES, Amount, seconds_for
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -92,7 +92,7 @@ def dollars_mark(of: Amount, *, tone: str, more: str = "", published: tuple[floa
 
 
 def reading_mark(
-    one: Reading | None,
+    one: MeasuredValue | None,
     unit: str,
     *,
     scale: float = 1.0,

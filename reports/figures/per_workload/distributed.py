@@ -1,19 +1,19 @@
 """11 distributed: throughput over ranks, its share of linear scaling, the cost of communication and its bound."""
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import ACCENT_TONE, PUBLISHED
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import queries, reference_results
-from reports.read.queries import Reading
+from reports.read.queries import MeasuredValue
 from reports.read.reference_results import Published
 from reports.read.run import Run
 from reports.statistics import per_config
 from reports.statistics.per_process import ProcessSteps
-from reports.statistics.types import Measured, Ratio
+from reports.statistics.types import MeasuredRate, Ratio
 from reports.summary.cost import Amount
 from reports.summary.summary import Summary
 
@@ -26,7 +26,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     beside = reference_results.beside(run)
     silent = _by_ranks(run, "efficiency_percent")
     found = _efficiencies(steps, silent, beside)
-    n = [one.n_steps for one in steps.values()]
+    n = [step.n_steps for step in steps.values()]
     panels = [Panel(title="Samples per second (upright: linear)", marks=tuple(_rates(rates)))]
     shares = _by_ranks(run, "communication_share_no_sync_percent")
     if shares:
@@ -34,7 +34,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         panels.append(
             Panel(
                 title="Communication, % of a step (upright: bound)",
-                marks=tuple(_share(shares.get(one), bounds.get(one)) for one in rates),
+                marks=tuple(_share(shares.get(rate), bounds.get(rate)) for rate in rates),
                 kind="dots",
                 at=0.0,
             )
@@ -49,8 +49,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             f"{PUBLISHED} {beside.source}: two records that do not agree" if beside is not None else "",
         ),
         groups=(
-            Group(names=tuple(formatting.count(one, "rank") for one in rates), panels=tuple(panels)),
-            Group(
+            MarkGroup(names=tuple(formatting.count(rate, "rank") for rate in rates), panels=tuple(panels)),
+            MarkGroup(
                 names=tuple(name for name, _ in found),
                 panels=(
                     Panel(
@@ -71,23 +71,23 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
 
 
-def _by_ranks(run: Run, name: str) -> dict[int, Reading]:
+def _by_ranks(run: Run, name: str) -> dict[int, MeasuredValue]:
     found = [one for one in queries.pick(run, name, "world_size", kind="distributed") if one.value is not None]
     return {
         int(one.context["world_size"]): one for one in sorted(found, key=lambda one: int(one.context["world_size"]))
     }
 
 
-def _measured(run: Run) -> dict[int, Measured]:
+def _measured(run: Run) -> dict[int, MeasuredRate]:
     """Steps of each number of ranks; a step's samples are one device's, so equal rates mean linear scaling."""
     groups: dict[int, list[ProcessSteps]] = {}
-    for one in run.results:
-        if one.trial.kind == "distributed" and one.status is End.SUCCEEDED:
-            groups.setdefault(one.trial.world_size, []).append(ProcessSteps.of(one))
+    for result in run.results:
+        if result.trial.kind == "distributed" and result.status is TrialStatus.SUCCEEDED:
+            groups.setdefault(result.trial.world_size, []).append(ProcessSteps.of(result))
     return {ranks: per_config.measure(found) for ranks, found in sorted(groups.items())}
 
 
-def _rates(rates: dict[int, Reading]) -> list[Mark]:
+def _rates(rates: dict[int, MeasuredValue]) -> list[Mark]:
     fewest, first = next(iter(rates.items()))
     linear = {ranks: (first.value or 0.0) * ranks / fewest for ranks in rates}
     return [
@@ -96,7 +96,7 @@ def _rates(rates: dict[int, Reading]) -> list[Mark]:
     ]
 
 
-def _share(one: Reading | None, bound: Reading | None) -> Mark:
+def _share(one: MeasuredValue | None, bound: MeasuredValue | None) -> Mark:
     if one is None or one.value is None:
         return Mark(value=None, words="one rank: no communication")
     most = None
@@ -107,7 +107,7 @@ def _share(one: Reading | None, bound: Reading | None) -> Mark:
 
 
 def _efficiencies(
-    steps: dict[int, Measured], silent: dict[int, Reading], beside: Published | None
+    steps: dict[int, MeasuredRate], silent: dict[int, MeasuredValue], beside: Published | None
 ) -> list[tuple[str, Mark]]:
     """For each number of ranks: against one rank, against the same ranks without communication, and published."""
     found: list[tuple[str, Mark]] = []
@@ -132,11 +132,11 @@ def _percent(of: Ratio) -> Amount:
     return Amount(value=of.value, low=of.low, high=of.high).times(100.0)
 
 
-def _amount(of: Reading) -> Amount:
+def _amount(of: MeasuredValue) -> Amount:
     return Amount(value=of.value or 0.0, low=of.low, high=of.high)
 
 
-def _title(rates: dict[int, Reading], steps: dict[int, Measured], silent: dict[int, Reading]) -> str:
+def _title(rates: dict[int, MeasuredValue], steps: dict[int, MeasuredRate], silent: dict[int, MeasuredValue]) -> str:
     ranks, last = list(rates.items())[-1]
     title = f"{formatting.count(ranks, 'rank')} process {formatting.number(last.value)} samples per second"
     if 1 in steps and ranks in steps and ranks > 1:

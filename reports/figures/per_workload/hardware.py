@@ -5,9 +5,9 @@ from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import queries, reference_results
-from reports.read.queries import Reading
+from reports.read.queries import MeasuredValue
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -26,12 +26,12 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         copies = [("within memory", one) for words, one in copies if one.value is not None]
     disk = queries.pick(run, "disk_read_gb_per_sec", "cold", kind="hardware")
     copies += [(f"model files from disk, {'cold' if one.context.get('cold') else 'cached'}", one) for one in disk]
-    largest: dict[str, Reading] = {}
-    for one in products:  # a type's largest product that could be had
-        dtype = str(one.context["dtype"])
+    largest: dict[str, MeasuredValue] = {}
+    for product in products:  # a type's largest product that could be had
+        dtype = str(product.context["dtype"])
         known = largest.get(dtype)
-        if known is None or known.value is None or (one.value is not None and _size(one) >= _size(known)):
-            largest[dtype] = one
+        if known is None or known.value is None or (product.value is not None and _size(product) >= _size(known)):
+            largest[dtype] = product
     had = {dtype: one for dtype, one in largest.items() if one.value is not None}
     if not had and not any(one.value is not None for _, one in copies):
         return None
@@ -48,13 +48,13 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             f"{PUBLISHED} {beside.source}" if beside is not None else "",
         ),
         groups=(
-            Group(
+            MarkGroup(
                 names=tuple(f"{dtype}, {_size(one):,}" for dtype, one in largest.items()),
                 panels=(
                     Panel(title="Matrix products, TFLOP/s (type, size)", marks=tuple(map(_mark, largest.values()))),
                 ),
             ),
-            Group(
+            MarkGroup(
                 names=tuple(words for words, _ in copies),
                 panels=(
                     Panel(
@@ -70,11 +70,11 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
 
 
-def _size(one: Reading) -> int:
+def _size(one: MeasuredValue) -> int:
     return int(one.context.get("size", 0))
 
 
-def _title(had: dict[str, Reading]) -> str:
+def _title(had: dict[str, MeasuredValue]) -> str:
     one = had.get("bf16") or next(iter(had.values()), None)
     if one is None or one.value is None:
         return "Memory and disk bandwidth of the machine"
@@ -82,7 +82,7 @@ def _title(had: dict[str, Reading]) -> str:
     return f"{one.context['dtype']} matrix products reach {formatting.number(one.value)} TFLOP/s{share}"
 
 
-def _mark(one: Reading, reference: float | None = None) -> Mark:
+def _mark(one: MeasuredValue, reference: float | None = None) -> Mark:
     share = f"  {formatting.number(one.share_percent, 0)} % of the chip's peak" if one.share_percent else ""
     return row_chart.reading_mark(
         one,

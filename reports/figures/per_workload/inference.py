@@ -12,7 +12,7 @@ from reports.figures.drawing.label_layout import label_points
 from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
 from reports.read import queries, reference_results
-from reports.read.queries import Reading
+from reports.read.queries import MeasuredValue
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -29,7 +29,7 @@ _MEASURES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class InferenceLine:
     """One series: precision and path, and (batch, value, low, high) in ascending batches."""
 
     precision: str
@@ -42,13 +42,13 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class InferenceData:
     """Lines of each quantity; `published`: (batch, tokens per second) of 4-bit generation; `usd_per_hour`: of a GPU."""
 
     over: Head
     titles: tuple[str, ...]
-    lines: tuple[tuple[Line, ...], ...]
-    reference_results: tuple[tuple[int, float], ...]
+    lines: tuple[tuple[InferenceLine, ...], ...]
+    published: tuple[tuple[int, float], ...]
     usd_per_hour: float | None = None
 
     @property
@@ -100,7 +100,7 @@ class Data:
         return drawing.figure
 
 
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> InferenceData | None:
     found = [queries.pick(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES]
     lines = [_lines(one) for one in found]
     if not lines[0]:
@@ -108,7 +108,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
     beside = reference_results.beside(run)
     known = [one for one in found[0] if one.value is not None]
     lengths = known[0].context
-    return Data(
+    return InferenceData(
         over=head(
             summary,
             _title(lines[0]),
@@ -123,14 +123,14 @@ def gather(summary: Summary, run: Run) -> Data | None:
     )
 
 
-def _lines(found: list[Reading]) -> list[Line]:
-    series: dict[tuple[str, str], dict[int, Reading]] = {}
+def _lines(found: list[MeasuredValue]) -> list[InferenceLine]:
+    series: dict[tuple[str, str], dict[int, MeasuredValue]] = {}
     for one in found:
         if one.value is not None:
             key = (str(one.context.get("precision")), str(one.context.get("path")))
             series.setdefault(key, {})[int(one.context["batch"])] = one
     return [
-        Line(
+        InferenceLine(
             precision=precision,
             path=path,
             points=tuple((batch, one.value or 0.0, one.low, one.high) for batch, one in sorted(points.items())),
@@ -139,18 +139,18 @@ def _lines(found: list[Reading]) -> list[Line]:
     ]
 
 
-def _usd_per_million(line: Line, usd_per_hour: float) -> list[tuple[int, float]]:
+def _usd_per_million(line: InferenceLine, usd_per_hour: float) -> list[tuple[int, float]]:
     """(batch, dollars), of the batches that are priced."""
     return [(batch, usd_per_hour / 3600.0 / rate * 1e6) for batch, rate, _, _ in line.points if batch in _PRICED]
 
 
-def _title(lines: list[Line]) -> str:
+def _title(lines: list[InferenceLine]) -> str:
     best = max(((point, line) for line in lines for point in line.points), key=lambda item: item[0][1])
     (batch, rate, _, _), line = best
     return f"Generation reaches {formatting.number(rate)} tokens per second at batch {batch} ({line.name} path)"
 
 
-def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int, float], ...]) -> None:
+def _draw_lines(axes: Any, lines: tuple[InferenceLine, ...], references: tuple[tuple[int, float], ...]) -> None:
     batches = sorted({point[0] for line in lines for point in line.points} | {batch for batch, _ in references})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -5,9 +5,9 @@ from reports.figures.drawing import glyphs, row_chart
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
-from reports.figures.drawing.panel import Group, Mark, Panel
+from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import queries, reference_results
-from reports.read.queries import Reading
+from reports.read.queries import MeasuredValue
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -22,7 +22,7 @@ _PARTS = (
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
     loads = queries.pick(run, "load_time_sec", "cache", "precision", kind="loading")
-    precisions = list(dict.fromkeys(str(one.context.get("precision")) for one in loads if one.value is not None))
+    precisions = list(dict.fromkeys(str(load.context.get("precision")) for load in loads if load.value is not None))
     if not precisions:
         return None
     parts = {
@@ -66,8 +66,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             f"{PUBLISHED} {beside.source}; state of its page cache not known" if beside else "",
         ),
         groups=(
-            Group(names=tuple(steps), panels=glyphs.shared(seconds)),
-            Group(names=tuple(names), panels=(memory,)),
+            MarkGroup(names=tuple(steps), panels=glyphs.shared(seconds)),
+            MarkGroup(names=tuple(names), panels=(memory,)),
         ),
         caption=(
             "Blue is a whole load, grey its parts, each measured by itself: where a part is nearly as long as the "
@@ -76,7 +76,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
 
 
-def _find(found: list[Reading], precision: str, cache: str | None) -> Reading | None:
+def _find(found: list[MeasuredValue], precision: str, cache: str | None) -> MeasuredValue | None:
     return next(
         (
             one
@@ -93,20 +93,20 @@ def _published(value: float | None) -> Mark:
     return Mark(value=None, words=f"{PUBLISHED} {formatting.number(value)} s published", published=(value,))
 
 
-def _bytes(one: Reading, tone: str, reference: float | None) -> Mark:
+def _bytes(one: MeasuredValue, tone: str, reference: float | None) -> Mark:
     more = f"  {PUBLISHED} {formatting.number(reference / 1e9)} GB published" if reference else ""
     published = reference / 1e9 if reference else None
     return row_chart.reading_mark(one, "GB", scale=1e9, more=more, tone=tone, published=published)
 
 
-def _saved(held: list[Reading]) -> float | None:
+def _saved(held: list[MeasuredValue]) -> float | None:
     small, large = _find(held, "nf4", None), _find(held, "bf16", None)
     if small is None or large is None or not small.value or not large.value:
         return None
     return 100.0 * (1.0 - small.value / large.value)
 
 
-def _title(loads: list[Reading], saved: float | None) -> str:
+def _title(loads: list[MeasuredValue], saved: float | None) -> str:
     cold, warm = _find(loads, "nf4", "cold"), _find(loads, "nf4", "warm")
     timed = [
         f"{formatting.number(one.value)} s {words}"

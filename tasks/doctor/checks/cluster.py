@@ -14,8 +14,8 @@ from tasks.clients.cluster import errors
 from tasks.cluster.checks import CONTROLLERS, EXEC, missing_rights
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
-from tasks.doctor.context import Facts
-from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
+from tasks.doctor.context import CheckContext
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine
 from tasks.settings.load import Settings
 
 _ASK_SEC = 15.0
@@ -31,7 +31,7 @@ OLD = Fault(what="Kubernetes {version}, older than 1.29, which Jobs of ours need
 SKEWED = Fault(
     what="kubectl {ours} beside a server of {theirs}: more than one minor version apart is not supported",
     remedy="install kubectl {theirs}",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 MAY_NOT_RUN = Fault(
     what="{user} may not {rights} in namespace {namespace}",
@@ -40,9 +40,9 @@ MAY_NOT_RUN = Fault(
 MAY_NOT_DEPLOY = Fault(
     what="{user} may not {rights} in namespace {namespace}: enough to bench, not to deploy",
     remedy="ask for the role admin in that namespace, or have somebody else type `inv deploy`",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
-NO_NAMESPACE = Fault(what="there is no namespace {namespace}", remedy="`inv deploy` makes it", mark=Mark.CAREFUL)
+NO_NAMESPACE = Fault(what="there is no namespace {namespace}", remedy="`inv deploy` makes it", mark=CheckStatus.CAREFUL)
 TERMINATING = Fault(
     what="namespace {namespace} is being deleted",
     remedy="`kubectl delete jobs --all -n {namespace}` frees it: a pod of an index waits for its replacement",
@@ -50,7 +50,7 @@ TERMINATING = Fault(
 NO_SECRET = Fault(
     what="namespace {namespace} has no pull secret {secret}",
     remedy="`inv deploy` makes it, with the auth token on standard input; a public image needs none",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 QUOTA = Fault(
     what="quota {quota}: {free} of {resource} left, and {count} more pods need {need}",
@@ -66,7 +66,7 @@ NO_CSI = Fault(
 NO_VOLUME = Fault(
     what="no shared volume: results live and die with the pods until they are collected",
     remedy="set cluster.fss.volume_handle, or type `inv collect` before anything is deployed anew",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 NO_CONTROLLER = Fault(
     what="the overlay {overlay} needs {controller}, which is not installed",
@@ -85,7 +85,7 @@ NO_DNS = Fault(
     OLD,
     others=examples.cluster,
 )
-def reachable(facts: Facts) -> Answer:
+def reachable(facts: CheckContext) -> CheckResult:
     version = facts.version.first()[0]
     if _minor(version) < LEAST:
         return OLD.seen(version=version)
@@ -93,7 +93,7 @@ def reachable(facts: Facts) -> Answer:
 
 
 @CHECKS.asks("kubectl", "Is kubectl here, and within one minor version of the server?", SKEWED)
-def kubectl(facts: Facts) -> Answer:
+def kubectl(facts: CheckContext) -> CheckResult:
     facts.cluster.get()
     try:
         ended = run_program(
@@ -123,7 +123,7 @@ def _minor(version: str) -> tuple[int, int]:
     MAY_NOT_RUN,
     MAY_NOT_DEPLOY,
 )
-def rights(facts: Facts) -> Answer:
+def rights(facts: CheckContext) -> CheckResult:
     asked = [(verb, KINDS[kind], "") for kind in _CHANGED for verb in DEPLOYS]
     with facts.reached() as cluster:
         to_run, to_deploy = missing_rights(cluster, RUNS), missing_rights(cluster, asked)
@@ -141,7 +141,7 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 
 @CHECKS.asks("namespace", "Is the namespace there, and which Pod Security has it?", NO_NAMESPACE, TERMINATING)
-def namespace(facts: Facts) -> Answer:
+def namespace(facts: CheckContext) -> CheckResult:
     with facts.reached() as cluster:
         name, found = cluster.target.namespace, cluster.namespace()
     if found is None:
@@ -153,27 +153,27 @@ def namespace(facts: Facts) -> Answer:
 
 
 @CHECKS.asks("pull secret", "Has it the registry's login?", NO_SECRET)
-def secret(facts: Facts) -> Answer:
+def secret(facts: CheckContext) -> CheckResult:
     name = facts.settings.cluster.pull_secret
     with facts.reached() as cluster:
         if name is None:
-            raise NotAsked("cluster.pull_secret is null: the image is public")
+            raise Skipped("cluster.pull_secret is null: the image is public")
         if not cluster.has_secret(name):
             return NO_SECRET.seen(namespace=cluster.target.namespace, secret=name)
     return fine(f"pull secret {name} is there")
 
 
 @CHECKS.asks("quota", "Do the namespace's quotas leave room for the pods that are still missing?", QUOTA, QUOTA_LIMITS)
-def quota(facts: Facts) -> Answer | list[Answer]:
+def quota(facts: CheckContext) -> CheckResult | list[CheckResult]:
     with facts.reached() as cluster:
         quotas, pods = cluster.every(RESOURCE_QUOTA), cluster.pods()
     if not quotas:
         return fine("none in the namespace")
     found = [*over(quotas, facts.settings, facts.settings.fleet.size - len(pods))]
-    return found or fine(f"{', '.join(one['metadata']['name'] for one in quotas)}: room for all pods")
+    return found or fine(f"{', '.join(quota['metadata']['name'] for quota in quotas)}: room for all pods")
 
 
-def over(quotas: Sequence[Mapping[str, Any]], settings: Settings, more: int) -> Iterator[Answer]:
+def over(quotas: Sequence[Mapping[str, Any]], settings: Settings, more: int) -> Iterator[CheckResult]:
     """What `more` pods would need beyond the quotas of the namespace."""
     section = settings.cluster
     memory, gpus = amount(section.memory), amount(str(section.gpus_per_pod))
@@ -181,9 +181,9 @@ def over(quotas: Sequence[Mapping[str, Any]], settings: Settings, more: int) -> 
     needs |= {"cpu": needs["requests.cpu"], "memory": memory, "pods": amount("1"), "requests.nvidia.com/gpu": gpus}
     if section.cpu_limit is not None:
         needs["limits.cpu"] = amount(section.cpu_limit)
-    for one in quotas:
-        hard, used = one.get("status", {}).get("hard") or {}, one.get("status", {}).get("used") or {}
-        name = one["metadata"]["name"]
+    for quota in quotas:
+        hard, used = quota.get("status", {}).get("hard") or {}, quota.get("status", {}).get("used") or {}
+        name = quota["metadata"]["name"]
         if "limits.cpu" in hard and section.cpu_limit is None:
             yield QUOTA_LIMITS.seen(quota=name)
         for resource in needs.keys() & hard.keys():
@@ -193,7 +193,7 @@ def over(quotas: Sequence[Mapping[str, Any]], settings: Settings, more: int) -> 
 
 
 @CHECKS.asks("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
-def storage(facts: Facts) -> Answer:
+def storage(facts: CheckContext) -> CheckResult:
     with facts.reached() as cluster:
         if facts.settings.cluster.fss.volume_handle is None:
             return NO_VOLUME.seen()
@@ -203,7 +203,7 @@ def storage(facts: Facts) -> Answer:
 
 
 @CHECKS.asks("controller", "Is the controller installed that the overlay needs?", NO_CONTROLLER)
-def controller(facts: Facts) -> Answer:
+def controller(facts: CheckContext) -> CheckResult:
     overlay = facts.settings.cluster.overlay
     with facts.reached() as cluster:
         if overlay not in CONTROLLERS:
@@ -215,25 +215,25 @@ def controller(facts: Facts) -> Answer:
 
 
 @CHECKS.asks("runtime class", "Is there a runtime class nvidia?")
-def runtime(facts: Facts) -> Answer:
+def runtime(facts: CheckContext) -> CheckResult:
     with facts.reached() as cluster:
         try:
             names = [str(one["metadata"]["name"]) for one in cluster.every(RUNTIME_CLASS)]
         except Forbidden as error:
-            raise NotAsked(str(error).partition("; ")[0]) from None
+            raise Skipped(str(error).partition("; ")[0]) from None
     has = "there is a runtime class nvidia" if "nvidia" in names else "no runtime class nvidia"
     return fine(f"{has}; our pods name none: the nodes' own runtime must be NVIDIA's, as on OKE's GPU images")
 
 
 @CHECKS.asks("DNS", "Do names resolve in the cluster?", NO_DNS)
-def dns(facts: Facts) -> Answer:
+def dns(facts: CheckContext) -> CheckResult:
     with facts.reached() as cluster:
         try:
             pods = cluster.every(POD, namespace="kube-system", selector="k8s-app=kube-dns")
         except Forbidden as error:
-            raise NotAsked(str(error).partition("; ")[0]) from None
+            raise Skipped(str(error).partition("; ")[0]) from None
     if not pods:
-        raise NotAsked("no pod in kube-system has the label k8s-app=kube-dns")
+        raise Skipped("no pod in kube-system has the label k8s-app=kube-dns")
     ready = sum(
         one["type"] == "Ready" and one["status"] == "True"
         for pod in pods

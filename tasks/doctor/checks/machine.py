@@ -11,8 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tasks.doctor.check import Checks
-from tasks.doctor.context import Facts
-from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
+from tasks.doctor.context import CheckContext
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine
 
 LEAST_FREE_BYTES, FEW_FREE_BYTES = 1_000_000_000, 5_000_000_000
 SKEW_SEC = 60.0  # OCI refuses a request after 300 s; certificates and tokens are dated too
@@ -26,7 +26,7 @@ NO_SSH = Fault(what="no program ssh, which resolves build.host", remedy="apt-get
 NO_RSYNC = Fault(
     what="no program rsync: models go to the VM by tar, and a broken move begins its file again",
     remedy="apt-get install rsync",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 DISK_FULL = Fault(
     what="{folder}: {free} free: results cannot be kept",
@@ -35,7 +35,7 @@ DISK_FULL = Fault(
 DISK_SMALL = Fault(
     what="{folder}: {free} free, which checkpoints and adapters soon fill",
     remedy="free space there, or set results.folder to another disk",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 CLOCK = Fault(
     what="this clock is {skew} s {direction} that of {whose}: logins are refused, certificates count as expired",
@@ -44,12 +44,12 @@ CLOCK = Fault(
 
 
 @CHECKS.asks("python", "Which Python runs here?")
-def python(_: Facts) -> Answer:
+def python(_: CheckContext) -> CheckResult:
     return fine(f"Python {platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}")
 
 
 @CHECKS.asks("packages", "Does every installed package have what it requires, in a version that fits?", CONFLICT)
-def packages(_: Facts) -> Answer:
+def packages(_: CheckContext) -> CheckResult:
     there = list(metadata.distributions())
     first, *others = [*conflicts(there)] or [""]
     if not first:
@@ -72,16 +72,16 @@ def conflicts(installed: Sequence[metadata.Distribution]) -> Iterator[str]:
 
 
 @CHECKS.asks("programs", "Are ssh and rsync here, which reach the build VM?", NO_SSH, NO_RSYNC)
-def programs(facts: Facts) -> Answer | list[Answer]:
+def programs(facts: CheckContext) -> CheckResult | list[CheckResult]:
     if facts.settings.build.host is None:
-        raise NotAsked("build.host is null, so nothing goes over SSH")
+        raise Skipped("build.host is null, so nothing goes over SSH")
     if shutil.which("ssh") is None:
         return NO_SSH.seen()
     return NO_RSYNC.seen() if shutil.which("rsync") is None else fine("ssh and rsync are there")
 
 
 @CHECKS.asks("disk", "Is there room for results?", DISK_FULL, DISK_SMALL)
-def disk(facts: Facts) -> Answer:
+def disk(facts: CheckContext) -> CheckResult:
     folder = facts.settings.results_folder
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     values = {"folder": folder, "free": f"{free / 1e9:.1f} GB"}
@@ -91,21 +91,21 @@ def disk(facts: Facts) -> Answer:
 
 
 @CHECKS.asks("clock", "Does this clock agree with that of the cluster, or of the build VM?", CLOCK)
-def clock(facts: Facts) -> Answer:
+def clock(facts: CheckContext) -> CheckResult:
     whose = "the cluster"
     try:
         theirs = facts.version.get()[1]
-    except NotAsked:
+    except Skipped:
         theirs = None
     if theirs is None:
         try:
             theirs, whose = facts.machine.get().clock, "the build VM"
-        except NotAsked:
-            raise NotAsked("neither cluster nor build VM says what time it is") from None
+        except Skipped:
+            raise Skipped("neither cluster nor build VM says what time it is") from None
     return compared(time.time(), theirs, whose)
 
 
-def compared(ours: float, theirs: float, whose: str) -> Answer:
+def compared(ours: float, theirs: float, whose: str) -> CheckResult:
     """Our clock beside another's, seconds since 1970. A fact may be as old as the checks have run."""
     skew = ours - theirs
     if abs(skew) <= SKEW_SEC:

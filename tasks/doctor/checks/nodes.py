@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from remote.cluster.diagnosis.finding import together
-from tasks.cluster.nodes import capacity, check_kinds, found, too_few
+from tasks.cluster.nodes import capacity, capacity_summary, check_kinds, too_few
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
-from tasks.doctor.context import Facts
-from tasks.doctor.result import Answer, NotAsked, fine, of_error
+from tasks.doctor.context import CheckContext
+from tasks.doctor.result import CheckResult, Skipped, fine, from_error
 from tasks.errors import TaskFailed
 
 CHECKS = Checks("nodes")
@@ -36,22 +36,22 @@ _ABOUT = {
     "Do as many nodes qualify as the fleet has pods, with one kind of GPU?",
     others=partial(examples.nodes, ("instance-type",)),
 )
-def enough(facts: Facts) -> Answer:
+def enough(facts: CheckContext) -> CheckResult:
     reports, settings = facts.nodes.first(), facts.settings
     check_kinds(settings, reports)
     if capacity(reports) < settings.fleet.size:
         raise TaskFailed(too_few(settings, settings.fleet.size, reports))
-    return fine(found(settings, settings.fleet.size, reports))
+    return fine(capacity_summary(settings, settings.fleet.size, reports))
 
 
-def about(causes: Sequence[str], facts: Facts) -> Answer | list[Answer]:
+def about(causes: Sequence[str], facts: CheckContext) -> CheckResult | list[CheckResult]:
     """The findings with these causes, one answer for all nodes that have the same."""
     reports = [one for one in facts.nodes.get() if one.is_candidate]
     if not reports:
-        raise NotAsked("see nodes enough")
-    findings = [finding for one in reports for finding in one.findings if finding.cause in causes]
+        raise Skipped("see nodes enough")
+    findings = [finding for report in reports for finding in report.findings if finding.cause in causes]
     said = fine(f"nothing is wrong on {len(reports)} nodes of {facts.settings.cluster.instance_type}")
-    return [of_error(line) for line in together(findings)] or said
+    return [from_error(line) for line in together(findings)] or said
 
 
 for _name, (_question, _causes) in _ABOUT.items():

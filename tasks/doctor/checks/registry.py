@@ -9,8 +9,8 @@ from remote.image import vm_jobs
 from remote.image.references import USER_FORMS, Reference
 from tasks.clients import registry, secrets
 from tasks.doctor.check import Checks
-from tasks.doctor.context import Facts
-from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
+from tasks.doctor.context import CheckContext
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine
 
 _ASK_SEC = 15.0
 CHECKS = Checks("registry")
@@ -31,13 +31,13 @@ ODD = Fault(
 NOT_PUSHED = Fault(
     what="the login works and may push; there is no {reference} yet",
     remedy="`inv push` puts it there",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 _BY_KIND = {"unauthorized": LOGIN, "forbidden": MAY_NOT, "transient": SILENT}
 
 
 @CHECKS.asks("name", "Can registry.image and registry.user be names of that registry?")
-def name(facts: Facts) -> Answer:
+def name(facts: CheckContext) -> CheckResult:
     where = _where(facts)
     return fine(f"{where} as {registry.user_of(facts.settings, where.repository)}")
 
@@ -47,12 +47,12 @@ def name(facts: Facts) -> Answer:
     "Does the registry take the login, and may it push there? (An upload is begun and dropped.)",
     *(LOGIN, MAY_NOT, SILENT, ODD, NOT_PUSHED),
 )
-def login(facts: Facts) -> Answer:
+def login(facts: CheckContext) -> CheckResult:
     where, section = _where(facts), facts.settings.registry
     if section.user is None:
-        raise NotAsked("see registry name")
+        raise Skipped("see registry name")
     if section.password_file is None:
-        raise NotAsked("registry.password_file is null: `inv push` asks for the password")
+        raise Skipped("registry.password_file is null: `inv push` asks for the password")
     password = secrets.read(facts.settings, "registry.password_file", section.password_file)
     facts.machine.get()
     found = facts.on_vm(lambda host: _asked(facts, host, where, (str(section.user), password)))
@@ -64,7 +64,7 @@ def login(facts: Facts) -> Answer:
 
 
 def _asked(
-    facts: Facts, host: Host, where: Reference, login: tuple[str, Secret]
+    facts: CheckContext, host: Host, where: Reference, login: tuple[str, Secret]
 ) -> Mapping[str, Any] | vm_jobs.JobFailed:
     try:
         return registry.ask(facts.settings, host, where, login, {}, _ASK_SEC)
@@ -72,8 +72,8 @@ def _asked(
         return failed
 
 
-def _where(facts: Facts) -> Reference:
+def _where(facts: CheckContext) -> Reference:
     image = facts.settings.registry.image
     if image is None:
-        raise NotAsked("registry.image is null: nothing is pushed from here")
+        raise Skipped("registry.image is null: nothing is pushed from here")
     return registry.named("registry.image", image, facts.settings.image.profile)

@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterator
 
 from remote.cluster.quantities import amount
-from remote.image.references import NameWrong, reference
+from remote.image.references import InvalidReference, reference
 from tasks.clients import secrets
 from tasks.doctor.check import Checks
-from tasks.doctor.context import Facts
-from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine
+from tasks.doctor.context import CheckContext
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine
 from tasks.settings import sources
 from tasks.settings.load import ENVIRONMENT, Settings
 
@@ -17,7 +17,7 @@ CHECKS = Checks("settings")
 TWO_REPOSITORIES = Fault(
     what="pods run an image of {runs} (cluster.image), and `inv push` pushes to {pushes} (registry.image)",
     remedy="set cluster.image to null, so that pods run what was pushed last",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 NOT_IN_IMAGE = Fault(
     what="model.path is {path}, and image.models has {models}: the image will not have that model",
@@ -26,7 +26,7 @@ NOT_IN_IMAGE = Fault(
 TINY = Fault(
     what="fleet.kind is pods and bench.profile tiny: sizes for a laptop, whose numbers say nothing about a GPU",
     remedy="set bench.profile to gpu",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 OVERLAY = Fault(
     what="fleet.kind is pods, and the overlay {overlay} deploys no workers",
@@ -35,27 +35,27 @@ OVERLAY = Fault(
 THREADS_OF_PODS = Fault(
     what="a trial starts {threads} threads (fleet.pods.threads) on {cpu} cores (cluster.cpu): they wait for each other",
     remedy="set fleet.pods.threads to {cpu}",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 THREADS_HERE = Fault(
     what="{threads} threads of {size} workers on {cores} cores: they wait for each other, steps take many times longer",
     remedy="lower fleet.size or fleet.local.threads",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 SLOW_RECIPE = Fault(
     what="train.recipe is {recipe}: the published loop, less than half as fast as fast",
     remedy="set train.recipe to fast",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 SHARED_NODE = Fault(
     what="cluster.one_per_node is false: pods on one node share its cores, memory bandwidth, disk and network",
     remedy="set cluster.one_per_node to true where numbers are to be compared",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 
 
 @CHECKS.asks("files", "Which files and variables count?")
-def files(facts: Facts) -> Answer:
+def files(facts: CheckContext) -> CheckResult:
     found = sources.read(facts.config, ENVIRONMENT)
     read = [sources.shown(one.path) for one in found.weakest_first if one.path is not None and one.data]
     variables = sum(name in os.environ for name in ENVIRONMENT)
@@ -64,7 +64,7 @@ def files(facts: Facts) -> Answer:
 
 
 @CHECKS.asks("secrets", "Are the files with passwords and tokens there, and closed to others?")
-def secret_files(facts: Facts) -> Answer:
+def secret_files(facts: CheckContext) -> CheckResult:
     registry, hub, image = facts.settings.registry, facts.settings.hub, facts.settings.image
     given = {
         "registry.password_file": registry.password_file,
@@ -74,7 +74,7 @@ def secret_files(facts: Facts) -> Answer:
     }
     named = {name: path for name, path in given.items() if path}
     if not named:
-        raise NotAsked("no setting names a file with a secret; passwords are asked for")
+        raise Skipped("no setting names a file with a secret; passwords are asked for")
     for name, path in named.items():
         secrets.read(facts.settings, name, path, in_header=name == "hub.token_file")
     secrets.check_hub(facts.settings)
@@ -82,16 +82,16 @@ def secret_files(facts: Facts) -> Answer:
 
 
 @CHECKS.asks("contradictions", "Do two settings contradict each other?", TWO_REPOSITORIES, NOT_IN_IMAGE, TINY, OVERLAY)
-def contradictions(facts: Facts) -> Answer | list[Answer]:
+def contradictions(facts: CheckContext) -> CheckResult | list[CheckResult]:
     return [*contradicting(facts.settings)] or fine("no two settings contradict each other")
 
 
-def contradicting(settings: Settings) -> Iterator[Answer]:
+def contradicting(settings: Settings) -> Iterator[CheckResult]:
     cluster, pushed = settings.cluster, settings.registry.image
     if cluster.image is not None and pushed is not None:
         try:
             pushes = reference(pushed, settings.image.profile).repository
-        except NameWrong:
+        except InvalidReference:
             pushes = pushed  # the subject registry says what is wrong with it
         runs = cluster.image.partition("@")[0]
         if runs != pushes:
@@ -113,11 +113,11 @@ def contradicting(settings: Settings) -> Iterator[Answer]:
     "Does a setting make steps slower than they need be?",
     *(THREADS_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
 )
-def slow(facts: Facts) -> Answer | list[Answer]:
+def slow(facts: CheckContext) -> CheckResult | list[CheckResult]:
     return [*slowing(facts.settings, os.cpu_count() or 1)] or fine("nothing here makes steps slower than they need be")
 
 
-def slowing(settings: Settings, cores: int) -> Iterator[Answer]:
+def slowing(settings: Settings, cores: int) -> Iterator[CheckResult]:
     fleet, cluster = settings.fleet, settings.cluster
     if fleet.kind == "pods" and fleet.pods.threads > amount(cluster.cpu):
         yield THREADS_OF_PODS.seen(threads=fleet.pods.threads, cpu=cluster.cpu)

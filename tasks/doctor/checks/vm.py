@@ -7,8 +7,8 @@ from remote.image import plan as buildplan
 from remote.image.workdir import home_below
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
-from tasks.doctor.context import Facts
-from tasks.doctor.result import Answer, Fault, Mark, fine, of_error
+from tasks.doctor.context import CheckContext
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, fine, from_error
 from tasks.image import build_profiles
 from tasks.image.build import due
 
@@ -17,22 +17,22 @@ CHECKS = Checks("vm")
 BUSY = Fault(
     what="{folder} runs there, of {who}: builds, pushes and fetches wait for it",
     remedy="wait, or `inv {verb} --cancel`",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 NO_MODELS = Fault(
     what="image.models is empty: the image will have no weights, and pods have no network",
     remedy="set image.models, e.g. [mistralai/Mistral-7B-Instruct-v0.3], then `inv model.fetch`",
-    mark=Mark.CAREFUL,
+    mark=CheckStatus.CAREFUL,
 )
 
 
 @CHECKS.asks("connection", "Does the build VM let us in, and can it build for the GPU nodes?", others=examples.vm)
-def connection(facts: Facts) -> Answer | list[Answer]:
+def connection(facts: CheckContext) -> CheckResult | list[CheckResult]:
     began = time.monotonic()
     found = facts.machine.first()
     took = time.monotonic() - began
     if problems := found.problems():
-        return [of_error(problem) for problem in problems]
+        return [from_error(problem) for problem in problems]
     version = ".".join(map(str, found.python))
     return fine(
         f"{facts.vm.get().name}: {found.user}, in {took:.1f} s; {found.system}, Python {version}, {found.cores} cores, "
@@ -41,13 +41,13 @@ def connection(facts: Facts) -> Answer | list[Answer]:
 
 
 @CHECKS.asks("engine", "Does the engine answer this user, and has it BuildKit?", others=examples.engine)
-def engine_there(facts: Facts) -> Answer:
+def engine_there(facts: CheckContext) -> CheckResult:
     found = facts.engine.first()
     return fine(f"answers, with BuildKit; its data in {found.data_root} ({found.storage_driver})")
 
 
 @CHECKS.asks("slot", "Does another job hold the VM's one slot?", BUSY)
-def slot(facts: Facts) -> Answer:
+def slot(facts: CheckContext) -> CheckResult:
     facts.machine.get()
     job = facts.on_vm(lambda host: vm_jobs.running(vm_jobs.agent_on(host)))
     if job is None:
@@ -57,10 +57,10 @@ def slot(facts: Facts) -> Answer:
 
 
 @CHECKS.asks("share", "Is build.tmpdir there, and our folder in it closed to others?")
-def share(facts: Facts) -> Answer:
+def share(facts: CheckContext) -> CheckResult:
     facts.machine.get()
     tmp = facts.on_vm(facts.tmpdir)
-    (place,) = facts.on_vm(lambda host: engine.look(host, (tmp,)).places)
+    (place,) = facts.on_vm(lambda host: engine.disk_info(host, (tmp,)).places)
     return fine(
         f"{tmp}: {place.free_bytes / 1e9:.1f} GB free on {place.kind}; our folder there is ours, or not there yet"
     )
@@ -72,14 +72,14 @@ def share(facts: Facts) -> Answer:
     NO_MODELS,
     others=examples.models,
 )
-def models(facts: Facts) -> Answer:
+def models(facts: CheckContext) -> CheckResult:
     facts.machine.get()
     if not facts.settings.image.models:
         return NO_MODELS.seen()
     tmp = facts.on_vm(facts.tmpdir)
     names = [model.replace("/", "--") for model in facts.settings.image.models]
     folders = [(name, f"{home_below(tmp)}/models/{name}") for name in names]
-    found = facts.on_vm(lambda host: buildplan.model_folders(engine.look(host, (), folders)))
+    found = facts.on_vm(lambda host: buildplan.model_folders(engine.disk_info(host, (), folders)))
     sizes = ", ".join(f"{one.name} {one.size / 1e9:.1f} GB" for one in found)
     return fine(f"{sizes}: every file has its manifest's size")
 
@@ -87,7 +87,7 @@ def models(facts: Facts) -> Answer:
 @CHECKS.asks(
     "room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?", others=examples.room
 )
-def room(facts: Facts) -> Answer:
+def room(facts: CheckContext) -> CheckResult:
     facts.engine.get()
     plan = facts.on_vm(lambda host: due(facts.settings, host, facts.tmpdir(host)))
     if plan is None:

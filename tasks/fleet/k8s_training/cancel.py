@@ -6,7 +6,7 @@ A Job that is deleted gives its pods time for a checkpoint.
 import contextlib
 from pathlib import Path
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from remote.cluster.client import Cluster
 from remote.cluster.labels import RUN_ANNOTATION, Object
@@ -14,7 +14,7 @@ from remote.cluster.plan import is_training
 from remote.fleet.ledger import Ledger
 from remote.hosts.host import HostError
 from tasks.clients.cluster import cluster_of
-from tasks.fleet.k8s_training.sync_ledger import learn
+from tasks.fleet.k8s_training.sync_ledger import sync_ledger
 from tasks.fleet.k8s_training.volume_reader import pods_of
 from tasks.settings.load import Settings
 
@@ -41,7 +41,7 @@ def cancel(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> 
     """Delete it, and end its training as CANCELLED, unless that has ended by itself. Raises HostError, LedgerError."""
     with contextlib.suppress(HostError):  # else what its pods did last is learned of by a later collect
         for host in pods_of(settings, run)[:1]:
-            learn(run, folder, ledger, host)
+            sync_ledger(run, folder, ledger, host)
     with cluster_of(settings, changes=True) as cluster:
         job = job_of(cluster, run.run_id)
         if job is not None:
@@ -49,7 +49,9 @@ def cancel(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> 
             cluster.delete([job], wait_sec=_WAIT_SEC)
     trial_id = run.planned[0].trial_id
     attempts = ledger.entries[trial_id].attempts
-    if ledger.ended(trial_id, End.CANCELLED, "cancelled by the operator", attempts[-1].number if attempts else None):
+    if ledger.ended(
+        trial_id, TrialStatus.CANCELLED, "cancelled by the operator", attempts[-1].number if attempts else None
+    ):
         print(f"run {run.run_id}: cancelled; `inv train --job --resume={run.run_id}` goes on with it")
     else:
         print(f"run {run.run_id}: it had ended; `inv collect --run={run.run_id}` brings what there is")

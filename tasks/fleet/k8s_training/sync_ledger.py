@@ -12,9 +12,9 @@ from typing import Any
 
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import ORDER_END_FILE, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import OrderEnd, RunRecord
-from remote.fleet.fetch_result import bring
+from remote.fleet.fetch_result import fetch_result
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import INCOMING
 from remote.hosts.command import Command
@@ -22,7 +22,7 @@ from remote.hosts.host import Host, HostUnreachable, check
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import pull
-from reports.read.attempts import Held
+from reports.read.attempts import AttemptSpan
 
 _LOOK_SEC = 60.0
 _LOOK = f"""
@@ -48,17 +48,17 @@ print(json.dumps({{"attempts": found, "progress": progress}}))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class VolumeState:
     """Attempts as (number, time of the first file, of the last file), and the progress of the last one, as JSON."""
 
     attempts: list[tuple[int, float, float]]
     progress: dict[str, Any] | None
 
-    def held(self, run: RunRecord) -> list[Held]:
+    def held(self, run: RunRecord) -> list[AttemptSpan]:
         """The same attempts as a ledger has them; the last one goes on."""
         worker, size = run.workers[0], run.planned[0].trial.world_size
         found = [
-            Held(number=number, worker=worker, began=first, ended=last, workers=size)
+            AttemptSpan(number=number, worker=worker, began=first, ended=last, workers=size)
             for number, first, last in self.attempts
         ]
         return [*found[:-1], *(replace(one, ended=None) for one in found[-1:])]
@@ -69,7 +69,7 @@ def place_of_run(run: RunRecord) -> str:
     return f"{run.provenance['inputs']['job']['shared']}/{run.run_id}"
 
 
-def look(run: RunRecord, host: Host) -> Seen:
+def inspect(run: RunRecord, host: Host) -> VolumeState:
     """What the volume says now. Raises HostError."""
     command = Command(argv=(*host.python, "-c", _LOOK, place_of_run(run), run.planned[0].trial_id))
     done = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
@@ -79,12 +79,12 @@ def look(run: RunRecord, host: Host) -> Seen:
         progress = document["progress"]
     except (ValueError, KeyError, TypeError):
         raise HostUnreachable(f"{host.name}: the list of a training's attempts was cut short") from None
-    return Seen(attempts=attempts, progress=progress if isinstance(progress, dict) else None)
+    return VolumeState(attempts=attempts, progress=progress if isinstance(progress, dict) else None)
 
 
-def learn(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> None:
+def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> None:
     """Take attempts and end into the run's ledger; `folder` is the run's. Raises HostError, LedgerError and OSError."""
-    (planned,), seen = run.planned, look(run, host)
+    (planned,), seen = run.planned, inspect(run, host)
     entry = ledger.entries[planned.trial_id]
     if entry.end is not None:
         return
@@ -106,14 +106,14 @@ def learn(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> None:
     decided = None if end is None else entry.attempt(end.attempt)
     if end is None or decided is None:
         return
-    over = JobStatus(state=JobState.ENDED, exit_code=0 if end.end is End.SUCCEEDED else 1, why="exited")
+    over = JobStatus(state=JobState.ENDED, exit_code=0 if end.end is TrialStatus.SUCCEEDED else 1, why="exited")
     job = Job(Agent(host), decided.folder)
-    verdict, result = bring(job, planned, decided, over, places=[decided.folder], incoming=incoming)
+    verdict, result = fetch_result(job, planned, decided, over, places=[decided.folder], incoming=incoming)
     into = folder / TRIALS_FOLDER / planned.trial_id
     if result is not None:
         into.mkdir(parents=True, exist_ok=True)
         write_atomic(into / RESULT_FILE, result.read_bytes())
     said, reason = (end.end, end.reason) if result is None else (verdict.end, verdict.reason)
-    if said is End.SUCCEEDED and result is None:
-        said, reason = End.LOST, "its end says SUCCEEDED, and its result is not on the volume"
+    if said is TrialStatus.SUCCEEDED and result is None:
+        said, reason = TrialStatus.LOST, "its end says SUCCEEDED, and its result is not on the volume"
     ledger.ended(planned.trial_id, said, reason, decided.number, at=last_of.get(decided.number))

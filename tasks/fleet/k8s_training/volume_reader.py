@@ -16,7 +16,7 @@ from remote.hosts.host import Host, HostError, one_line
 from remote.pods.host import PodHost
 from tasks.clients.cluster import cluster_of, target_of
 from tasks.clients.workers import pod_hosts, pods_of_component
-from tasks.errors import Resumable
+from tasks.errors import RetryableError
 from tasks.settings.load import Settings
 
 TRAIN = "train"
@@ -34,7 +34,7 @@ def pods_of(settings: Settings, run: RunRecord) -> list[PodHost]:
 
 
 @contextlib.contextmanager
-def reached(settings: Settings, run: RunRecord) -> Iterator[Host]:
+def open_reader_pod(settings: Settings, run: RunRecord) -> Iterator[Host]:
     """A host that sees the volume. Raises Resumable, and as `cluster_of`."""
     for host in (*pods_of(settings, run), *pod_hosts(settings, target_of(settings))):
         if _refusal(host) is None:
@@ -49,7 +49,7 @@ def _made(settings: Settings, cluster: Cluster, run: RunRecord) -> Iterator[Host
     jobs = [one for kind in ("Job", "JobSet") for one in cluster.list_of(kind)]
     found = next((reader for job in jobs if (reader := reader_of(job)) is not None), None)
     if found is None:
-        raise Resumable(
+        raise RetryableError(
             f"run {run.run_id}: no pod is there through which the volume can be read; `inv deploy` with "
             "cluster.overlay pods brings some, then type the same again"
         )
@@ -60,7 +60,7 @@ def _made(settings: Settings, cluster: Cluster, run: RunRecord) -> Iterator[Host
         until = time.monotonic() + settings.cluster.ready_within_sec
         while (error := _refusal(host)) is not None:
             if time.monotonic() > until:
-                raise Resumable(f"{error} (for {settings.cluster.ready_within_sec:g} s); `inv status` says why")
+                raise RetryableError(f"{error} (for {settings.cluster.ready_within_sec:g} s); `inv status` says why")
             time.sleep(_PAUSE_SEC)
         yield host
     finally:

@@ -15,7 +15,7 @@ from tasks.clients.build_vm import build_vm
 from tasks.clients.image_ref import recorded
 from tasks.clients.registry import address
 from tasks.clients.secrets import registry_password
-from tasks.errors import Refused, UsageError, one_line
+from tasks.errors import ConfirmationRequired, UsageError, one_line
 from tasks.image.sbom.sign import verifying_key
 from tasks.settings.load import Settings, load
 
@@ -46,7 +46,7 @@ def show_image(context: Context, digest: str | None) -> None:
     else:
         wrong.append(f"{len(found['signatures'])} signatures, none of them by the key of image.verify_key")
     if wrong:
-        raise Refused(f"{where.repository}@{digest}: {'; '.join(map(one_line, wrong))}")
+        raise ConfirmationRequired(f"{where.repository}@{digest}: {'; '.join(map(one_line, wrong))}")
 
 
 def pushed_digest(settings: Settings, where: Reference) -> str | None:
@@ -71,7 +71,7 @@ def _lines(found: Json, wrong: list[str]) -> Iterator[tuple[str, str]]:
     documents = sorted(found["documents"], key=lambda one: str(one["notes"].get(CREATED, "")))
     listed = f"{len(documents)}, by {found['lists']}; unsigned"
     yield "documents", listed if documents else "none; `inv image.bom --push` puts them there"
-    newest = {one["kind"]: _parsed(one["text"]) for one in documents}
+    newest = {document["kind"]: _parsed(document["text"]) for document in documents}
     for kind, read in ((bom.CYCLONEDX, _inside), (bom.SPDX, _spdx), (bom.PROVENANCE, _built)):
         if kind not in newest:
             continue
@@ -90,7 +90,7 @@ def _inside(document: Json, digest: str) -> Iterator[tuple[str, str]]:
         parts.setdefault(kind, []).append(one)
     packages = [*parts.get("pypi", []), *parts.get("deb", [])]
     yield "packages", f"{len(parts.get('pypi', []))} of Python, {len(parts.get('deb', []))} of Debian"
-    licences = Counter(_licence(one) for one in packages)
+    licences = Counter(_licence(package) for package in packages)
     silent = licences.pop("", 0)
     shown = [f"{name} {count}" for name, count in licences.most_common(LICENCES_SHOWN)]
     more = [f"{len(licences) - len(shown)} others"] if len(licences) > len(shown) else []

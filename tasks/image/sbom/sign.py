@@ -6,10 +6,10 @@ from remote.hosts.command import Secret
 from remote.hosts.host import Host
 from remote.image.references import Reference
 from remote.image.sbom import signature
-from remote.image.sbom.signature import KeyWrong, NeedsPassPhrase
+from remote.image.sbom.signature import InvalidKey, NeedsPassPhrase
 from tasks.clients import registry, secrets
 from tasks.clients.prompt import typed
-from tasks.errors import UsageError, ending_as
+from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 
 
@@ -19,7 +19,7 @@ def signing_key(settings: Settings) -> EllipticCurvePrivateKey | None:
     if name is None:
         return None
     pem = secrets.read(settings, "image.sign_key", name).reveal()
-    with ending_as(UsageError, KeyWrong, before=f"image.sign_key: {name}: "):
+    with translate_errors(UsageError, InvalidKey, before=f"image.sign_key: {name}: "):
         try:
             return signature.private_key(pem, None)
         except NeedsPassPhrase:
@@ -32,7 +32,7 @@ def verifying_key(settings: Settings) -> EllipticCurvePublicKey | None:
     if name is None:
         return None
     pem = secrets.text_of(settings, "image.verify_key", name)
-    with ending_as(UsageError, KeyWrong, before=f"image.verify_key: {settings.file(name)}: "):
+    with translate_errors(UsageError, InvalidKey, before=f"image.verify_key: {settings.file(name)}: "):
         return signature.public_key(pem)
 
 

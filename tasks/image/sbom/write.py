@@ -14,16 +14,16 @@ from bench.records.atomic_files import write_atomic
 from remote.hosts.bundle import source
 from remote.image import docker_client as images
 from remote.image import engine
-from remote.image.docker_client import Ended
+from remote.image.docker_client import ContainerExit
 from remote.image.references import Reference
 from remote.image.sbom import bom
-from remote.image.sbom.bom import Part, Subject
+from remote.image.sbom.bom import SbomComponent, Subject
 from tasks.clients import registry
 from tasks.clients.build_vm import build_vm
 from tasks.clients.image_ref import recorded
 from tasks.clients.registry import address
 from tasks.clients.secrets import registry_password
-from tasks.errors import TaskFailed, UsageError, one_line, touching, writing
+from tasks.errors import TaskFailed, UsageError, file_errors, one_line, writing
 from tasks.image import build_profiles
 from tasks.image.build import client
 from tasks.image.sbom.audit import audit
@@ -51,7 +51,7 @@ def write_documents(context: Context, *, push: bool) -> None:
     about = _subject(settings, name, str(image.id), dict(image.labels))
     if where is not None and about.repository != where.repository:
         raise UsageError(f"{name} was not pushed to {where.repository} as it is now; `inv push`, then the same again")
-    with touching(lock, "; `inv image.lock` makes it"):
+    with file_errors(lock, "; `inv image.lock` makes it"):
         locked = lock.read_text(encoding="utf-8")
     inside, documents = _documents(name, about, ended, locked)
     how = {"profile": settings.image.profile, "target": settings.image.target, "image": name}
@@ -87,7 +87,9 @@ def _push(settings: Settings, where: Reference, user: str, about: Subject, texts
     print(f"beside {where.repository}@{about.digest}: {len(answer['digests'])} documents, by {answer['lists']}")
 
 
-def _documents(name: str, about: Subject, ended: Ended, lock: str) -> tuple[list[Part], dict[str, Any]]:
+def _documents(
+    name: str, about: Subject, ended: ContainerExit, lock: str
+) -> tuple[list[SbomComponent], dict[str, Any]]:
     """What the image says it holds, and the documents of it. Raises TaskFailed."""
     try:
         inside = bom.parts(json.loads(ended.stdout.splitlines()[-1]), lock)

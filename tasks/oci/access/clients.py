@@ -19,10 +19,10 @@ from oci.identity import IdentityClient
 from oci.object_storage import ObjectStorageClient
 from oci.signer import AbstractBaseSigner
 
-from tasks.errors import Resumable, UsageError, ending_as
-from tasks.oci.access.errors import Asked, Asker, NotFound, explain
+from tasks.errors import RetryableError, UsageError, translate_errors
+from tasks.oci.access.errors import Caller, NotFound, ServiceCall, explain
 from tasks.oci.access.instance import NO_TOKEN, instance_signer, patience, root
-from tasks.oci.access.profile import Profile, check_ocid, check_region, ocid_kind, read_profile
+from tasks.oci.access.profile import OciProfile, check_ocid, check_region, ocid_kind, read_profile
 from tasks.oci.access.signing import Signature, signature_of
 from tasks.settings.load import Settings
 
@@ -49,7 +49,7 @@ class Access:
 
     tenancy: str
     region: str
-    asker: Asker
+    asker: Caller
     signer: Any
     config: Mapping[str, Any]
 
@@ -65,7 +65,7 @@ class Access:
             **({"service_endpoint": ENDPOINT} if ENDPOINT else {}),
         )
 
-    def response(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> Any:
+    def response(self, asked: ServiceCall, call: Any, *arguments: Any, **options: Any) -> Any:
         """The SDK's response to a call. Raises a task's error (`tasks.oci.access.errors`)."""
         try:
             return call(*arguments, **options)
@@ -82,43 +82,43 @@ class Access:
             ) from None
         # The SDK's RequestException is an OSError; a proxy's page may be in another encoding than UTF-8.
         except (OSError, UnicodeDecodeError, ClientError, *NO_TOKEN) as error:
-            raise Resumable(
+            raise RetryableError(
                 f"{asked.doing}: no whole answer from {self.region}: {root(error)}; check network and proxy, then the "
                 "same again"
             ) from None
 
-    def one(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> Json:
+    def one(self, asked: ServiceCall, call: Any, *arguments: Any, **options: Any) -> Json:
         """The object that a call answers with."""
         found: Json = self.of_kind(asked, self.response(asked, call, *arguments, **options).data, dict)
         return found
 
-    def of_kind(self, asked: Asked, data: Any, kind: type) -> Any:
+    def of_kind(self, asked: ServiceCall, data: Any, kind: type) -> Any:
         if not isinstance(data, kind):
-            raise Resumable(f"{asked.doing}: not the API's answer: {str(data)[:80]!r}; is a proxy between?")
+            raise RetryableError(f"{asked.doing}: not the API's answer: {str(data)[:80]!r}; is a proxy between?")
         return data
 
-    def read(self, asked: Asked, parse: Callable[[Any], T], one: Any) -> T:
+    def read(self, asked: ServiceCall, parse: Callable[[Any], T], one: Any) -> T:
         """What `parse`, which asks nobody, finds in an object. Raises Resumable for one without it."""
         try:
             return parse(one)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-            raise Resumable(
+            raise RetryableError(
                 f"{asked.doing}: an object is not as the API has them: {str(one)[:80]!r}; is a proxy between?"
             ) from None
 
-    def text(self, asked: Asked, one: Json, key: str) -> str:
+    def text(self, asked: ServiceCall, one: Json, key: str) -> str:
         """The text that an object has under this key. Raises Resumable."""
         return self.read(asked, lambda found: text(found.get(key)), one)
 
-    def content(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> bytes:
+    def content(self, asked: ServiceCall, call: Any, *arguments: Any, **options: Any) -> bytes:
         """The file that a call answers with, whole."""
         return bytes(self.response(asked, lambda: call(*arguments, **options).data.content))
 
-    def all(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> list[Json]:
+    def all(self, asked: ServiceCall, call: Any, *arguments: Any, **options: Any) -> list[Json]:
         """All objects of a list, page by page."""
         return list(self._pages(asked, call, *arguments, **options))
 
-    def _pages(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> Iterator[Json]:
+    def _pages(self, asked: ServiceCall, call: Any, *arguments: Any, **options: Any) -> Iterator[Json]:
         seen: set[str] = set()
         while True:
             response = self.response(asked, call, *arguments, **options)
@@ -129,7 +129,7 @@ class Access:
             if not page:
                 return
             if page in seen or len(seen) >= MOST_PAGES:
-                raise Resumable(f"{asked.doing}: the list has no end; the same again")
+                raise RetryableError(f"{asked.doing}: the list has no end; the same again")
             seen.add(page)
             options["page"] = page
 
@@ -152,7 +152,7 @@ def access(settings: Settings) -> Access:
     return Access(
         tenancy=profile.tenancy,
         region=region,
-        asker=Asker(credentials=str(profile), region=region),
+        asker=Caller(credentials=str(profile), region=region),
         signer=OwnSigner(signature_of(profile)),
         # The SDK wants these to be there, and then uses the signer.
         config={
@@ -165,7 +165,7 @@ def access(settings: Settings) -> Access:
     )
 
 
-def profile_of(settings: Settings) -> Profile:
+def profile_of(settings: Settings) -> OciProfile:
     """The profile that the settings name. Raises UsageError."""
     section = settings.tenancy
     return read_profile(settings.file(section.config_file), section.profile, region=section.region, now=time.time())
@@ -177,7 +177,7 @@ def _as_instance(region: str | None) -> Access:
         check_known("tenancy.region", region)
     signer = instance_signer()
     where = regions.get_region_from_short_name(region or signer.region)
-    asker = Asker(credentials="this instance", region=where, is_instance=True)
+    asker = Caller(credentials="this instance", region=where, is_instance=True)
     return Access(tenancy=signer.tenancy_id, region=where, asker=asker, signer=signer, config={"region": where})
 
 
@@ -198,10 +198,12 @@ def compartment_of(settings: Settings, entry: Access) -> tuple[str, str]:
     client = entry.client(IdentityClient)
     if ocid_kind(wanted):
         check_ocid("tenancy.compartment", wanted, "compartment")
-        asked = Asked(doing=f"looking for compartment {wanted}", right="inspect compartments")
-        with ending_as(UsageError, NotFound, before="tenancy.compartment: no such compartment, or not for this user; "):
+        asked = ServiceCall(doing=f"looking for compartment {wanted}", right="inspect compartments")
+        with translate_errors(
+            UsageError, NotFound, before="tenancy.compartment: no such compartment, or not for this user; "
+        ):
             return wanted, entry.text(asked, entry.one(asked, client.get_compartment, wanted), "name")
-    asked = Asked(doing="listing compartments", right="inspect compartments")
+    asked = ServiceCall(doing="listing compartments", right="inspect compartments")
     listed = entry.all(asked, client.list_compartments, entry.tenancy, compartment_id_in_subtree=True)
     named = [one for one in listed if one.get("name") == wanted and one.get("lifecycleState", "ACTIVE") == "ACTIVE"]
     if len(named) == 1:
@@ -216,7 +218,7 @@ def compartment_of(settings: Settings, entry: Access) -> tuple[str, str]:
 
 def namespace_of(entry: Access) -> str:
     """The tenancy's namespace, under which its repositories are. Raises a task's error."""
-    asked = Asked(doing="asking for the tenancy's namespace", right="read objectstorage-namespaces")
+    asked = ServiceCall(doing="asking for the tenancy's namespace", right="read objectstorage-namespaces")
     client = entry.client(ObjectStorageClient)
     found = entry.of_kind(asked, entry.response(asked, client.get_namespace).data, str)
     return entry.read(asked, text, found)

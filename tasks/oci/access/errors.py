@@ -9,13 +9,13 @@ import email.utils
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 
 SKEW_SEC = 300.0  # by how much a request's date may be wrong
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ServiceCall:
     """A request in words: `doing` as in `listing clusters`, and the right it needs, as in `read clusters`."""
 
     doing: str
@@ -23,7 +23,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asker:
+class Caller:
     """Who asks: the credentials in words, the kind of principal, and where its policies would be."""
 
     credentials: str
@@ -41,8 +41,8 @@ class NotFound(UsageError):
 
 
 def explain(
-    asked: Asked,
-    asker: Asker,
+    asked: ServiceCall,
+    asker: Caller,
     *,
     status: int,
     code: str | None,
@@ -76,9 +76,11 @@ def explain(
     if status == 404:
         return NotFound(f"{what}: {said}; it is not there, or this user may not see it: {needs}{number}")
     if status in (409, 412):
-        return Refused(f"{what}: {said}; somebody changes it too, or did: look, then the same again{number}")
+        return ConfirmationRequired(
+            f"{what}: {said}; somebody changes it too, or did: look, then the same again{number}"
+        )
     if status == 429 or status >= 500:
-        return Resumable(f"{what}: {said}; asked several times; the same again later{number}")
+        return RetryableError(f"{what}: {said}; asked several times; the same again later{number}")
     return UsageError(f"{what}: {said}{number}")
 
 

@@ -16,7 +16,7 @@ from oci.circuit_breaker import NoCircuitBreakerStrategy
 from oci.exceptions import ClientError, ServiceError
 from oci.retry import RetryStrategyBuilder
 
-from tasks.errors import Resumable, UsageError
+from tasks.errors import RetryableError, UsageError
 from tasks.oci.access.errors import skew
 
 FEDERATION: str | None = None  # the address that gives tokens; None: Oracle's own for the region. Tests have another
@@ -42,7 +42,7 @@ def instance_signer() -> Any:
         what = f"{_SETTING}: no token for this instance: {error.status} {error.code or ''}".rstrip()
         said = f"{what}: {_one_line(error.message)}"
         if error.status == 429 or error.status >= 500:
-            raise Resumable(f"{said}; asked several times; the same again later") from None
+            raise RetryableError(f"{said}; asked several times; the same again later") from None
         skewed = skew(error.headers, datetime.datetime.now(datetime.UTC)) if error.status == 401 else None
         if skewed is not None:
             raise UsageError(f"{what}: {skewed}; set it (timedatectl set-ntp true), then the same again") from None

@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.records.atomic_files import read_regular
 from remote.hosts.command import Secret
 from remote.hosts.local import expanded
-from tasks.errors import UsageError, touching
+from tasks.errors import UsageError, file_errors
 from tasks.settings.sources import shown
 
 _MOST_BYTES = 1 << 20
@@ -30,7 +30,7 @@ _REGION = re.compile(r"[a-z]{2,5}(-[a-z]+)+-[0-9]{1,2}|[a-z]{3}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class OciProfile:
     """Whose credentials: a user's API key, or a session's token with the key that it was made for."""
 
     file: Path
@@ -68,7 +68,7 @@ def check_region(what: str, text: str) -> None:
         raise UsageError(f"{what}: expected a region like eu-frankfurt-1, found {text[:80]!r}")
 
 
-def read_profile(file: Path, name: str, *, region: str | None, now: float) -> Profile:
+def read_profile(file: Path, name: str, *, region: str | None, now: float) -> OciProfile:
     """The profile, with its key and token read. `region` counts before the profile's; `now` is in seconds since 1970.
 
     Raises UsageError: what is missing or wrong, a file that others can read, a session that has expired.
@@ -100,7 +100,7 @@ def read_profile(file: Path, name: str, *, region: str | None, now: float) -> Pr
     if phrase:
         refuse_open(file, "it holds a pass phrase")
     refuse_open(key_file, "it is a private key")
-    return Profile(
+    return OciProfile(
         file=file,
         name=name,
         tenancy=tenancy,
@@ -154,7 +154,7 @@ def _path(file: Path, text: str) -> Path:
 
 
 def _content(path: Path, what: str) -> bytes:
-    with touching(f"{what}: {shown(path)}: cannot be read"):
+    with file_errors(f"{what}: {shown(path)}: cannot be read"):
         return read_regular(path, most_bytes=_MOST_BYTES)
 
 

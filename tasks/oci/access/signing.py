@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from remote.hosts.command import Secret
 from tasks.clients.prompt import typed
 from tasks.errors import UsageError
-from tasks.oci.access.profile import Profile
+from tasks.oci.access.profile import OciProfile
 from tasks.settings.sources import shown
 
 TOKEN_MINUTES = 4  # a minute less than the service accepts: what is shown as valid must still be so on arrival
@@ -38,13 +38,13 @@ class Signature:
         return base64.b64encode(self.key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())).decode()
 
 
-def typed_pass_phrase(profile: Profile) -> Secret | None:
+def typed_pass_phrase(profile: OciProfile) -> Secret | None:
     """Asked for on the terminal; None where nobody can answer."""
     text = typed(f"pass phrase of {shown(profile.key_file)}: ")
     return Secret(text) if text else None
 
 
-def signature_of(profile: Profile, ask: Callable[[Profile], Secret | None] = typed_pass_phrase) -> Signature:
+def signature_of(profile: OciProfile, ask: Callable[[OciProfile], Secret | None] = typed_pass_phrase) -> Signature:
     """How the profile signs; `ask` gives a key's pass phrase that the profile does not have. Raises UsageError."""
     key = _load(profile, profile.pass_phrase, ask)
     if profile.token is not None:
@@ -58,7 +58,7 @@ def signature_of(profile: Profile, ask: Callable[[Profile], Secret | None] = typ
     return Signature(key_id=f"{profile.tenancy}/{profile.user}/{found}", key=key)
 
 
-def _load(profile: Profile, phrase: Secret | None, ask: Callable[[Profile], Secret | None]) -> RSAPrivateKey:
+def _load(profile: OciProfile, phrase: Secret | None, ask: Callable[[OciProfile], Secret | None]) -> RSAPrivateKey:
     name = shown(profile.key_file)
     try:
         # Bytes of our own: as text it would stand in the error that a letter outside ASCII ends in.

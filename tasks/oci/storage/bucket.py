@@ -15,14 +15,14 @@ from typing import Any
 
 from oci.object_storage import ObjectStorageClient
 
-from tasks.errors import Refused, Resumable
+from tasks.errors import ConfirmationRequired, RetryableError
 from tasks.oci.access.clients import Access, Json
-from tasks.oci.access.errors import Asked
+from tasks.oci.access.errors import ServiceCall
 
 PART_BYTES = 64 << 20
 
 
-class Bucket:
+class OciBucket:
     """A bucket of the entry's region. Every method raises a task's error."""
 
     def __init__(self, entry: Access, namespace: str, name: str) -> None:
@@ -50,7 +50,7 @@ class Bucket:
                 found.pop(prefix, None)
                 return found
             if following <= start:  # names come in order
-                raise Resumable(f"{asked.doing}: the list has no end; the same again")
+                raise RetryableError(f"{asked.doing}: the list has no end; the same again")
             start = following
 
     def has(self, name: str, path: Path, size: int | None) -> bool:
@@ -111,8 +111,8 @@ class Bucket:
         made = self._entry.one(asked, self._client.create_multipart_upload, *self._where, {"object": name})
         return self._entry.text(asked, made, "uploadId")
 
-    def _asked(self, doing: str, right: str = "manage objects") -> Asked:
-        return Asked(doing=doing, right=right)
+    def _asked(self, doing: str, right: str = "manage objects") -> ServiceCall:
+        return ServiceCall(doing=doing, right=right)
 
 
 def _size(one: Json) -> int:
@@ -151,4 +151,6 @@ def _body(content: bytes) -> Any:
 
 def _confirm(what: str, found: str | None, expected: str) -> None:
     if found != expected:
-        raise Refused(f"{what}: the bucket confirms MD5 {found}, not {expected}: a proxy or the file changed; look")
+        raise ConfirmationRequired(
+            f"{what}: the bucket confirms MD5 {found}, not {expected}: a proxy or the file changed; look"
+        )

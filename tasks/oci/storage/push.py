@@ -14,14 +14,14 @@ from pathlib import Path
 
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
-from tasks.errors import Refused, UsageError
+from tasks.errors import ConfirmationRequired, UsageError
 from tasks.oci.access.errors import NotFound
 from tasks.oci.access.optional_sdk import needs_sdk
 from tasks.settings.load import Settings
 
 with needs_sdk():
     from tasks.oci.access.clients import Access, access, namespace_of
-    from tasks.oci.storage.bucket import Bucket
+    from tasks.oci.storage.bucket import OciBucket
 
 FORM = "oci://BUCKET@NAMESPACE/PREFIX"
 _PLACE = re.compile(
@@ -30,7 +30,7 @@ _PLACE = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class BucketAddress:
     """Where files go; a namespace of None is the tenancy's own."""
 
     bucket: str
@@ -41,12 +41,12 @@ class Place:
         return f"{self.prefix}/{file}"
 
 
-def place_of(text: str, otherwise: str) -> Place:
+def place_of(text: str, otherwise: str) -> BucketAddress:
     """A place as Oracle's tools write it; without a prefix, below `otherwise`. Raises UsageError."""
     found = _PLACE.fullmatch(text)
     if found is None:
         raise UsageError(f"adapter.push: --bucket: expected {FORM}, found {text[:120]!r}")
-    return Place(bucket=found["bucket"], namespace=found["namespace"], prefix=found["prefix"] or otherwise)
+    return BucketAddress(bucket=found["bucket"], namespace=found["namespace"], prefix=found["prefix"] or otherwise)
 
 
 def push(
@@ -56,7 +56,7 @@ def push(
     place = place_of(text, otherwise)
     entry = access(settings)
     namespace = place.namespace or namespace_of(entry)
-    bucket = Bucket(entry, namespace, place.bucket)
+    bucket = OciBucket(entry, namespace, place.bucket)
     digests = {name: sha256_of(path) for name, path in sorted(files.items()) if name != SUMS_FILE}
     with tempfile.TemporaryDirectory() as scratch:
         sums = Path(scratch, SUMS_FILE)
@@ -69,7 +69,7 @@ def push(
     return {"place": f"oci://{place.bucket}@{namespace}/{place.prefix}", "region": entry.region, "sha256": digests}
 
 
-def _there(entry: Access, bucket: Bucket, place: Place) -> dict[str, int]:
+def _there(entry: Access, bucket: OciBucket, place: BucketAddress) -> dict[str, int]:
     try:
         return bucket.sizes(f"{place.prefix}/")
     except NotFound as error:
@@ -80,7 +80,7 @@ def _there(entry: Access, bucket: Bucket, place: Place) -> dict[str, int]:
 
 
 def _refuse_others(
-    bucket: Bucket, place: Place, there: Mapping[str, int], paths: Mapping[str, Path], sums: Path
+    bucket: OciBucket, place: BucketAddress, there: Mapping[str, int], paths: Mapping[str, Path], sums: Path
 ) -> None:
     other = sorted(there.keys() - paths.keys())
     advice = "name another prefix, or empty this one"
@@ -91,7 +91,7 @@ def _refuse_others(
         raise UsageError(f"adapter.push: --bucket: {place.prefix}/ holds another version, by its {SUMS_FILE}; {advice}")
 
 
-def _send(bucket: Bucket, there: Mapping[str, int], paths: Mapping[str, Path], say: Callable[[str], None]) -> int:
+def _send(bucket: OciBucket, there: Mapping[str, int], paths: Mapping[str, Path], say: Callable[[str], None]) -> int:
     sent = 0
     for name, path in paths.items():
         size = f"{path.stat().st_size / 1e6:,.1f} MB"
@@ -104,13 +104,13 @@ def _send(bucket: Bucket, there: Mapping[str, int], paths: Mapping[str, Path], s
     return sent
 
 
-def _verify(bucket: Bucket, place: Place, paths: Mapping[str, Path]) -> None:
+def _verify(bucket: OciBucket, place: BucketAddress, paths: Mapping[str, Path]) -> None:
     """Raises Refused where the bucket does not list these very files with their sizes and checksums."""
     there = bucket.sizes(f"{place.prefix}/")
     wrong = sorted(there.keys() - paths.keys()) or [
         name for name, path in paths.items() if not bucket.has(name, path, there.get(name))
     ]
     if wrong:
-        raise Refused(
+        raise ConfirmationRequired(
             f"{wrong[0]!r} is not in the bucket as it was sent; somebody else writes to {place.prefix}/: look"
         )

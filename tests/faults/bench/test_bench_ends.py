@@ -18,7 +18,7 @@ import pytest
 from bench.records import Trial, suite
 from bench.records.checksummed import ResultError
 from bench.records.paths import EXIT_NOT_WRITTEN
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from tests.support.hosts.local_fleet import fill, wait_for
 
 PHASE_SEC = 120.0
@@ -51,7 +51,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def ended(process: subprocess.Popen[str], out: Path, code: int, end: End) -> TrialResult:
+def ended(process: subprocess.Popen[str], out: Path, code: int, end: TrialStatus) -> TrialResult:
     """What the trial has left in `out`, having ended with this exit code."""
     assert finish(process)[0] == code
     result = TrialResult.read(out / "result.json")
@@ -70,7 +70,12 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     code, said, err = finish(start(trial, out, from_nothing=name == "optimized"))
     assert (code, err) == (0, "")
     result = TrialResult.read(out / "result.json")
-    assert (result.status, result.reason, result.trial, result.worker) == (End.SUCCEEDED, None, trial, "it's w-1")
+    assert (result.status, result.reason, result.trial, result.worker) == (
+        TrialStatus.SUCCEEDED,
+        None,
+        trial,
+        "it's w-1",
+    )
     assert set(result.phases) == {"import", "data", "load", "warmup", "measure", "ceilings"}
     losses = [loss for loss in result.steps.loss if loss is not None]
     assert len(losses) == trial.measured_steps
@@ -104,7 +109,7 @@ def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
     process = start(tiny_trial(), tmp_path, from_nothing=True)
     until(process, tmp_path, "import", 0)
     process.terminate()
-    result = ended(process, tmp_path, 143, End.PREEMPTED)
+    result = ended(process, tmp_path, 143, TrialStatus.PREEMPTED)
     assert result.metrics is None
     assert "stopped by SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
 
@@ -117,7 +122,7 @@ def test_a_stop_that_a_library_made_an_error_of_is_still_the_stop(start, tmp_pat
         "    except BaseException: raise RecursionError('half an import') from None\n"
         "bench.qlora.session.place = place"
     )
-    result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 143, End.PREEMPTED)
+    result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 143, TrialStatus.PREEMPTED)
     assert result.metrics is None
     assert "stopped by SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
     assert any("half an import" in line for line in result.log_tail)
@@ -127,7 +132,7 @@ def test_sigterm_in_warmup_is_preempted_and_measured_nothing(start, tmp_path, ti
     process = start(tiny_trial(warmup_steps=10_000), tmp_path)
     until(process, tmp_path, "warmup", 1)
     process.terminate()
-    result = ended(process, tmp_path, 143, End.PREEMPTED)
+    result = ended(process, tmp_path, 143, TrialStatus.PREEMPTED)
     assert (result.metrics, result.steps.step_time_sec) == (None, [])
     assert len(result.warmup.step_time_sec) >= 1
 
@@ -135,8 +140,13 @@ def test_sigterm_in_warmup_is_preempted_and_measured_nothing(start, tmp_path, ti
 @pytest.mark.parametrize(
     ("number", "code", "end", "reason"),
     [
-        (signal.SIGINT, 130, End.CANCELLED, "stopped by SIGINT"),
-        (signal.SIGALRM, 1, End.TIMED_OUT, "the deadline of 300 s passed"),  # the deadline's own signal, at our moment
+        (signal.SIGINT, 130, TrialStatus.CANCELLED, "stopped by SIGINT"),
+        (
+            signal.SIGALRM,
+            1,
+            TrialStatus.TIMED_OUT,
+            "the deadline of 300 s passed",
+        ),  # the deadline's own signal, at our moment
     ],
 )
 def test_a_stop_in_measuring_keeps_the_steps_measured(start, tmp_path, tiny_trial, number, code, end, reason):
@@ -151,7 +161,7 @@ def test_a_stop_in_measuring_keeps_the_steps_measured(start, tmp_path, tiny_tria
 
 def test_a_deadline_that_passes_ends_the_trial(start, tmp_path, tiny_trial):
     process = start(tiny_trial(measured_steps=100_000, deadline_sec=1.0), tmp_path)
-    result = ended(process, tmp_path, 1, End.TIMED_OUT)
+    result = ended(process, tmp_path, 1, TrialStatus.TIMED_OUT)
     assert str(result.reason).startswith("the deadline of 1 s passed (in ")
 
 
@@ -168,7 +178,7 @@ def test_sigkill_in_measuring_leaves_no_result_and_no_torn_file(start, tmp_path,
 def test_memory_that_runs_out_is_its_own_end(start, tmp_path, tiny_trial, demo_data):
     trial = tiny_trial(data=str(demo_data), max_seq_len=4096, micro_batch_size=1024)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))"
-    result = ended(start(trial, tmp_path, before=limit), tmp_path, 1, End.OUT_OF_MEMORY)
+    result = ended(start(trial, tmp_path, before=limit), tmp_path, 1, TrialStatus.OUT_OF_MEMORY)
     assert "(in warmup, 0 of 3 steps done)" in str(result.reason)
 
 
@@ -181,7 +191,7 @@ def test_a_loss_that_is_no_number_fails_by_its_step(start, tmp_path, tiny_model,
     content[-(1 << 20) :] = b"\xc0\x7f" * (1 << 19)  # the last half million weights become bf16's not-a-number
     weights.write_bytes(content)
     out = tmp_path / "out"
-    result = ended(start(tiny_trial(model=str(model), warmup_steps=0), out), out, 1, End.FAILED)
+    result = ended(start(tiny_trial(model=str(model), warmup_steps=0), out), out, 1, TrialStatus.FAILED)
     assert str(result.reason).startswith("NotFinite: the loss is nan at measure step 1; try a lower learning_rate")
     assert result.steps.loss == [None]
 
@@ -190,14 +200,14 @@ def test_an_unforeseen_error_fails_with_its_traceback_in_the_log(start, tmp_path
     broken = (
         "import bench.qlora.session\ndef place(_): raise LookupError('no\\nplace')\nbench.qlora.session.place = place"
     )
-    result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, End.FAILED)
+    result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, TrialStatus.FAILED)
     assert result.reason == "LookupError: no place (in import, 0 of 3 steps done)"
     assert any("raise LookupError" in line or "in place" in line for line in result.log_tail)
 
 
 def test_a_library_that_is_missing_fails_by_its_name(start, tmp_path, tiny_trial):
     process = start(tiny_trial(), tmp_path, before="import sys; sys.modules['torch'] = None")
-    assert "torch" in str(ended(process, tmp_path, 1, End.FAILED).reason)
+    assert "torch" in str(ended(process, tmp_path, 1, TrialStatus.FAILED).reason)
 
 
 def test_a_full_disk_is_refused_before_any_work(start, small_disk, tiny_trial):

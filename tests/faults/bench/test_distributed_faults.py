@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.workloads.distributed.torchrun import descendants
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import SILENCE_SEC, alive
@@ -44,7 +44,7 @@ def test_two_ranks_train_one_model_and_say_what_talking_costs(start_ranks, tmp_p
     _, err = process.communicate(timeout=WAIT_SEC)
     assert (process.returncode, err) == (0, "")
     result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     assert result.metrics is not None
     assert result.steps.samples == [4] * 4  # of one device
     found = {(m.name, m.context.get("rank"), m.context.get("size_bytes")): m for m in result.measurements}
@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_or_hangs_fails_the_trial_by_its_name(start_ranks,
     process.communicate(timeout=WAIT_SEC)
     assert process.returncode == 1
     result = TrialResult.read(tmp_path / "result.json")
-    assert result.status is End.FAILED
+    assert result.status is TrialStatus.FAILED
     assert str(result.reason).startswith(f"RankKilled: rank 1 {fate} in measure step ")
     assert more in str(result.reason)
     assert result.metrics is not None  # what was measured until then

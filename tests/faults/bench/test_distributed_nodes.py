@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.workloads.distributed.torchrun import descendants
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import SILENCE_SEC, alive
@@ -81,7 +81,7 @@ def ends(nodes: list[subprocess.Popen], folder: Path, *, tidy: str = "node-*") -
 def test_two_machines_train_one_model_and_the_first_tells_of_it(start_nodes, tmp_path):
     nodes = start_nodes(measured_steps=3)
     result = ends(nodes, tmp_path)
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     assert [node.returncode for node in nodes] == [0, 0]
     found = {(m.name, m.context.get("rank")) for m in result.measurements}
     assert {("step_time_sec", 0), ("step_time_sec", 1), ("efficiency_percent", None)} <= found
@@ -101,7 +101,7 @@ def test_a_rank_that_fails_on_any_machine_is_named_and_all_are_stopped(start_nod
     in_measure(nodes, tmp_path)
     os.kill(rank_of(nodes[node]), number)
     result = ends(nodes, tmp_path)
-    assert result.status is End.FAILED
+    assert result.status is TrialStatus.FAILED
     assert str(result.reason).startswith(f"RankKilled: rank {node} {fate} in measure step ")
 
 
@@ -111,7 +111,7 @@ def test_a_machine_that_goes_is_not_the_trials_fault(start_nodes, tmp_path):
     for pid in [nodes[1].pid, *descendants(nodes[1].pid)]:
         os.kill(pid, signal.SIGKILL)
     result = ends(nodes, tmp_path, tidy="node-0")
-    assert result.status is End.LOST  # and so tried again
+    assert result.status is TrialStatus.LOST  # and so tried again
     assert str(result.reason).startswith("rank 1 is gone with its machine in measure")
 
 

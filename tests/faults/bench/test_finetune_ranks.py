@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bench import torch_stack
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.training import TrainingRecord
 from bench.workloads.distributed.torchrun import descendants
 from bench.workloads.finetune.rank_spec import STOP_FILE
@@ -144,7 +144,7 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     os.kill(training.at_step(process, 2)[1], signal.SIGKILL)
     process.communicate(timeout=WAIT_SEC)
     lost = TrialResult.read(training.out / "result.json")
-    assert (process.returncode, lost.status) == (1, End.LOST)
+    assert (process.returncode, lost.status) == (1, TrialStatus.LOST)
     assert "rank 1 was killed by SIGKILL" in str(lost.reason)
 
     process = training.start(held_after=5)

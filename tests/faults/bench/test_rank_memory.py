@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 
 LIMIT_BYTES = 3 << 30  # importing the stack takes 2
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux sets them")]
@@ -21,7 +21,7 @@ def test_a_rank_out_of_memory_ends_the_trial_by_its_name_and_peak(start_ranks, d
     _, complaint = process.communicate(timeout=240)
     assert (process.returncode, complaint) == (1, "")
     result = TrialResult.read(tmp_path / "result.json")
-    assert result.status is End.OUT_OF_MEMORY, result.reason
+    assert result.status is TrialStatus.OUT_OF_MEMORY, result.reason
     said = str(result.reason)
     assert said.startswith(("out of memory: rank 0: ", "out of memory: rank 1: "))
     assert " more were asked for; peak RSS " in said

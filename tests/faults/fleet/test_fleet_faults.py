@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.records.result import TrialResult
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import LedgerError
-from remote.fleet.retry_policy import Limits
+from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from remote.hosts.local import LocalHost
@@ -29,7 +29,7 @@ def test_a_busy_worker_does_not_keep_trials_from_an_idle_one(local: LocalFleet) 
     ended: list[str | None] = []
 
     def hear(event: FleetEvent) -> None:
-        if event.happening is Happening.ENDED:
+        if event.happening is EventType.ENDED:
             ended.append(event.trial_id)
             if len(ended) == 5:
                 local.say_go()
@@ -60,8 +60,8 @@ def test_progress_is_told_from_what_the_trial_writes(local: LocalFleet) -> None:
 
     local.fleet(local.hosts(1), on_event=hear).run()
     told = [event.happening for event in heard]
-    assert told[0] is Happening.STARTED
-    assert told[-1] is Happening.ENDED
+    assert told[0] is EventType.STARTED
+    assert told[-1] is EventType.ENDED
     assert next(event.progress.samples_per_sec for event in heard if event.progress is not None) == 1.5
 
 
@@ -72,8 +72,8 @@ def test_a_worker_whose_disk_is_full_is_lost_once_and_its_trial_ends_with_that_w
     local_fleet.fill(small_disk)
     local.fleet([local.host(workdir=small_disk)], limits=replace(QUICK, give_up_after_sec=2.0)).run()
     assert local.ends() == {"fine-1": "LOST"}
-    assert len(local.heard_of(Happening.WORKER_LOST)) == 1
-    assert local.heard_of(Happening.WORKER_BACK) == []
+    assert len(local.heard_of(EventType.WORKER_LOST)) == 1
+    assert local.heard_of(EventType.WORKER_BACK) == []
     reason = local.reasons()["fine-1"] or ""
     assert reason.startswith("worker-1 did not come back within 2 s: ")
     assert "No space left on device" in reason
@@ -198,7 +198,7 @@ def test_a_pinned_trial_waits_for_its_own_worker(local: LocalFleet) -> None:
     wires[1].plugged = False
 
     def hear(event: FleetEvent) -> None:
-        if event.happening is Happening.WORKER_LOST:
+        if event.happening is EventType.WORKER_LOST:
             wires[1].plugged = True
 
     local.fleet(wires, on_event=hear).run()
@@ -263,7 +263,7 @@ def test_two_runs_on_one_host_take_turns(local: LocalFleet) -> None:
         if "start" in command.argv:
             busy.touch()
 
-    with local.running(local.fleet([CuttableHost(host=local.host(), before=look)], limits=Limits(every_sec=0.05))):
+    with local.running(local.fleet([CuttableHost(host=local.host(), before=look)], limits=RetryLimits(every_sec=0.05))):
         wait_for(busy.exists, "the trial's try to start")
         assert other.cancel(grace_sec=1.0).state is JobState.ENDED
     assert local.ends() == {"fine": "SUCCEEDED"}
@@ -295,4 +295,4 @@ def test_one_unreachable_moment_is_not_told_as_a_loss(local: LocalFleet) -> None
     wire = CuttableHost(host=local.host(), before=fail_twice)
     local.fleet([wire], limits=replace(QUICK, lost_after_sec=30.0)).run()
     assert local.ends() == {"fine": "SUCCEEDED"}
-    assert local.heard_of(Happening.WORKER_LOST) == []
+    assert local.heard_of(EventType.WORKER_LOST) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.paths import LEDGER_FILE
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
@@ -119,10 +119,10 @@ def test_a_second_attempt_not_yet_looked_at_keeps_the_first_from_being_repeated(
 
     def hold_back(_: Command) -> None:
         # The second worker answers only after the first one's attempt is known to have come to nothing.
-        wait_for(lambda: local.heard_of(Happening.RETRYING), "attempt 1 found cancelled")
+        wait_for(lambda: local.heard_of(EventType.RETRYING), "attempt 1 found cancelled")
 
     with local.running(local.fleet([first, CuttableHost(host=other, before=hold_back)])):
-        wait_for(lambda: local.heard_of(Happening.RETRYING), "attempt 1 found cancelled")
+        wait_for(lambda: local.heard_of(EventType.RETRYING), "attempt 1 found cancelled")
         local.say_go()
     assert local.ends() == {"slow": "SUCCEEDED"}
     assert local.winner("slow") == (2, other.name)
@@ -150,7 +150,7 @@ def test_a_worker_that_forgot_its_job_makes_a_new_attempt(local: LocalFleet) -> 
     folder = Path(wire.workdir, "runs", "r1", "slow.1")
 
     def hear(event: FleetEvent) -> None:
-        if event.happening is Happening.WORKER_LOST:
+        if event.happening is EventType.WORKER_LOST:
             local.sweep()
             folder.rename(folder.with_name("gone"))
             wire.plugged = True

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.records.run import PlannedTrial
-from remote.fleet.events import Happening
+from remote.fleet.events import EventType
 from remote.fleet.fetch_result import TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.shared_volume import on_shared_volume, place_of
@@ -75,7 +75,7 @@ def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replaceme
         wait_for(lambda: local.noted("succeeded"), "the trial is done")
         local.pod_dies(wire)
         if is_noticed:
-            wait_for(lambda: local.heard_of(Happening.WORKER_LOST), "its worker counts as lost")
+            wait_for(lambda: local.heard_of(EventType.WORKER_LOST), "its worker counts as lost")
         wire.plugged = True
     assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (1, "worker-1")

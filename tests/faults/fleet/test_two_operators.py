@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.records.run import RunRecord
-from remote.fleet.events import Happening
-from remote.fleet.retry_policy import Limits
+from remote.fleet.events import EventType
+from remote.fleet.retry_policy import RetryLimits
 from tests.support.hosts.local_fleet import QUICK, LocalFleet, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_patience")
@@ -35,13 +35,13 @@ def test_a_worker_at_anothers_trial_is_waited_for_however_long_and_is_not_lost(l
     theirs = local.occupied()
     with local.running(local.fleet(local.hosts(1), limits=HASTY)) as fleet:
         # Longer than the fleet would wait for a worker that is lost.
-        wait_for(lambda: local.heard_of(Happening.WORKER_BUSY), "it is said")
+        wait_for(lambda: local.heard_of(EventType.WORKER_BUSY), "it is said")
         assert not fleet.ledger.entries["fine.worker-1"].end
         theirs.cancel(grace_sec=1.0)
     assert local.ends() == {"fine.worker-1": "SUCCEEDED"}
     assert local.winner("fine.worker-1") == (1, "worker-1")
-    assert local.heard_of(Happening.WORKER_LOST) == []
-    said = str(local.heard_of(Happening.WORKER_BUSY)[0].reason)
+    assert local.heard_of(EventType.WORKER_LOST) == []
+    said = str(local.heard_of(EventType.WORKER_BUSY)[0].reason)
     assert "worker-1: busy with" in said
     assert "theirs/other.1" in said
 
@@ -68,16 +68,16 @@ def test_stopping_while_waiting_for_a_turn_ends_at_once_and_leaves_the_others_tr
     local.plan("fine", workers=1, replicate=True)
     theirs = local.occupied()
     with local.running(local.fleet(local.hosts(1), limits=HASTY)) as fleet:
-        wait_for(lambda: local.heard_of(Happening.WORKER_BUSY), "it waits")
+        wait_for(lambda: local.heard_of(EventType.WORKER_BUSY), "it waits")
         fleet.stop()
     assert local.ends() == {"fine.worker-1": "CANCELLED"}
     assert theirs.status().state.value == "running"
     theirs.cancel(grace_sec=1.0)
 
 
-@pytest.mark.parametrize("limits", [HASTY, Limits(every_sec=0.05)])
+@pytest.mark.parametrize("limits", [HASTY, RetryLimits(every_sec=0.05)])
 def test_two_runs_at_once_take_turns_and_both_end_with_exactly_their_trials(
-    local: LocalFleet, tmp_path: Path, limits: Limits
+    local: LocalFleet, tmp_path: Path, limits: RetryLimits
 ) -> None:
     local.plan("steps 1", "fine 2", "steps 3", workers=2, replicate=True)
     other = second_run(local, tmp_path / "other", "steps 4", "fine 5", "steps 6", replicate=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.fleet.events import Happening
-from remote.fleet.retry_policy import Limits
+from remote.fleet.events import EventType
+from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.host import HostError
 from tasks.fleet.runner import ONE_TRY_SEC
 from tasks.settings.schema import FleetSection
@@ -25,10 +25,10 @@ OUTAGE_SEC = 30.0
 shared_fleet, pods = fixtures(PODS)
 
 
-def shipped() -> Limits:
+def shipped() -> RetryLimits:
     """The limits that `inv bench` makes from the settings as they are shipped."""
     fleet = FleetSection()
-    return Limits(
+    return RetryLimits(
         lost_after_sec=fleet.lost_after_sec - ONE_TRY_SEC["pods"],
         give_up_after_sec=fleet.give_up_after_sec,
         max_attempts=fleet.max_attempts,
@@ -64,7 +64,7 @@ def test_an_api_server_that_is_gone_for_30_s_costs_no_trial_and_none_is_begun_tw
         assert set(run.ends().values()) == {"SUCCEEDED"}
         assert run.ledger_lines("retried") == []
         assert len(run.noted("started")) == count
-        assert run.heard_of(Happening.WORKER_LOST) == []
+        assert run.heard_of(EventType.WORKER_LOST) == []
 
 
 def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live_on(pods: PodFleet) -> None:
@@ -79,7 +79,7 @@ def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live_
         assert shown["status"]["phase"] == "Running"
 
         def seen() -> bool:
-            pods.pods.doubt()
+            pods.pods.invalidate()
             with contextlib.suppress(HostError):
                 return any(one.name == pod["name"] and not one.is_ready for one in pods.pods.all())
             return False
@@ -88,14 +88,14 @@ def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live_
         faults.find_node(str(pod["node"]))
 
     assert pods.struck(strike, limits=shipped()) == {"start": 1, "middle": 1, "last": 1}
-    assert pods.heard_of(Happening.WORKER_LOST) == []
+    assert pods.heard_of(EventType.WORKER_LOST) == []
 
 
 def test_a_black_hole_of_20_s_is_borne_by_a_stream_that_is_given_up_after_15(pods: PodFleet) -> None:
     pods.plan("slow", workers=1)
     heard_of_it = pods.pod_hosts()[:1]
     with pods.running(pods.pod_fleet(hosts=heard_of_it, limits=shipped())):
-        wait_for(lambda: pods.heard_of(Happening.PROGRESS), "it is followed")
+        wait_for(lambda: pods.heard_of(EventType.PROGRESS), "it is followed")
         pods.cluster.faults.silence()
         pods.say_go()
         wait_for(lambda: pods.noted("succeeded"), "it ends unseen")
@@ -105,4 +105,4 @@ def test_a_black_hole_of_20_s_is_borne_by_a_stream_that_is_given_up_after_15(pod
         pods.cluster.faults.speak()
     assert pods.ends() == {"slow": "SUCCEEDED"}
     assert pods.ledger_lines("retried") == []
-    assert pods.heard_of(Happening.WORKER_LOST) == []
+    assert pods.heard_of(EventType.WORKER_LOST) == []

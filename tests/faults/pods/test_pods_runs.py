@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from bench.records.paths import LEDGER_FILE
-from remote.fleet.events import Happening
+from remote.fleet.events import EventType
 from remote.fleet.ledger import Ledger
-from remote.fleet.retry_policy import NotLetIn
+from remote.fleet.retry_policy import LoginTimeout
 from tests.support.hosts.local_fleet import kill_kubectls, wait_for
 from tests.support.paths import ROOT
 from tests.support.pods import EVICTION, LIMITS, PodFleet, fixtures, hasty, started, worker_of
@@ -107,11 +107,11 @@ def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(pods: Po
         pods.log_in_by_program()
 
     def all_are_back() -> bool:
-        return len(pods.heard_of(Happening.SHUT_OUT)) == len(pods.heard_of(Happening.WORKER_BACK))
+        return len(pods.heard_of(EventType.SHUT_OUT)) == len(pods.heard_of(EventType.WORKER_BACK))
 
     def strike(pod: dict[str, Any]) -> None:
         wait_for(all_are_back, "the last strike is over")  # who is shut out already does not say so again
-        known = len(pods.heard_of(Happening.SHUT_OUT))
+        known = len(pods.heard_of(EventType.SHUT_OUT))
         if fault == "credential program fails":
             pods.cluster.break_program()
         elif fault == "credentials expired":
@@ -127,7 +127,7 @@ def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(pods: Po
             # before may come after, and a list of pods of less than 2 s ago is not asked for again.
             faults.end_streams(pod["node"], "close-1000-without-status")
             time.sleep(0.3)
-            return len(pods.heard_of(Happening.SHUT_OUT)) > known
+            return len(pods.heard_of(EventType.SHUT_OUT)) > known
 
         wait_for(is_said, "it is said")
         pods.let_in()
@@ -135,8 +135,8 @@ def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(pods: Po
     # A night is longer than any host is waited for. A stream that only takes its time loses no worker.
     limits = replace(LIMITS, lost_after_sec=30.0, give_up_after_sec=0.1)
     assert pods.struck(strike, limits=limits) == {"start": 1, "middle": 1, "last": 1}
-    assert all(REMEDIES[fault] in str(event.reason) for event in pods.heard_of(Happening.SHUT_OUT))
-    assert pods.heard_of(Happening.WORKER_LOST) == []
+    assert all(REMEDIES[fault] in str(event.reason) for event in pods.heard_of(EventType.SHUT_OUT))
+    assert pods.heard_of(EventType.WORKER_LOST) == []
 
 
 def test_an_operator_who_does_not_log_in_in_time_is_left_without_an_end_and_a_resumed_run_finds_what_ran_on(
@@ -152,7 +152,9 @@ def test_an_operator_who_does_not_log_in_in_time_is_left_without_an_end_and_a_re
         pods.cluster.break_program()
         for pod in pods.live():
             pods.cluster.faults.end_streams(pod["node"], "close-1000-without-status")
-        with pytest.raises(NotLetIn, match=r"worker-\d: .*log in again or renew the kubeconfig \(refused for 1 s\)"):
+        with pytest.raises(
+            LoginTimeout, match=r"worker-\d: .*log in again or renew the kubeconfig \(refused for 1 s\)"
+        ):
             run.result()
     assert pods.ledger_lines("ended") == []
     assert pods.ledger_lines("retried") == []
@@ -186,7 +188,7 @@ def test_a_replacement_that_cannot_come_up_holds_nothing_up(pods: PodFleet, faul
                 faults.set_gpus(pod["node"], 0)
             faults.delete_pod(pod["name"], grace=0)
         for worker in map(worker_of, doomed):
-            wait_for(lambda w=worker: pods.heard_of(Happening.WORKER_LOST, w), "its worker counts as lost")
+            wait_for(lambda w=worker: pods.heard_of(EventType.WORKER_LOST, w), "its worker counts as lost")
         # The worker that is left runs what the others cannot, and takes in what was done.
         pods.say_go()
     assert set(pods.ends().values()) == {"SUCCEEDED"}
@@ -194,7 +196,7 @@ def test_a_replacement_that_cannot_come_up_holds_nothing_up(pods: PodFleet, faul
     left = pods.noted("started", "slow-start")[0].split()[3]
     assert [line.split()[3] for line in pods.noted("started", "slow-middle")][1:] == [left]
     assert len(pods.noted("started", "success-then-lingers-last")) == 1
-    reasons = {str(event.reason) for event in pods.heard_of(Happening.WORKER_LOST)}
+    reasons = {str(event.reason) for event in pods.heard_of(EventType.WORKER_LOST)}
     # A real Job keeps the pod that was deleted until its replacement has been made, and pods that failed before it.
     signs = ("Pending", "no pod has index", "being deleted", "is Evicted", "is Failed")
     assert any(sign in reason for sign in signs for reason in reasons), reasons

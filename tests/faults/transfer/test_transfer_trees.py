@@ -6,7 +6,7 @@ import pytest
 
 from remote.hosts.host import HostError
 from remote.jobs.agent import HostRefused
-from remote.jobs.download import Part
+from remote.jobs.download import PartialFile
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import LocalFleet, mounted
 from tests.support.hosts.migration import fill, move, tree
@@ -77,7 +77,7 @@ def test_a_file_of_equal_size_and_time_with_other_bytes_is_replaced(local: Local
 def test_a_file_that_another_pull_is_bringing_is_left_to_it(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000})
-    other = Part.of(target / "a")
+    other = PartialFile.of(target / "a")
     with pytest.raises(HostError, match="another process is receiving this file"):
         pull(local.agent(), str(source), target)
     other.file.close()

@@ -13,7 +13,7 @@ from typing import Self
 import pytest
 
 from remote.hosts.command import Command
-from remote.hosts.host import HostUnreachable, Readable
+from remote.hosts.host import ByteReader, HostUnreachable
 from remote.jobs.agent import Agent
 from remote.jobs.host_agent.files import part_of
 from remote.jobs.transfer import ChecksumMismatch, pull, push
@@ -114,7 +114,7 @@ def test_two_pushes_of_the_same_files_at_once_both_end_well(local: LocalFleet) -
 class Sending(CuttableHost):
     """Its n-th stream of files towards the host comes through the n-th of these."""
 
-    def through(self, *streams: Callable[[Readable], Readable]) -> Self:
+    def through(self, *streams: Callable[[ByteReader], ByteReader]) -> Self:
         self.streams = list(streams)
         return self
 
@@ -127,7 +127,7 @@ class Sending(CuttableHost):
 class Between:
     """A stream in the middle of which something happens, once."""
 
-    def __init__(self, source: Readable, act: Callable[[], object]) -> None:
+    def __init__(self, source: ByteReader, act: Callable[[], object]) -> None:
         self._source, self._act, self._reads = source, act, 0
 
     def read(self, size: int, /) -> bytes:
@@ -169,7 +169,7 @@ def test_a_file_that_arrives_wrong_twice_is_refused_and_nothing_is_kept(local: L
 class Spoilt:
     """A stream with one bit of its bulk flipped."""
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: ByteReader) -> None:
         self._source, self._pieces = source, 0
 
     def read(self, size: int, /) -> bytes:

@@ -27,10 +27,10 @@ from bench.harness.record import Record
 from bench.harness.termination import Stopped, Stops, WorkerGone
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import Progress
 from bench.records.training import Evaluation, Restart, TrainedSteps, TrainingRecord
-from bench.workloads.distributed.multi_node import Hub, LeaderGone, Link, Machines
+from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 
 STEP_SEC, CHECKPOINT_EVERY, TOKENS, SILENCE_SEC = 0.05, 5, 64, 5.0
 HOLD = Path(__file__).with_name("hold")
@@ -47,10 +47,10 @@ def check_inputs(trial: Trial) -> Inputs:
     return check_trial(trial)
 
 
-def follow(_request: object, _trial: object, machines: Machines, stops: Stops) -> int:
+def follow(_request: object, _trial: object, machines: NodeList, stops: Stops) -> int:
     """Another machine's share: nothing to do until it is told to stop, or the first machine has ended."""
     try:
-        with Link(machines, SILENCE_SEC) as link:
+        with LeaderLink(machines, SILENCE_SEC) as link:
             try:
                 while True:
                     time.sleep(STEP_SEC)
@@ -66,16 +66,16 @@ def follow(_request: object, _trial: object, machines: Machines, stops: Stops) -
 @contextlib.contextmanager
 def others(world_size: int, stops: Stops) -> Iterator[Callable[[], None]]:
     """The other machines, once all of them are there; what is given raises WorkerGone where one has ended."""
-    machines = Machines.from_environment()
+    machines = NodeList.from_environment()
     if machines is None:
         yield lambda: None
         return
-    with tempfile.TemporaryDirectory() as folder, Hub(machines, world_size, Path(folder)) as hub:
+    with tempfile.TemporaryDirectory() as folder, NodeHub(machines, world_size, Path(folder)) as hub:
 
         def check() -> None:
             for path in Path(folder).glob("failures-*.json"):
                 if "gone" not in json.loads(path.read_text()):
-                    raise Stopped(End.PREEMPTED, "one of its workers was told to stop")
+                    raise Stopped(TrialStatus.PREEMPTED, "one of its workers was told to stop")
                 raise WorkerGone(f"rank {path.stem.rpartition('-')[2]} is gone with its machine")
 
         while len(hub._links) < machines.count - 1:
@@ -119,7 +119,7 @@ def measure(record: Record, _: Inputs, stops: Stops) -> None:
             _show(record, done, steps, found)
             if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
                 _write(folder, done, total)
-                raise Stopped(End.PREEMPTED, f"stopped by {spec.limited_by} at step {done}")
+                raise Stopped(TrialStatus.PREEMPTED, f"stopped by {spec.limited_by} at step {done}")
     _finish(record, total, steps, stop, restarts)
 
 
@@ -182,7 +182,7 @@ def _finish(record: Record, total: int, steps: int, stop: str, restarts: list[Re
         trial_id=record.request.trial_id or "train",
         attempt=record.request.attempt,
         world_size=record.trial.world_size,
-        status=End.SUCCEEDED.value,
+        status=TrialStatus.SUCCEEDED.value,
         reason=None,
         stop=stop,
         steps_planned=steps,

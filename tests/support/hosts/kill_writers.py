@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.records import suite
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 
 
 def write_for_ever(folder: Path) -> None:
@@ -27,7 +27,7 @@ def write_for_ever(folder: Path) -> None:
         attempt += 1
         lines = [f"line {number} of attempt {attempt}" for number in range(attempt * 37 % 1000)]
         result = TrialResult(
-            trial_id="t", trial=trial, status=End.FAILED, reason="a test", attempt=attempt, log_tail=lines
+            trial_id="t", trial=trial, status=TrialStatus.FAILED, reason="a test", attempt=attempt, log_tail=lines
         )
         result.write(folder)
 

@@ -27,14 +27,14 @@ from bench.records import Trial
 from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
-from remote.fleet.retry_policy import Limits
+from remote.fleet.retry_policy import RetryLimits
 from remote.fleet.worker import Launch
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, Host, HostUnreachable, How
+from remote.hosts.host import Completed, Host, HostUnreachable, RunOptions
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_of
@@ -43,7 +43,7 @@ from tests.support.paths import ROOT
 
 FAKE_BENCH = ROOT / "tests" / "support" / "hosts" / "fake_bench.py"
 wait_for = until
-QUICK = Limits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
+QUICK = RetryLimits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
 
 
 def wait_for_words(process: subprocess.Popen[str], words: str) -> None:
@@ -227,7 +227,7 @@ class LocalFleet:
         return record
 
     def fleet(
-        self, hosts: Sequence[Host], *, limits: Limits = QUICK, launch: Launch | None = None, **more: Any
+        self, hosts: Sequence[Host], *, limits: RetryLimits = QUICK, launch: Launch | None = None, **more: Any
     ) -> Fleet:
         """A fleet over the plan and the ledger as they lie in the run's folder now; `more` is `Fleet`'s."""
         ledger = Ledger(self.run_folder / LEDGER_FILE)
@@ -253,7 +253,7 @@ class LocalFleet:
         with meanwhile(fleet.run, fleet.stop):
             yield fleet
 
-    def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
+    def heard_of(self, happening: EventType, worker: str | None = None) -> list[FleetEvent]:
         """What fleets have said, but for those with an `on_event` of their own."""
         return [e for e in list(self.heard) if e.happening is happening and worker in (None, e.worker)]
 
@@ -383,7 +383,7 @@ class CuttableHost:
     def python(self) -> tuple[str, ...]:
         return self.host.python
 
-    def run(self, command: Command, **how: Unpack[How]) -> Completed:
+    def run(self, command: Command, **how: Unpack[RunOptions]) -> Completed:
         self.before(command)
         self._check()
         left = next(self.cuts, None)

@@ -7,7 +7,7 @@ from typing import Self, Unpack
 import pytest
 
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable, How, Readable
+from remote.hosts.host import ByteReader, Completed, HostUnreachable, RunOptions
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull, push
@@ -54,7 +54,7 @@ class Narrow(CuttableHost):
         self.after = after
         return self
 
-    def run(self, command: Command, **how: Unpack[How]) -> Completed:
+    def run(self, command: Command, **how: Unpack[RunOptions]) -> Completed:
         if self.after and {"send", "receive"} & set(command.argv):
             left = self.after.pop(0)
             if "send" in command.argv:
@@ -68,7 +68,7 @@ class Narrow(CuttableHost):
 class Breaking:
     """A stream that breaks after `left` bytes of its bulk; the list of files before it passes."""
 
-    def __init__(self, source: Readable, left: int) -> None:
+    def __init__(self, source: ByteReader, left: int) -> None:
         self._source, self._left, self._head = source, left, True
 
     def read(self, size: int, /) -> bytes:

@@ -90,10 +90,10 @@ class Faults:
         self.moving.set()
 
     def of_exec(self, pod: str) -> ExecFault | None:
-        return _due(one for one in self.execs if fnmatch.fnmatch(pod, one.pod))
+        return _due(exec for exec in self.execs if fnmatch.fnmatch(pod, exec.pod))
 
     def of_request(self, path: str) -> AnswerFault | None:
-        return _due(one for one in self.answers if fnmatch.fnmatch(path, one.path))
+        return _due(answer for answer in self.answers if fnmatch.fnmatch(path, answer.path))
 
     def denies(self, **asked: Any) -> bool:
         """Whether a rule refuses `verb` on `resource` (`pods/exec`) to `user`; each rule is of shell patterns."""

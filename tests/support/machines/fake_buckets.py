@@ -59,10 +59,10 @@ class Buckets:
         self, bucket: str, _name: None, query: Mapping[str, str], _body: bytes, _headers: object, page: int
     ) -> Answer:
         names = sorted(one for one in self.objects[bucket] if one.startswith(query.get("prefix", "")))
-        names = [one for one in names if one >= query.get("start", "")]
+        names = [name for name in names if name >= query.get("start", "")]
         fields = query.get("fields", "name").split(",")
         assert set(fields) <= {"name", "size"}
-        listed = [{"name": one, "size": len(self.objects[bucket][one])} for one in names[:page]]
+        listed = [{"name": name, "size": len(self.objects[bucket][name])} for name in names[:page]]
         more = {"nextStartWith": names[page]} if len(names) > page else {}
         return _json({"objects": [{key: one[key] for key in fields} for one in listed], **more})
 
@@ -90,7 +90,9 @@ class Buckets:
     def _get_uploads(
         self, bucket: str, _name: None, query: Mapping[str, str], _body: bytes, _headers: object, page: int
     ) -> Answer:
-        return _paged([self._shown(one) for one in self.uploads if self.uploads[one].bucket == bucket], query, page)
+        return _paged(
+            [self._shown(upload) for upload in self.uploads if self.uploads[upload].bucket == bucket], query, page
+        )
 
     def _put_upload(
         self, bucket: str, name: str, query: Mapping[str, str], body: bytes, headers: Mapping[str, str], _page: int

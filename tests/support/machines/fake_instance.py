@@ -71,7 +71,7 @@ class FakeInstance:
         now = time.time()
         claims = {"iat": int(now), "exp": int(now + self.lifetime_sec), "opc-tenant": self.tenancy, "n": id(session)}
         parts = ({"alg": "RS256", "typ": "JWT"}, claims)
-        token = ".".join(base64.urlsafe_b64encode(json.dumps(one).encode()).decode().rstrip("=") for one in parts)
+        token = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
         self.sessions[f"ST${token}.c2lnbmVk"] = session, now + self.lifetime_sec
         return 200, json.dumps({"token": f"{token}.c2lnbmVk"}).encode()
 

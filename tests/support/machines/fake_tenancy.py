@@ -173,7 +173,7 @@ class FakeTenancy(Serving):
         self.faults.append(Fault(pattern=pattern, status=status, code=code, message=message, times=times, **how))
 
     def asked(self, pattern: str) -> int:
-        return sum(re.search(pattern, one) is not None for one in self.requests)
+        return sum(re.search(pattern, request) is not None for request in self.requests)
 
 
 def price(part: str, metric: str, usd: float, free: float = 0.0) -> Json:
@@ -272,7 +272,9 @@ class _Handler(Answering):
         line = f"{self.command} {unquote(self.path)}"
         with self.server.lock:
             self.server.requests.append(line)
-            fault = next((one for one in self.server.faults if one.times and re.search(one.pattern, line)), None)
+            fault = next(
+                (fault for fault in self.server.faults if fault.times and re.search(fault.pattern, line)), None
+            )
             if fault is not None:
                 fault.times -= 1
         is_open = path.startswith(("/pls/apex/", "/opc/", "/v1/x509"))  # the price list, and an instance's own
@@ -373,7 +375,7 @@ class _Handler(Answering):
         items = self.server.world.lists[path]
         start, size = int(query.get("page", ["0"])[0]), self.server.page_size
         name = query.get("displayName", [None])[0]
-        items = [one for one in items if name is None or one.get("displayName") == name]
+        items = [item for item in items if name is None or item.get("displayName") == name]
         more = {"opc-next-page": str(start + size)} if start + size < len(items) else {}
         page: Any = items[start : start + size]
         if path == "/container/repositories":

@@ -60,10 +60,10 @@ def write(folder: Path) -> None:
     trials = (*(synthetic.trial(name, measured_steps=4) for name in ("baseline", "other")), *synthetic.other_kinds())
     synthetic.write_run(folder, synthetic.record(trials, workers=1))
     events = [
-        {"time": "2026-03-01T10:15:04+00:00", "event": "started", "trial_id": f"{one.name}.worker-1", "attempt": 1}
-        for one in trials
+        {"time": "2026-03-01T10:15:04+00:00", "event": "started", "trial_id": f"{trial.name}.worker-1", "attempt": 1}
+        for trial in trials
     ]
-    (folder / "ledger.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     path = folder / "trials/baseline.worker-1/telemetry.csv"
     path.write_text(
         "elapsed_sec,phase,gpu,gpu_utilization_percent\n"

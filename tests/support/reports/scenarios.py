@@ -59,9 +59,9 @@ class World:
         trials = suite(self.suite, "gpu", "/models/m", "/data/chats.jsonl")
         planned = [
             PlannedTrial(
-                trial_id=f"{one.trial_id}.{name}.{turn}", trial=replace(one, measured_steps=self.steps), worker=name
+                trial_id=f"{trial.trial_id}.{name}.{turn}", trial=replace(trial, measured_steps=self.steps), worker=name
             )
-            for one in trials
+            for trial in trials
             for name in names
             for turn in range(self.repeats)
         ]
@@ -107,7 +107,7 @@ class World:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(one.label for one in self.shell.configurations)
+        return tuple(configuration.label for configuration in self.shell.configurations)
 
     def speeds(self, random: np.random.Generator) -> Floats:
         """The workers' own logarithms of time, without throttling."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.records import Trial, suite
 from bench.records.bootstrap import Interval
-from bench.records.result import End, Measurement, Metrics, TrialResult
+from bench.records.result import Measurement, Metrics, TrialResult, TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
 from tests.support.reports import synthetic
 
@@ -101,7 +101,7 @@ def write(
         moment = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=began)
         one = replace(one, started_at=moment.isoformat(), wall_time_sec=wall)
         synthetic.write_result(folder, one)
-        if one.status is End.SUCCEEDED:
+        if one.status is TrialStatus.SUCCEEDED:
             path = folder / "trials" / plan.trial_id / "telemetry.csv"
             write_telemetry(path, plan.trial, seed=number, machine=machine)
     return record
@@ -125,8 +125,8 @@ def _result(plan: PlannedTrial, worker: str, *, seed: int, failed: bool, machine
     }
     if failed:
         reason = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB"
-        return TrialResult(status=End.OUT_OF_MEMORY, reason=reason, log_tail=[reason], **common)
-    done: dict[str, Any] = {"status": End.SUCCEEDED, "reason": None, **common}
+        return TrialResult(status=TrialStatus.OUT_OF_MEMORY, reason=reason, log_tail=[reason], **common)
+    done: dict[str, Any] = {"status": TrialStatus.SUCCEEDED, "reason": None, **common}
     if trial.kind in ("training", "distributed"):
         return _trained(trial, done, seed, machine)
     measured = {"hardware": _hardware, "loading": _loading, "inference": _inference}[trial.kind](trial)

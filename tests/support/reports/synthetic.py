@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.records import Trial
 from bench.records.bootstrap import Interval
-from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
+from bench.records.result import Measurement, Metrics, Steps, TrialResult, TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
 
 RUN_ID = "20260301-101500-quick"
@@ -45,10 +45,10 @@ def quick() -> tuple[Trial, Trial]:
 def planned(trials: tuple[Trial, ...], workers: list[str], spread: str = "replicate") -> list[PlannedTrial]:
     """The plan of a run: every trial on every worker (replicate), or each once on whichever worker is idle (shard)."""
     if spread == "shard":
-        return [PlannedTrial(trial_id=one.trial_id, trial=one) for one in trials]
+        return [PlannedTrial(trial_id=trial.trial_id, trial=trial) for trial in trials]
     return [
-        PlannedTrial(trial_id=f"{one.trial_id}.{worker}", trial=one, worker=worker)
-        for one in trials
+        PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker)
+        for trial in trials
         for worker in workers
     ]
 
@@ -151,7 +151,7 @@ def result(
     plan: PlannedTrial,
     *,
     worker: str | None = None,
-    status: End = End.SUCCEEDED,
+    status: TrialStatus = TrialStatus.SUCCEEDED,
     reason: str | None = None,
     step_time_sec: float = 0.15,
     seed: int = 0,
@@ -163,7 +163,7 @@ def result(
     one = plan.trial
     trains = one.kind in ("training", "distributed")
     where = plan.worker or worker or "worker-1"
-    count = one.measured_steps if trains and status is End.SUCCEEDED and steps is None else steps or 0
+    count = one.measured_steps if trains and status is TrialStatus.SUCCEEDED and steps is None else steps or 0
     body = measured_steps(one, count, step_time_sec=step_time_sec, seed=seed, exact=exact, done=one.warmup_steps)
     given: dict[str, Any] = {
         "trial_id": plan.trial_id,
@@ -180,7 +180,7 @@ def result(
         else Steps(),
         "steps": body,
         "metrics": metrics_of(body) if count else None,
-        "measurements": measurements_of(one.kind) if status is End.SUCCEEDED else [],
+        "measurements": measurements_of(one.kind) if status is TrialStatus.SUCCEEDED else [],
         "fingerprint": fingerprint(),
     }
     return TrialResult(**(given | changed))
@@ -207,8 +207,8 @@ def write_results(folder: Path, run: RunRecord, results: Iterable[TrialResult]) 
     """A run of these results."""
     folder.mkdir(parents=True, exist_ok=True)
     run.write(folder)
-    for one in results:
-        write_result(folder, one)
+    for result in results:
+        write_result(folder, result)
     return run
 
 

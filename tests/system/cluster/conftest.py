@@ -109,10 +109,10 @@ class Operator:
     def _versions(self) -> dict[str, tuple[str, ...]]:
         kinds = "jobs,services,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,pvc"
         found = {}
-        for one in self.objects(kinds):
-            meta = one["metadata"]
-            version = str(meta["generation"]) if one["kind"] == "Job" else meta["resourceVersion"]
-            found[f"{one['kind']}/{meta['name']}"] = (meta["uid"], version)
+        for object in self.objects(kinds):
+            meta = object["metadata"]
+            version = str(meta["generation"]) if object["kind"] == "Job" else meta["resourceVersion"]
+            found[f"{object['kind']}/{meta['name']}"] = (meta["uid"], version)
         return found
 
     def requests_of(self, *words: str, stdin: str = "", code: int = 0) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from remote.cluster.client import Cluster as Reader
 from remote.cluster.diagnosis import pods as diagnosis
 from remote.cluster.kubeconfig import resolve
-from tasks.cli.lock import only_one
+from tasks.cli.lock import acquire_lock
 from tasks.cluster import wait as waiting
 from tasks.errors import TaskFailed
 from tasks.settings.load import Sections, Settings
@@ -95,7 +95,7 @@ def test_a_namespaces_admin_may_look_at_a_deployment_before_making_it(operator: 
 
 
 def test_a_run_that_waits_for_its_pods_does_not_lock_out_what_brings_them_back(operator: Operator) -> None:
-    with only_one(operator.results, "bench (run r)"):
+    with acquire_lock(operator.results, "bench (run r)"):
         assert "2 of 2 pods are up" in operator.inv("deploy", stdin=f"{operator.password}\n")
         operator.set(size=1)
         assert "in use by `inv bench (run r)`" in operator.inv("deploy", code=4)
@@ -159,7 +159,7 @@ def spoiled_node(cluster: AnyCluster, node: str, how: str) -> Iterator[None]:
 
 
 def is_ready(cluster: AnyCluster, node: str) -> bool:
-    (found,) = (one for one in cluster.objects("nodes") if one["metadata"]["name"] == node)
+    (found,) = (object for object in cluster.objects("nodes") if object["metadata"]["name"] == node)
     return {c["type"]: c["status"] for c in found["status"]["conditions"]}["Ready"] == "True"
 
 
@@ -186,7 +186,7 @@ def test_a_volume_whose_csi_driver_is_missing_is_refused_before_anything_is_chan
         pytest.skip("the drivers of the cluster that --kubeconfig names are left alone")
     operator.set(fss={"volume_handle": "ocid1.filesystem:10.0.0.1:/export"})
     name = "fss.csi.oraclecloud.com"
-    driver = next(one for one in operator.cluster.objects("csidrivers.storage.k8s.io"))
+    driver = next(object for object in operator.cluster.objects("csidrivers.storage.k8s.io"))
     operator.cluster.said("delete", "csidriver", name)
     try:
         assert operator.changes("deploy", stdin=f"{operator.password}\n", code=2) == []

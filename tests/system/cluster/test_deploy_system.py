@@ -75,7 +75,7 @@ def test_before_anything_is_deployed_a_dry_run_prints_the_plan_and_every_task_sa
 
 def test_what_was_changed_by_hand_is_shown_and_put_right(deployed: Operator) -> None:
     def service() -> Any:
-        (found,) = (one for one in deployed.objects("services") if one["metadata"]["name"] == "bench")
+        (found,) = (object for object in deployed.objects("services") if object["metadata"]["name"] == "bench")
         return found["spec"]
 
     def patch(spec: str) -> None:
@@ -132,7 +132,7 @@ def test_the_password_is_in_the_secret_and_nowhere_else(operator: Operator, tmp_
     operator.path = f"{bin_folder}:{operator.path}"
     said = operator.inv("deploy", stdin=f"{operator.password}\n")
 
-    (secret,) = (one for one in operator.objects("secrets") if one["metadata"]["name"] == "ocir-secret")
+    (secret,) = (object for object in operator.objects("secrets") if object["metadata"]["name"] == "ocir-secret")
     config = secret["data"].pop(".dockerconfigjson")
     password, registry = operator.password, operator.image.split("/", 1)[0]
     login = json.loads(base64.b64decode(config))["auths"][registry]
@@ -158,7 +158,7 @@ def test_an_existing_secret_is_left_until_it_is_renewed(deployed: Operator) -> N
     deployed.inv("deploy")  # nothing on standard input, and nothing is asked
     # A word of kubectl's own command line, which is no reason to refuse it.
     deployed.inv("deploy", "--renew-secret", stdin="fleet\n")
-    (secret,) = (one for one in deployed.objects("secrets") if one["metadata"]["name"] == "ocir-secret")
+    (secret,) = (object for object in deployed.objects("secrets") if object["metadata"]["name"] == "ocir-secret")
     assert b'"fleet"' in base64.b64decode(secret["data"][".dockerconfigjson"])
 
 
@@ -216,7 +216,7 @@ def test_teardown_takes_away_what_was_made_and_nothing_else(deployed: Operator) 
     assert len(deployed.objects("pods")) == 2
     deployed.inv("teardown", "--yes")
     left: dict[str, list[str]] = {
-        key: [one["metadata"]["name"] for one in deployed.objects(key)]
+        key: [object["metadata"]["name"] for object in deployed.objects(key)]
         for key in ("pods", "jobs.batch", "services", "secrets", "configmaps", "roles.rbac.authorization.k8s.io")
     }
     # The cluster's own, such as kube-root-ca.crt, are others' too.
@@ -224,7 +224,7 @@ def test_teardown_takes_away_what_was_made_and_nothing_else(deployed: Operator) 
     assert "somebody-elses" in others
     assert [name for name in others if name.startswith("bench-")] == []
     assert {key: names for key, names in left.items() if names} == {}
-    assert deployed.namespace in [one["metadata"]["name"] for one in deployed.cluster.objects("namespaces")]
+    assert deployed.namespace in [object["metadata"]["name"] for object in deployed.cluster.objects("namespaces")]
 
 
 def write_run(operator: Operator, make_trial: Any) -> str:

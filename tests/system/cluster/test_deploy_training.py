@@ -103,11 +103,11 @@ def pod(operator: Operator, index: int) -> str:
 
     def found() -> list[str]:
         return [
-            one["metadata"]["name"]
-            for one in operator.objects("pods")
-            if one["metadata"]["name"].startswith(f"train-{index}-")
-            and not one["metadata"].get("deletionTimestamp")
-            and one.get("status", {}).get("phase") == "Running"
+            object["metadata"]["name"]
+            for object in operator.objects("pods")
+            if object["metadata"]["name"].startswith(f"train-{index}-")
+            and not object["metadata"].get("deletionTimestamp")
+            and object.get("status", {}).get("phase") == "Running"
         ]
 
     operator.cluster.wait_until(found, f"pod {index}")
@@ -178,7 +178,7 @@ def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_a
     assert (folder / "adapter" / "adapter_model.safetensors").read_text() == f"{STEPS * (STEPS + 1) // 2}\n"
     assert [event["end"] for event in events(trainer, "ended")] == ["CANCELLED", "SUCCEEDED"]
     assert [event["attempt"] for event in events(trainer, "started")] == [1, 2, 3, 4]
-    assert [one["metadata"]["name"] for one in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
+    assert [object["metadata"]["name"] for object in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
     assert "ended successfully; there is nothing to resume" in trainer.inv("train", "--job", f"--resume={run_id}")
     trainer.inv("teardown", "--yes")
 

@@ -14,7 +14,7 @@ import pytest
 
 from bench.data.model_folder import check_model
 from bench.records.run import RunRecord
-from bench.records.training import Answer
+from bench.records.training import SampleAnswer
 from tests.support.forked import ForkServer
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
@@ -73,7 +73,7 @@ def trained(serving_cluster: Cluster, image: Path, tmp_path: Path, inv_server: F
         RECORD,
         run_id=RUN,
         adapter_sha256=hashlib.sha256(WEIGHTS).hexdigest(),
-        answers=[Answer(prompt="Why?", before=None, after="Because.")],
+        answers=[SampleAnswer(prompt="Why?", before=None, after="Because.")],
     )
     record.write(folder)
     run = RunRecord.read(folder / "run.json")
@@ -94,7 +94,7 @@ def test_an_adapter_is_served_asked_with_a_key_that_nobody_sees_and_stopped(trai
     assert "sent the adapter to serve-0-" in said
     assert f"serving run {RUN} as tuned" in said
     (pod,) = trained.objects("pods")
-    (secret,) = [one for one in trained.objects("secrets") if one["metadata"]["name"] == "serve-key"]
+    (secret,) = [object for object in trained.objects("secrets") if object["metadata"]["name"] == "serve-key"]
     log = trained.kubectl("logs", pod["metadata"]["name"])
     assert "--lora-modules tuned=/scratch/serve/adapter --quantization bitsandbytes" in log
     assert "--max-model-len 8192" in log
@@ -112,7 +112,7 @@ def test_an_adapter_is_served_asked_with_a_key_that_nobody_sees_and_stopped(trai
     trained.inv("serve.stop")
     assert "no server is deployed" in trained.inv("serve.stop")
     assert trained.objects("jobs.batch") == []
-    assert [one["metadata"]["name"] for one in trained.objects("secrets")] == ["ocir-secret"]
+    assert [object["metadata"]["name"] for object in trained.objects("secrets")] == ["ocir-secret"]
     assert "no pod has index 0" in trained.inv("serve.check", "cluster", code=3)
 
 

@@ -17,7 +17,7 @@ import yaml
 from remote.cluster.client import Cluster as Client
 from remote.cluster.errors import Misconfigured
 from remote.cluster.kubeconfig import resolve
-from tasks.oci.discovery import ClusterFound
+from tasks.oci.discovery import ClusterInfo
 from tasks.oci.kubeconfig import with_our_user
 from tests.support.kubernetes import Cluster
 from tests.support.machines.fake_tenancy import Keys, ocid
@@ -55,7 +55,7 @@ def kubeconfig(cluster: Cluster, keys: Keys, tmp_path: Path) -> Path:
     command = (str(program), *python, *which, "--config-file", str(config), "--profile", "DEFAULT")
     service = yaml.safe_load(cluster.kubeconfig_text())
     name = "one"
-    found = ClusterFound(id=ocid("cluster", name), name=name, version="", state="ACTIVE", public="x", private=None)
+    found = ClusterInfo(id=ocid("cluster", name), name=name, version="", state="ACTIVE", public="x", private=None)
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(with_our_user(service, found, command)))
     (tmp_path / "tasks.py").write_text("raise SystemExit('another project')")

@@ -42,7 +42,7 @@ def doctor(build_vm: BuildVm, settings: dict[str, str], code: int) -> dict[str, 
 
 def test_where_everything_answers_nothing_is_to_mend(build_vm: BuildVm, settings: dict[str, str]) -> None:
     said = doctor(build_vm, settings, code=0)
-    states = {title: {one["state"] for one in answers} for title, answers in said.items()}
+    states = {title: {answer["state"] for answer in answers} for title, answers in said.items()}
     asked = ("vm connection", "vm engine", "vm slot", "vm share", "vm room", "registry name", "cluster reachable")
     asked += ("cluster rights", "nodes enough", "nodes GPUs", "machine clock", "settings files")
     assert {title: states[title] for title in asked} == {title: {"fine"} for title in asked}
@@ -66,7 +66,7 @@ def test_faults_everywhere_are_each_one_line_with_what_mends_it(
         build_vm.write_password_file(PASSWORD)
         build_vm.set_docker_group(USER)
         cluster.faults.set_gpus("node-1", 1)
-    wrong = {title: one for title, answers in said.items() for one in answers if one["state"] == "wrong"}
+    wrong = {title: answer for title, answers in said.items() for answer in answers if answer["state"] == "wrong"}
     assert wrong.keys() == {"vm engine", "registry login", "cluster rights", "nodes enough", "nodes GPUs"}
     assert "usermod -aG docker" in wrong["vm engine"]["remedy"]
     assert "refuses user" in wrong["registry login"]["found"]

@@ -113,7 +113,9 @@ def test_a_pushed_image_is_signed_and_says_what_it_is_made_of(build_vm: BuildVm)
     assert f"beside {REPOSITORY}@{digest}: 3 documents, by tag {digest.replace(':', '-')}" in done.stdout
     folder = build_vm.project / "results" / "image"
     packages = json.loads((folder / "bom.spdx.json").read_text())["packages"]
-    assert next(one for one in packages if one["name"] == "tinystack")["checksums"], "the lock has one file for it"
+    assert next(package for package in packages if package["name"] == "tinystack")["checksums"], (
+        "the lock has one file for it"
+    )
     statement = json.loads((folder / "provenance.json").read_text())
     assert f"sha256:{statement['subject'][0]['digest']['sha256']}" == digest
     shown = build_vm.inv("image.show", IMAGE_VERIFY_KEY=str(public)).stdout

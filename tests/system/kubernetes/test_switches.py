@@ -121,7 +121,7 @@ def test_an_index_on_a_lost_node_is_replaced_while_its_old_pod_stays_terminating
         return [pod for pod in cluster.objects("pods", "default") if pod["metadata"]["name"].startswith("bench-0-")]
 
     def running() -> list[dict[str, Any]]:
-        return [one for one in pods() if one.get("status", {}).get("phase") == "Running"]
+        return [pod for pod in pods() if pod.get("status", {}).get("phase") == "Running"]
 
     (first,) = cluster.wait_until(running, "the pod")
     node = first["spec"]["nodeName"]

@@ -86,7 +86,7 @@ def test_a_changed_field_of_a_server_side_apply_shows_in_diff_and_a_dropped_one_
         return kube.kubectl(*words, "--server-side", "-f", "-", stdin=body).returncode
 
     def owned() -> dict[str, Any]:
-        return next(one for one in kube.objects("configmaps", namespace) if one["metadata"]["name"] == "owned")
+        return next(object for object in kube.objects("configmaps", namespace) if object["metadata"]["name"] == "owned")
 
     assert apply("apply", a="1", b="2") == 0
     before = owned()
@@ -112,7 +112,7 @@ def test_false_where_nothing_says_the_same_has_no_owner_and_no_conflict(kube: An
     words = ("apply", "--server-side", "--field-manager=ours", "-f", "-")
     kube.said(*words, stdin=service(publishNotReadyAddresses=True))
     patch('{"publishNotReadyAddresses":false}')
-    (found,) = (one for one in kube.objects("services", namespace) if one["metadata"]["name"] == "s")
+    (found,) = (object for object in kube.objects("services", namespace) if object["metadata"]["name"] == "s")
     assert "publishNotReadyAddresses" not in found["spec"]
     kube.said(*words, stdin=service(publishNotReadyAddresses=True))
     patch('{"selector":{"app":"t"}}')

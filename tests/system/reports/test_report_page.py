@@ -21,7 +21,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.figures import CHARTS, renderer
 from reports.figures.drawing import style
 from reports.output.build import build
@@ -115,7 +115,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for plan in run.planned[-4:]:
         reason = "out of memory: " + "0123456789" * 30
         log = ["x" * 300, "<script>alert(1)</script>"]
-        synthetic.rewrite(bad, plan, status=End.OUT_OF_MEMORY, reason=reason, steps=0, log_tail=log)
+        synthetic.rewrite(bad, plan, status=TrialStatus.OUT_OF_MEMORY, reason=reason, steps=0, log_tail=log)
     (bad / "trials" / ("stranger-" * 15)).mkdir()
     other = (*synthetic.other_kinds(), *(synthetic.trial(f"{long_name}{n}", kind="distributed") for n in range(3)))
     run = synthetic.write_run(kinds, synthetic.record(other, workers=1))

@@ -51,7 +51,7 @@ def test_a_folder_goes_there_and_a_second_time_only_what_changed(
     network: Network, tmp_path: Path, way: str, name: str
 ) -> None:
     content, target = fill(tmp_path / "so urce"), f"{network.home}/it's a {way} {name}"
-    heard, again = list[rsync.Progress](), list[rsync.Progress]()
+    heard, again = list[rsync.UploadProgress](), list[rsync.UploadProgress]()
     with from_laptop(network, name) as host:
         rsync.push_folder(host, tmp_path / "so urce", target, timeout_sec=60.0, on_progress=heard.append)
         assert {one.percent is not None for one in heard} == {way == "rsync"}

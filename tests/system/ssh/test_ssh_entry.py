@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.host import AddressWrong, HostKeyRefused, HostUnreachable, LoginRefused
+from remote.hosts.host import HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
 from tests.support.machines.network import BASTION, FAR_VM, VM, Network
 from tests.support.machines.ssh_tools import from_laptop, run, wait_for
 from tests.support.machines.sshd import keygen
@@ -77,10 +77,10 @@ def test_more_commands_at_once_than_the_server_has_sessions_wait_for_one(network
 
 def test_a_configuration_that_cannot_be_read_is_said_with_its_line_and_one_that_is_missing(network: Network) -> None:
     network.write_config("Nonsense yes")
-    with from_laptop(network) as host, pytest.raises(AddressWrong, match=r"ssh_config.*nonsense"):
+    with from_laptop(network) as host, pytest.raises(InvalidAddress, match=r"ssh_config.*nonsense"):
         run(host, "true")
     network.ssh_config.unlink()
-    with from_laptop(network) as host, pytest.raises(AddressWrong, match="no such ssh configuration file"):
+    with from_laptop(network) as host, pytest.raises(InvalidAddress, match="no such ssh configuration file"):
         run(host, "true")
 
 

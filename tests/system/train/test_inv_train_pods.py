@@ -181,7 +181,9 @@ def test_without_a_volume_checkpoints_come_home_and_an_elastic_training_goes_on_
     project.wait_until(at_home, "a checkpoint at home")
     training.hold.touch()
     training.cluster.faults.lose_node(training.node_of("worker-0"))
-    project.wait_until(lambda: [one["worker"] for one in project.events("started")][-1:] == ["worker-1"], "worker-1")
+    project.wait_until(
+        lambda: [event["worker"] for event in project.events("started")][-1:] == ["worker-1"], "worker-1"
+    )
     assert "it goes on with worker-1" in project.kill(operator)
     operator = project.start("train", "--resume")
     wait_for_words(operator, "followed again")

@@ -77,7 +77,7 @@ def test_the_example_for_ci_types_tasks_and_sets_settings_that_are_there_and_no_
     typed = [line.split("#")[0].split()[1:] for line in lines if line.startswith("inv ")]
     assert [words[0] for words in typed] == ["build", "image.verify", "push", "image.bom", "image.show"]
     for name, *flags in typed:
-        known = {flag for one in ns[name].get_arguments() for flag in one.names}
+        known = {flag for get_argument in ns[name].get_arguments() for flag in get_argument.names}
         assert {flag.removeprefix("--") for flag in flags} <= known, name
     settings = {f"INVOKE_{'_'.join(path).upper()}" for path in LEAVES}
     assert set(job["env"]) <= settings

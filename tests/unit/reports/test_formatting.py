@@ -62,8 +62,8 @@ def test_a_ratio_whose_interval_excludes_one_looks_so(value, low, high, shown):
 
 
 def test_a_long_name_is_broken_between_its_parts():
-    assert formatting.broken("no-checkpointing-at-all", 12) == "no-\ncheckpointin\ng-at-all"
-    assert formatting.broken("useful tokens/s", 15) == "useful tokens/s"
+    assert formatting.with_breaks("no-checkpointing-at-all", 12) == "no-\ncheckpointin\ng-at-all"
+    assert formatting.with_breaks("useful tokens/s", 15) == "useful tokens/s"
 
 
 def test_text_that_starts_like_a_formula_gets_an_apostrophe_and_everything_else_stays():
@@ -89,7 +89,7 @@ def test_markdown_shows_a_hostile_name_as_it_stands_on_one_line():
 
 
 def test_long_lists_say_how_many_more_and_numbers_their_range():
-    assert formatting.some([str(number) for number in range(12)], 3) == "0, 1, 2 and 9 more"
+    assert formatting.first_n([str(number) for number in range(12)], 3) == "0, 1, 2 and 9 more"
     assert (formatting.from_to([7, 2, 1000]), formatting.from_to([4, 4])) == ("2 to 1,000", "4")
 
 

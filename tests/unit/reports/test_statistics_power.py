@@ -21,7 +21,7 @@ FULL_ON_TWO = replace(BARE, workers=2)
 def test_of_twelve_equal_configurations_none_is_called_the_fastest():
     found = [summarize(run) for run in trust.equal(FULL_ON_TWO, 60)]
     assert trust.share(found, trust.has_word) <= 0.12  # 27 % before configurations shared their noise
-    assert trust.share(found, lambda one: text.recommendation(one).startswith("Train with")) <= 0.08
+    assert trust.share(found, lambda one: text.recommendation_text(one).startswith("Train with")) <= 0.08
 
 
 def test_with_two_workers_the_recommendation_costs_little():

@@ -119,7 +119,7 @@ class History:
         return TrainedSteps(**columns)
 
 
-class Broken(ValueError):
+class BrokenCheckpoint(ValueError):
     """A checkpoint that cannot be trusted; the message names it and says why."""
 
 
@@ -138,21 +138,23 @@ def verified(checkpoint: Path) -> Manifest:
     try:
         manifest = read_sealed(Manifest, checkpoint / MANIFEST, "checkpoint")
     except ResultError as error:
-        raise Broken(str(error)) from None
+        raise BrokenCheckpoint(str(error)) from None
     if manifest.format != FORMAT:
-        raise Broken(f"{checkpoint}: written in format {manifest.format}; this version reads {FORMAT}")
+        raise BrokenCheckpoint(f"{checkpoint}: written in format {manifest.format}; this version reads {FORMAT}")
     if folder_of(checkpoint.parent, manifest.step) != checkpoint:
-        raise Broken(f"{checkpoint}: its manifest is of step {manifest.step}")
+        raise BrokenCheckpoint(f"{checkpoint}: its manifest is of step {manifest.step}")
     for name, expected in manifest.files.items():
         path = checkpoint / name
         try:
             size = path.stat().st_size
             if Path(name).name != name or size != expected.bytes:
-                raise Broken(f"{path}: {size:,} bytes, its manifest says {expected.bytes:,}; it was cut or changed")
+                raise BrokenCheckpoint(
+                    f"{path}: {size:,} bytes, its manifest says {expected.bytes:,}; it was cut or changed"
+                )
             if sha256_of(path) != expected.sha256:
-                raise Broken(f"{path}: its sha256 does not match its manifest; it was changed or damaged")
+                raise BrokenCheckpoint(f"{path}: its sha256 does not match its manifest; it was changed or damaged")
         except OSError as error:
-            raise Broken(f"{path}: cannot be read: {error.strerror}") from None
+            raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from None
     return manifest
 
 

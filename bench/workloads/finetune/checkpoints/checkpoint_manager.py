@@ -26,7 +26,7 @@ from bench.workloads.finetune.checkpoints.weights import Snapshot, Weights
 HEADER = {"format": "pt"}  # what peft and transformers look for
 
 
-class Keeper:
+class CheckpointManager:
     """One thread writes one checkpoint at a time. `written` are the facts of those that lie whole on the disk."""
 
     def __init__(

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import bench
-from bench.data.inputs import InputError, Refused
+from bench.data.inputs import InputError, InputRejected
 from bench.records import Trial, schema
 from bench.records.atomic_files import write_atomic
 from bench.records.training import Restart
 from bench.workloads.finetune.checkpoints import checkpoint
-from bench.workloads.finetune.checkpoints.checkpoint import Broken, History, Manifest, State
+from bench.workloads.finetune.checkpoints.checkpoint import BrokenCheckpoint, History, Manifest, State
 
 # What may change between two attempts: it decides neither what a step computes nor which adapter comes home.
 FREE = {
@@ -55,7 +55,7 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ResumePoint:
     """A checkpoint to go on from. `changed` is what it was made with and is another now, as somebody asked."""
 
     path: Path
@@ -83,7 +83,7 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def find(checkpoints: Path, now: Identity, say: Callable[[str], None]) -> Found | None:
+def find(checkpoints: Path, now: Identity, say: Callable[[str], None]) -> ResumePoint | None:
     """The checkpoint to go on from; None where there has been none. Raises Refused and InputError."""
     broken: list[str] = []
     others: list[str] = []
@@ -92,7 +92,7 @@ def find(checkpoints: Path, now: Identity, say: Callable[[str], None]) -> Found 
             manifest = checkpoint.verified(path)
             state = schema.from_json(State, json.loads((path / checkpoint.STATE).read_bytes()), str(path))
             history = History((path / checkpoint.STEPS).read_bytes(), state.step)
-        except (Broken, ValueError, OSError) as error:
+        except (BrokenCheckpoint, ValueError, OSError) as error:
             broken.append(str(error))
             say(f"not whole, left out: {error}")
             continue
@@ -100,19 +100,19 @@ def find(checkpoints: Path, now: Identity, say: Callable[[str], None]) -> Found 
         if refused := [words for name, words in changed.items() if name not in now.may_differ]:
             others.append(f"{path}: made with {'; '.join(refused)}")
             continue
-        for one in others:
-            say(f"left out: {one}")
+        for other in others:
+            say(f"left out: {other}")
         if manifest.code != now.code:
             say(f"{path}: written by another version of this program: what it goes on to may differ in its last bits")
         if changed:
             say(f"{path}: made with {'; '.join(changed.values())}; it goes on, as somebody asked")
         if changed.keys() & {"model", "data"}:  # losses of other examples, or of another model, are no measure
             state = dataclasses.replace(state, evaluations=[], first_losses=[], best_step=None)
-        return Found(path=path, manifest=manifest, state=state, history=history, changed=list(changed.values()))
+        return ResumePoint(path=path, manifest=manifest, state=state, history=history, changed=list(changed.values()))
     if others:
         raise InputError(f"{others[0]}; put that back, or name another folder for checkpoints")
     if broken:
-        raise Refused(
+        raise InputRejected(
             f"{checkpoints}: none of its {len(broken)} checkpoints is whole ({broken[0]}); bring one back, or remove "
             "the folder to begin anew"
         )
@@ -167,7 +167,7 @@ def restarted(checkpoints: Path, attempt: int, from_step: int, changed: Sequence
     """
     path, before = checkpoints / RESTARTS, []
     with contextlib.suppress(OSError, ValueError, TypeError):
-        before = [schema.from_json(Restart, one) for one in json.loads(path.read_bytes())]
+        before = [schema.from_json(Restart, load) for load in json.loads(path.read_bytes())]
     lines = Journal(checkpoints).begin_again()
     lost = {line["step"]: float(line["sec"]) for line in lines if line.get("step", 0) > from_step}
     ends = [str(line["end"]) for line in lines if "end" in line]

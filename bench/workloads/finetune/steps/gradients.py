@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.workloads.finetune.steps.group import Group
+from bench.workloads.finetune.steps.group import RankGroup
 
 BUCKET_BYTES = 8 << 20
 
 
-class Bucket:
+class GradientBucket:
     """Some parameters' gradients, one after the other."""
 
     def __init__(self, torch: Any, parameters: Sequence[Any], travels_as: Any) -> None:
@@ -31,7 +31,7 @@ class Bucket:
             parameter.grad = self.flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
 
-    def send(self, group: Group) -> None:
+    def send(self, group: RankGroup) -> None:
         self.sent = True
         if self.rounded is not None:
             self.rounded.copy_(self.flat)
@@ -49,11 +49,11 @@ class Gradients:
     """All adapters' gradients of one step: `clear`, backward passes with `last` before the last one, `finish`."""
 
     def __init__(
-        self, torch: Any, parameters: Sequence[Any], group: Group, *, travels: str, bucket_bytes: int = BUCKET_BYTES
+        self, torch: Any, parameters: Sequence[Any], group: RankGroup, *, travels: str, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         self._torch, self._group, self._armed, self._next = torch, group, False, 0
         dtype = torch.bfloat16 if travels == "bf16" and not group.is_alone else parameters[0].dtype
-        self.buckets = [Bucket(torch, part, dtype) for part in _parts(list(reversed(parameters)), bucket_bytes)]
+        self.buckets = [GradientBucket(torch, part, dtype) for part in _parts(list(reversed(parameters)), bucket_bytes)]
         self._is_cuda = bool(self.buckets[0].flat.is_cuda)
         self._stamps: tuple[Any, Any] = (0.0, 0.0)
         if not group.is_alone:
@@ -102,7 +102,7 @@ class Gradients:
     def scale_(self, factor: Any) -> None:
         self._torch._foreach_mul_([bucket.flat for bucket in self.buckets], factor)
 
-    def _arrived(self, bucket: Bucket) -> Any:
+    def _arrived(self, bucket: GradientBucket) -> Any:
         def hook(_parameter: Any) -> None:
             if self._armed:
                 bucket.missing -= 1

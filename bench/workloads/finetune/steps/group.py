@@ -3,7 +3,7 @@
 from typing import Any
 
 
-class Group:
+class RankGroup:
     """Sums and exchanges between ranks: gradients over the backend, everything else over the CPU (`side`)."""
 
     def __init__(self, torch: Any, rank: int = 0, world_size: int = 1, side: Any = None) -> None:

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from remote.image.vm_agent.job import Failed, retried
+from remote.image.vm_agent.job import Failed, with_retries
 from remote.image.vm_agent.registry import referrers
 from remote.image.vm_agent.registry.api import Registry
 
@@ -25,7 +25,7 @@ def main() -> int:
 def ask(asked: dict[str, Any]) -> dict[str, Any]:
     """The answer; or `kind` and `message` of what failed. What may pass is tried again, save where only asked."""
     try:
-        return retried(lambda: _answer(asked), FIRST_WAIT_SEC) if "do" in asked else _answer(asked)
+        return with_retries(lambda: _answer(asked), FIRST_WAIT_SEC) if "do" in asked else _answer(asked)
     except Failed as failed:
         return {"kind": failed.kind, "message": str(failed)}
 

@@ -34,22 +34,22 @@ def attach(registry: Registry, subject: str, documents: list[Mapping[str, Any]])
     about = {"mediaType": kind, "digest": subject, "size": len(image)}
     _send(registry, EMPTY_CONTENT)
     digests, lists = [], BY_REGISTRY
-    for one in documents:
-        text = one["text"].encode()
+    for document in documents:
+        text = document["text"].encode()
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "artifactType": one["kind"],
+            "artifactType": document["kind"],
             "config": descriptor(EMPTY, EMPTY_CONTENT),
-            "layers": [descriptor(one["kind"], text, {TITLE: one["title"]})],
+            "layers": [descriptor(document["kind"], text, {TITLE: document["title"]})],
             "subject": about,
-            "annotations": dict(one["notes"]),
+            "annotations": dict(document["notes"]),
         }
         content = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
         _send(registry, text)
         if not registry.send_manifest(digest_of(content), content, MANIFEST):
             lists = f"tag {tag_of(subject)}"
-            entry = {**descriptor(MANIFEST, content, one["notes"]), "artifactType": one["kind"]}
+            entry = {**descriptor(MANIFEST, content, document["notes"]), "artifactType": document["kind"]}
             _enlist(registry, subject, entry)
         digests.append(digest_of(content))
     listed = {one["digest"] for one in _listed(registry, subject)[0]}
@@ -63,7 +63,7 @@ def sign(registry: Registry, subject: str, payload: str, signature: str) -> dict
     _image(registry, subject)
     text, tag = payload.encode(), f"{tag_of(subject)}.sig"
     there = registry.manifest(tag)
-    layers = [one for one in _layers(there) if isinstance(one.get("digest"), str)]
+    layers = [layer for layer in _layers(there) if isinstance(layer.get("digest"), str)]
     layers.append(descriptor(PAYLOAD, text, {SIGNATURE: signature}))
     rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
     written = json.dumps({"architecture": "", "os": "", "config": {}, "rootfs": rootfs}).encode()
@@ -135,8 +135,8 @@ def _document(registry: Registry, entry: Mapping[str, Any]) -> dict[str, Any]:
 def _signatures(registry: Registry, subject: str) -> list[dict[str, Any]]:
     there = registry.manifest(f"{tag_of(subject)}.sig")
     return [
-        {"payload": _blob(registry, one.get("digest")), "signature": fields(one.get("annotations")).get(SIGNATURE)}
-        for one in _layers(there)[:MOST_PARTS]
+        {"payload": _blob(registry, layer.get("digest")), "signature": fields(layer.get("annotations")).get(SIGNATURE)}
+        for layer in _layers(there)[:MOST_PARTS]
     ]
 
 

@@ -1,4 +1,4 @@
-"""Programs of one file for the build VM, each sent as the text of one command (`remote.hosts.bundle.once`).
+"""Programs of one file for the build VM, each sent as the text of one command (`remote.hosts.bundle.inline_command`).
 
 Standard library alone, Python 3.9 or newer (facts: 3.5); none imports another module of ours.
 

@@ -30,11 +30,11 @@ UP_SEC = 60.0
 LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_GET_FREE = 0x4C00, 0x4C01, 0x4C82  # linux/loop.h
 
 
-class NotOurs(Exception):
+class ForeignContainer(Exception):
     """Another user made it or may change it; the message names path and owner."""
 
 
-class Refused(Exception):
+class EngineRefused(Exception):
     """It cannot be done; the message says why and what to do."""
 
 
@@ -42,20 +42,22 @@ def main() -> int:
     asked = json.loads(sys.argv[1])
     try:
         if os.geteuid() != 0:
-            raise Refused("an engine of its own needs root: let this user run `sudo -n python3`, or log in as root")
+            raise EngineRefused(
+                "an engine of its own needs root: let this user run `sudo -n python3`, or log in as root"
+            )
         for program in ("dockerd", "mkfs.ext4", "mount"):
             if shutil.which(program) is None:
-                raise Refused(f"{program}: not found; apt-get install docker.io e2fsprogs mount")
+                raise EngineRefused(f"{program}: not found; apt-get install docker.io e2fsprogs mount")
         file, folder = Path(asked["file"]), opened(Path(asked["file"]).parent, asked["owner"])
         made = make_disk(file, folder, asked["size_bytes"])
         mount(file, folder, Path(asked["mount"]))
         started = not answers(asked["socket"])
         if started:
             start(asked)
-    except (Refused, NotOurs, OSError, subprocess.CalledProcessError) as error:
+    except (EngineRefused, ForeignContainer, OSError, subprocess.CalledProcessError) as error:
         stderr = getattr(error, "stderr", None) or b""
         sys.stderr.write(f"{error} {stderr.decode(errors='replace').strip()}".strip() + "\n")
-        return 4 if isinstance(error, NotOurs) else 3
+        return 4 if isinstance(error, ForeignContainer) else 3
     room = os.statvfs(asked["mount"])
     facts = {"made": made, "started": started, "free_bytes": room.f_bavail * room.f_frsize}
     sys.stdout.write(json.dumps(facts) + "\n")
@@ -67,12 +69,12 @@ def opened(folder: Path, owner: int) -> int:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except NotADirectoryError:
-        raise NotOurs(
+        raise ForeignContainer(
             f"{folder}: is no folder, made by uid {folder.lstat().st_uid}; look at it and remove it"
         ) from None
     seen = os.fstat(handle)
     if seen.st_uid not in (0, owner) or seen.st_mode & 0o077:
-        raise NotOurs(
+        raise ForeignContainer(
             f"{folder}: of uid {seen.st_uid}, mode {seen.st_mode & 0o7777:04o}: others may change what is in it"
         )
     return handle
@@ -86,7 +88,7 @@ def make_disk(file: Path, folder: int, size_bytes: int) -> bool:
     room = os.fstatvfs(folder)
     free = room.f_bavail * room.f_frsize
     if free < size_bytes:
-        raise Refused(
+        raise EngineRefused(
             f"{file.parent}: {free / 1e9:.1f} GB free, {size_bytes / 1e9:.1f} GB asked for; name a smaller size"
         )
     part = f"{file.name}.part"
@@ -116,7 +118,7 @@ def mount(file: Path, folder: int, at: Path) -> None:
         handle = os.open(file.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         owner = os.stat(file.name, dir_fd=folder, follow_symlinks=False).st_uid
-        raise NotOurs(
+        raise ForeignContainer(
             f"{file}: cannot be opened ({error.strerror}), made by uid {owner}; look at it and remove it"
         ) from None
     try:
@@ -142,7 +144,7 @@ def mount(file: Path, folder: int, at: Path) -> None:
 
 def check_disk(file: Path, seen: os.stat_result) -> None:
     if not stat.S_ISREG(seen.st_mode) or seen.st_uid != 0 or seen.st_nlink != 1 or seen.st_mode & 0o022:
-        raise NotOurs(
+        raise ForeignContainer(
             f"{file}: of uid {seen.st_uid}, mode {seen.st_mode & 0o7777:04o}, {seen.st_nlink} names: not a file that "
             "root alone can change; look at it and remove it"
         )
@@ -177,7 +179,9 @@ def start(asked: dict[str, Any]) -> None:
     deadline = time.monotonic() + UP_SEC
     while not answers(asked["socket"]):
         if time.monotonic() > deadline:
-            raise Refused(f"dockerd does not answer at {asked['socket']} after {UP_SEC:.0f} s; see {asked['log']}")
+            raise EngineRefused(
+                f"dockerd does not answer at {asked['socket']} after {UP_SEC:.0f} s; see {asked['log']}"
+            )
         time.sleep(0.1)
 
 

@@ -20,8 +20,8 @@ MOST_BYTES = 1 << 20
 
 def python_packages() -> list[dict[str, Any]]:
     found = {}
-    for one in metadata.distributions():
-        about: Any = one.metadata  # an email.message.Message, which its declared type does not say
+    for distribution in metadata.distributions():
+        about: Any = distribution.metadata  # an email.message.Message, which its declared type does not say
         classifiers = about.get_all("Classifier") or []
         named = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: ")]
         text = (about.get("License") or "").strip()
@@ -29,7 +29,7 @@ def python_packages() -> list[dict[str, Any]]:
         name = re.sub(r"[-_.]+", "-", about["Name"]).lower()
         found[name] = {
             "name": name,
-            "version": one.version,
+            "version": distribution.version,
             "expression": about.get("License-Expression"),
             "licence": licence or None,
         }

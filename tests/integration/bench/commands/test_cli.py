@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from tests.support.paths import ROOT
 
 
@@ -29,7 +29,7 @@ def test_run_refuses_a_trial_file_with_an_unknown_key(tmp_path: Path, make_trial
 
 
 def test_run_never_overwrites_a_finished_result(tmp_path: Path, make_trial):
-    finished = TrialResult(trial_id="done", trial=make_trial(), status=End.SUCCEEDED, reason=None)
+    finished = TrialResult(trial_id="done", trial=make_trial(), status=TrialStatus.SUCCEEDED, reason=None)
     before = finished.write(tmp_path).read_bytes()
     (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json()))
     done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path))

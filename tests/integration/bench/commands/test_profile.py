@@ -4,12 +4,12 @@ import json
 
 from bench.commands import profile
 from bench.commands.cli import main
-from bench.commands.profile import Profile, sort_kernels
+from bench.commands.profile import StepProfile, sort_kernels
 
 
 def test_the_command_prints_the_table_and_writes_the_same_as_json(monkeypatch, capsys, tmp_path, tiny_model, tiny_data):
     shares = sort_kernels([("nvjet", 8.0, 264)], 10.0)
-    made = Profile(device="a GPU", recipe="fast", milliseconds=10.0, shares=shares, kernels=(("nvjet", 8.0),))
+    made = StepProfile(device="a GPU", recipe="fast", milliseconds=10.0, shares=shares, kernels=(("nvjet", 8.0),))
     asked = []
     monkeypatch.setattr(profile, "profile", lambda trial, **_: asked.append(trial) or made)
     words = ["profile", "--suite", "recipes", "--trial-name", "fast", "--model", str(tiny_model)]

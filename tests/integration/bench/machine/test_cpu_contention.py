@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from bench.machine import cpu_contention
-from bench.machine.cpu_contention import Waits, read
-from bench.records.result import End, TrialResult
+from bench.machine.cpu_contention import CpuContention, read
+from bench.records.result import TrialResult, TrialStatus
 from tests.support.paths import ROOT
 
 TRIAL = """
@@ -65,11 +65,13 @@ def result_of(tmp_path, make_trial, model_folder, data_file):
 @pytest.mark.usefixtures("_counted")
 def test_a_trial_records_its_waits_over_the_measured_window_and_flags_what_they_say(result_of):
     code, result = result_of()
-    assert (code, result.status) == (0, End.SUCCEEDED)
-    found = {one.name: one for one in result.measurements if one.name.startswith("cpu_")}
+    assert (code, result.status) == (0, TrialStatus.SUCCEEDED)
+    found = {
+        measurement.name: measurement for measurement in result.measurements if measurement.name.startswith("cpu_")
+    }
     assert 0.0 <= found["cpu_wait_percent"].value <= 100.0
     assert all(one.context == {"window": "measure"} for one in found.values())
-    assert result.flags == Waits(**{name: one.value for name, one in found.items()}).flags
+    assert result.flags == CpuContention(**{name: one.value for name, one in found.items()}).flags
     assert any("cpu wait" in line for line in result.log_tail)
 
 
@@ -84,8 +86,8 @@ def test_a_trial_that_shares_its_only_core_is_flagged_and_refused_with_strict(re
             others.callback(other.kill)  # before it is waited for
             assert other.stdout.readline() == "there\n"
         code, result = result_of("strict", core=core)
-    assert (code, result.status, result.reason) == (1, End.FAILED, f"refused by --strict: {result.flags[0]}")
+    assert (code, result.status, result.reason) == (1, TrialStatus.FAILED, f"refused by --strict: {result.flags[0]}")
     assert result.flags[0].startswith("CPU contention: the trial waited for a CPU over")
-    found = {one.name: one.value for one in result.measurements}
+    found = {measurement.name: measurement.value for measurement in result.measurements}
     assert found["cpu_wait_percent"] > cpu_contention.LEVELS_PERCENT[0]
     assert found["turns_per_sec"] == 1.0  # refused, and its numbers are kept

@@ -16,7 +16,7 @@ from bench.commands import run
 from bench.data.inputs import InputError
 from bench.harness.record import Request
 from bench.machine import cpu_contention, isolation, nvml, sampler, telemetry
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from tests.support.faults import raising, until
 from tests.support.paths import ROOT
 
@@ -155,7 +155,7 @@ def test_means_are_over_the_measured_window_alone_and_without_one_over_all_and_s
     assert one.interval.low <= 89.5 <= one.interval.high
     (one,) = telemetry.sum_up([row("load", process_cpu_percent="50"), row("load")]).measurements
     assert (one.value, one.interval, one.context) == (50.0, None, {"window": "trial"})
-    assert telemetry.sum_up([]) == telemetry.Summary()
+    assert telemetry.sum_up([]) == telemetry.TelemetrySummary()
 
 
 def test_heat_is_a_flag_a_power_cap_a_number_and_another_process_a_flag_with_the_most_it_held():
@@ -166,7 +166,9 @@ def test_heat_is_a_flag_a_power_cap_a_number_and_another_process_a_flag_with_the
         "throttled: hw_slowdown in 2 % of samples",
         "throttled: hw_thermal_slowdown in 2 % of samples",
     ]
-    assert [(one.name, one.value) for one in found.measurements] == [("gpu_power_capped_percent", 36.0)]
+    assert [(measurement.name, measurement.value) for measurement in found.measurements] == [
+        ("gpu_power_capped_percent", 36.0)
+    ]
     rows = [row(gpu_other_processes=said) for said in ("none", "unknown", f"7:{GIB}", f"7:{2 * GIB} 8:0", "")]
     assert telemetry.sum_up(rows).flags == [
         "another process (pid 7, 2,048 MiB) was on the GPU",
@@ -195,7 +197,7 @@ def rows_in(path, phase, count):
 @pytest.fixture
 def _host_unknown(monkeypatch):
     """How busy this machine is meanwhile is not these tests' business (test_cpuwait.py)."""
-    monkeypatch.setattr(cpu_contention, "read", lambda *_, **__: cpu_contention.Reading(at_sec=0.0))
+    monkeypatch.setattr(cpu_contention, "read", lambda *_, **__: cpu_contention.CpuPressure(at_sec=0.0))
 
 
 @pytest.mark.usefixtures("_fake_in_processes", "_host_unknown")
@@ -335,7 +337,7 @@ def test_a_shared_gpu_is_flagged_with_whom_it_is_shared_or_after_a_wait_as_someb
 
 
 @pytest.mark.usefixtures("signals_given_back")
-@pytest.mark.parametrize(("strict", "end"), [(False, End.SUCCEEDED), (True, End.FAILED)])
+@pytest.mark.parametrize(("strict", "end"), [(False, TrialStatus.SUCCEEDED), (True, TrialStatus.FAILED)])
 def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
     tmp_path, make_trial, model_folder, data_file, monkeypatch, strict, end
 ):
@@ -355,7 +357,7 @@ def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
     result = TrialResult.read(tmp_path / "out" / "result.json")
     assert (code, result.status) == (1 if strict else 0, end)
     assert result.reason == (f"refused by --strict: {result.flags[0]}" if strict else None)
-    assert [one.name for one in result.measurements] == ["copy_gb_per_sec"]
+    assert [measurement.name for measurement in result.measurements] == ["copy_gb_per_sec"]
 
 
 def test_run_refuses_a_gpu_trial_where_all_gpus_are_hidden(tmp_path, make_trial, model_folder, data_file):

@@ -14,10 +14,10 @@ import pytest
 from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.records.bootstrap import summarize
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.workloads.distributed import distributed, efficiency, torchrun
-from bench.workloads.distributed.distributed import Reported, choose_backend, make_limits, rendezvous, visible_gpus
-from bench.workloads.distributed.rank import Signs
+from bench.workloads.distributed.distributed import RankReport, choose_backend, make_limits, rendezvous, visible_gpus
+from bench.workloads.distributed.rank import Heartbeat
 from bench.workloads.distributed.torchrun import RankFailed, RankOutOfMemory, RankStopped, Torchrun
 from tests.support.faults import full_disk, until
 
@@ -33,7 +33,7 @@ def ranks(monkeypatch, ddp_trial):
     real = subprocess.Popen
     waits = (sys.executable, "-c", "import time; time.sleep(60)")
     monkeypatch.setattr(torchrun.subprocess, "Popen", lambda _argv, **options: real(waits, **options))
-    limits = torchrun.Limits(silence_sec=5.0, step_sec=10.0)
+    limits = torchrun.RankLimits(silence_sec=5.0, step_sec=10.0)
     with Torchrun(ddp_trial(), "gloo", "127.0.0.1:0", limits) as started:
         yield started
 
@@ -68,7 +68,7 @@ def test_a_port_that_is_none_is_refused(monkeypatch, port):
 
 
 def test_a_step_of_many_tokens_may_take_longer_than_silence_lasts(monkeypatch, ddp_trial):
-    assert make_limits(ddp_trial()) == torchrun.Limits(silence_sec=45.0, step_sec=50.0)
+    assert make_limits(ddp_trial()) == torchrun.RankLimits(silence_sec=45.0, step_sec=50.0)
     assert make_limits(ddp_trial(max_seq_len=4096, gradient_accumulation_steps=32)).step_sec > 600
     monkeypatch.setenv(distributed.SILENCE_VARIABLE, "soon")
     with pytest.raises(InputError, match="expected 1 to 3600 seconds, found 'soon'"):
@@ -110,7 +110,7 @@ def test_a_rate_is_slow_where_its_time_is_long():
 
 def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_trial, make_record):
     record = make_record(ddp_trial())
-    reported = Reported(record)
+    reported = RankReport(record)
     marked: list[str] = []
     record.on_phase = marked.append
     table = [[0.5, 2.0, 8, 512, 400, float("nan")], [0.7, 4.0, 8, 512, 300, float("nan")]]
@@ -203,7 +203,7 @@ def test_a_rank_out_of_memory_is_named_with_its_own_peak_and_what_to_try(ranks, 
         record = make_record(ddp_trial(micro_batch_size=8))
         record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
         end, reason = termination.end_of(error, record)
-        assert end is End.OUT_OF_MEMORY
+        assert end is TrialStatus.OUT_OF_MEMORY
         assert reason == (
             f"out of memory: rank 1: 2.50 GiB more were asked for with 1.20 GiB of 23.68 GiB free; {peak}; "
             "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
@@ -211,7 +211,7 @@ def test_a_rank_out_of_memory_is_named_with_its_own_peak_and_what_to_try(ranks, 
 
 
 def test_signs_go_on_when_the_disk_was_full_for_a_moment(tmp_path, monkeypatch):
-    signs = Signs(tmp_path, 0, every_sec=0.01)
+    signs = Heartbeat(tmp_path, 0, every_sec=0.01)
     refused = threading.Event()
 
     def refuse() -> None:

@@ -130,13 +130,13 @@ def test_a_credential_program_that_hangs_is_ended_and_named(
     monkeypatch.setattr(credentials, "LIMIT_SEC", 0.2)
     monkeypatch.setattr(credentials, "_LEAVE_SEC", 0.2)
     codes = list[int]()
-    end = credentials._Limited._end
+    end = credentials._LimitedExecProvider._end
 
-    def noted(program: credentials._Limited) -> None:
+    def noted(program: credentials._LimitedExecProvider) -> None:
         end(program)
         codes.append(program.returncode)
 
-    monkeypatch.setattr(credentials._Limited, "_end", noted)
+    monkeypatch.setattr(credentials._LimitedExecProvider, "_end", noted)
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
     with pytest.raises(Misconfigured) as caught:

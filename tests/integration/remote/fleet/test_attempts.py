@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import EventType, FleetEvent
 from remote.hosts.command import Command
 from tests.support.hosts.local_fleet import PATIENCE_SEC, QUICK, CuttableHost, LocalFleet
 
@@ -21,7 +21,7 @@ def test_a_trial_passed_on_by_a_busy_worker_has_all_its_attempts_still_and_no_mo
     given_up = threading.Event()
 
     def hear(event: FleetEvent) -> None:
-        if event.happening is Happening.WORKER_BUSY:
+        if event.happening is EventType.WORKER_BUSY:
             given_up.set()
 
     def wait_for_it(_: Command) -> None:  # so that each of the two has taken a trial by then

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.records.run import Progress
-from remote.fleet.checkpoint_sync import KEPT, Keeper, is_whole
+from remote.fleet.checkpoint_sync import KEPT, CheckpointSync, is_whole
 from remote.fleet.ledger import Ledger
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
@@ -26,7 +26,7 @@ def a_checkpoint(folder: Path, step: int, *, is_torn: bool = False) -> None:
     (place / "MANIFEST.json").write_text(json.dumps({"files": {"adapter.safetensors": facts}}))
 
 
-def heard(keeper: Keeper, agent: Agent, step: int) -> None:
+def heard(keeper: CheckpointSync, agent: Agent, step: int) -> None:
     progress = Progress(phase="train", step=step + 1, steps=99, elapsed_sec=1.0, checkpoint_step=step)
     keeper.hear(agent, PLANNED, 1, progress)
     keeper.wait()
@@ -36,7 +36,7 @@ def test_the_newest_whole_checkpoints_come_home_and_go_to_a_replacement(tmp_path
     ledger = Ledger.create(tmp_path / "ledger.jsonl", ["train"])
     ledger.started("train", 1, "worker-0", "/w", 1)
     home = tmp_path / "home"
-    keeper = Keeper(ledger=ledger, place=lambda workdir: f"{workdir}/checkpoints", home=home)
+    keeper = CheckpointSync(ledger=ledger, place=lambda workdir: f"{workdir}/checkpoints", home=home)
     lost, replacement = (Agent(LocalHost(name="worker-0", workdir=str(tmp_path / name))) for name in ("lost", "new"))
     there = tmp_path / "lost" / "checkpoints"
     for step in (5, 10, 15):

@@ -43,7 +43,7 @@ def answers_to(proxy: RegistryProxy, tmp_path: Path, *questions: dict[str, str])
     common = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),
               "home": str(tmp_path / "home")}  # fmt: skip
     done = subprocess.run(
-        (sys.executable, hf_hub.__file__), input="".join(json.dumps(common | one) + "\n" for one in questions),
+        (sys.executable, hf_hub.__file__), input="".join(json.dumps(common | question) + "\n" for question in questions),
         text=True, capture_output=True, check=True, timeout=120,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -20,7 +20,7 @@ def test_a_model_whose_manifest_is_damaged_counts_as_one_without(
     local: LocalFleet, tmp_path: Path, manifest: str
 ) -> None:
     (tmp_path / "manifest.json").write_text(manifest)
-    seen = engine.look(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))])
+    seen = engine.disk_info(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))])
     with pytest.raises(EngineError, match=r"has no readable manifest\.json, so it may be half a model"):
         model_folders(seen)
 
@@ -29,7 +29,7 @@ def test_a_whole_model_is_seen_with_its_files(local: LocalFleet, tmp_path: Path)
     (tmp_path / "a").write_bytes(b"12345")
     files = [{"path": "a", "size": 5, "sha256": "s"}, {"path": "b", "size": 7, "sha256": "t"}]
     (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
-    (seen,) = engine.look(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))]).models
+    (seen,) = engine.disk_info(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))]).models
     assert [tuple(file) for file in seen["files"][1:]] == [("a", 5, 5, "s"), ("b", None, 7, "t")]
 
 

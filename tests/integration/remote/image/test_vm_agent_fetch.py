@@ -80,8 +80,8 @@ def test_a_hub_that_sends_nothing_is_given_up_and_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(model_sources, "hub_python", lambda *_: "python")
     monkeypatch.setattr(model_sources, "STALL_ENDS_SEC", 0.3)
     monkeypatch.setattr(model_sources, "_SHOWN_EVERY_SEC", 0.1)
-    monkeypatch.setattr(model_sources.Hub, "_started", lambda _: asleep)
-    hub = model_sources.Hub(
+    monkeypatch.setattr(model_sources.HubSource, "_started", lambda _: asleep)
+    hub = model_sources.HubSource(
         Watcher(), {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}, None
     )
     with asleep, fails("transient", "the hub has sent nothing .* does it limit how often"):
@@ -97,12 +97,12 @@ def test_a_token_is_not_sent_in_clear_to_the_endpoint_that_the_machine_names_its
     monkeypatch.setenv("HF_ENDPOINT", own)
     job = {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}
     with fails("usage", f"HF_ENDPOINT: {own}, as this machine has it: the token of hub.token_file would travel"):
-        model_sources.Hub(Watcher(), job, "token")
-    model_sources.Hub(Watcher(), job, None)
-    model_sources.Hub(Watcher(), {**job, "endpoint": "https://hub.example"}, "token")
+        model_sources.HubSource(Watcher(), job, "token")
+    model_sources.HubSource(Watcher(), job, None)
+    model_sources.HubSource(Watcher(), {**job, "endpoint": "https://hub.example"}, "token")
     for safe in ("https://mirror.example", "http://127.0.0.1:8080", "http://[::1]:8080"):
         monkeypatch.setenv("HF_ENDPOINT", safe)
-        model_sources.Hub(Watcher(), job, "token")
+        model_sources.HubSource(Watcher(), job, "token")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "null"])
@@ -223,7 +223,7 @@ def test_a_model_comes_from_a_cache_under_another_python_without_any_package(loc
     agent = vm_jobs.agent_on(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
     folder = local.folder / "models" / "org--name"
     wanted = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
-    lines: list[vm_jobs.Line] = []
+    lines: list[vm_jobs.JobLine] = []
 
     def bring() -> Mapping[str, Any]:
         assert find(agent, wanted) is None

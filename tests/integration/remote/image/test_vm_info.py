@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from remote.hosts.command import Command
-from remote.hosts.host import AddressWrong, Completed, HostUnreachable
+from remote.hosts.host import Completed, HostUnreachable, InvalidAddress
 from remote.hosts.local import LocalHost
 from remote.image import vm_info
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
@@ -31,7 +31,7 @@ def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: L
 
 
 def test_a_vm_without_python_is_told_from_one_that_does_not_answer(local: LocalFleet) -> None:
-    with pytest.raises(AddressWrong, match="has no /no/python; install Python"):
+    with pytest.raises(InvalidAddress, match="has no /no/python; install Python"):
         vm_info.observe(LocalHost(name="vm", workdir=str(local.folder), python=("/no/python",)))
 
     class Short(CuttableHost):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.cluster.errors import CannotRun, Forbidden, Misconfigured, Unreachable
+from remote.cluster.errors import Forbidden, KubectlUnusable, Misconfigured, Unreachable
 from remote.hosts.bundle import source
 from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, HostUnreachable
@@ -165,7 +165,7 @@ def test_a_kubectl_that_stays_after_the_end_is_sent_away(stand_in: StandIn) -> N
         ("error: unable to upgrade connection: container not found", Unreachable, "container not found"),
         ('Error from server (Forbidden): pods "p" is forbidden', Forbidden, "for that right"),
         ("error: You must be logged in to the server (Unauthorized)", Misconfigured, "renew the kubeconfig"),
-        (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", CannotRun, "fleet.pods.python"),
+        (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", KubectlUnusable, "fleet.pods.python"),
         ("", Unreachable, "no message"),
     ],
 )

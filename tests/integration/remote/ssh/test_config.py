@@ -10,7 +10,7 @@ import paramiko
 import pytest
 
 from remote.hosts.command import Command
-from remote.hosts.host import AddressWrong, HostError, HostUnreachable
+from remote.hosts.host import HostError, HostUnreachable, InvalidAddress
 from remote.ssh.config import Destination, Hop, home, parse, route, strict_config
 from remote.ssh.connection import Connection, _explained
 from remote.ssh.host import SshHost
@@ -63,12 +63,12 @@ def test_a_home_that_nobody_knows_stays_as_it_was_typed() -> None:
 
 def test_a_user_without_a_name_is_told_why_there_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
-    with pytest.raises(AddressWrong, match="list of users has no user 2147483641"):
+    with pytest.raises(InvalidAddress, match="list of users has no user 2147483641"):
         strict_config(None)
 
 
 def test_a_circle_of_jump_hosts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AddressWrong, match="leads in a circle"):
+    with pytest.raises(InvalidAddress, match="leads in a circle"):
         way(tmp_path, "Host vm\n ProxyJump a\nHost a\n ProxyJump vm\n")
 
 
@@ -92,17 +92,17 @@ def test_tokens_and_the_home_are_filled_in() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (socket.gaierror(socket.EAI_NONAME, "x"), AddressWrong, "no machine of that name"),
+        (socket.gaierror(socket.EAI_NONAME, "x"), InvalidAddress, "no machine of that name"),
         (socket.gaierror(socket.EAI_AGAIN, "x"), HostUnreachable, "cannot be looked up now"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "x"), HostUnreachable, "nothing listens on port 23"),
         (TimeoutError(), HostUnreachable, "no answer within 15 s"),
         (OSError(errno.ENETUNREACH, "Network is unreachable"), HostUnreachable, "Network is unreachable"),
         (EOFError(), HostUnreachable, "EOFError"),
-        (paramiko.ChannelException(1, "no"), AddressWrong, "forbids connections onwards"),
+        (paramiko.ChannelException(1, "no"), InvalidAddress, "forbids connections onwards"),
         (paramiko.ChannelException(2, "no route"), HostUnreachable, "cannot connect to it: no route"),
         (paramiko.SSHException("Error reading SSH protocol banner"), HostUnreachable, "no SSH greeting"),
-        (paramiko.SSHException('Indecipherable protocol version "x"'), AddressWrong, "does not speak SSH"),
-        (paramiko.ssh_exception.IncompatiblePeer("no kex"), AddressWrong, "no common cryptography"),
+        (paramiko.SSHException('Indecipherable protocol version "x"'), InvalidAddress, "does not speak SSH"),
+        (paramiko.ssh_exception.IncompatiblePeer("no kex"), InvalidAddress, "no common cryptography"),
     ],
 )
 def test_every_way_of_not_getting_there_has_its_own_words(error: Exception, kind: type[HostError], words: str) -> None:
@@ -122,7 +122,7 @@ class Garbled(socketserver.BaseRequestHandler):
 
 
 def test_what_cannot_be_looked_up_or_read_is_one_line() -> None:
-    with pytest.raises(AddressWrong, match="no machine of that name"):
+    with pytest.raises(InvalidAddress, match="no machine of that name"):
         Connection((Hop(name="vm", hostname="a..b", user="me", port=22),))
     with Serving(Garbled) as server, pytest.raises(HostUnreachable, match="broke while it was made: 'utf-8' codec"):
         Connection((Hop(name="vm", hostname="127.0.0.1", user="me", port=server.server_address[1]),))

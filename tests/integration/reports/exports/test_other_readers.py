@@ -46,7 +46,9 @@ def test_tensorboard_reads_every_step_and_a_cut_file_up_to_the_cut(trained):
     def read(folder):
         found = reader.EventAccumulator(str(folder))
         found.Reload()
-        return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}, found
+        return {
+            tag: [(scalar.step, scalar.value) for scalar in found.Scalars(tag)] for tag in found.Tags()["scalars"]
+        }, found
 
     scalars, found = read(trained / "report" / "tensorboard" / "train")
     assert scalars["train/loss"] == [(1, 2.0), (2, 1.0)]
@@ -73,7 +75,7 @@ def test_mlflow_reads_parameters_curves_final_values_and_the_adapter(trained, mo
     assert run.data.metrics["held_out_loss"] == 1.5
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(one.step, one.value) for one in history] == [(1, 2.0), (2, 1.0)]
-    assert [one.path for one in client.list_artifacts(run.info.run_id, "adapter")] == [
+    assert [list_artifact.path for list_artifact in client.list_artifacts(run.info.run_id, "adapter")] == [
         "adapter/adapter_model.safetensors"
     ]
 
@@ -107,7 +109,7 @@ def test_wandbs_offline_run_holds_every_step_for_wandb_sync(trained):
     records = their("wandb.proto.wandb_internal_pb2")
     export(trained, ["wandb"])
     (path,) = (trained / "report" / "wandb").glob("offline-run-*/run-*.wandb")
-    found = [records.Record.FromString(one) for one in _records(path.read_bytes())]
+    found = [records.Record.FromString(record) for record in _records(path.read_bytes())]
     (run,) = (one.run for one in found if one.HasField("run"))
     assert (run.project, run.run_group, run.display_name) == ("qlora-fleet", "r", "r/train")
     losses = {}

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.figures import CHARTS, renderer
 from reports.figures.drawing import style
 from reports.figures.drawing.inline_svg import inline_svg
 from reports.figures.drawing.layout import WIDE
-from reports.figures.renderer import Job, Studio
+from reports.figures.renderer import FigurePool, RenderJob
 from reports.figures.worker_map import WORKER_MAP
 from reports.output.build import build
 from reports.summary.prices import Pricing
@@ -19,7 +19,7 @@ from tests.support.reports.fixtures import REAL_PNG
 
 
 def job_of(chart, summary, run):
-    return Job(chart=chart, drawing=chart.gather(summary, run))
+    return RenderJob(chart=chart, drawing=chart.gather(summary, run))
 
 
 def draw_one(job):
@@ -51,7 +51,7 @@ def two_jobs(a10, monkeypatch):
 
 def test_figures_drawn_in_other_processes_are_the_same_bytes(two_jobs):
     here = [draw_one(job) for job in two_jobs]
-    with Studio() as processes:
+    with FigurePool() as processes:
         there = processes.draw(two_jobs)
     # Pixels are left out: this process makes none for the tests' sake.
     assert [one.svg for one in there] == [one.svg for one in here]
@@ -59,12 +59,12 @@ def test_figures_drawn_in_other_processes_are_the_same_bytes(two_jobs):
 
 
 def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(two_jobs):
-    with Studio() as processes:
+    with FigurePool() as processes:
         for process in processes._pool._processes.values():
             process.kill()
             process.join(60)
         pictures = processes.draw(two_jobs)
-    assert [one.name for one in pictures] == [job.chart.name for job in two_jobs]
+    assert [picture.name for picture in pictures] == [job.chart.name for job in two_jobs]
 
 
 def test_an_inline_drawing_keeps_its_words_and_loses_what_nobody_sees(h200):
@@ -104,4 +104,4 @@ def test_one_trial_of_one_step_on_one_node_is_enough_for_every_figure(tmp_path, 
     synthetic.write_run(tmp_path, run, exact=True)
     made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source="a list"))
     assert made.exit_code == 0
-    assert made.counts == {End.SUCCEEDED: 1}
+    assert made.counts == {TrialStatus.SUCCEEDED: 1}

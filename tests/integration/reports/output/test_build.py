@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.output.build import build
 from reports.read.run import NotWritten, ReportError
 from reports.statistics import per_process
@@ -75,7 +75,7 @@ def test_the_gpu_profile_needs_no_note(folder):
 
 
 def test_a_good_run_exits_0_and_its_page_says_what_ran_and_that_nothing_failed_or_contended(exact):
-    assert (exact.exit_code, exact.counts, exact.cautions) == (0, {End.SUCCEEDED: 8}, ())
+    assert (exact.exit_code, exact.counts, exact.cautions) == (0, {TrialStatus.SUCCEEDED: 8}, ())
     said = page_text(exact)
     for fact in (
         *(synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "replicate", "local, 4 workers"),
@@ -156,7 +156,7 @@ def test_a_hostile_name_is_text_everywhere(folder):
     hostile = synthetic.trial(HOSTILE[:80], reason=HOSTILE)
     run = synthetic.record((synthetic.quick()[0], hostile), created_at=HOSTILE, suite=HOSTILE)
     synthetic.write_run(folder, run)
-    synthetic.rewrite(folder, run.planned[-1], status=End.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
+    synthetic.rewrite(folder, run.planned[-1], status=TrialStatus.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
     (folder / "trials" / "<img src=x>").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a script without glyphs in the figures' font is no reason to fail
@@ -192,7 +192,7 @@ class _Parses(html.parser.HTMLParser):
 
 def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
     run = synthetic.exact_run(folder)
-    why = {"status": End.OUT_OF_MEMORY, "reason": "tried to allocate 2 GiB", "log_tail": ["the last line"]}
+    why = {"status": TrialStatus.OUT_OF_MEMORY, "reason": "tried to allocate 2 GiB", "log_tail": ["the last line"]}
     synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), steps=4, **why)
     made = build(folder)
     said = page_text(made)
@@ -206,7 +206,7 @@ def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_a_failed_trials_steps_are_in_no_average(folder):
     run = synthetic.exact_run(folder)
-    slow = {"status": End.PREEMPTED, "reason": "SIGTERM", "steps": 15, "step_time_sec": 9.0}
+    slow = {"status": TrialStatus.PREEMPTED, "reason": "SIGTERM", "steps": 15, "step_time_sec": 9.0}
     synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), **slow)
     row = next(row for row in build(folder).rows if row.label == "optimized")
     assert (row.measured.n_workers, row.measured.n_steps) == (3, 45)
@@ -229,7 +229,7 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure
     run = synthetic.exact_run(folder)
     figures = build(folder).index.parent / "figures"
     for plan in run.planned:
-        synthetic.rewrite(folder, plan, status=End.FAILED, reason="no luck")
+        synthetic.rewrite(folder, plan, status=TrialStatus.FAILED, reason="no luck")
     made = build(folder)
     assert made.exit_code == 1
     assert made.finding == "No trial of this run succeeded (8 FAILED): there is nothing to compare."
@@ -242,7 +242,7 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure
 @pytest.mark.usefixtures("undrawn")
 def test_a_command_that_the_page_names_is_one_to_copy(folder):
     run = synthetic.exact_run(folder)
-    synthetic.rewrite(folder, run.planned[0], status=End.LOST, reason="gone")
+    synthetic.rewrite(folder, run.planned[0], status=TrialStatus.LOST, reason="gone")
     assert f"<code>inv bench --resume={run.run_id}</code> tries it again" in read(build(folder), "index.html")
 
 
@@ -265,7 +265,7 @@ def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
     run = synthetic.exact_run(folder)
     for plan in run.planned:
         if plan.trial.name == "baseline":
-            synthetic.rewrite(folder, plan, status=End.TIMED_OUT, reason="too slow")
+            synthetic.rewrite(folder, plan, status=TrialStatus.TIMED_OUT, reason="too slow")
     made = build(folder)
     assert made.finding.startswith("optimized processed 100 (100 to 100) samples per second per worker on 4 workers")
     assert "baseline has no successful trial, so no configuration can be compared with it." in made.cautions
@@ -423,7 +423,7 @@ def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
 @pytest.mark.usefixtures("undrawn")
 def test_every_field_of_summary_json_is_documented(folder):
     run = synthetic.exact_run(folder)
-    synthetic.rewrite(folder, run.planned[0], status=End.FAILED, reason="x")
+    synthetic.rewrite(folder, run.planned[0], status=TrialStatus.FAILED, reason="x")
     document = json.loads(read(build(folder), "summary.json"))
     documented = Path("reports/README.md")
     words = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / documented).read_text()))
@@ -436,7 +436,7 @@ def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
     trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 602))
     run = synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))
     for plan in run.planned[:210]:
-        failed = {"status": End.FAILED, "reason": "no luck", "log_tail": ["x" * 200]}
+        failed = {"status": TrialStatus.FAILED, "reason": "no luck", "log_tail": ["x" * 200]}
         synthetic.rewrite(folder, plan, worker="worker-1", **failed)
     made = build(folder)
     said = page_text(made)

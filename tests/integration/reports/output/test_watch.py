@@ -32,7 +32,7 @@ class Run:
         self.arrive(self._arrivals.pop(0) if self._arrivals else 0)
 
     def watch(self, **more):
-        def say(progress: watch.Progress) -> None:
+        def say(progress: watch.WatchProgress) -> None:
             page = (self.folder / "report" / "index.html").read_text()
             self.versions.append((progress.ended, RENEWING in page))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.bootstrap import Interval
-from bench.records.result import End, Measurement
+from bench.records.result import Measurement, TrialStatus
 from reports.output.build import build
 from reports.read import measurements
 from reports.read.load import load
@@ -81,7 +81,9 @@ def test_not_a_number_becomes_unknown_on_its_way_to_the_file(folder):
 def test_the_frame_has_a_row_per_measurement_and_a_column_per_context_key(folder):
     run_of(folder, *synthetic.other_kinds(), workers=2)
     table = load(folder).measurements
-    assert len(table) == 2 * sum(len(synthetic.measurements_of(one.kind)) for one in synthetic.other_kinds())
+    assert len(table) == 2 * sum(
+        len(synthetic.measurements_of(other_kind.kind)) for other_kind in synthetic.other_kinds()
+    )
     one = table[(table["name"] == "matmul_tflops") & (table["context.dtype"] == "bf16")].iloc[0]
     assert (one["value"], one["low"], one["n"], one["share_percent"]) == (24.576, pytest.approx(24.08448), 5, 20.48)
     assert json.loads(one["context"]) == {"dtype": "bf16", "size": 2048}
@@ -112,7 +114,7 @@ def test_units_are_read_from_names(name, said):
     assert measurements.words_unit_scale(name) == said
 
 
-def tables_of(folder: Path) -> tuple[tables.Table, ...]:
+def tables_of(folder: Path) -> tuple[tables.SummaryTable, ...]:
     run = load(folder)
     return tables.tables(run.results, run.label_of)
 
@@ -121,7 +123,11 @@ def test_a_single_quantity_over_several_keys_spreads_its_last_key_over_columns(f
     run_of(folder, synthetic.other_kinds()[0])
     matmul, copies, disk = tables_of(folder)
     assert matmul.keys == ("dtype",)
-    assert [one.title for one in matmul.columns] == ["matmul, size 2048", "matmul, size 4096", "matmul, size 8192"]
+    assert [column.title for column in matmul.columns] == [
+        "matmul, size 2048",
+        "matmul, size 4096",
+        "matmul, size 8192",
+    ]
     assert [line.keys for line in matmul.lines] == [("fp32",), ("bf16",), ("fp16",), ("fp8",)]
     assert matmul.lines[1].cells[0] == tables.Cell(value="24.6", under=("24.1 to 25.1", "20 % of the chip's peak"))
     assert matmul.lines[3].cells == (None, None, tables.Cell(value="none", under=("the chip has no fp8",)))
@@ -143,7 +149,7 @@ def test_quantities_taken_once_on_different_things_become_one_list_beside_each_o
     for plan, taken in zip(run.planned, (alone, both), strict=True):
         synthetic.rewrite(folder, plan, measurements=taken)
     (table,) = tables_of(folder)
-    assert [one.title for one in table.columns] == ["ddp-1", "ddp-2"]
+    assert [column.title for column in table.columns] == ["ddp-1", "ddp-2"]
     assert [line.keys for line in table.lines] == [("global, samples/s", ""), ("efficiency, %", "")]
     assert table.lines[1].cells == (
         tables.Cell(value="none", under=("one rank does not communicate",)),
@@ -155,7 +161,7 @@ def test_quantities_on_the_same_things_stand_side_by_side(folder):
     run_of(folder, synthetic.other_kinds()[1])
     (loading,) = tables_of(folder)
     assert loading.keys == ("cache",)
-    assert [f"{one.title} {one.unit}" for one in loading.columns] == [
+    assert [f"{column.title} {column.unit}" for column in loading.columns] == [
         "load read s",
         "load quantize s",
         "load move s",
@@ -175,7 +181,7 @@ def test_several_workers_give_their_median_and_their_range(folder):
 def test_what_a_trial_measured_before_it_failed_is_marked_with_its_end(folder):
     run = run_of(folder, synthetic.trial("one", kind="inference"), workers=2)
     taken = [synthetic.measurement("decode_tokens_per_sec", 8.0, batch=1, path="default", precision="nf4")]
-    failed = {"status": End.OUT_OF_MEMORY, "reason": "batch 8 did not fit"}
+    failed = {"status": TrialStatus.OUT_OF_MEMORY, "reason": "batch 8 did not fit"}
     synthetic.rewrite(folder, run.planned[1], measurements=taken, **failed)
     names = {line.keys[0] for table in tables_of(folder) for line in table.lines}
     assert names == {"one", "one (OUT_OF_MEMORY)"}
@@ -209,7 +215,7 @@ def test_other_kinds_are_in_no_training_table_figure_finding_or_ratio(folder):
     made = build(folder)
     assert [row.label for row in made.rows] == ["baseline", "optimized"]
     assert made.finding.startswith("optimized processed")
-    assert [one.kind for one in made.others] == ["hardware", "loading", "inference", "distributed"]
+    assert [other.kind for other in made.others] == ["hardware", "loading", "inference", "distributed"]
     document = json.loads(read(made, "summary.json"))
     assert set(document["measurements"]) == {"hardware", "loading", "inference", "distributed"}
     assert document["counts"]["SUCCEEDED"] == len(both.planned)
@@ -219,7 +225,7 @@ def test_other_kinds_are_in_no_training_table_figure_finding_or_ratio(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_where_training_failed_the_rest_is_still_said(folder):
     run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
-    synthetic.rewrite(folder, run.planned[0], status=End.FAILED, reason="no luck")
+    synthetic.rewrite(folder, run.planned[0], status=TrialStatus.FAILED, reason="no luck")
     made = build(folder)
     assert made.finding.startswith("No training trial succeeded (1 FAILED), so nothing is compared. Measured hardware")
     assert made.exit_code == 1
@@ -233,7 +239,7 @@ def test_telemetry_of_every_kind_stands_together(folder):
     table = tables_of(folder)[-1]
     assert (table.section, table.same) == ("telemetry", "window measure")
     assert [line.keys for line in table.lines] == [("baseline",), ("load-nf4",)]
-    assert [one.unit for one in table.columns] == ["%", "GB", "W", "MHz", "°C"]
+    assert [column.unit for column in table.columns] == ["%", "GB", "W", "MHz", "°C"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -3,13 +3,13 @@
 import dataclasses
 from pathlib import Path
 
-from bench.records.training import Answer
+from bench.records.training import SampleAnswer
 from reports.training import page
 from tests.support.reports.training_run import RECORD, a_run
 
 
 def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> None:
-    answer = Answer(prompt="<script>alert(1)</script>", before="no", after="yes & more")
+    answer = SampleAnswer(prompt="<script>alert(1)</script>", before="no", after="yes & more")
     made = page.build(a_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
     names = sorted(str(path.relative_to(made.index.parent)) for path in made.index.parent.rglob("*") if path.is_file())
     assert names == [

@@ -70,7 +70,10 @@ def test_no_flag_of_a_task_has_a_short_form_which_would_mean_something_else_in_a
 
 
 def test_what_may_be_given_again_is_a_list_to_invoke_which_else_takes_text_apart() -> None:
-    assert [one.kind for one in compare.get_arguments() if one.name in compare.iterable] == [list, list]
+    assert [get_argument.kind for get_argument in compare.get_arguments() if get_argument.name in compare.iterable] == [
+        list,
+        list,
+    ]
 
 
 def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:

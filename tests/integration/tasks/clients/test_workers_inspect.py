@@ -11,9 +11,9 @@ import pytest
 from invoke import Context
 
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable, OperatorRefused
+from remote.hosts.host import Completed, HostUnreachable, PermissionDenied
 from tasks.clients.workers import inspect
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 
 Answer = Completed | Exception
@@ -74,15 +74,15 @@ def test_what_all_workers_have_is_what_the_first_one_said(pods: Settings) -> Non
 @pytest.mark.parametrize(
     ("other", "kind", "words"),
     [
-        (said(model="cc"), Refused, "worker-1 and worker-0 have different files at model.path: m; "),
-        (said(data="cc"), Refused, "worker-1 and worker-0 have different files at data.path: d.jsonl; "),
+        (said(model="cc"), ConfirmationRequired, "worker-1 and worker-0 have different files at model.path: m; "),
+        (said(data="cc"), ConfirmationRequired, "worker-1 and worker-0 have different files at data.path: d.jsonl; "),
         (Completed(exit_code=2, stderr=b"d.jsonl: empty\n"), UsageError, "worker-1: d.jsonl: empty"),
         (Completed(exit_code=127), UsageError, "worker-1: exit 127: cd /workspace && "),
-        (Completed(exit_code=137), Resumable, "worker-1: exit 137: "),
-        (OperatorRefused("worker-1: log in"), UsageError, "worker-1: log in, then type the same again"),
+        (Completed(exit_code=137), RetryableError, "worker-1: exit 137: "),
+        (PermissionDenied("worker-1: log in"), UsageError, "worker-1: log in, then type the same again"),
         (
             HostUnreachable("worker-1: no route"),
-            Resumable,
+            RetryableError,
             "worker-1: no route (asked for 62 s); check that the workers are up, ",
         ),
     ],

@@ -13,7 +13,7 @@ from remote.image import vm_jobs
 from remote.image.model_fetch import Fetch, find
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobState
-from tasks.errors import Refused, UsageError
+from tasks.errors import ConfirmationRequired, UsageError
 from tasks.image import jobs
 from tests.support.hosts.local_fleet import LocalFleet
 
@@ -89,7 +89,7 @@ def test_ones_own_job_is_stopped_and_another_verb_is_left_alone(
 def test_a_colleagues_job_is_stopped_by_nobody_who_was_not_asked(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(agent, REQUEST) as job:
         monkeypatch.setattr(jobs, "me", lambda: "alice@elsewhere")
-        with pytest.raises(Refused, match=r"was started by .*, not by alice@elsewhere: ask there"):
+        with pytest.raises(ConfirmationRequired, match=r"was started by .*, not by alice@elsewhere: ask there"):
             jobs.cancel(agent, "push")
         assert job.status().state is JobState.RUNNING
         asked = []

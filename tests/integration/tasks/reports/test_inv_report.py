@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from invoke.context import Context
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.output import watch
-from tasks.errors import Resumable, SomeTrialsFailed, UsageError
+from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
 from tasks.reports.commands import report
 from tasks.settings.schema import CostSection
 from tests.support.reports import synthetic
@@ -60,7 +60,7 @@ def test_markup_in_a_name_is_printed_as_it_stands(project, capsys):
 def test_a_run_with_a_failed_trial_is_reported_and_then_fails(project, capsys):
     folder = project.results_folder / synthetic.RUN_ID
     plan = synthetic.record().planned[0]
-    synthetic.write_result(folder, synthetic.result(plan, status=End.TIMED_OUT, reason="300 s have passed"))
+    synthetic.write_result(folder, synthetic.result(plan, status=TrialStatus.TIMED_OUT, reason="300 s have passed"))
     with pytest.raises(
         SomeTrialsFailed, match=r"7 of 8 trials succeeded \(1 TIMED_OUT\); the report says which and why"
     ):
@@ -98,7 +98,7 @@ def test_watching_says_how_far_the_run_is_and_ends_with_it(project, capsys):
 def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, monkeypatch):
     (project.results_folder / synthetic.RUN_ID / "trials" / "baseline.worker-1" / "result.json").unlink()
     monkeypatch.setattr(watch, "patience_sec", lambda _: 0.0)
-    with pytest.raises(Resumable) as caught:
+    with pytest.raises(RetryableError) as caught:
         report(Context(), watch=True)
     assert "1 of 8 trials have no result" in str(caught.value)
     assert str(caught.value).endswith(f"inv collect --run={synthetic.RUN_ID} report --run={synthetic.RUN_ID}")

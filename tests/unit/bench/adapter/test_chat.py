@@ -3,7 +3,7 @@
 import pytest
 
 from bench.adapter import chat
-from bench.data.inputs import Refused
+from bench.data.inputs import InputRejected
 from bench.workloads.finetune import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
@@ -14,16 +14,16 @@ def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, ada
     seen, answer = [], evaluate.answer
 
     def spy(modules, step, model, tokenizer, place, messages, most):
-        seen.append([dict(one) for one in messages])
+        seen.append([dict(message) for message in messages])
         return answer(modules, step, model, tokenizer, place, messages, most)
 
     monkeypatch.setattr(evaluate, "answer", spy)
     said = []
-    wish = chat.Wish(
+    wish = chat.ChatRequest(
         trial=trial, adapter=str(adapter), model_sha256=None, conversations=[["len?", "why?"], ["len?"]], most=4
     )
     found = chat.ask(wish, said.append)
-    assert [[one["role"] for one in messages] for messages in seen] == [
+    assert [[message["role"] for message in messages] for messages in seen] == [
         ["user"],
         ["user", "assistant", "user"],
         ["user"],
@@ -33,5 +33,5 @@ def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, ada
     assert seen[1][1]["content"] == first
     assert [one.removesuffix(" [not ended after 4 tokens]") for one in said] == [first, second, again]
     assert sum("not ended" in one for one in said) == found.unended
-    with pytest.raises(Refused, match="not the model that the adapter was trained on"):
-        chat.ask(chat.Wish(**{**vars(wish), "model_sha256": "0" * 64}), said.append)
+    with pytest.raises(InputRejected, match="not the model that the adapter was trained on"):
+        chat.ask(chat.ChatRequest(**{**vars(wish), "model_sha256": "0" * 64}), said.append)

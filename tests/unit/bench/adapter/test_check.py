@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.adapter import check, generation, merge
-from bench.data.inputs import InputError, Refused
+from bench.data.inputs import InputError, InputRejected
 from bench.train.masking import Example
 from bench.workloads.finetune import evaluate
 
@@ -25,8 +25,8 @@ def test_a_question_is_an_examples_beginning_and_its_last_answer_the_known_one()
 @pytest.mark.slow
 def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab, adapter, wish):
     trial = lab(lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0).trial
-    facts = merge.merge(merge.Wish(**wish(base="nf4")), lambda _: None)
-    asked = check.Wish(trial=trial, adapter=str(adapter), merged=wish()["out"], answers=2)
+    facts = merge.merge(merge.MergeRequest(**wish(base="nf4")), lambda _: None)
+    asked = check.CheckRequest(trial=trial, adapter=str(adapter), merged=wish()["out"], answers=2)
     found = check.Checker(asked, lambda _: None, None).run()
     forms = {form.name: form for form in found.forms}
     assert list(forms) == ["trained", "bf16", "merged-bf16", "merged-nf4", "folder"]
@@ -48,7 +48,7 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     _, given = checker._plain(checker._loaded(Path(wish()["out"])), [3])
     assert evaluate.ends_of(checker._loaded(Path(wish()["out"]))) == [3]
     assert not any(has_ended for _, has_ended in given)
-    with pytest.raises(Refused, match="not the model that the adapter was trained on"):
+    with pytest.raises(InputRejected, match="not the model that the adapter was trained on"):
         check.Checker(dataclasses.replace(asked, model_sha256="0" * 64), lambda _: None, None)
 
 
@@ -57,4 +57,4 @@ def test_without_held_out_data_nothing_can_be_compared(lab, adapter):
     data = dataclasses.replace(trial.training.data, validation_share=0.0)
     trial = dataclasses.replace(trial, training=dataclasses.replace(trial.training, data=data))
     with pytest.raises(InputError, match="no data was held out"):
-        check.Checker(check.Wish(trial=trial, adapter=str(adapter)), lambda _: None, None)
+        check.Checker(check.CheckRequest(trial=trial, adapter=str(adapter)), lambda _: None, None)

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from bench.commands import job_runner
-from bench.commands.job_runner import Attempts, numbers_in, order_of
+from bench.commands.job_runner import JobRunner, numbers_in, order_of
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
 from bench.records.paths import ORDER_VARIABLE
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import Order, OrderEnd, PlannedTrial
 
-Script = list[tuple[int, End | None, str | None]]  # of each attempt: exit code, what its result says (None: no result)
+Script = list[
+    tuple[int, TrialStatus | None, str | None]
+]  # of each attempt: exit code, what its result says (None: no result)
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def trains(
             run_id="r1", planned=planned, shared=str(tmp_path), turn=turn, after=after, max_restarts=max_restarts,
             port=21_000, token="t",
         )  # fmt: skip
-        pod, left = Attempts(order, 0, "train"), list(script)
+        pod, left = JobRunner(order, 0, "train"), list(script)
 
         def attempt(number: int) -> tuple[int, str]:
             place = tmp_path / "r1" / f"train.{number}"
@@ -55,24 +57,24 @@ def trains(
 
 
 def test_what_ended_from_outside_is_begun_again_until_it_is_trained(trains, tmp_path: Path) -> None:
-    gone = (1, End.LOST, "rank 1 is gone with its machine")
-    code, end = trains([gone, (-9, None, None), (0, End.SUCCEEDED, None)])
+    gone = (1, TrialStatus.LOST, "rank 1 is gone with its machine")
+    code, end = trains([gone, (-9, None, None), (0, TrialStatus.SUCCEEDED, None)])
     assert code == 0
-    assert end == OrderEnd(attempt=3, end=End.SUCCEEDED, reason=None)
+    assert end == OrderEnd(attempt=3, end=TrialStatus.SUCCEEDED, reason=None)
     assert numbers_in(tmp_path / "r1", "train") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("last", "said"),
     [
-        ((1, End.FAILED, "loss is not finite"), "FAILED: loss is not finite"),
+        ((1, TrialStatus.FAILED, "loss is not finite"), "FAILED: loss is not finite"),
         ((2, None, "train.data: no such file"), "FAILED: exit 2: train.data: no such file"),
         (
-            (143, End.PREEMPTED, "stopped by train.max_hours after step 3"),
+            (143, TrialStatus.PREEMPTED, "stopped by train.max_hours after step 3"),
             "PREEMPTED: stopped by train.max_hours after step 3",
         ),
         (
-            (143, End.PREEMPTED, "stopped by train.budget_usd after step 3"),
+            (143, TrialStatus.PREEMPTED, "stopped by train.budget_usd after step 3"),
             "PREEMPTED: stopped by train.budget_usd after step 3",
         ),
     ],
@@ -84,9 +86,9 @@ def test_what_another_attempt_would_not_mend_is_the_end(trains, last, said: str)
 
 
 def test_restarts_are_counted_but_not_those_for_pods_that_were_drained_or_not_there_yet(trains) -> None:
-    drained = (1, End.PREEMPTED, "one of its workers was told to stop")
-    absent = (1, End.LOST, f"rank 1 {job_runner.DID_NOT_COME} 180 s: nothing was heard of its machine")
-    died = (1, End.LOST, "rank 0 was killed by SIGKILL")
+    drained = (1, TrialStatus.PREEMPTED, "one of its workers was told to stop")
+    absent = (1, TrialStatus.LOST, f"rank 1 {job_runner.DID_NOT_COME} 180 s: nothing was heard of its machine")
+    died = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
     code, end = trains([died, drained, absent, absent, drained, died, died])
     assert code == 1
     assert end.end == "LOST"
@@ -96,12 +98,14 @@ def test_restarts_are_counted_but_not_those_for_pods_that_were_drained_or_not_th
 def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_turn_begins_with_all_restarts(
     trains,
 ) -> None:
-    assert trains([(143, End.PREEMPTED, "stopped by SIGTERM")]) == (143, None)
-    died = (1, End.LOST, "rank 0 was killed by SIGKILL")
+    assert trains([(143, TrialStatus.PREEMPTED, "stopped by SIGTERM")]) == (143, None)
+    died = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
     _, first = trains([died], max_restarts=0)
     assert first.attempt == 2
-    assert trains([died, (0, End.SUCCEEDED, None)], max_restarts=1, turn=2, after=2)[0] == 0
-    assert trains([], turn=2) == (0, OrderEnd(attempt=4, end=End.SUCCEEDED, reason=None)), "a replacement after the end"
+    assert trains([died, (0, TrialStatus.SUCCEEDED, None)], max_restarts=1, turn=2, after=2)[0] == 0
+    assert trains([], turn=2) == (0, OrderEnd(attempt=4, end=TrialStatus.SUCCEEDED, reason=None)), (
+        "a replacement after the end"
+    )
 
 
 def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable[..., Trial]) -> None:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bench.data.collate import IGNORED, Apart, Conversation, _Collate, _Cycle, make_rows, rows_needed
+from bench.data.collate import IGNORED, ConversationStats, Unpacked, _Collate, _Cycle, make_rows, rows_needed
 from bench.data.inputs import InputError
 from bench.data.packing import Row
 
@@ -31,17 +31,18 @@ class Letters:
         return {"input_ids": [[ord(letter) for letter in text] + end for text in texts]}
 
 
-def chats(*lengths: int) -> list[Conversation]:
+def chats(*lengths: int) -> list[ConversationStats]:
     """One conversation for each length in tokens, its end included; sample n is written in letter n."""
     texts = [chr(ord("a") + place % 26) * (length - 1) for place, length in enumerate(lengths)]
     return [
-        Conversation(line=place, messages=[{"role": "user", "content": text}]) for place, text in enumerate(texts, 1)
+        ConversationStats(line=place, messages=[{"role": "user", "content": text}])
+        for place, text in enumerate(texts, 1)
     ]
 
 
 def test_samples_kept_apart_have_positions_edges_and_first_tokens_of_their_own():
     row = Row(ids=[5, 6, 7, 8, 9, 4], samples=3, lengths=(3, 1, 2))
-    tensors, counts = Apart(longest=4, positions=12, padding=0)([row])
+    tensors, counts = Unpacked(longest=4, positions=12, padding=0)([row])
     assert tensors["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4, 0, 0, 0, 0, 0, 0]]
     assert tensors["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 0, 1, 2, 3, 0, 1]]
     assert tensors["edges"].tolist() == [0, 3, 4, 6, 10, 12]
@@ -143,7 +144,7 @@ def test_no_more_is_tokenized_than_the_steps_need(make_trial, monkeypatch):
 
 def test_a_chat_the_template_refuses_is_named_by_file_and_line(make_trial):
     conversations = chats(5, 5)
-    conversations.append(Conversation(line=17, messages=[{"role": "narrator", "content": "x"}]))
+    conversations.append(ConversationStats(line=17, messages=[{"role": "narrator", "content": "x"}]))
     with pytest.raises(InputError, match=r"none\.jsonl: line 17: the model's chat template refuses it: only user"):
         make_rows(make_trial(), conversations, Letters())
 

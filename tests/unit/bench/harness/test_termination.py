@@ -10,7 +10,7 @@ import time
 import pytest
 
 from bench.harness.termination import Stopped, Stops, end_of
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from tests.support.faults import OutOfMemoryError
 
 pytestmark = pytest.mark.usefixtures("signals_given_back")
@@ -57,7 +57,7 @@ def test_a_process_that_is_writing_its_result_is_not_stopped(stops):
     ],
 )
 def test_every_allocators_words_mean_out_of_memory(error):
-    assert end_of(error)[0] is End.OUT_OF_MEMORY
+    assert end_of(error)[0] is TrialStatus.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_every_allocators_words_mean_out_of_memory(error):
 )
 def test_other_errors_are_failures_that_name_their_kind(error):
     end, reason = end_of(error)
-    assert end is End.FAILED
+    assert end is TrialStatus.FAILED
     assert reason.startswith(f"{type(error).__name__}: ")
 
 
@@ -73,4 +73,4 @@ def test_a_reason_is_one_short_line_and_never_empty():
     _, reason = end_of(RuntimeError("first\n  second\n" + "x" * 10_000))
     assert reason.startswith("RuntimeError: first second xxx")
     assert len(reason) == 300
-    assert end_of(ValueError()) == (End.FAILED, "ValueError: no message")
+    assert end_of(ValueError()) == (TrialStatus.FAILED, "ValueError: no message")

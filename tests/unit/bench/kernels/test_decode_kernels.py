@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench.kernels.decode import attention, nvrtc, products  # noqa: E402
-from bench.kernels.rope import Heads  # noqa: E402
+from bench.kernels.rope import AttentionHeads  # noqa: E402
 from bench.workloads import fused_step  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes speaks at import
@@ -55,14 +55,16 @@ def test_a_weight_that_is_not_quantized_is_left_alone():
 
 
 def test_heads_that_no_kernel_is_for_are_named():
-    assert attention.why_not(Heads(query=32, key=8, width=128)) is None
-    assert attention.why_not(Heads(query=4, key=2, width=96)) == "heads 96 wide, not 64 or 128"
-    assert attention.why_not(Heads(query=48, key=4, width=64)) == "48 query heads for 4 key heads"
+    assert attention.unsupported_reason(AttentionHeads(query=32, key=8, width=128)) is None
+    assert attention.unsupported_reason(AttentionHeads(query=4, key=2, width=96)) == "heads 96 wide, not 64 or 128"
+    assert attention.unsupported_reason(AttentionHeads(query=48, key=4, width=64)) == "48 query heads for 4 key heads"
 
 
 def test_on_a_cpu_the_fused_step_is_not_for_it_and_says_so(modules):
     decoder: Any = SimpleNamespace(norm=SimpleNamespace(weight=torch.zeros(64)))
-    assert fused_step.why_not(modules, decoder, Heads(query=4, key=2, width=64), batch=1) == "no GPU"
+    assert (
+        fused_step.unsupported_reason(modules, decoder, AttentionHeads(query=4, key=2, width=64), batch=1) == "no GPU"
+    )
 
 
 def test_shared_memory_of_every_division_is_within_an_a10s():
@@ -97,7 +99,7 @@ GPUS = {"sm_80": (108, 164), "sm_86": (72, 100), "sm_89": (58, 100), "sm_90": (1
 @pytest.mark.parametrize("tiles", [1, 2, 4])
 def test_the_kernels_compile_for_each_gpu_without_much_spilling(architecture, tiles):
     """As Mistral's products are divided there. Needs no GPU, but CUDA's compiler: `pip install nvidia-cuda-nvrtc`."""
-    if (reason := nvrtc.why_not()) is not None:
+    if (reason := nvrtc.unsupported_reason()) is not None:
         pytest.skip(reason)
     processors, kib = GPUS[architecture]
     properties = SimpleNamespace(shared_memory_per_multiprocessor=kib * 1024)

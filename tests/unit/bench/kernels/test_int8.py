@@ -11,7 +11,7 @@ from bench.kernels.int8 import block_quant, matmul, row_quant, weight_quant
 from bench.kernels.int8 import swiglu as eight_swiglu
 from bench.predict import memory
 from bench.qlora.recipes import int8
-from bench.qlora.recipes.fused_linear import Product
+from bench.qlora.recipes.fused_linear import FusedLinear
 
 STEP = 0.5 / 127  # of a row's largest number: the most that rounding moves a number
 
@@ -70,7 +70,7 @@ def test_a_row_that_is_not_finite_stays_so_and_one_of_nothing_becomes_zero():
 def test_a_weight_is_the_same_in_both_orientations():
     parts = (weight(32, 64), weight(8, 64))
     scales = weight_quant.scales_of(parts)
-    values = weight_quant.as_it_is(parts, scales)
+    values = weight_quant.copy(parts, scales)
     assert torch.equal(values.T, weight_quant.transposed(parts, scales))
     whole = torch.cat([nf4.dequantize_reference(part) for part in parts])
     assert ((values * scales[:, None] - whole).abs() <= 1.001 * STEP * whole.abs().amax(1, keepdim=True)).all()
@@ -81,10 +81,10 @@ def test_a_product_is_that_of_the_numbers_with_what_stands_beside_it():
     scales, columns = weight_quant.scales_of(parts), apart(64, 3, 60)
     whole = nf4.dequantize_reference(parts[0])
     u, work_b = torch.randn(7, 2 * rank), torch.randn(24, rank)
-    beside = matmul.Beside(
+    beside = matmul.SideInputs(
         apart=whole[:, columns.numbers], u=u, work_b=work_b, columns=(slice(0, 8), slice(16, 24)), rank=rank
     )
-    b = row_quant.Rows(values=weight_quant.as_it_is(parts, scales), scales=scales)
+    b = row_quant.Rows(values=weight_quant.copy(parts, scales), scales=scales)
     found = matmul.product(row_quant.rows(x, columns=columns), b, beside, dtype=torch.float32)
     exact = x @ whole.T
     exact[:, :8] += u[:, :rank] @ work_b[:8].T
@@ -143,8 +143,8 @@ def test_swiglu_of_blocks_is_that_of_the_numbers_they_stand_for():
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_gradient_made_in_parts_of_the_tokens_has_the_same_bits(tokens, parts):
     down, gate_up = (weight(64, 256),), (weight(256, 64), weight(256, 64))
-    down_eight, gate_up_eight = (int8.Eight(each, forward=True, hold=False) for each in (down, gate_up))
-    product_of_both = Product(weights=gate_up, eight=gate_up_eight)
+    down_eight, gate_up_eight = (int8.Int8Linear(each, forward=True, hold=False) for each in (down, gate_up))
+    product_of_both = FusedLinear(weights=gate_up, eight=gate_up_eight)
     d_y, joined = torch.randn(tokens, 64), block_quant.blocks_reference(torch.randn(tokens, 512), torch.float32)
     d_act = down_eight.input_gradient(d_y, None)
     _, expected = product_of_both.activated_gradient(joined, d_act, keep_act=False)

@@ -11,8 +11,8 @@ import torch
 
 from bench.kernels import attention, lora, lora_out, loss, nf4, norm, rope, swiglu
 from bench.kernels.attention import Samples
-from bench.kernels.lora import Seed, Side
-from bench.kernels.rope import Heads
+from bench.kernels.lora import LoraInput, Seed
+from bench.kernels.rope import AttentionHeads
 
 
 def close(found, expected, limit=1e-5):
@@ -76,7 +76,7 @@ def test_rms_norm_is_pytorchs_and_its_backward_is_autograds(adds):
 
 
 def test_a_stream_in_bf16_keeps_what_its_sums_would_lose():
-    stream = norm.Stream(high=torch.full((2, 8), -1000.0).bfloat16())
+    stream = norm.ResidualStream(high=torch.full((2, 8), -1000.0).bfloat16())
     weight, y = torch.ones(8), torch.full((2, 8), 0.25)
     rounded = stream.high
     for _ in range(64):
@@ -99,7 +99,7 @@ def test_a_number_in_two_parts_is_off_by_a_32768th_at_most_and_what_is_not_finit
 
 
 def test_rotation_turns_pairs_by_their_angle_and_back():
-    heads = rope.Heads(query=4, key=2, width=6)
+    heads = rope.AttentionHeads(query=4, key=2, width=6)
     angle = torch.randn(5, 3)
     joined = torch.randn(5, heads.joined)
     turned = joined.clone()
@@ -130,7 +130,7 @@ def test_swiglu_backward_is_autograds_and_leaves_the_activation_only_where_asked
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize(("rank", "targets"), [(1, 3), (4, 1), (5, 2)])
 def test_gradients_of_the_small_products_are_autograds_under_the_same_masks(rank, targets, p):
-    side = Side(rank=rank, scaling=2.0, p=p, seed=seed(77))
+    side = LoraInput(rank=rank, scaling=2.0, p=p, seed=seed(77))
     x, a = leaf(9, 12), leaf(targets * rank, 12)
     columns = tuple(slice(10 * place, 10 * place + 7) for place in range(targets))
     u = lora.down(x, a, side)
@@ -170,7 +170,7 @@ def test_an_input_that_is_not_kept_is_made_again_as_the_norm_made_it():
 
 def test_masks_lose_as_many_numbers_as_asked_and_depend_on_nothing_but_place_seed_and_adapter():
     tokens, width, p = 256, 512, 0.05
-    side, other = (Side(rank=1, scaling=1.0, p=p, seed=seed(number)) for number in (5, 6))
+    side, other = (LoraInput(rank=1, scaling=1.0, p=p, seed=seed(number)) for number in (5, 6))
     masks = [lora.kept_reference(tokens, width, target, side, "cpu") for target in range(3)]
     masks.append(lora.kept_reference(tokens, width, 0, other, "cpu"))
     # Neighbours in a row and in a column, and those of the next seed: a seed must not move a mask by a place.
@@ -185,7 +185,7 @@ def test_masks_lose_as_many_numbers_as_asked_and_depend_on_nothing_but_place_see
 
 
 def test_dropout_keeps_the_mean():
-    side = Side(rank=1, scaling=1.0, p=0.3, seed=seed(9))
+    side = LoraInput(rank=1, scaling=1.0, p=0.3, seed=seed(9))
     assert float(lora.dropped_reference(torch.ones(400, 500), 0, side).mean()) == pytest.approx(1.0, abs=0.01)
 
 
@@ -218,7 +218,7 @@ def test_attention_is_each_samples_own(heads, window):
     samples = Samples(edges=edges, longest=max(lengths), window=window)
     q, k, v = leaf(15, heads[0], 8), leaf(15, heads[1], 8), leaf(15, heads[1], 8)
     joined = torch.cat([part.detach().flatten(1) for part in (q, k, v)], -1)
-    shape = Heads(query=heads[0], key=heads[1], width=8)
+    shape = AttentionHeads(query=heads[0], key=heads[1], width=8)
     expected = []
     for first, last in pairwise(edges):
         one = [part[first:last].transpose(0, 1)[None] for part in (q, k, v)]

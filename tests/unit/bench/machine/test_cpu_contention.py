@@ -3,9 +3,9 @@
 import pytest
 
 from bench.machine import cpu_contention
-from bench.machine.cpu_contention import Reading, Waits, between
+from bench.machine.cpu_contention import CpuContention, CpuPressure, between
 
-CALM = Reading(
+CALM = CpuPressure(
     at_sec=100.0,
     waited_ns={(7, 7): 250_000_000, (7, 8): 5_000, (9, 9): 1_000},
     periods_throttled=(40, 3),
@@ -14,25 +14,25 @@ CALM = Reading(
 
 
 def test_the_longest_wait_of_a_thread_that_was_there_all_the_time_counts_and_not_their_sum():
-    after = Reading(at_sec=110.0, waited_ns={(7, 7): 1_250_000_000, (7, 8): 3_000_005_000, (9, 9): 500_001_000})
-    assert between(CALM, after) == Waits(cpu_wait_percent=30.0)
-    after = Reading(at_sec=110.0, waited_ns={(7, 7): 350_000_000, (7, 99): 9_000_000_000})
+    after = CpuPressure(at_sec=110.0, waited_ns={(7, 7): 1_250_000_000, (7, 8): 3_000_005_000, (9, 9): 500_001_000})
+    assert between(CALM, after) == CpuContention(cpu_wait_percent=30.0)
+    after = CpuPressure(at_sec=110.0, waited_ns={(7, 7): 350_000_000, (7, 99): 9_000_000_000})
     assert between(CALM, after).cpu_wait_percent == pytest.approx(1.0)
-    assert between(CALM, Reading(at_sec=110.0, waited_ns={(7, 99): 9_000_000_000})) == Waits()
+    assert between(CALM, CpuPressure(at_sec=110.0, waited_ns={(7, 99): 9_000_000_000})) == CpuContention()
 
 
 def test_quota_and_steal_are_shares_of_what_passed_in_the_window():
-    after = Reading(at_sec=110.0, periods_throttled=(90, 43), ticks_wanted_stolen=(6_000, 110))
-    assert between(CALM, after) == Waits(cpu_quota_throttled_percent=80.0, cpu_steal_percent=10.0)
+    after = CpuPressure(at_sec=110.0, periods_throttled=(90, 43), ticks_wanted_stolen=(6_000, 110))
+    assert between(CALM, after) == CpuContention(cpu_quota_throttled_percent=80.0, cpu_steal_percent=10.0)
 
 
 def test_what_is_not_counted_is_unknown_and_never_nought():
-    nothing = Reading(at_sec=100.0)
-    assert between(nothing, CALM) == between(CALM, nothing) == between(CALM, CALM) == Waits()
+    nothing = CpuPressure(at_sec=100.0)
+    assert between(nothing, CALM) == between(CALM, nothing) == between(CALM, CALM) == CpuContention()
     # A group without a quota has no periods, and a sandbox that hides the machine no ticks.
-    still = Reading(at_sec=110.0, periods_throttled=(40, 3), ticks_wanted_stolen=(5_000, 10))
-    assert between(CALM, still) == Waits()
-    assert Waits().flags == []
+    still = CpuPressure(at_sec=110.0, periods_throttled=(40, 3), ticks_wanted_stolen=(5_000, 10))
+    assert between(CALM, still) == CpuContention()
+    assert CpuContention().flags == []
 
 
 # Measured with the suite quick, profile tiny, on two cores; docs/measurements.md has the steps beside them.
@@ -48,18 +48,20 @@ def test_the_waits_of_trials_that_were_slowed_are_a_flag_that_says_what_to_do(pe
         f"CPU contention: the trial waited for a CPU over {level} % of the measured time; "
         "stop other programs or lower fleet.size"
     )
-    assert Waits(cpu_wait_percent=percent, cpu_steal_percent=0.5).flags == ([said] if level else [])
+    assert CpuContention(cpu_wait_percent=percent, cpu_steal_percent=0.5).flags == ([said] if level else [])
 
 
 def test_a_quota_is_named_as_the_cause_only_where_it_cost_time():
-    (flag,) = Waits(cpu_wait_percent=49.79, cpu_quota_throttled_percent=100.0).flags
+    (flag,) = CpuContention(cpu_wait_percent=49.79, cpu_quota_throttled_percent=100.0).flags
     assert "CPU quota was used up in over 50 % of its periods; raise the container's CPU limit" in flag
-    assert Waits(cpu_quota_throttled_percent=100.0).flags == [flag]  # where waits are not counted, it is all there is
-    assert Waits(cpu_wait_percent=2.0, cpu_quota_throttled_percent=100.0).flags == []
+    assert CpuContention(cpu_quota_throttled_percent=100.0).flags == [
+        flag
+    ]  # where waits are not counted, it is all there is
+    assert CpuContention(cpu_wait_percent=2.0, cpu_quota_throttled_percent=100.0).flags == []
 
 
 def test_stolen_time_is_a_flag_of_its_own():
-    first, second = Waits(cpu_wait_percent=30.0, cpu_steal_percent=12.0).flags
+    first, second = CpuContention(cpu_wait_percent=30.0, cpu_steal_percent=12.0).flags
     assert "waited for a CPU" in first
     assert second.startswith(
         "CPU contention: the hypervisor gave over 10 % of this machine's CPU time to other machines"
@@ -79,7 +81,7 @@ def system(tmp_path, monkeypatch):
     return add
 
 
-def read(pid: int) -> Reading:
+def read(pid: int) -> CpuPressure:
     return cpu_contention.read(pid, leave_out=0)
 
 

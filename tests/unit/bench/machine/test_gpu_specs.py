@@ -35,7 +35,7 @@ def test_a_chip_is_found_by_the_name_that_torch_says(name, bf16, memory_gb_per_s
     assert (chip.bf16, chip.memory_gb_per_sec, chip.memory_gb) == (bf16, memory_gb_per_sec, memory_gb)
     assert "datasheet" in chip.source or "whitepaper" in chip.source
     bare = name.removeprefix("NVIDIA ")
-    assert [one for one in CHIPS if re.fullmatch(one.names, bare)] == [chip], "no name matches two chips"
+    assert [chip for chip in CHIPS if re.fullmatch(chip.names, bare)] == [chip], "no name matches two chips"
 
 
 @pytest.mark.parametrize(

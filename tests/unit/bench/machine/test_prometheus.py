@@ -12,7 +12,7 @@ import yaml
 
 from bench.harness.record import Record
 from bench.machine import prometheus, telemetry
-from bench.machine.prometheus import Asked, Board, read, render
+from bench.machine.prometheus import MetricsBoard, MetricsEndpoint, read, render
 from bench.records.paths import METRICS_VARIABLE
 from tests.support.paths import ROOT
 
@@ -46,7 +46,7 @@ def values(text: str) -> dict[str, float]:
 
 
 def test_a_trial_shows_its_steps_checkpoints_gpus_and_dollars(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board(record, Asked(host="127.0.0.1", port=0, usd_per_gpu_hour=2.0))
+    board = MetricsBoard(record, MetricsEndpoint(host="127.0.0.1", port=0, usd_per_gpu_hour=2.0))
     record.on_show, record.flop_per_token, record.fingerprint["gpu_name"] = board.tell, 1e9, "NVIDIA A10"
     record.shown = {"checkpoint_step": None, "restarts": 2, "validation_loss": 1.5}
     monkeypatch.setattr(prometheus, "_now", lambda: 1000.0)
@@ -75,7 +75,7 @@ def test_what_is_unknown_is_left_out_and_names_cannot_break_a_line() -> None:
 
 
 def test_a_state_that_is_half_written_is_no_state(record: Record) -> None:
-    board = Board(record, Asked(host="127.0.0.1", port=0))
+    board = MetricsBoard(record, MetricsEndpoint(host="127.0.0.1", port=0))
     assert read(board.handles[0]) == {}
     board.file.write(b'{"step": 1')
     board.file.flush()
@@ -123,11 +123,11 @@ def test_each_panel_of_the_dashboard_has_a_place_and_a_number_of_its_own_and_ask
     dashboard: dict[str, Any],
 ) -> None:
     panels = dashboard["panels"]
-    for names in ([one["id"] for one in panels], [one["title"] for one in panels]):
+    for names in ([panel["id"] for panel in panels], [panel["title"] for panel in panels]):
         assert len(set(names)) == len(names)
     cells = [
         (x, y)
-        for place in (one["gridPos"] for one in panels)
+        for place in (panel["gridPos"] for panel in panels)
         for x in range(place["x"], place["x"] + place["w"])
         for y in range(place["y"], place["y"] + place["h"])
     ]
@@ -135,8 +135,8 @@ def test_each_panel_of_the_dashboard_has_a_place_and_a_number_of_its_own_and_ask
     assert all(0 <= x < 24 for x, _ in cells), "Grafana's grid is 24 wide"
     variables = {one["name"]: one for one in dashboard["templating"]["list"]}
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
-    asks = [*panels, *(target for one in panels for target in one["targets"]), variables["run"]]
-    assert all(one["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for one in asks)
+    asks = [*panels, *(target for panel in panels for target in panel["targets"]), variables["run"]]
+    assert all(ask["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for ask in asks)
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard)))
     assert used == variables.keys()
 
@@ -149,7 +149,7 @@ def test_grafanas_own_reader_knows_every_field_of_the_dashboard(dashboard: dict[
     read = importlib.import_module(f"{models}.dashboard").Dashboard.from_json(copy.deepcopy(dashboard))
     again = json.loads(importlib.import_module(f"{cog}.encoder").JSONEncoder().encode(read))
     assert kept(dashboard, again) == dashboard
-    units = {one for one in vars(importlib.import_module(f"{models}.units")).values() if isinstance(one, str)}
+    units = {var for var in vars(importlib.import_module(f"{models}.units")).values() if isinstance(var, str)}
     assert {panel["fieldConfig"]["defaults"]["unit"] for panel in dashboard["panels"]} <= units
 
 

@@ -69,7 +69,7 @@ class Graph:
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch) -> list[tuple[tuple[int, ...], int]]:
     Graph.made = []
-    monkeypatch.setattr(cuda_graph, "Captured", Graph)
+    monkeypatch.setattr(cuda_graph, "CapturedGraph", Graph)
     monkeypatch.setattr(cuda_graph, "_give_back", lambda: None)
     return Graph.made
 
@@ -147,7 +147,7 @@ def test_an_evaluation_ends_the_graph_and_the_next_micro_batch_is_captured_anew(
 def test_without_memory_steps_go_on_and_the_record_says_so(monkeypatch, when):
     full = raising(torch.OutOfMemoryError("full"))
     if when == "capturing":
-        monkeypatch.setattr(cuda_graph, "Captured", full)
+        monkeypatch.setattr(cuda_graph, "CapturedGraph", full)
     else:
         monkeypatch.setattr(CapturedStep, "_leave_room", full)
     batches = [batch(number) for number in range(4)]
@@ -161,6 +161,6 @@ def test_without_memory_steps_go_on_and_the_record_says_so(monkeypatch, when):
 
 def test_another_error_while_capturing_is_not_swallowed(monkeypatch):
     broken = raising(RuntimeError("operation not permitted when stream is capturing"))
-    monkeypatch.setattr(cuda_graph, "Captured", broken)
+    monkeypatch.setattr(cuda_graph, "CapturedGraph", broken)
     with pytest.raises(RuntimeError, match="not permitted"):
         run(step_of(), [batch(0), batch(1)])

@@ -31,9 +31,11 @@ class Weight:
     device: Any = field(default_factory=lambda: SimpleNamespace(type="cuda"))
 
 
-def tables(*weights: Weight) -> offload.Tables:
+def tables(*weights: Weight) -> offload.OffloadedTables:
     words, head = (SimpleNamespace(weight=weight) for weight in (weights[0], weights[-1]))
-    return offload.Tables(SimpleNamespace(model=SimpleNamespace(embed_tokens=words), lm_head=head), offloaded=True)
+    return offload.OffloadedTables(
+        SimpleNamespace(model=SimpleNamespace(embed_tokens=words), lm_head=head), offloaded=True
+    )
 
 
 @pytest.fixture

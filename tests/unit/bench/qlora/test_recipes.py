@@ -202,7 +202,7 @@ def test_what_products_in_8_bits_do_not_fit_is_named(monkeypatch, capability, ha
     fake = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda _: capability))
     monkeypatch.setattr(fast.in_eight_bits, "HAS_TRITON", has_triton)
     placement = Placement(device=torch.device("cuda"), compute_dtype=None)
-    assert fast.in_eight_bits.why_not(fake, placement, shapes) == reason
+    assert fast.in_eight_bits.unsupported_reason(fake, placement, shapes) == reason
 
 
 @pytest.mark.parametrize("model", ["llama", "angles by length"])

@@ -12,7 +12,7 @@ import pytest
 from bench.records.atomic_files import write_atomic
 from bench.records.bootstrap import Interval, quantile, summarize
 from bench.records.checksummed import ResultError
-from bench.records.result import End, Steps, TrialResult
+from bench.records.result import Steps, TrialResult, TrialStatus
 from bench.records.run import RunRecord
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic
@@ -24,7 +24,7 @@ def result(make_trial) -> TrialResult:
     return TrialResult(
         trial_id="small.worker-1",
         trial=make_trial(),
-        status=End.FAILED,
+        status=TrialStatus.FAILED,
         reason="the loss is nan at measure step 2",
         worker="worker-1",
         run_id="20260101-000000",
@@ -45,7 +45,7 @@ def test_a_result_comes_back_equal_also_by_others_and_a_second_one_replaces_it(r
     assert TrialResult.read(path) == result
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    other = TrialResult(trial_id="b", trial=make_trial(), status=End.SUCCEEDED, reason=None)
+    other = TrialResult(trial_id="b", trial=make_trial(), status=TrialStatus.SUCCEEDED, reason=None)
     assert TrialResult.read(other.write(tmp_path)) == other
 
 
@@ -160,4 +160,8 @@ def test_the_95_percent_interval_holds_the_true_median_about_that_often():
 
 
 def test_only_ends_that_did_not_get_to_speak_are_tried_again():
-    assert {end for end in End if end.is_resumable} == {End.PREEMPTED, End.LOST, End.CANCELLED}
+    assert {end for end in TrialStatus if end.is_resumable} == {
+        TrialStatus.PREEMPTED,
+        TrialStatus.LOST,
+        TrialStatus.CANCELLED,
+    }

@@ -159,7 +159,7 @@ def test_the_report_counts_what_trains_and_shows_it(
 
     without_a_tokenizer = partial(pytest.fail, "what is kept needs none")
     reports = [report(lambda: tokenizer_of("chatml")), report(without_a_tokenizer)]
-    assert [one.was_cached for one in reports] == [False, True]
+    assert [report.was_cached for report in reports] == [False, True]
     first, second = reports
     assert (first.examples, first.tokens, first.targets, first.shown) == (
         second.examples, second.tokens, second.targets, second.shown,

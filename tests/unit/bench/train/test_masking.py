@@ -15,20 +15,20 @@ from bench.data.inputs import InputError
 from bench.data.tokenizer import ChatTemplate
 from bench.train import masking
 from bench.train.masking import Example, Examples
-from bench.train.readers import Conversation
+from bench.train.readers import RawConversation
 
 Turns = Sequence[tuple[str, str]]
 TWO = (("user", "a?"), ("assistant", "A."), ("user", "b?"), ("assistant", "B."))
 WITH_SYSTEM = (("system", "be good"), *TWO)
 
 
-def conversation(turns: Turns) -> Conversation:
-    return Conversation(
+def conversation(turns: Turns) -> RawConversation:
+    return RawConversation(
         file="d.jsonl", line=1, turns=tuple(turns), digest=hashlib.sha256(repr(turns).encode()).digest()
     )
 
 
-def made(tokenizer: Any, turns: Turns, **options: Any) -> tuple[list[Example], masking.Findings]:
+def made(tokenizer: Any, turns: Turns, **options: Any) -> tuple[list[Example], masking.DataFindings]:
     maker = Examples(tokenizer, **{"max_seq_len": 4096} | options)
     return list(maker.of([conversation(turns)])), maker.findings
 

@@ -29,7 +29,7 @@ def write(path: Path, *lines: object) -> Path:
 def test_each_kind_is_recognised_by_its_keys_and_says_the_same(kind: str, tmp_path: Path) -> None:
     read = readers.read(write(tmp_path / "d.jsonl", SAME_TURNS[kind], "", SAME_TURNS[kind]))
     assert read.kind == kind
-    assert [(one.line, one.turns) for one in read.conversations] == [(1, TURNS), (3, TURNS)]
+    assert [(conversation.line, conversation.turns) for conversation in read.conversations] == [(1, TURNS), (3, TURNS)]
     messages = readers.read(write(tmp_path / "m.jsonl", SAME_TURNS["messages"]))
     assert read.conversations[0].digest == messages.conversations[0].digest
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.train import sampler
-from bench.train.sampler import Plan
+from bench.train.sampler import SamplingPlan
 
 lengths_of = st.lists(st.integers(1, 100), min_size=1, max_size=120)
 
@@ -18,9 +18,9 @@ def digests(count: int) -> list[bytes]:
     return [hashlib.sha256(str(number).encode()).digest() for number in range(count)]
 
 
-def plan(lengths: list[int], **changes: int) -> Plan:
+def plan(lengths: list[int], **changes: int) -> SamplingPlan:
     fields = {"seed": 1, "row_tokens": 128, "micro_batches": 8} | changes
-    return Plan(lengths=lengths, digests=digests(len(lengths)), **fields)
+    return SamplingPlan(lengths=lengths, digests=digests(len(lengths)), **fields)
 
 
 @given(lengths_of, st.integers(0, 5))
@@ -40,7 +40,7 @@ def test_there_are_as_many_batches_as_steps(lengths: list[int], epochs: float) -
 def test_epochs_and_seeds_differ_and_repeat_and_a_line_more_moves_no_other() -> None:
     lengths = [10] * 50
     orders = [plan(lengths, seed=seed).order(epoch) for seed in (1, 2) for epoch in (0, 1)]
-    assert len({tuple(one) for one in orders}) == 4
+    assert len({tuple(order) for order in orders}) == 4
     assert plan(lengths).order(1) == plan(lengths).order(1)
     before, after = plan([10] * 50).order(0), plan([10] * 51).order(0)
     assert [place for place in after if place != 50] == before

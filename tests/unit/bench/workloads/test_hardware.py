@@ -9,7 +9,7 @@ import pytest
 
 from bench.records.result import Steps
 from bench.workloads import disk_io, hardware, mfu
-from bench.workloads.hardware import Lacking
+from bench.workloads.hardware import Unsupported
 from tests.support.faults import raising
 from tests.support.recorded_result import KeptRecord
 
@@ -32,7 +32,7 @@ def test_what_chip_stack_or_environment_lack_is_named(monkeypatch, dtype, capabi
     cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
     modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0"))
     placement = SimpleNamespace(is_cuda=capability is not None, device=None)
-    with pytest.raises(Lacking) as caught:
+    with pytest.raises(Unsupported) as caught:
         hardware.matmul_tflops(SimpleNamespace(modules=modules, placement=placement), dtype, 256, budget_sec=0.1)
     assert str(caught.value) == said
 

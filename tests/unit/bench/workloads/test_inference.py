@@ -8,7 +8,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.torch_stack import Stack
 from bench.workloads import inference
-from bench.workloads.decoding import Answer
+from bench.workloads.decoding import Generated
 from bench.workloads.inference import Generation, attend_to_all, batch_sizes, check_length
 from tests.support.faults import OutOfMemoryError
 from tests.support.recorded_result import KeptRecord
@@ -30,11 +30,11 @@ def generation(make_trial, monkeypatch) -> Any:
     def make(*, is_cuda: bool = True, breaks_at: int = 1000, error: Exception | None = None) -> Generation:
         def path(name: str) -> Any:
             def build(_modules: Any, _model: Any, _placement: Any, prompts: Any, new_tokens: int, **_: Any) -> Any:
-                def answer() -> Answer:
+                def answer() -> Generated:
                     if name == "fast" and len(prompts) >= breaks_at:
                         raise error or OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
                     decode = 2.0 if new_tokens > 1 else None
-                    return Answer(tokens=Tokens(), time_to_first_token_sec=1.0, decode_sec=decode)
+                    return Generated(tokens=Tokens(), time_to_first_token_sec=1.0, decode_sec=decode)
 
                 return SimpleNamespace(answer=answer)
 

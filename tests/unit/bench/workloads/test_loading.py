@@ -11,7 +11,7 @@ import pytest
 from bench.data.model_folder import weight_files
 from bench.machine import page_cache
 from bench.workloads import loading
-from bench.workloads.loading import Drop, Load, Loading
+from bench.workloads.loading import CacheDrop, Loading, LoadResult
 from tests.support.recorded_result import KeptRecord
 
 BIG = 1 << 20
@@ -26,7 +26,7 @@ def bench(make_trial, tmp_path) -> Loading:
     return Loading(record=record, session=session, files=(tmp_path / "model.safetensors",), stops=stops)
 
 
-def one_load(**changes: Any) -> Load:
+def one_load(**changes: Any) -> LoadResult:
     fields: dict[str, Any] = {
         "seconds": 2.0,
         "device_bytes": 250,
@@ -34,7 +34,7 @@ def one_load(**changes: Any) -> Load:
         "host_peak_bytes": 70,
         "leftover_bytes": 0,
     }
-    return Load(**(fields | changes))
+    return LoadResult(**(fields | changes))
 
 
 def test_a_file_just_read_lies_in_memory_and_a_hole_does_not_and_of_others_it_is_unknown(tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def test_the_weights_are_the_one_file_or_those_the_index_names(model_folder, tmp
     ],
 )
 def test_a_drop_says_whether_it_happened(share, refused, verified, note):
-    drop = Drop(resident_share=share)
+    drop = CacheDrop(resident_share=share)
     assert drop.refused is refused
     assert drop.context()["drop_verified"] is verified
     assert drop.note is None if note is None else note in str(drop.note)

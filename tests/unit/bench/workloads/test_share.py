@@ -14,7 +14,7 @@ import pytest
 
 from bench.harness.termination import Stopped, Stops
 from bench.records import Trial
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.workloads.distributed import distributed
 from bench.workloads.distributed.multi_node import LeaderGone
 from tests.support.faults import raising
@@ -50,7 +50,9 @@ def test_how_ranks_ended_is_told_although_the_first_machine_has_left(
 
 def test_a_machine_that_is_drained_while_it_reads_its_inputs_was_stopped_and_is_not_gone(make_trial, ended):
     with pytest.raises(Stopped):
-        run_share(make_trial(kind="distributed", world_size=2), raising(Stopped(End.PREEMPTED, "stopped by SIGTERM")))
+        run_share(
+            make_trial(kind="distributed", world_size=2), raising(Stopped(TrialStatus.PREEMPTED, "stopped by SIGTERM"))
+        )
     assert ended == [{"stopped": [1]}]
 
 

@@ -15,7 +15,7 @@ from bench.harness.phase_timer import PHASES, PhaseClock
 from bench.harness.record import Clock, Record, Request
 from bench.predict import memory
 from bench.records import Trial, TrialError
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.workloads import training
 from tests.support.faults import OutOfMemoryError
 
@@ -251,7 +251,7 @@ def test_what_is_pasted_is_taken_by_the_flags(make_trial):
 def test_a_trials_end_says_what_its_device_had_reached(record):
     record.phase, record.peak_vram_bytes = "measure", 21 << 30
     end, reason = termination.end_of(OutOfMemoryError(CUDA), record)
-    assert end is End.OUT_OF_MEMORY
+    assert end is TrialStatus.OUT_OF_MEMORY
     assert "peak VRAM 21.00 GiB; next to try: micro_batch_size=1 gradient_accumulation_steps=2" in reason
     record.peak_vram_bytes = None
     assert "; peak RSS " in termination.end_of(OutOfMemoryError(CUDA), record)[1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remote.cluster.diagnosis.finding import Finding, together
+from remote.cluster.diagnosis.finding import Diagnosis, together
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
 from remote.cluster.diagnosis.scheduling import explain_scheduling
 
@@ -59,7 +59,7 @@ def job(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
     }
 
 
-def found(topic: str, name: str, **changes: Any) -> list[Finding]:
+def found(topic: str, name: str, **changes: Any) -> list[Diagnosis]:
     scenario = RECORDED[topic][name]
     if topic in ("quota", "pod-security"):
         return diagnose_job(job(), events(scenario))
@@ -284,8 +284,8 @@ def test_events_of_an_earlier_pod_of_the_same_name_do_not_count() -> None:
     assert diagnose_pod(pod(scenario), told) == []
 
 
-def wrong(subject: str, reason: str = "refused") -> Finding:
-    return Finding(subject=subject, cause="c", reason=reason, remedy="mend it")
+def wrong(subject: str, reason: str = "refused") -> Diagnosis:
+    return Diagnosis(subject=subject, cause="c", reason=reason, remedy="mend it")
 
 
 def test_what_is_said_of_several_pods_in_the_same_words_stands_once() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remote.cluster.diagnosis.nodes import GPU, PREEMPTIBLE, Need, NodeReport, examine, mixed
+from remote.cluster.diagnosis.nodes import GPU, PREEMPTIBLE, NodeReport, NodeRequirements, examine, mixed
 from remote.cluster.quantities import amount
 
 GIB = Decimal(2**30)
@@ -27,7 +27,7 @@ NODE: dict[str, Any] = {
 }
 
 
-def need(**changes: Any) -> Need:
+def need(**changes: Any) -> NodeRequirements:
     fields: dict[str, Any] = {
         "instance_type": TYPE,
         "preemptible": False,
@@ -39,7 +39,7 @@ def need(**changes: Any) -> Need:
         "image": "h/r@sha256:" + "22" * 32,
         "image_bytes": int(35 * GIB),
     }
-    return Need(**(fields | changes))
+    return NodeRequirements(**(fields | changes))
 
 
 def pod(name: str = "p", namespace: str = "other", gpus: int = 0, cpu: str = "1", **labels: str) -> dict[str, Any]:
@@ -51,7 +51,9 @@ def pod(name: str = "p", namespace: str = "other", gpus: int = 0, cpu: str = "1"
     }
 
 
-def report(pods: list[dict[str, Any]] | None = None, *, needs: Need | None = None, **changes: Any) -> NodeReport:
+def report(
+    pods: list[dict[str, Any]] | None = None, *, needs: NodeRequirements | None = None, **changes: Any
+) -> NodeReport:
     node = copy.deepcopy(NODE)
     for path, value in changes.items():
         place = node

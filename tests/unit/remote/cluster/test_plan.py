@@ -169,7 +169,7 @@ def test_a_secret_to_write_is_something_to_do() -> None:
     ],
 )
 def test_only_what_is_desired_and_not_so_is_a_difference(desired: Any, live: Any, paths: list[str]) -> None:
-    assert [one.path for one in differences(desired, live)] == paths
+    assert [difference.path for difference in differences(desired, live)] == paths
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_only_what_is_desired_and_not_so_is_a_difference(desired: Any, live: Any
     ],
 )
 def test_a_difference_says_what_was_and_what_becomes(desired: Any, live: Any, said: str) -> None:
-    assert [str(one) for one in differences(desired, live)] == [said]
+    assert [str(difference) for difference in differences(desired, live)] == [said]
 
 
 JSON = st.recursive(

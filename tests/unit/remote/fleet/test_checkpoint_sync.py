@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.records.run import Progress
-from remote.fleet.checkpoint_sync import Keeper, is_whole
+from remote.fleet.checkpoint_sync import CheckpointSync, is_whole
 from remote.fleet.ledger import Ledger
 
 PLANNED: Any = SimpleNamespace(trial_id="train", trial=SimpleNamespace(training=object(), world_size=4))
@@ -33,7 +33,7 @@ def a_ledger(folder: Path) -> Ledger:
 
 def test_a_restart_costs_the_time_since_its_checkpoint(tmp_path: Path) -> None:
     ledger, now = a_ledger(tmp_path), [0.0]
-    keeper = Keeper(ledger=ledger, place=lambda workdir: workdir, usd_per_sec=0.5, clock=lambda: now[0])
+    keeper = CheckpointSync(ledger=ledger, place=lambda workdir: workdir, usd_per_sec=0.5, clock=lambda: now[0])
     for second, attempt, step, checkpoint in (
         (0.0, 1, 9, None),
         (10.0, 1, 12, 10),
@@ -52,7 +52,7 @@ def test_a_restart_costs_the_time_since_its_checkpoint(tmp_path: Path) -> None:
 
 def test_a_restart_that_nobody_saw_coming_has_no_price(tmp_path: Path) -> None:
     ledger = a_ledger(tmp_path)
-    keeper = Keeper(ledger=ledger, place=lambda workdir: workdir, usd_per_sec=0.5)
+    keeper = CheckpointSync(ledger=ledger, place=lambda workdir: workdir, usd_per_sec=0.5)
     for step, checkpoint in ((0, None), (10, 10), (12, 10)):  # it reads its data, has loaded, has trained
         keeper.hear(AGENT, PLANNED, 2, at(step, checkpoint))
     (cost,) = restarted(ledger)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
 
 IDS = ["one", "two", "three"]
@@ -26,11 +26,11 @@ def one_of_each(path: Path) -> Ledger:
     ledger.started("one", 1, "worker-1", "/w/one.1")
     ledger.retried("one", 1, "killed by SIGKILL")
     ledger.started("one", 2, "wörker-2", "/w/one.2")
-    ledger.ended("one", End.SUCCEEDED, None, 2)
+    ledger.ended("one", TrialStatus.SUCCEEDED, None, 2)
     ledger.started("two", 1, "worker-1", "/w/two.1")
-    ledger.ended("two", End.CANCELLED, 'said "stop"\u2028\n', 1)
+    ledger.ended("two", TrialStatus.CANCELLED, 'said "stop"\u2028\n', 1)
     ledger.reopened("two")
-    ledger.ended("three", End.LOST, "no worker is left", None)
+    ledger.ended("three", TrialStatus.LOST, "no worker is left", None)
     return ledger
 
 
@@ -41,7 +41,7 @@ def test_what_was_written_is_read_back(path: Path) -> None:
     one = written.entries["one"]
     assert one.winner is not None
     assert (one.end, one.winner.number, [attempt.reason for attempt in one.attempts]) == (
-        End.SUCCEEDED,
+        TrialStatus.SUCCEEDED,
         2,
         ["killed by SIGKILL", None],
     )
@@ -74,16 +74,16 @@ def test_creating_again_after_a_crash_plans_only_what_is_missing(path: Path) -> 
 
 def test_the_first_end_stands(path: Path) -> None:
     ledger = Ledger.create(path, IDS)
-    assert ledger.ended("one", End.FAILED, "boom") is True
+    assert ledger.ended("one", TrialStatus.FAILED, "boom") is True
     before = path.read_bytes()
-    assert ledger.ended("one", End.SUCCEEDED, None) is False
+    assert ledger.ended("one", TrialStatus.SUCCEEDED, None) is False
     assert path.read_bytes() == before
-    assert Ledger(path).entries["one"].end is End.FAILED
+    assert Ledger(path).entries["one"].end is TrialStatus.FAILED
 
 
 def test_what_failed_is_opened_again_with_something_changed_alone(path: Path) -> None:
     ledger = Ledger.create(path, IDS)
-    ledger.ended("one", End.FAILED, "the loss is nan")
+    ledger.ended("one", TrialStatus.FAILED, "the loss is nan")
     with pytest.raises(LedgerError, match="cannot be reopened"):
         ledger.reopened("one")
     ledger.reopened("one", ["train.learning_rate: 0.1 as planned, 0.01 now"])
@@ -94,12 +94,12 @@ def test_what_failed_is_opened_again_with_something_changed_alone(path: Path) ->
     ("say", "message"),
     [
         (lambda it: it.started("four", 1, "w", "/f"), "trial 'four' was never planned"),
-        (lambda it: it.ended("four", End.LOST, None), "trial 'four' was never planned"),
+        (lambda it: it.ended("four", TrialStatus.LOST, None), "trial 'four' was never planned"),
         (lambda it: it.reopened("one"), "trial 'one' cannot be reopened"),
         (lambda it: it.reopened("one", ["a setting"]), "trial 'one' cannot be reopened"),
         (lambda it: it.reopened("three"), "trial 'three' cannot be reopened"),
         (lambda it: it.retried("two", 7, "?"), "trial 'two': attempt 7 was never started"),
-        (lambda it: it.ended("two", End.LOST, None, 7), "trial 'two': attempt 7 was never started"),
+        (lambda it: it.ended("two", TrialStatus.LOST, None, 7), "trial 'two': attempt 7 was never started"),
         (lambda it: it.started("two", 1, "w", "/f"), "trial 'two': attempt 1 is started twice"),
         (lambda it: it.started("one", 3, "w", "/f"), "trial 'one' has ended as SUCCEEDED; started comes too late"),
         (lambda it: it.retried("one", 1, "?"), "trial 'one' has ended as SUCCEEDED; retried comes too late"),
@@ -108,7 +108,7 @@ def test_what_failed_is_opened_again_with_something_changed_alone(path: Path) ->
 def test_what_does_not_fit_is_refused_and_not_written(path: Path, say: object, message: str) -> None:
     ledger = Ledger.create(path, IDS)
     ledger.started("one", 1, "w", "/f")
-    ledger.ended("one", End.SUCCEEDED, None, 1)
+    ledger.ended("one", TrialStatus.SUCCEEDED, None, 1)
     ledger.started("two", 1, "w", "/f")
     before = path.read_bytes()
     with pytest.raises(LedgerError, match=message):
@@ -157,7 +157,7 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_line(path: Path
 
 def test_a_second_end_in_the_file_is_an_error_never_a_choice(path: Path) -> None:
     ledger = Ledger.create(path, IDS)
-    ledger.ended("one", End.FAILED, "boom")
+    ledger.ended("one", TrialStatus.FAILED, "boom")
     with path.open("a") as file:
         file.write(path.read_text().splitlines()[-1] + "\n")
     with pytest.raises(LedgerError, match="line 5: trial 'one' has ended as FAILED; ended comes too late"):
@@ -168,7 +168,7 @@ def test_a_ledger_that_went_away_is_not_begun_anew(path: Path) -> None:
     ledger = Ledger.create(path, IDS)
     path.unlink()
     with pytest.raises(LedgerError, match="cannot be written: No such file or directory"):
-        ledger.ended("one", End.LOST, None)
+        ledger.ended("one", TrialStatus.LOST, None)
     assert not path.exists()
     assert ledger.is_open("one")
 
@@ -193,7 +193,7 @@ def test_eight_threads_that_settle_the_same_trials_leave_one_end_each(path: Path
 
     def settle(number: int) -> None:
         ready.wait()
-        won.extend([trial_id for trial_id in ids if ledger.ended(trial_id, End.LOST, f"thread {number}")])
+        won.extend([trial_id for trial_id in ids if ledger.ended(trial_id, TrialStatus.LOST, f"thread {number}")])
 
     threads = [threading.Thread(target=settle, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -215,7 +215,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.path = self.folder / f"{len(list(self.folder.iterdir()))}.jsonl"
         self.ledger = Ledger.create(self.path, IDS)
         self.attempts: dict[str, set[int]] = {trial_id: set() for trial_id in IDS}
-        self.ends: dict[str, End | None] = dict.fromkeys(IDS)
+        self.ends: dict[str, TrialStatus | None] = dict.fromkeys(IDS)
 
     def said(self, work: object, allowed: bool) -> bool:
         try:
@@ -237,8 +237,8 @@ class LedgerMachine(RuleBasedStateMachine):
         allowed = self.ends[trial_id] is None and number in self.attempts[trial_id]
         self.said(lambda: self.ledger.retried(trial_id, number, "again"), allowed)
 
-    @rule(trial_id=st.sampled_from(IDS), end=st.sampled_from(End), number=st.none() | st.integers(1, 4))
-    def end(self, trial_id: str, end: End, number: int | None) -> None:
+    @rule(trial_id=st.sampled_from(IDS), end=st.sampled_from(TrialStatus), number=st.none() | st.integers(1, 4))
+    def end(self, trial_id: str, end: TrialStatus, number: int | None) -> None:
         if self.ends[trial_id] is not None:
             assert self.ledger.ended(trial_id, end, None, number) is False
             return

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from bench.records.result import End, TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial
 from remote.fleet.outcome import Verdict, judge
 from remote.jobs.job import JobState, JobStatus
@@ -19,7 +19,7 @@ PLANNED = PlannedTrial(trial_id="one", trial=TRIAL)
 IN_STEP_7 = {"phase": "measure", "step": 7, "steps": 18}
 
 
-def result(status: End, reason: str | None = "its own words", **changed: Any) -> TrialResult:
+def result(status: TrialStatus, reason: str | None = "its own words", **changed: Any) -> TrialResult:
     return replace(TrialResult(trial_id="one", trial=TRIAL, status=status, reason=reason, attempt=2), **changed)
 
 
@@ -29,7 +29,7 @@ def exited(code: int = 0, **changed: Any) -> JobStatus:
 
 def case(
     name: str,
-    end: End,
+    end: TrialStatus,
     reason: str | None,
     status: JobStatus,
     found: TrialResult | None = None,
@@ -39,7 +39,7 @@ def case(
     return pytest.param(Verdict(end=end, reason=reason), status, found, list(log), damage, id=name)
 
 
-GOOD = result(End.SUCCEEDED, None)
+GOOD = result(TrialStatus.SUCCEEDED, None)
 OWN, BY_OPERATOR = "its own words", "cancelled by the operator"
 KILLED = "killed by SIGKILL in phase measure, step 7 of 18; the kernel does that when the worker's memory is used up"
 OTHER = "its result is of another trial"
@@ -47,63 +47,83 @@ CANNOT_START = "python: cannot be started: No such file or directory"
 DISK_FULL = "out/result.json: the result cannot be written: No space left on device"
 CASES = [
     # a verified result counts, whatever the exit code is
-    case("succeeded", End.SUCCEEDED, None, exited(0), GOOD),
-    case("succeeded but exited 1", End.SUCCEEDED, None, exited(1), GOOD),
-    case("succeeded, killed on its way out", End.SUCCEEDED, None, exited(137, signal=9), GOOD),
-    case("succeeded, supervisor killed", End.SUCCEEDED, None, JobStatus(state=JobState.LOST), GOOD),
-    case("succeeded at the deadline", End.SUCCEEDED, None, exited(137, signal=9, why="deadline"), GOOD),
-    case("out of memory", End.OUT_OF_MEMORY, OWN, exited(1), result(End.OUT_OF_MEMORY)),
-    case("failed", End.FAILED, OWN, exited(1), result(End.FAILED)),
-    case("timed out by itself", End.TIMED_OUT, OWN, exited(1), result(End.TIMED_OUT)),
-    case("preempted", End.PREEMPTED, OWN, exited(143, why="terminated"), result(End.PREEMPTED)),
+    case("succeeded", TrialStatus.SUCCEEDED, None, exited(0), GOOD),
+    case("succeeded but exited 1", TrialStatus.SUCCEEDED, None, exited(1), GOOD),
+    case("succeeded, killed on its way out", TrialStatus.SUCCEEDED, None, exited(137, signal=9), GOOD),
+    case("succeeded, supervisor killed", TrialStatus.SUCCEEDED, None, JobStatus(state=JobState.LOST), GOOD),
+    case("succeeded at the deadline", TrialStatus.SUCCEEDED, None, exited(137, signal=9, why="deadline"), GOOD),
+    case("out of memory", TrialStatus.OUT_OF_MEMORY, OWN, exited(1), result(TrialStatus.OUT_OF_MEMORY)),
+    case("failed", TrialStatus.FAILED, OWN, exited(1), result(TrialStatus.FAILED)),
+    case("timed out by itself", TrialStatus.TIMED_OUT, OWN, exited(1), result(TrialStatus.TIMED_OUT)),
+    case("preempted", TrialStatus.PREEMPTED, OWN, exited(143, why="terminated"), result(TrialStatus.PREEMPTED)),
     # a cancel counts unless the trial had reached an end of its own before
-    case("cancelled", End.CANCELLED, BY_OPERATOR, exited(130, why="cancelled"), result(End.CANCELLED)),
-    case("no result", End.CANCELLED, BY_OPERATOR, exited(137, signal=9, why="cancelled"), log=["noise"]),
-    case("torn result", End.CANCELLED, BY_OPERATOR, exited(137, signal=9, why="cancelled"), damage="result.json: torn"),
-    case("TERM was quicker", End.CANCELLED, BY_OPERATOR, exited(143, why="cancelled"), result(End.PREEMPTED)),
-    case("cancelled after success", End.SUCCEEDED, None, exited(130, why="cancelled"), GOOD),
-    case("after OOM", End.OUT_OF_MEMORY, OWN, exited(130, why="cancelled"), result(End.OUT_OF_MEMORY)),
+    case("cancelled", TrialStatus.CANCELLED, BY_OPERATOR, exited(130, why="cancelled"), result(TrialStatus.CANCELLED)),
+    case("no result", TrialStatus.CANCELLED, BY_OPERATOR, exited(137, signal=9, why="cancelled"), log=["noise"]),
+    case(
+        "torn result",
+        TrialStatus.CANCELLED,
+        BY_OPERATOR,
+        exited(137, signal=9, why="cancelled"),
+        damage="result.json: torn",
+    ),
+    case(
+        "TERM was quicker",
+        TrialStatus.CANCELLED,
+        BY_OPERATOR,
+        exited(143, why="cancelled"),
+        result(TrialStatus.PREEMPTED),
+    ),
+    case("cancelled after success", TrialStatus.SUCCEEDED, None, exited(130, why="cancelled"), GOOD),
+    case("after OOM", TrialStatus.OUT_OF_MEMORY, OWN, exited(130, why="cancelled"), result(TrialStatus.OUT_OF_MEMORY)),
     # a result that is not this attempt's does not count
-    case("another trial's", End.FAILED, f"{OTHER} ('two')", exited(0), replace(GOOD, trial_id="two")),
-    case("another attempt's", End.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, attempt=1)),
-    case("another trial", End.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, trial=replace(TRIAL, seed=7))),
-    case("torn", End.LOST, "result.json: not complete", exited(0), damage="result.json: not complete"),
+    case("another trial's", TrialStatus.FAILED, f"{OTHER} ('two')", exited(0), replace(GOOD, trial_id="two")),
+    case("another attempt's", TrialStatus.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, attempt=1)),
+    case(
+        "another trial", TrialStatus.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, trial=replace(TRIAL, seed=7))
+    ),
+    case("torn", TrialStatus.LOST, "result.json: not complete", exited(0), damage="result.json: not complete"),
     # without a result, how the job ended says what stopped it
     case(
         "supervisor killed",
-        End.LOST,
+        TrialStatus.LOST,
         "ended in phase measure, step 7 of 18 without a word: its supervisor was killed, or its disk is full; "
         "it left no result",
         JobStatus(state=JobState.LOST, progress=IN_STEP_7),
     ),
     case(
         "host without memory of it",
-        End.LOST,
+        TrialStatus.LOST,
         "its job died with its worker; it left no result",
         JobStatus(state=JobState.ABSENT),
     ),
     case(
         "deaf at the deadline",
-        End.TIMED_OUT,
+        TrialStatus.TIMED_OUT,
         "stopped from outside at its deadline in phase measure, step 7 of 18",
         exited(137, signal=9, why="deadline", progress=IN_STEP_7),
     ),
-    case("obeyed", End.TIMED_OUT, "stopped from outside at its deadline", exited(143, why="deadline")),
+    case("obeyed", TrialStatus.TIMED_OUT, "stopped from outside at its deadline", exited(143, why="deadline")),
     case(
         "terminated by the host",
-        End.PREEMPTED,
+        TrialStatus.PREEMPTED,
         "its worker was stopped in phase load",
         exited(143, signal=15, why="terminated", progress={"phase": "load"}),
     ),
-    case("killed", End.LOST, KILLED, exited(137, signal=9, progress=IN_STEP_7)),
-    case("segmentation fault", End.LOST, "killed by SIGSEGV", exited(139, signal=11)),
-    case("an unknown signal", End.LOST, "killed by signal 99", exited(128 + 99, signal=99)),
-    case("nothing there", End.LOST, "exit 0, but it left no result", exited(0), log=["all done!"]),
-    case("bad input", End.FAILED, "exit 2: x: no such folder", exited(2), log=["noise", "x: no such folder", "  "]),
-    case("nothing to start it with", End.LOST, f"exit 127: {CANNOT_START}", exited(127), log=[CANNOT_START]),
-    case("disk full", End.LOST, f"exit 74: {DISK_FULL}", exited(74), log=[DISK_FULL]),
-    case("stopped at once", End.PREEMPTED, "stopped by SIGTERM before it began", exited(128 + signal.SIGTERM)),
-    case("silent failure", End.FAILED, "exit 1: no output", exited(1)),
+    case("killed", TrialStatus.LOST, KILLED, exited(137, signal=9, progress=IN_STEP_7)),
+    case("segmentation fault", TrialStatus.LOST, "killed by SIGSEGV", exited(139, signal=11)),
+    case("an unknown signal", TrialStatus.LOST, "killed by signal 99", exited(128 + 99, signal=99)),
+    case("nothing there", TrialStatus.LOST, "exit 0, but it left no result", exited(0), log=["all done!"]),
+    case(
+        "bad input",
+        TrialStatus.FAILED,
+        "exit 2: x: no such folder",
+        exited(2),
+        log=["noise", "x: no such folder", "  "],
+    ),
+    case("nothing to start it with", TrialStatus.LOST, f"exit 127: {CANNOT_START}", exited(127), log=[CANNOT_START]),
+    case("disk full", TrialStatus.LOST, f"exit 74: {DISK_FULL}", exited(74), log=[DISK_FULL]),
+    case("stopped at once", TrialStatus.PREEMPTED, "stopped by SIGTERM before it began", exited(128 + signal.SIGTERM)),
+    case("silent failure", TrialStatus.FAILED, "exit 1: no output", exited(1)),
 ]
 
 
@@ -114,11 +134,11 @@ def test_the_end_of_an_attempt(
     assert judge(PLANNED, 2, status, found, log_tail, damage) == verdict
 
 
-@pytest.mark.parametrize("end", list(End))
-def test_only_what_was_not_the_trials_own_doing_is_transient(end: End) -> None:
-    assert Verdict(end=end, reason=None).is_transient == (end in (End.LOST, End.PREEMPTED))
+@pytest.mark.parametrize("end", list(TrialStatus))
+def test_only_what_was_not_the_trials_own_doing_is_transient(end: TrialStatus) -> None:
+    assert Verdict(end=end, reason=None).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
 
 
 @pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
 def test_a_training_at_its_limit_is_not_tried_again(limit: str) -> None:
-    assert not Verdict(end=End.PREEMPTED, reason=f"stopped by {limit} after step 2").is_transient
+    assert not Verdict(end=TrialStatus.PREEMPTED, reason=f"stopped by {limit} after step 2").is_transient

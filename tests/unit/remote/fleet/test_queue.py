@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial
 from remote.fleet.ledger import Ledger
 from remote.fleet.queue import OpenTrial, TrialQueue
@@ -22,11 +22,11 @@ class Bench:
         ]
         self.ledger = Ledger.create(folder / "ledger.jsonl", [one.trial_id for one in planned])
         self.free, self.other, self.pinned = trials = [OpenTrial(planned=one, budget=2) for one in planned]
-        self.queue = TrialQueue(self.ledger, {one.trial_id: one for one in trials})
+        self.queue = TrialQueue(self.ledger, {trial.trial_id: trial for trial in trials})
 
     def end(self, *trials: OpenTrial) -> None:
-        for one in trials:
-            self.ledger.ended(one.trial_id, End.SUCCEEDED, None)
+        for trial in trials:
+            self.ledger.ended(trial.trial_id, TrialStatus.SUCCEEDED, None)
         self.queue.settle()
 
 

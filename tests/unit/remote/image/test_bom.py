@@ -90,7 +90,7 @@ def test_parts_that_differ_in_a_sign_or_in_the_architecture_alone_have_reference
     assert len({one["bom-ref"] for one in bom.cyclonedx(ABOUT, inside)["components"]}) == len(inside)
 
 
-def of_this_machine() -> list[bom.Part]:
+def of_this_machine() -> list[bom.SbomComponent]:
     """What is installed here: hundreds of names, versions and licences as people write them."""
     here = Path("/")
     found = {"python": inventory.python_packages(), "debian": inventory.debian_packages(here)}
@@ -108,7 +108,7 @@ def test_it_is_valid_by_spdx_own_schema() -> None:
     kind = jsonschema.validators.validator_for(schema)
     assert schema["$id"] == "http://spdx.org/rdf/terms/2.3"
     for inside in (bom.parts(HELD, LOCK), of_this_machine()):
-        assert [one.message for one in kind(schema).iter_errors(bom.spdx(ABOUT, inside))] == []
+        assert [iter_error.message for iter_error in kind(schema).iter_errors(bom.spdx(ABOUT, inside))] == []
 
 
 def test_spdx_own_reader_finds_nothing_to_mend() -> None:
@@ -160,4 +160,4 @@ def test_debian_packages_and_models_are_read_from_the_image(tmp_path: Path) -> N
     ]
     (model,) = inventory.models(tmp_path)
     assert (model["name"], model["revision"], model["files"]) == ("org/A", "c", files)
-    assert "pytest" in [one["name"] for one in inventory.python_packages()]
+    assert "pytest" in [python_package["name"] for python_package in inventory.python_packages()]

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from remote.image.context import CodeFile, ContextError
-from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
-from remote.image.plan import TORCH_SOURCE_BYTES, CannotFit, Profile, Wanted, is_built, outdated, plan
+from remote.image.engine import Client, DiskInfo, EngineEndpoint, EngineError, EngineFacts
+from remote.image.plan import TORCH_SOURCE_BYTES, BuildProfile, ImageSpec, InsufficientSpace, is_built, outdated, plan
 
 FACTS = EngineFacts(
     api_version="1.41",
     data_root="/var/lib/docker",
     storage_driver="overlay2",
 )
-PROFILE = Profile(name="current", base="nvidia/cuda:12", python="3.12", stack_bytes=7_550_000_000, runs_on_cpu=True)
+PROFILE = BuildProfile(
+    name="current", base="nvidia/cuda:12", python="3.12", stack_bytes=7_550_000_000, runs_on_cpu=True
+)
 GB = 1_000_000_000
 SHARD = 5 * GB
 
@@ -27,7 +29,7 @@ def code(sha256: str = "a" * 64) -> tuple[CodeFile, ...]:
     return tuple(CodeFile(source=Path(place), place=place, size=100, sha256=sha256) for place in places)
 
 
-WANTED = Wanted(
+WANTED = ImageSpec(
     profile=PROFILE,
     image="qlora-fleet:current",
     target="prod",
@@ -38,8 +40,8 @@ WANTED = Wanted(
 )
 
 
-def place(path: str, free_gb: float, device: int, **changes: Any) -> Place:
-    made = Place(
+def place(path: str, free_gb: float, device: int, **changes: Any) -> EngineEndpoint:
+    made = EngineEndpoint(
         path=path,
         exists=True,
         is_folder=True,
@@ -57,8 +59,12 @@ def model(**changes: Any) -> dict[str, Any]:
     return {"name": "org--Model", "folder": folder, "found": True, "sha256": "d" * 64, "files": files, **changes}
 
 
-def look(tmp: Place | None = None, root: Place | None = None, models: tuple[dict[str, Any], ...] | None = None) -> Look:
-    return Look(
+def look(
+    tmp: EngineEndpoint | None = None,
+    root: EngineEndpoint | None = None,
+    models: tuple[dict[str, Any], ...] | None = None,
+) -> DiskInfo:
+    return DiskInfo(
         places=(tmp or place("/mnt/fss", 500, 1, kind="nfs4"), root or place("/var/lib/docker", 100, 2)),
         models=(model(),) if models is None else models,
         docker_tmpdir=None,
@@ -111,7 +117,7 @@ def test_torch_from_source_and_an_extension_ask_for_the_compiler_and_nothing_els
     assert source.digest != plain.digest
 
 
-def labels(wanted: Wanted = WANTED) -> dict[str, str]:
+def labels(wanted: ImageSpec = WANTED) -> dict[str, str]:
     """The labels of an image built as `wanted`, read off the plan's own command line."""
     argv = plan(wanted, FACTS, look(), {}).argv
     found = [argv[index + 1] for index, word in enumerate(argv) if word == "--label"]
@@ -184,13 +190,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], EngineFacts, str]] = {
 @pytest.mark.parametrize("what", REFUSALS)
 def test_what_cannot_be_built_there_is_refused_with_the_remedy(what: str) -> None:
     places, facts, line = REFUSALS[what]
-    with pytest.raises(CannotFit, match=line):
+    with pytest.raises(InsufficientSpace, match=line):
         plan(WANTED, facts, look(**places), {})
 
 
 def test_what_is_cached_already_needs_no_room() -> None:
     small = look(root=place("/var/lib/docker", 2, 2), tmp=place("/mnt/fss", 2, 1))
-    with pytest.raises(CannotFit):
+    with pytest.raises(InsufficientSpace):
         plan(WANTED, FACTS, small, {})
     assert plan(dataclasses.replace(WANTED, git_sha="decaf"), FACTS, small, labels()).needs
 

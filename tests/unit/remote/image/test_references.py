@@ -2,7 +2,7 @@
 
 import pytest
 
-from remote.image.references import NameWrong, check_user, reference
+from remote.image.references import InvalidReference, check_user, reference
 
 GOOD = {
     "fra.ocir.io/axabc/team/qlora-fleet:1.0": ("fra.ocir.io", "axabc/team/qlora-fleet", "1.0"),
@@ -39,7 +39,7 @@ def test_a_name_is_taken_apart(text: str) -> None:
 
 @pytest.mark.parametrize("text", BAD)
 def test_a_name_that_cannot_be_says_which_part(text: str) -> None:
-    with pytest.raises(NameWrong, match=BAD[text]):
+    with pytest.raises(InvalidReference, match=BAD[text]):
         reference(text, "current")
 
 
@@ -63,7 +63,7 @@ def test_the_three_forms_of_a_user_name_are_taken(repository: str, user: str) ->
     ],
 )
 def test_another_form_is_refused_before_the_registry_answers_401(user: str, words: str) -> None:
-    with pytest.raises(NameWrong, match=words):
+    with pytest.raises(InvalidReference, match=words):
         check_user(user, OCIR)
 
 

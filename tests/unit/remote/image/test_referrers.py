@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from remote.hosts.command import Secret
 from remote.image.sbom import bom, signature
-from remote.image.sbom.signature import KeyWrong, NeedsPassPhrase
+from remote.image.sbom.signature import InvalidKey, NeedsPassPhrase
 from remote.image.vm_agent.registry import main as asking
 from remote.image.vm_agent.registry import referrers
 from remote.image.vm_agent.registry.api import INDEX, MANIFEST, Registry
@@ -63,7 +63,9 @@ def test_documents_stand_beside_the_image_once_however_often_they_are_put_there(
     assert referrers.attach(registry, DIGEST, DOCUMENTS) == answer
     found = referrers.look(registry, "1.0")
     assert (found["digest"], found["lists"]) == (DIGEST, answer["lists"])
-    assert sorted(one["text"] for one in found["documents"]) == sorted(one["text"] for one in DOCUMENTS)
+    assert sorted(document["text"] for document in found["documents"]) == sorted(
+        document["text"] for document in DOCUMENTS
+    )
     manifest = json.loads(server.manifests[answer["digests"][0]])
     assert manifest["subject"] == {"mediaType": MANIFEST, "digest": DIGEST, "size": len(IMAGE)}
     assert manifest["artifactType"] == manifest["layers"][0]["mediaType"] == "application/cdx+json"
@@ -199,11 +201,11 @@ def test_a_key_that_cannot_sign_is_refused_with_how_one_is_made() -> None:
         "is encrypted in cosign's own way": ("-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----", None),
     }
     for words, (pem, given) in wrong.items():
-        with pytest.raises(KeyWrong, match=words) as no:
+        with pytest.raises(InvalidKey, match=words) as no:
             signature.private_key(pem, given)
         assert "openssl genpkey -algorithm EC" in str(no.value)
         assert phrase not in str(no.value)
-    with pytest.raises(KeyWrong, match="openssl pkey -in KEY -pubout"):
+    with pytest.raises(InvalidKey, match="openssl pkey -in KEY -pubout"):
         signature.public_key(key_pem(key))
 
 

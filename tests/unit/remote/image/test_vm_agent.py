@@ -17,7 +17,7 @@ from remote.image.vm_agent import job as jobs
 from remote.image.vm_agent.client import reason
 from remote.image.vm_agent.job import Failed, Watcher
 from remote.image.vm_agent.push import is_this
-from remote.image.vm_agent.secure_dir import NotOurs
+from remote.image.vm_agent.secure_dir import ForeignOwner
 from tests.support.machines.failures import fails
 
 KINDS = {
@@ -189,7 +189,7 @@ def test_a_context_that_is_a_link_is_refused_and_what_it_points_to_stays(
     precious.mkdir()
     (precious / "thesis.tex").write_text("all of it")
     (tmp_path / "context").symlink_to(precious)
-    with pytest.raises(NotOurs, match="context: is a link"):
+    with pytest.raises(ForeignOwner, match="context: is a link"):
         build.assemble(watcher, job)
     assert (precious / "thesis.tex").read_text() == "all of it"
 
@@ -239,9 +239,9 @@ def test_a_file_that_the_hub_lists_without_size_or_digest_is_not_taken_for_verif
 ) -> None:
     answer = {"revision": "c", "files": [{"path": path, "size": size, "sha256": None, "git_sha1": digest}]}
     monkeypatch.setattr(model_sources, "hub_python", lambda *_: "python")
-    monkeypatch.setattr(model_sources.Hub, "_ask", lambda *_: answer)
+    monkeypatch.setattr(model_sources.HubSource, "_ask", lambda *_: answer)
     with fails("refused", f"the hub lists {path!r} without size and digest"):
-        model_sources.Hub(watcher, {"index_url": None, "endpoint": None, "revision": None}, None).listed()
+        model_sources.HubSource(watcher, {"index_url": None, "endpoint": None, "revision": None}, None).listed()
 
 
 def test_damage_is_seen_also_in_a_folder_that_an_older_fetch_brought(watcher: Watcher, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from remote.image.vm_agent import archive
 from remote.image.vm_agent.scripts import engine
-from remote.image.vm_agent.secure_dir import NotOurs, own_folder
+from remote.image.vm_agent.secure_dir import ForeignOwner, own_folder
 
 OTHER = 4711
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -51,7 +51,7 @@ def test_a_folder_that_another_user_made_is_named_with_its_owner(share: Path) ->
     ours = share / "qlora-fleet"
     ours.mkdir(mode=0o777)
     os.chown(ours, OTHER, OTHER)
-    with pytest.raises(NotOurs, match=rf"{ours}: belongs to .*{OTHER}.*, not to root; name another place"):
+    with pytest.raises(ForeignOwner, match=rf"{ours}: belongs to .*{OTHER}.*, not to root; name another place"):
         own_folder(ours)
 
 
@@ -61,11 +61,11 @@ def test_a_link_in_our_folders_place_is_not_followed(share: Path, tmp_path: Path
     ours = share / "qlora-fleet"
     for target in (precious, tmp_path / "nowhere"):
         ours.symlink_to(target)
-        with pytest.raises(NotOurs, match=rf"{ours}: is a link, made by "):
+        with pytest.raises(ForeignOwner, match=rf"{ours}: is a link, made by "):
             own_folder(ours)
         ours.unlink()
     ours.touch()
-    with pytest.raises(NotOurs, match="is no folder"):
+    with pytest.raises(ForeignOwner, match="is no folder"):
         own_folder(ours)
 
 
@@ -73,13 +73,13 @@ def test_a_folder_into_which_others_may_write_is_not_trusted(share: Path) -> Non
     ours = share / "qlora-fleet"
     ours.mkdir()
     ours.chmod(0o775)
-    with pytest.raises(NotOurs, match=rf"others may write there \(mode 0775\).*chmod 700 {ours}"):
+    with pytest.raises(ForeignOwner, match=rf"others may write there \(mode 0775\).*chmod 700 {ours}"):
         own_folder(ours)
 
 
 def test_a_share_where_everybody_may_rename_everything_is_refused(share: Path) -> None:
     share.chmod(0o777)
-    with pytest.raises(NotOurs, match=rf"type on the VM: sudo chmod \+t {share}"):
+    with pytest.raises(ForeignOwner, match=rf"type on the VM: sudo chmod \+t {share}"):
         own_folder(share / "qlora-fleet")
 
 
@@ -89,11 +89,11 @@ def test_an_engines_disk_is_root_s_own_file_or_is_refused(tmp_path: Path) -> Non
     if os.geteuid() == 0:
         engine.check_disk(disk, disk.lstat())
         os.chown(disk, OTHER, OTHER)
-    with pytest.raises(engine.NotOurs, match="not a file that root alone can change"):
+    with pytest.raises(engine.ForeignContainer, match="not a file that root alone can change"):
         engine.check_disk(disk, disk.lstat())
     link = tmp_path / "link"
     link.hardlink_to(disk)
-    with pytest.raises(engine.NotOurs, match="2 names"):
+    with pytest.raises(engine.ForeignContainer, match="2 names"):
         engine.check_disk(link, link.lstat())
 
 
@@ -102,11 +102,11 @@ def test_an_engines_folder_is_its_owners_alone_or_is_refused(tmp_path: Path) -> 
     folder.mkdir(mode=0o700)
     os.close(engine.opened(folder, os.geteuid()))
     folder.chmod(0o711)
-    with pytest.raises(engine.NotOurs, match="mode 0711"):
+    with pytest.raises(engine.ForeignContainer, match="mode 0711"):
         engine.opened(folder, os.geteuid())
     link = tmp_path / "link"
     link.symlink_to(folder)
-    with pytest.raises(engine.NotOurs, match="is no folder"):
+    with pytest.raises(engine.ForeignContainer, match="is no folder"):
         engine.opened(link, os.geteuid())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from remote.hosts.command import Secret
 from remote.serving import client
-from remote.serving.client import Said, ServerAway, ServerWrong, at
+from remote.serving.client import BadServer, Said, ServerUnavailable, connect
 from tests.support.kubernetes import pki
 from tests.support.machines.fake_openai import StandIn
 from tests.support.machines.http_stubs import Answering, Serving
@@ -16,7 +16,7 @@ from tests.support.machines.http_stubs import Answering, Serving
 
 def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:
     with StandIn({"Hello": " Hi \n"}, key="k") as served:
-        server = at(f"{served.url}/v1/", Secret("k"))
+        server = connect(f"{served.url}/v1/", Secret("k"))
         assert server.models() == ["tuned"]
         assert server.chat("tuned", [{"role": "user", "content": "Hello"}], 9) == Said(text="Hi", has_ended=True)
         served.reason = "length"
@@ -28,20 +28,24 @@ def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:
 @pytest.mark.parametrize(
     ("broken", "kind", "said"),
     [
-        ((503, b"loading", {}), ServerAway, "503 Service Unavailable: loading"),
-        ((404, b"no\n\x1b[2Jsuch", {}), ServerWrong, "404 Not Found"),
-        ((302, b"", {"Location": "http://127.0.0.1:9/"}), ServerWrong, "302 Found"),
-        ((200, b"<html>a captive portal</html>", {}), ServerWrong, "something else than a JSON object"),
-        ((200, b'{"choices": []}', {}), ServerWrong, "something else than one choice"),
+        ((503, b"loading", {}), ServerUnavailable, "503 Service Unavailable: loading"),
+        ((404, b"no\n\x1b[2Jsuch", {}), BadServer, "404 Not Found"),
+        ((302, b"", {"Location": "http://127.0.0.1:9/"}), BadServer, "302 Found"),
+        ((200, b"<html>a captive portal</html>", {}), BadServer, "something else than a JSON object"),
+        ((200, b'{"choices": []}', {}), BadServer, "something else than one choice"),
         (
             (200, b'{"choices": [{"text": 7, "finish_reason": "stop"}]}', {}),
-            ServerWrong,
+            BadServer,
             "something else than one choice",
         ),
-        ((200, b"x" * 2000, {}), ServerWrong, "more than"),
-        ((200, b"{}", {"Content-Length": "9"}), ServerAway, "the answer ended 7 bytes early"),
-        ((200, b"ff\r\n{}", {"Content-Length": "9", "Transfer-Encoding": "chunked"}), ServerAway, "no answer over"),
-        ((200, b"{}", {"X": "x" * 70_000}), ServerAway, "no answer over HTTP: LineTooLong"),
+        ((200, b"x" * 2000, {}), BadServer, "more than"),
+        ((200, b"{}", {"Content-Length": "9"}), ServerUnavailable, "the answer ended 7 bytes early"),
+        (
+            (200, b"ff\r\n{}", {"Content-Length": "9", "Transfer-Encoding": "chunked"}),
+            ServerUnavailable,
+            "no answer over",
+        ),
+        ((200, b"{}", {"X": "x" * 70_000}), ServerUnavailable, "no answer over HTTP: LineTooLong"),
     ],
 )
 def test_what_is_no_answer_is_named(
@@ -49,14 +53,14 @@ def test_what_is_no_answer_is_named(
 ) -> None:
     monkeypatch.setattr(client, "MOST_BYTES", 1000)
     with StandIn({}, broken=broken) as served, pytest.raises(kind, match=said):
-        at(served.url, None).complete("tuned", "?", 9)
+        connect(served.url, None).complete("tuned", "?", 9)
 
 
 def test_a_list_of_models_of_another_form_is_named() -> None:
-    with StandIn({}, models=(7,)) as served, pytest.raises(ServerWrong, match="names no model"):
-        at(served.url, None).models()
-    with StandIn({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(ServerWrong, match="names no model"):
-        at(served.url, None).models()
+    with StandIn({}, models=(7,)) as served, pytest.raises(BadServer, match="names no model"):
+        connect(served.url, None).models()
+    with StandIn({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(BadServer, match="names no model"):
+        connect(served.url, None).models()
 
 
 def test_an_answer_that_trickles_in_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,16 +73,16 @@ def test_an_answer_that_trickles_in_is_given_up(monkeypatch: pytest.MonkeyPatch)
                     time.sleep(0.05)
 
     monkeypatch.setattr(client, "ASK_SEC", 0.2)
-    with Serving(Slow) as served, pytest.raises(ServerAway, match="no whole answer within 0 s"):
-        at(f"http://{served.host}", None).models()
+    with Serving(Slow) as served, pytest.raises(ServerUnavailable, match="no whole answer within 0 s"):
+        connect(f"http://{served.host}", None).models()
 
 
 def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     with StandIn({}, key="k") as served, StandIn({}) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         proxy.models = ("of the proxy",)
-        assert at(served.url, Secret("k")).models() == ["tuned"]
-        assert at("http://10.0.0.7", None).models() == ["of the proxy"]
+        assert connect(served.url, Secret("k")).models() == ["tuned"]
+        assert connect("http://10.0.0.7", None).models() == ["of the proxy"]
 
 
 def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
@@ -87,20 +91,20 @@ def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
     authority, context = pki.make(tmp_path)
     with StandIn({}, key="k") as served:
         served.socket = context.wrap_socket(served.socket, server_side=True)
-        with pytest.raises(ServerWrong, match=r"not trusted: unable to get .*SSL_CERT_FILE"):
-            at(f"https://{served.host}", Secret("k")).models()
+        with pytest.raises(BadServer, match=r"not trusted: unable to get .*SSL_CERT_FILE"):
+            connect(f"https://{served.host}", Secret("k")).models()
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-        assert at(f"https://{served.host}", Secret("k")).models() == ["tuned"]
+        assert connect(f"https://{served.host}", Secret("k")).models() == ["tuned"]
 
 
 def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:
-    with StandIn({}, key="k") as served, pytest.raises(ServerWrong, match=r"401 Unauthorized.*--key-file"):
-        at(served.url, None).models()
-    with pytest.raises(ServerWrong, match="would travel over plain HTTP"):
-        at("http://10.0.0.7:8000", Secret("k"))
+    with StandIn({}, key="k") as served, pytest.raises(BadServer, match=r"401 Unauthorized.*--key-file"):
+        connect(served.url, None).models()
+    with pytest.raises(BadServer, match="would travel over plain HTTP"):
+        connect("http://10.0.0.7:8000", Secret("k"))
     wrongs = ("127.0.0.1:8000", "ftp://here", "http://user:pw@here", "http:///v1", "http://[::1", "http://h:port")
     for wrong in (*wrongs, "http://h:99999", "http://h/ x", "http://h/#x", "http://h?x", "http://\x1b[2J"):
-        with pytest.raises(ServerWrong, match="expected an address"):
-            at(wrong, None)
-    with pytest.raises(ServerAway, match="refused"):
-        at("http://127.0.0.1:9", None).models()
+        with pytest.raises(BadServer, match="expected an address"):
+            connect(wrong, None)
+    with pytest.raises(ServerUnavailable, match="refused"):
+        connect("http://127.0.0.1:9", None).models()

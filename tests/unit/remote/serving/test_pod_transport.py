@@ -6,8 +6,8 @@ import pytest
 
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, HostUnreachable
-from remote.serving.client import ServerAway, ServerWrong
-from remote.serving.pod_transport import within
+from remote.serving.client import BadServer, ServerUnavailable
+from remote.serving.pod_transport import request_in_pod
 
 
 class Pod:
@@ -30,7 +30,7 @@ def printed(status: int, body: bytes) -> bytes:
 
 def test_an_answer_comes_whole_and_the_key_is_in_no_argument() -> None:
     pod = Pod(printed(200, b'{"data":\n[{"id": "tuned"}]}'))
-    assert within(pod).models() == ["tuned"]
+    assert request_in_pod(pod).models() == ["tuned"]
     ((*_, program, path),) = pod.ran
     assert path == "/v1/models"
     assert 'os.environ["VLLM_API_KEY"]' in program
@@ -39,16 +39,16 @@ def test_an_answer_comes_whole_and_the_key_is_in_no_argument() -> None:
 @pytest.mark.parametrize(
     ("stdout", "code", "kind", "said"),
     [
-        (printed(401, b"no"), 0, ServerWrong, "pod/v1/models: 401 OK: no"),
-        (printed(503, b"loading"), 0, ServerAway, "503 OK: loading"),
-        (b'{"away": "refused"}\n', 0, ServerAway, "refused"),
-        (b"", 1, ServerAway, "its pod could not ask it: Traceback KeyError: POD_IP"),
-        (b"[]\n", 0, ServerAway, "its pod could not ask it"),
+        (printed(401, b"no"), 0, BadServer, "pod/v1/models: 401 OK: no"),
+        (printed(503, b"loading"), 0, ServerUnavailable, "503 OK: loading"),
+        (b'{"away": "refused"}\n', 0, ServerUnavailable, "refused"),
+        (b"", 1, ServerUnavailable, "its pod could not ask it: Traceback KeyError: POD_IP"),
+        (b"[]\n", 0, ServerUnavailable, "its pod could not ask it"),
     ],
 )
 def test_what_is_no_answer_is_named(stdout: bytes, code: int, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
-        within(Pod(stdout, code)).models()
+        request_in_pod(Pod(stdout, code)).models()
 
 
 def test_a_pod_that_is_gone_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,5 +57,5 @@ def test_a_pod_that_is_gone_is_worth_another_try(monkeypatch: pytest.MonkeyPatch
 
     pod = Pod(b"")
     monkeypatch.setattr(pod, "run", gone)
-    with pytest.raises(ServerAway, match="no pod has index 0"):
-        within(pod).models()
+    with pytest.raises(ServerUnavailable, match="no pod has index 0"):
+        request_in_pod(pod).models()

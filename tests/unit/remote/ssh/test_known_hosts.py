@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.host import AddressWrong
+from remote.hosts.host import InvalidAddress
 from remote.ssh import connection
 from remote.ssh.config import Hop
 from remote.ssh.known_hosts import complaint, fingerprint, known_keys
@@ -69,8 +69,8 @@ def test_known_hosts_that_cannot_be_read_are_no_broken_connection(monkeypatch: p
         raise PermissionError(13, "Permission denied", "/home/me/.ssh/known_hosts")
 
     monkeypatch.setattr(connection, "known_keys", shut)
-    with pytest.raises(AddressWrong, match=r"^/home/me/\.ssh/known_hosts: cannot be read: Permission denied; "):
-        connection._Strict(Hop(name="vm", hostname="vm", user="me", port=22))
+    with pytest.raises(InvalidAddress, match=r"^/home/me/\.ssh/known_hosts: cannot be read: Permission denied; "):
+        connection.StrictHostKeyPolicy(Hop(name="vm", hostname="vm", user="me", port=22))
 
 
 def test_the_words_for_an_unknown_key_end_with_the_command_that_accepts_this_one(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.comparison.comparability import NAMES, conditions, same_gpus, unlike
 from reports.read.load import load
 from tests.support.reports import synthetic
@@ -111,7 +111,7 @@ def test_a_failed_trial_that_knew_nothing_yet_does_not_make_a_run_unlike(tmp_pat
     def failed(plan, _):
         if plan.trial_id != "baseline.worker-1":
             return {}
-        return {"status": End.FAILED, "reason": "x", "fingerprint": {"python": "3.9"}}
+        return {"status": TrialStatus.FAILED, "reason": "x", "fingerprint": {"python": "3.9"}}
 
     assert unlike([run(tmp_path, "a", changed=failed)]) == ()
 

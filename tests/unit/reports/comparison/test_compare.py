@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.records.result import End, Steps
+from bench.records.result import Steps, TrialStatus
 from reports.comparison.compare import CompareError, compare
 from reports.comparison.export import frame, to_json
 from reports.read.load import load
@@ -178,7 +178,7 @@ def test_a_configuration_that_no_longer_succeeds_does_not_pass(runs):
     def out_of_memory(result):
         if result.trial.name != "optimized":
             return result
-        return replace(result, status=End.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
+        return replace(result, status=TrialStatus.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
 
     found = compare(runs({}, {}, later={"changed": out_of_memory}))
     (row,) = [row for row in found.rows if row.configuration == "optimized"]
@@ -190,7 +190,7 @@ def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the
     def on_two(result):
         if result.trial.name != "optimized" or result.worker in ("worker-1", "worker-2"):
             return result
-        return replace(result, status=End.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
+        return replace(result, status=TrialStatus.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
 
     found = compare(runs({}, {}, later={"changed": on_two}))
     assert words(found) == {("baseline", "b"): "same", ("optimized", "b"): "unknown"}
@@ -199,7 +199,7 @@ def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the
 
 
 def test_runs_without_a_single_success_are_not_comparable(runs):
-    assert compare(runs({}, {}, changed=lambda one: replace(one, status=End.FAILED, reason="x"))).exit_code == 2
+    assert compare(runs({}, {}, changed=lambda one: replace(one, status=TrialStatus.FAILED, reason="x"))).exit_code == 2
 
 
 def test_one_run_twice_and_a_single_run_are_refused(runs):
@@ -213,8 +213,10 @@ def test_one_run_twice_and_a_single_run_are_refused(runs):
 def test_measurements_of_other_kinds_are_compared_durations_the_other_way_round(runs):
     def slower_loading(result):
         taken = [
-            replace(one, value=one.value * 1.2, interval=None) if one.name.startswith("load_") else one
-            for one in result.measurements
+            replace(measurement, value=measurement.value * 1.2, interval=None)
+            if measurement.name.startswith("load_")
+            else measurement
+            for measurement in result.measurements
         ]
         return replace(result, measurements=taken)
 

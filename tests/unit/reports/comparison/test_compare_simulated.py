@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.comparison.compare import compare
 from reports.read.load import load
 from tests.benchmarks.statistics_power import has_alarm, share
@@ -48,10 +48,10 @@ def laid_out(tmp_path_factory):
 def drawn_anew(run, slower_by, speeds, noise, random):
     """The run with other steps. `slower_by` maps a configuration to a share, `speeds` a worker to its own."""
     results = []
-    for one in run.results:
-        middle = speeds[one.worker] + np.log1p(slower_by.get(one.trial.name, 0.0))
+    for result in run.results:
+        middle = speeds[result.worker] + np.log1p(slower_by.get(result.trial.name, 0.0))
         times = 0.2 * np.exp(noise.process(random, STEPS, middle))
-        results.append(replace(one, steps=replace(one.steps, step_time_sec=times.tolist())))
+        results.append(replace(result, steps=replace(result.steps, step_time_sec=times.tolist())))
     return replace(run, results=tuple(results))
 
 
@@ -131,4 +131,4 @@ def test_every_simulated_trial_counts(laid_out):
     (one,) = comparisons(laid_out, {}, ON_A_GPU, runs=1)
     assert {row.after.n_processes for row in one.rows} == {4}
     assert {row.configuration for row in one.rows} == {"baseline", "optimized"}
-    assert all(result.status is End.SUCCEEDED for result in laid_out[0].results)
+    assert all(result.status is TrialStatus.SUCCEEDED for result in laid_out[0].results)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bench.records.paths import STEPS_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.exports import tensorboard
 from reports.exports.log_model import of_run
 from reports.exports.write import check, export
@@ -175,7 +175,7 @@ def test_what_other_kinds_of_trial_measured_is_a_final_value_whose_name_stays_in
 
 
 def test_mlperfs_log_has_one_object_a_line_and_says_how_it_ended(bench):
-    synthetic.rewrite(bench, synthetic.record(workers=1).planned[0], status=End.TIMED_OUT)
+    synthetic.rewrite(bench, synthetic.record(workers=1).planned[0], status=TrialStatus.TIMED_OUT)
     export(bench, ["mlperf"])
     lines = (bench / "report/mlperf/baseline.worker-1.log").read_text().splitlines()
     assert all(line.startswith(":::MLLOG {") for line in lines)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from reports.comparison.compare import compare
 from reports.figures import (
     CHARTS,
@@ -24,12 +24,12 @@ from reports.figures import (
 )
 from reports.figures import telemetry as telemetry_figure
 from reports.figures.drawing import palette, text_size
-from reports.figures.drawing.glyphs import around, shared
+from reports.figures.drawing.glyphs import padded, shared
 from reports.figures.drawing.layout import NARROW, WIDE
 from reports.figures.drawing.lines import spread
 from reports.figures.drawing.panel import Mark, Panel
 from reports.figures.per_workload import distributed, hardware, inference, loading
-from reports.figures.renderer import DrawError, Job
+from reports.figures.renderer import DrawError, RenderJob
 from reports.read import reference_results, telemetry
 from reports.read.load import load
 from reports.statistics import per_config
@@ -90,7 +90,7 @@ def test_panels_beside_each_other_share_one_axis_and_bars_begin_at_zero():
     panels = shared([Panel(title="a", marks=(Mark(value=5.0, words=""),)), Panel(title="b", marks=())])
     assert panels[0].limits == panels[1].limits == (0.0, pytest.approx(5.3))
     dots = Panel(title="c", marks=(), kind="dots", log=True, at=1.0)
-    low, high = around(dots, [0.5, 2.0])
+    low, high = padded(dots, [0.5, 2.0])
     assert 0 < low < 0.5
     assert high > 2.0
 
@@ -176,7 +176,7 @@ def test_the_way_from_the_baseline_to_what_is_recommended_changes_one_thing_afte
     useful, minutes = figure.groups[0].panels
     assert useful.marks[2].words.endswith("1.91x the row above")
     assert minutes.marks[3].value == pytest.approx(2.04, rel=0.01)
-    settings = {one.label: one.planned[0].trial for one in run.configurations}
+    settings = {configuration.label: configuration.planned[0].trial for configuration in run.configurations}
     alone = replace(summary, rows=tuple(row for row in summary.rows if row.label in ("baseline", "packed")))
     assert diagnostic.journey(alone, settings) == []
 
@@ -255,7 +255,7 @@ def with_medians(summary, medians_of):
 def out_of_memory_on(summary, label, amount):
     """The summary in which `amount` trials of `label` ended so, beside those that succeeded."""
     rows = tuple(
-        replace(row, planned=row.planned + amount, ends={**row.ends, End.OUT_OF_MEMORY: amount})
+        replace(row, planned=row.planned + amount, ends={**row.ends, TrialStatus.OUT_OF_MEMORY: amount})
         if row.label == label
         else row
         for row in summary.rows
@@ -340,7 +340,7 @@ def test_telemetry_is_averaged_into_bins_and_cut_rows_are_left_out(tmp_path):
 
 def test_telemetry_of_several_gpus_is_one_line_each(a10):
     summary, run = a10
-    ranked = next(one for one in run.results if one.trial.world_size == 4)
+    ranked = next(result for result in run.results if result.trial.world_size == 4)
     alone = replace(run, results=(ranked,))
     data = telemetry_figure.gather(summary, alone)
     assert [curve.gpu for curve in data.lanes[0].curves] == [0, 1, 2, 3]
@@ -379,11 +379,11 @@ def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
     silent = {"gpu_power_limit_watts": None, "gpu_max_sm_clock_mhz": None}
     results = tuple(
         replace(
-            one,
-            fingerprint=one.fingerprint | silent,
-            measurements=[each for each in one.measurements if each.name != telemetry_figure.CAPPED],
+            result,
+            fingerprint=result.fingerprint | silent,
+            measurements=[each for each in result.measurements if each.name != telemetry_figure.CAPPED],
         )
-        for one in run.results
+        for result in run.results
     )
     data = telemetry_figure.gather(summary, replace(run, results=results))
     assert [lane.lines for lane in data.lanes] == [(80.0,), (), (), ()]
@@ -429,7 +429,7 @@ def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
 def test_a_process_that_hangs_ends_the_report_with_one_line_that_names_the_figure(monkeypatch):
     monkeypatch.setattr(renderer, "DRAW_SEC", 0.01)
     with pytest.raises(DrawError, match="01_executive_summary: not drawn within 0 s"):
-        renderer._awaited(Job(chart=CHARTS[0], drawing=None), Future())
+        renderer._awaited(RenderJob(chart=CHARTS[0], drawing=None), Future())
 
 
 def test_what_a_drawing_process_imports_beforehand_is_there():

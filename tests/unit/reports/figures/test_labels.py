@@ -61,7 +61,7 @@ def test_names_of_eighty_characters_do_not_leave_the_figure(a10, chart, sheet):
     if chart is speed_and_memory:
         data = replace(data, places=tuple(replace(one, name=name) for one in data.places))
     else:
-        data = replace(data, curves=tuple(replace(one, name=name) for one in data.curves))
+        data = replace(data, curves=tuple(replace(curve, name=name) for curve in data.curves))
         whole = " k tokens" if sheet is WIDE else ""
     figure = data.draw(sheet)
     for text, box in words_on(figure):

@@ -23,10 +23,10 @@ def test_equal_gpus_are_one_condition_and_a_recipe_is_its_configurations_own(a10
 def test_a_node_that_could_not_do_as_the_others_is_named(a10, key, value):
     _, run = a10
     results = [
-        replace(one, fingerprint=one.fingerprint | {key: value})
-        if one.worker == "gpu-node-2" and key in one.fingerprint
-        else one
-        for one in run.results
+        replace(result, fingerprint=result.fingerprint | {key: value})
+        if result.worker == "gpu-node-2" and key in result.fingerprint
+        else result
+        for result in run.results
     ]
     (found,) = hosts(run.record, results).differences
     assert found.key == key

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.paths import RESULT_FILE, RUN_FILE
-from bench.records.result import End, Steps, TrialResult
+from bench.records.result import Steps, TrialResult, TrialStatus
 from reports.read.load import load
 from reports.read.run import ReportError
 from tests.support.reports import synthetic
@@ -169,7 +169,7 @@ def test_an_empty_folder_of_no_planned_trial_is_named_too(folder):
 
 def test_a_failed_trial_is_a_result_not_a_rejection(folder):
     run = synthetic.write_run(folder)
-    synthetic.rewrite(folder, plan_of(run, FIRST), status=End.OUT_OF_MEMORY, reason="no memory", steps=4)
+    synthetic.rewrite(folder, plan_of(run, FIRST), status=TrialStatus.OUT_OF_MEMORY, reason="no memory", steps=4)
     loaded = load(folder)
     row = loaded.trials.set_index("trial_id").loc[FIRST]
     assert (loaded.rejected, loaded.missing) == ((), ())
@@ -179,7 +179,7 @@ def test_a_failed_trial_is_a_result_not_a_rejection(folder):
 def test_what_collect_wrote_for_a_lost_trial_is_read(folder):
     run = synthetic.write_run(folder)
     known = {"trial_id": FIRST, "trial": plan_of(run, FIRST).trial, "worker": "worker-1", "run_id": run.run_id}
-    lost = TrialResult(**known, status=End.LOST, reason="no sign of life for 60 s", written_by="collect")
+    lost = TrialResult(**known, status=TrialStatus.LOST, reason="no sign of life for 60 s", written_by="collect")
     synthetic.write_result(folder, lost)
     row = load(folder).trials.set_index("trial_id").loc[FIRST]
     assert (row["status"], row["written_by"], row["n_steps"]) == ("LOST", "collect", 0)
@@ -199,7 +199,7 @@ def test_one_name_over_two_configurations_becomes_two_labels(folder):
         for number, plan in enumerate(synthetic.planned(trials, ["worker-1"], "shard"))
     ]
     synthetic.write_run(folder, synthetic.record(trials, planned=plans))
-    labels = {one.label for one in load(folder).configurations}
+    labels = {configuration.label for configuration in load(folder).configurations}
     assert len(labels) == 2
     assert all(label.startswith("same (") for label in labels)
 

@@ -3,7 +3,7 @@
 import time
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from remote.fleet.ledger import Ledger
 from reports.read import attempts
 from reports.read.load import load
@@ -17,7 +17,7 @@ def test_the_report_reads_starts_from_the_ledger_that_a_fleet_writes(tmp_path):
     ledger.started("a", 1, "worker-1", "/jobs/a.1")
     ledger.retried("a", 1, "the pod was gone; it had started")
     ledger.started("a", 2, "worker-2", "/jobs/a.2")
-    ledger.ended("a", End.SUCCEEDED, None, 2)
+    ledger.ended("a", TrialStatus.SUCCEEDED, None, 2)
     found = attempts.starts(tmp_path)
     assert list(found) == [("a", 1), ("a", 2)]
     assert before - 0.002 <= found["a", 1] <= found["a", 2] <= time.time()  # written in whole milliseconds

@@ -35,7 +35,7 @@ def test_many_configurations_share_their_degrees_of_freedom_and_missing_cells_co
     assert len(set(found.values())) == 1
     assert (found["c0"].sd, found["c0"].df) == (pytest.approx(0.005, rel=0.3), 33.0)
     del whole["c3"]["w1"], whole["c7"]["w0"]
-    assert {one.df for one in spreads(whole, by_worker=True).values()} == {31.0}
+    assert {spread.df for spread in spreads(whole, by_worker=True).values()} == {31.0}
     assert spreads(whole, by_worker=True)["c3"].sd == pytest.approx(0.005, rel=0.3)
 
 
@@ -62,7 +62,7 @@ def test_a_noisy_configuration_keeps_its_noise_to_itself():
 
 def test_equally_noisy_configurations_are_rarely_told_apart():
     random = np.random.default_rng(4)
-    own = [any(one.is_own for one in spreads(drawn(random, 12, 4), by_worker=True).values()) for _ in range(500)]
+    own = [any(spread.is_own for spread in spreads(drawn(random, 12, 4), by_worker=True).values()) for _ in range(500)]
     assert sum(own) <= 20
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from reports.statistics.types import Estimate
 from reports.summary import cost
-from reports.summary.cost import Amount, BootVolume, Hosted, Price, Scaling
+from reports.summary.cost import Amount, BootVolume, Hosted, Price, ScalingCost
 from reports.summary.prices import Pricing
 from tests.support.reports import synthetic
 
@@ -19,8 +19,8 @@ LIST = Price(usd_per_gpu_hour=2.0, source="list price B95909", name="on-demand",
 @pytest.mark.parametrize(
     ("scaling", "minutes", "usd_within"),
     [
-        (Scaling(gpus=1, speedup=1.0, is_measured=True, source="the optimum"), 114.2, 0.005),
-        (Scaling(gpus=4, speedup=5.82 / 1.46, is_measured=True, source="run B"), 28.6, 0.01),
+        (ScalingCost(gpus=1, speedup=1.0, is_measured=True, source="the optimum"), 114.2, 0.005),
+        (ScalingCost(gpus=4, speedup=5.82 / 1.46, is_measured=True, source="run B"), 28.6, 0.01),
     ],
 )
 def test_published_runs_cost_eleven_cents_and_a_fine_tuning_a_dollar_fourteen(scaling, minutes, usd_within):

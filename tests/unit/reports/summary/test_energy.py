@@ -28,7 +28,7 @@ def run(tmp_path):
 
 
 def without_watts(run):
-    return replace(run, results=tuple(replace(one, measurements=[]) for one in run.results))
+    return replace(run, results=tuple(replace(result, measurements=[]) for result in run.results))
 
 
 def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_stand_in_files_and_a_sentence_with_their_factor(run):

@@ -31,7 +31,7 @@ def test_the_projects_own_table_is_sound_and_knows_the_a10():
     assert (first.name, first.usd_per_gpu_hour, first.shape) == ("on-demand", 2.0, "VM.GPU.A10.1")
     assert "B95909" in first.source
     assert first.dated is not None
-    assert [(one.name, one.usd_per_gpu_hour) for one in others] == [
+    assert [(other.name, other.usd_per_gpu_hour) for other in others] == [
         ("reference study", 0.60),
         ("reference study, spot", 0.18),
     ]
@@ -162,7 +162,7 @@ def test_every_line_of_the_projects_table_has_a_source_and_a_day():
 
 
 def test_storage_and_traffic_are_named_with_their_prices_and_added_to_nothing():
-    said = [one.words for one in choose(Pricing(), A10, today=TODAY)[0].others]
+    said = [other.words for other in choose(Pricing(), A10, today=TODAY)[0].others]
     assert said[0].startswith("file storage 0.3 USD per GB month (Oracle Cloud list price, part B89057, 20")
     assert said[1].startswith(
         "traffic out of North America, Europe and the UK 0.0085 USD per GB after 10,240 GB a month (Oracle"

@@ -23,7 +23,7 @@ def ranks(world_size, rate, trial=OPTIMUM):
 
 
 def speedups(*results, alone=None):
-    return measured(results, {one.trial_id: one.trial.name for one in results}, alone or {})
+    return measured(results, {result.trial_id: result.trial.name for result in results}, alone or {})
 
 
 LIKE = key(ranks(1, 1.0))
@@ -68,14 +68,14 @@ OTHER = key(synthetic.result(synthetic.planned((synthetic.trial("baseline"),), [
 )
 def test_a_speedup_is_measured_or_assumed_and_says_which(rates, alone, like, gpus, speedup, source):
     known = speedups(*(ranks(count, rate) for count, rate in rates.items()), alone=alone and {LIKE: alone})
-    (found,) = (one for one in scalings(like, known) if one.gpus == gpus)
+    (found,) = (scaling for scaling in scalings(like, known) if scaling.gpus == gpus)
     assert (found.speedup, found.is_measured) == (pytest.approx(speedup), source.startswith("measured"))
     assert found.source == source
 
 
 def test_without_any_distributed_trial_scaling_is_assumed_perfect():
-    assert [one.speedup for one in scalings(LIKE, {})] == [1.0, 2.0, 4.0]
-    assert [one.is_measured for one in scalings(LIKE, {})] == [True, False, False]
+    assert [scaling.speedup for scaling in scalings(LIKE, {})] == [1.0, 2.0, 4.0]
+    assert [scaling.is_measured for scaling in scalings(LIKE, {})] == [True, False, False]
 
 
 def test_a_distributed_trial_that_measured_nothing_says_nothing():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.records.result import End, Steps
+from bench.records.result import Steps, TrialStatus
 from reports.read.load import load
 from reports.statistics.per_process import describe
 from reports.summary.summarize import summarize
@@ -78,22 +78,24 @@ def test_slow_steps_are_said_with_what_they_cost(told):
 
 
 def test_what_was_stopped_or_lost_is_said_with_the_command_that_tries_it_again(told):
-    ends = {1: End.LOST, 2: End.PREEMPTED, 3: End.FAILED}
-    failed, stopped = told(lambda result, number: replace(result, status=ends.get(number, End.SUCCEEDED)))
+    ends = {1: TrialStatus.LOST, 2: TrialStatus.PREEMPTED, 3: TrialStatus.FAILED}
+    failed, stopped = told(lambda result, number: replace(result, status=ends.get(number, TrialStatus.SUCCEEDED)))
     assert failed.startswith("3 of 24 planned trials gave no measurement")
     again = f"`inv bench --resume={synthetic.RUN_ID}` tries them again."
     assert stopped == f"2 trials were stopped or lost, which says nothing of a configuration; {again}"
 
 
 def test_of_a_run_without_a_success_nothing_is_said_of_others(told):
-    assert told(lambda result, _: replace(result, status=End.FAILED)) == ()
+    assert told(lambda result, _: replace(result, status=TrialStatus.FAILED)) == ()
 
 
 def test_what_a_cancelled_trial_did_not_say_is_not_compared(told):
     def cancelled(result, number):
         if number != 3:
             return result
-        return replace(result, status=End.CANCELLED, reason="Ctrl-C", fingerprint={"python": "3.11.7"}, steps=Steps())
+        return replace(
+            result, status=TrialStatus.CANCELLED, reason="Ctrl-C", fingerprint={"python": "3.11.7"}, steps=Steps()
+        )
 
     said, _ = told(cancelled)
     assert said.startswith("1 of 24 planned trials gave no measurement")

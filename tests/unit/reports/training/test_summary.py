@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.training import CheckpointFacts, Restart
-from bench.records.training_data import Finding
+from bench.records.training_data import DataFinding
 from reports.read.run import ReportError
 from reports.training import next_commands, summary, timeline
 from tests.support.reports import hostile
@@ -77,7 +77,7 @@ def test_without_a_price_the_sentence_speaks_of_time_alone(tmp_path: Path) -> No
 
 
 def test_a_finding_counts_the_lines_that_it_does_not_name() -> None:
-    found = Finding(what="too long", count=90, places=[f"d.jsonl: line {number}" for number in range(20)])
+    found = DataFinding(what="too long", count=90, places=[f"d.jsonl: line {number}" for number in range(20)])
     assert summary._places(found) == "d.jsonl: line 0, d.jsonl: line 1, d.jsonl: line 2 and 87 more"
     assert summary._places(dataclasses.replace(found, count=2, places=["a", "b"])) == "a, b"
 
@@ -97,7 +97,7 @@ def test_the_course_marks_checkpoints_restarts_and_preemptions_at_the_hours_of_t
         ],
     )
     found = summary.read(a_run(tmp_path, record))
-    assert timeline.marked(found) == {"checkpoint": [0.5], "restart": [0.0, 1.0], "preemption": [0.5]}
+    assert timeline.annotated(found) == {"checkpoint": [0.5], "restart": [0.0, 1.0], "preemption": [0.5]}
     assert timeline.speed(found) == ([0.5, 1.0], [10 / 1800, 12 / 1800])
     assert timeline.power(found) is None
     telemetry = "elapsed_sec,phase,gpu,gpu_power_watts\n0,train,0,100\n0,train,1,50\n3600,train,0,120\n"

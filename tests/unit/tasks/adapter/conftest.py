@@ -8,7 +8,7 @@ import pytest
 
 from bench.records.run import RunRecord
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.artifact import Trained
+from tasks.adapter.artifact import TrainedAdapter
 from tests.support.reports.training_run import RECORD, a_run
 
 WEIGHTS = b"abc"
@@ -16,7 +16,7 @@ SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Trained:
+def trained(tmp_path: Path) -> TrainedAdapter:
     folder = a_run(tmp_path / "r")
     record = dataclasses.replace(RECORD, adapter_sha256=SHA256)
     record.write(folder)
@@ -25,7 +25,7 @@ def trained(tmp_path: Path) -> Trained:
     (folder / "adapter" / "adapter_config.json").write_text("{}")
     run = RunRecord.read(folder / "run.json")
     inputs = {"model": {"sha256": "m" * 64}, "files": {"d.jsonl": "f" * 64}}
-    return Trained(run=dataclasses.replace(run, provenance={"inputs": inputs}), folder=folder, record=record)
+    return TrainedAdapter(run=dataclasses.replace(run, provenance={"inputs": inputs}), folder=folder, record=record)
 
 
 def form(name: str, change: float | None = None, half: float = 0.001, **changes: object) -> ServedForm:
@@ -47,5 +47,5 @@ def checked(*forms: ServedForm, **changes: object) -> AdapterCheck:
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
 
 
-def keep(trained: Trained, found: AdapterCheck) -> None:
+def keep(trained: TrainedAdapter, found: AdapterCheck) -> None:
     found.write(trained.folder)

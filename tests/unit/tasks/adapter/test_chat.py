@@ -10,7 +10,7 @@ from invoke import Context
 
 from tasks.adapter import artifact as training
 from tasks.adapter import chat
-from tasks.adapter.artifact import Trained
+from tasks.adapter.artifact import TrainedAdapter
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tests.support.machines.fake_openai import StandIn
@@ -32,7 +32,7 @@ def test_a_chat_remembers_its_turns_until_an_empty_line(
 
 
 def test_the_adapter_itself_gets_all_questions_at_once_on_a_worker(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []
 

@@ -8,10 +8,10 @@ import pytest
 from bench.records.paths import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck
 from tasks.adapter import model_card, push
-from tasks.adapter.artifact import Trained
+from tasks.adapter.artifact import TrainedAdapter
 from tasks.adapter.check import broken, change, differs
 from tasks.adapter.merge import refuse
-from tasks.errors import Refused, UsageError
+from tasks.errors import ConfirmationRequired, UsageError
 from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, checked, form, keep
 
 
@@ -30,22 +30,26 @@ def test_a_difference_beyond_its_interval_is_named(moved: float, half: float, is
     assert change(form("bf16", 0.05, 0.01)) == "+0.0500 (+0.0400 to +0.0600)"
 
 
-def test_a_merge_that_changes_the_loss_is_refused_and_the_other_base_is_offered(trained: Trained) -> None:
-    with pytest.raises(Refused, match=r"was not checked; type: inv adapter\.check --run=r"):
+def test_a_merge_that_changes_the_loss_is_refused_and_the_other_base_is_offered(trained: TrainedAdapter) -> None:
+    with pytest.raises(ConfirmationRequired, match=r"was not checked; type: inv adapter\.check --run=r"):
         refuse(trained, None, "bf16")
     unmeasured = dataclasses.replace(trained, record=dataclasses.replace(trained.record, evaluations=[]))
-    with pytest.raises(Refused, match="no data was held out, so no check can be made; --anyway merges all the same"):
+    with pytest.raises(
+        ConfirmationRequired, match="no data was held out, so no check can be made; --anyway merges all the same"
+    ):
         refuse(unmeasured, None, "bf16")
     found = checked(form("merged-bf16", 0.05, 0.01), form("merged-nf4", 0.0, 0.01))
-    with pytest.raises(Refused, match=r"\+0\.0500 .*--base=nf4` keeps the loss of the training; --anyway merges"):
+    with pytest.raises(
+        ConfirmationRequired, match=r"\+0\.0500 .*--base=nf4` keeps the loss of the training; --anyway merges"
+    ):
         refuse(trained, found, "bf16")
     refuse(trained, found, "nf4")
     found = checked(form("merged-bf16", 0.0, 0.01, unended=2))
-    with pytest.raises(Refused, match="2 of 2 merged answers did not end, 0 as it was trained"):
+    with pytest.raises(ConfirmationRequired, match="2 of 2 merged answers did not end, 0 as it was trained"):
         refuse(trained, found, "bf16")
 
 
-def test_a_check_of_another_adapter_counts_as_none_and_a_changed_one_is_refused(trained: Trained) -> None:
+def test_a_check_of_another_adapter_counts_as_none_and_a_changed_one_is_refused(trained: TrainedAdapter) -> None:
     assert trained.check() is None
     keep(trained, checked(adapter_sha256="0" * 64))
     assert trained.check() is None
@@ -53,11 +57,11 @@ def test_a_check_of_another_adapter_counts_as_none_and_a_changed_one_is_refused(
     assert isinstance(trained.check(), AdapterCheck)
     path = trained.folder / ADAPTER_CHECK_FILE
     path.write_text(path.read_text().replace("1.5", "1.4"))
-    with pytest.raises(Refused, match=r"its sha256 does not match.*inv adapter\.check --run=r"):
+    with pytest.raises(ConfirmationRequired, match=r"its sha256 does not match.*inv adapter\.check --run=r"):
         trained.check()
 
 
-def test_the_check_fails_where_what_is_served_is_not_what_was_trained(trained: Trained) -> None:
+def test_the_check_fails_where_what_is_served_is_not_what_was_trained(trained: TrainedAdapter) -> None:
     assert broken(trained, checked(form("merged-bf16", 0.5))) is None, "a form that nobody serves"
     said = broken(trained, checked(form("folder", 0.5)))
     assert said is not None
@@ -71,7 +75,9 @@ def test_the_check_fails_where_what_is_served_is_not_what_was_trained(trained: T
     assert "held-out loss is 1.7000, the training has recorded 1.5000" in said
 
 
-def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_have_named(trained: Trained) -> None:
+def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_have_named(
+    trained: TrainedAdapter,
+) -> None:
     inputs = {"model": {"sha256": "m" * 64}, "files": {"<script>|.jsonl": "f" * 64}}
     hostile = dataclasses.replace(trained, run=dataclasses.replace(trained.run, provenance={"inputs": inputs}))
     written = model_card.written(hostile, checked(form("merged-bf16", 0.01)), base="bf16")
@@ -89,7 +95,7 @@ def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_hav
     assert "Held-out loss in each form" not in model_card.written(trained, None)
 
 
-def test_a_folder_gets_the_adapter_whole_and_a_card(trained: Trained, tmp_path: Path) -> None:
+def test_a_folder_gets_the_adapter_whole_and_a_card(trained: TrainedAdapter, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     files = push.files_of(trained, tmp_path / "scratch", merged=False)
     push.into_folder(files, tmp_path / "home")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.run import PlannedTrial
-from tasks.adapter.artifact import Trained
+from tasks.adapter.artifact import TrainedAdapter
 from tasks.adapter.serve import arguments, request
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
@@ -16,7 +16,7 @@ from tasks.settings.schema import ModelSection, ServeSection
 SETTINGS = Settings(root=Path("/"), model=ModelSection(path="/models/here"))
 
 
-def of(trained: Trained, fleet: str = "local", **changes: object) -> Trained:
+def of(trained: TrainedAdapter, fleet: str = "local", **changes: object) -> TrainedAdapter:
     """The training with another trial, over another kind of fleet."""
     (planned,) = trained.run.planned
     trial = dataclasses.replace(planned.trial, **changes)
@@ -28,7 +28,7 @@ def of(trained: Trained, fleet: str = "local", **changes: object) -> Trained:
     return dataclasses.replace(trained, run=run)
 
 
-def test_the_server_has_the_trainings_base_precision_tokenizer_and_rank(trained: Trained) -> None:
+def test_the_server_has_the_trainings_base_precision_tokenizer_and_rank(trained: TrainedAdapter) -> None:
     words = arguments(SETTINGS, of(trained, lora_rank=12))
     assert words[0] == "/scratch/serve/base"
     given = dict(itertools.pairwise(words))
@@ -44,7 +44,7 @@ def test_the_server_has_the_trainings_base_precision_tokenizer_and_rank(trained:
         arguments(SETTINGS, of(trained, lora_rank=1024))
 
 
-def test_the_pod_is_asked_for_the_very_base_and_adapter(trained: Trained) -> None:
+def test_the_pod_is_asked_for_the_very_base_and_adapter(trained: TrainedAdapter) -> None:
     asked = request(SETTINGS, trained)
     assert (asked["model"], asked["model_sha256"]) == ("/models/here", "m" * 64)
     assert asked["adapter"] == f"/shared-data/adapters/{asked['adapter_sha256']}"

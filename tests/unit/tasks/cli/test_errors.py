@@ -50,10 +50,10 @@ def ending(error: Exception) -> Executor:
     [(errno.ENOSPC, "free space there"), (errno.EDQUOT, "free space there"), (errno.EROFS, "make the disk writable")],
 )
 def test_a_disk_that_takes_no_more_ends_a_task_in_one_line(number: int, remedy: str) -> None:
-    with pytest.raises(errors.Resumable, match=rf"^/results/x: .*; {remedy}, then type the same again$"):
+    with pytest.raises(errors.RetryableError, match=rf"^/results/x: .*; {remedy}, then type the same again$"):
         ending(OSError(number, os.strerror(number), "/results/x")).execute(ParserContext("task"))
     with (
-        pytest.raises(errors.Resumable, match=rf"^results.folder: .*; {remedy}") as ended,
+        pytest.raises(errors.RetryableError, match=rf"^results.folder: .*; {remedy}") as ended,
         errors.writing(Path()),
     ):
         raise OSError(number, os.strerror(number))

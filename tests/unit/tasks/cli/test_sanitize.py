@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from remote.image.vm_jobs import Line
+from remote.image.vm_jobs import JobLine
 from tasks.cli.sanitize import drawn, plain
-from tasks.cli.streams import Shown
+from tasks.cli.streams import SanitizedStream
 from tasks.cli.terminal import console as console_of_tables
 from tasks.clients.build_vm import show_line
 from tasks.fleet.live_display import LiveView
@@ -23,9 +23,9 @@ TITLE, CLIPBOARD, CLEAR = "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x1b\\", "\x1b[
 HOSTILE = f"{TITLE}{CLIPBOARD}{CLEAR}\x9b31m\u202egnp.exe\r"
 
 
-def stream() -> tuple[Shown, io.BytesIO]:
+def stream() -> tuple[SanitizedStream, io.BytesIO]:
     content = io.BytesIO()
-    return Shown(content, encoding="utf-8", errors="backslashreplace", write_through=True), content
+    return SanitizedStream(content, encoding="utf-8", errors="backslashreplace", write_through=True), content
 
 
 @given(st.text(st.characters()))
@@ -49,7 +49,7 @@ def test_what_people_read_stays_as_it_is() -> None:
 def test_a_line_of_a_job_is_one_line_and_orders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shown, content = stream()
     monkeypatch.setattr("sys.stdout", shown)
-    show_line(Line(text=f"{HOSTILE}\n[ 0.0s] confirmed  all is well", stage="\x1b[8m", elapsed_sec=1.0))
+    show_line(JobLine(text=f"{HOSTILE}\n[ 0.0s] confirmed  all is well", stage="\x1b[8m", elapsed_sec=1.0))
     said = content.getvalue().decode()
     assert said.count("\n") == 1
     assert "\x1b" not in said

@@ -14,7 +14,7 @@ from invoke.context import Context
 
 from tasks.clients.secrets import check_hub, index_of, read, registry_password
 from tasks.errors import UsageError
-from tasks.image.model import Choices, fetch_models
+from tasks.image.model import FetchOptions, fetch_models
 from tasks.image.sbom.sign import verifying_key
 from tasks.settings.load import Settings
 from tasks.settings.schema import HubSection, ImageSection, RegistrySection
@@ -159,7 +159,7 @@ def test_another_hub_is_taken(endpoint: str | None, token_file: str | None, tmp_
 
 
 def test_a_model_is_not_fetched_over_plain_http_with_a_token(context: Callable[..., Context]) -> None:
-    given = Choices(model="org/name", revision=None, tmpdir=None, cache=None, cache_here=None)
+    given = FetchOptions(model="org/name", revision=None, tmpdir=None, cache=None, cache_here=None)
     typed = context(text="hub: { endpoint: 'http://hub.example', token_file: token }")
     with pytest.raises(UsageError, match=r"^hub\.endpoint: http://hub\.example: .* plain HTTP"):
         fetch_models(typed, given, dry_run=True)

@@ -11,16 +11,16 @@ from invoke import Context
 from bench.records import Trial
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import LEDGER_FILE, SUMS_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial
-from remote.cluster.diagnosis.finding import Finding
+from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
 from tasks.clients.image_ref import image_of
 from tasks.cluster.nodes import need_of
-from tasks.cluster.wait import Patience
+from tasks.cluster.wait import WaitPolicy
 from tasks.errors import UsageError
-from tasks.fleet.pending_results import DISCARDED_FILE, discard, not_whole, uncollected
+from tasks.fleet.pending_results import DISCARDED_FILE, discard, incomplete_runs, uncollected
 from tasks.settings.load import load
 from tests.support.reports import synthetic
 
@@ -96,7 +96,7 @@ def run(tmp_path: Path, make_trial: Callable[..., Trial]) -> MakeRun:
     return make
 
 
-def ended(ledger: Ledger, end: End = End.SUCCEEDED, *, attempt: int = 1) -> None:
+def ended(ledger: Ledger, end: TrialStatus = TrialStatus.SUCCEEDED, *, attempt: int = 1) -> None:
     ledger.started("small", attempt, "worker-0", "/scratch/x")
     ledger.ended("small", end, None, attempt)
 
@@ -122,7 +122,7 @@ def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(tmp_path: 
 
 def test_a_run_that_went_on_after_it_was_collected_is_not_collected(tmp_path: Path, run: MakeRun) -> None:
     folder, ledger = run()
-    ended(ledger, End.CANCELLED)
+    ended(ledger, TrialStatus.CANCELLED)
     summed(folder, "trials/small/result.json")
     assert lines(tmp_path) == []
     ledger.reopened("small")
@@ -177,11 +177,11 @@ def test_what_all_brings_is_every_run_that_is_not_whole_and_was_not_given_up(tmp
     ended(ledger)
     summed(folder, "trials/small/result.json")
     (tmp_path / "latest").symlink_to("planned")
-    assert not_whole(tmp_path) == ["done-elsewhere", "planned"]
+    assert incomplete_runs(tmp_path) == ["done-elsewhere", "planned"]
 
 
-def finding(cause: str = "no-gpu", patience_sec: float | None = 60.0) -> Finding:
-    return Finding(subject="pod p", cause=cause, reason="r", remedy="d", patience_sec=patience_sec)
+def finding(cause: str = "no-gpu", patience_sec: float | None = 60.0) -> Diagnosis:
+    return Diagnosis(subject="pod p", cause=cause, reason="r", remedy="d", patience_sec=patience_sec)
 
 
 HOPELESS, AT_ANY_TIME = finding("invalid-name", 15.0), finding(patience_sec=None)
@@ -198,14 +198,14 @@ HOPELESS, AT_ANY_TIME = finding("invalid-name", 15.0), finding(patience_sec=None
     ids=["outlasts", "went away and starts again", "may pass at any time", "the hopeless one of several is named"],
 )
 def test_a_finding_ends_the_wait_when_it_outlasts_its_patience(
-    looks: list[tuple[float, list[Finding]]], ends: list[Finding | None]
+    looks: list[tuple[float, list[Diagnosis]]], ends: list[Diagnosis | None]
 ) -> None:
-    patience = Patience()
+    patience = WaitPolicy()
     assert [patience.exhausted(found, now) for now, found in looks] == ends
 
 
 def test_the_next_look_is_no_later_than_a_patience_ends() -> None:
-    patience = Patience()
+    patience = WaitPolicy()
     both = [finding(), finding("invalid-name", 10.0), finding("terminating", None)]
     patience.exhausted(both, 100.0)
     assert patience.left_sec(both, 104.0) == 6.0
@@ -213,7 +213,7 @@ def test_the_next_look_is_no_later_than_a_patience_ends() -> None:
 
 
 def test_a_login_that_was_refused_before_the_new_secret_may_last_until_the_kubelet_asks_again() -> None:
-    patience = Patience(login_sec=330.0)
+    patience = WaitPolicy(login_sec=330.0)
     both = [finding("unauthorized", 10.0), finding("not-found", 340.0)]
     patience.exhausted(both, 0.0)
     assert patience.left_sec(both, 0.0) == 330.0

@@ -9,14 +9,14 @@ from invoke import Context
 
 from remote.cluster.kubeconfig import Target
 from remote.cluster.resource_kinds import Kind
-from tasks.doctor.context import Facts, Shared
+from tasks.doctor.context import CheckContext, SharedFact
 from tasks.doctor.registry import CHECKS
-from tasks.doctor.result import Answer
+from tasks.doctor.result import CheckResult
 from tasks.doctor.runner import answers
 from tasks.settings.load import load
 
-MakeFacts = Callable[..., Facts]
-Ask = Callable[..., Answer]
+MakeFacts = Callable[..., CheckContext]
+Ask = Callable[..., CheckResult]
 TARGET = Target(context="dev", cluster="c", user="me", namespace="ours", server="https://dev:6443")
 
 
@@ -68,13 +68,13 @@ class GivenCluster:
 def facts(context: Callable[..., Context]) -> MakeFacts:
     """Facts with these settings (YAML); `cluster` answers where it is given, and a VM answers what is given `on_vm`."""
 
-    def make(text: str = "{}", *only: str, cluster: GivenCluster | None = None, on_vm: object = ...) -> Facts:
+    def make(text: str = "{}", *only: str, cluster: GivenCluster | None = None, on_vm: object = ...) -> CheckContext:
         made = context(text=text)
-        found = Facts(load(made), made.config, frozenset(only))
+        found = CheckContext(load(made), made.config, frozenset(only))
         if cluster is not None:
-            found.cluster = Shared(lambda: cluster, "cluster reachable")  # type: ignore[arg-type, return-value]
+            found.cluster = SharedFact(lambda: cluster, "cluster reachable")  # type: ignore[arg-type, return-value]
         if on_vm is not ...:
-            found.machine = Shared(lambda: None, "vm connection")  # type: ignore[arg-type, return-value]
+            found.machine = SharedFact(lambda: None, "vm connection")  # type: ignore[arg-type, return-value]
             found.on_vm = lambda _: on_vm  # type: ignore[assignment, method-assign, return-value]
         return found
 
@@ -85,8 +85,8 @@ def facts(context: Callable[..., Context]) -> MakeFacts:
 def ask(facts: MakeFacts) -> Ask:
     """The one answer of the check of this title; the rest is as for `facts`."""
 
-    def of(title: str, *settings: str, **given: Any) -> Answer:
-        (check,) = (one for one in CHECKS if one.title == title)
+    def of(title: str, *settings: str, **given: Any) -> CheckResult:
+        (check,) = (check for check in CHECKS if check.title == title)
         (only,) = answers(check, facts(*settings, **given))
         return only
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from remote.image import vm_jobs
 from tasks.doctor.checks import cluster, gpu, machine, nodes, oci, registry, runs, settings, vm
-from tasks.doctor.result import Answer, Fault, Mark
+from tasks.doctor.result import CheckResult, CheckStatus, Fault
 from tasks.errors import UsageError
-from tasks.reports.runs import Known
+from tasks.reports.runs import KnownRun
 from tests.unit.remote.cluster.test_nodes import NODE
 from tests.unit.tasks.doctor.conftest import Ask, GivenCluster, MakeFacts
 
@@ -22,7 +22,7 @@ A_DIGEST = "sha256:" + "ab" * 32
 PODS = "fleet: {kind: pods}\nbench: {profile: gpu}\n"
 
 
-def is_seen(answer: Answer, fault: Fault) -> bool:
+def is_seen(answer: CheckResult, fault: Fault) -> bool:
     """Whether the answer is this fault, with values for its names."""
     start = fault.what.partition("{")[0]
     return answer.mark is fault.mark and answer.found.startswith(start) and "{" not in answer.found + answer.remedy
@@ -62,7 +62,7 @@ def test_a_disk_without_room_for_results(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     said = ask("machine disk")
-    assert said.mark is (Mark.FINE if fault is None else fault.mark)
+    assert said.mark is (CheckStatus.FINE if fault is None else fault.mark)
     assert fault is None or said.remedy == fault.remedy
 
 
@@ -70,14 +70,14 @@ def test_a_disk_without_room_for_results(
 def test_a_clock_that_is_wrong(theirs: float, words: str) -> None:
     said = machine.compared(1200.0, theirs, "the cluster")
     assert words in said.found
-    assert said.mark is (Mark.FINE if words == "agree" else Mark.WRONG)
+    assert said.mark is (CheckStatus.FINE if words == "agree" else CheckStatus.WRONG)
 
 
 @pytest.mark.parametrize(("missing", "fault"), [("ssh", machine.NO_SSH), ("rsync", machine.NO_RSYNC)])
 def test_a_program_that_is_missing(missing: str, fault: Fault, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
     assert is_seen(ask("machine programs", "build: {host: vm}"), fault)
-    assert ask("machine programs").mark is Mark.UNASKED
+    assert ask("machine programs").mark is CheckStatus.UNASKED
 
 
 # Settings
@@ -113,8 +113,8 @@ def test_settings_that_make_steps_slow(text: str, fault: Fault, facts: MakeFacts
 
 def test_settings_as_shipped_for_a_cluster_contradict_nothing(ask: Ask) -> None:
     text = PODS + "model: {path: /models/org--A}\nimage: {models: [org/A]}"
-    assert ask("settings contradictions", text).mark is Mark.FINE
-    assert ask("settings slow", text).mark is Mark.FINE
+    assert ask("settings contradictions", text).mark is CheckStatus.FINE
+    assert ask("settings slow", text).mark is CheckStatus.FINE
 
 
 def test_the_files_that_count_are_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +127,12 @@ def test_a_password_file_that_others_may_read(ask: Ask, project: Path) -> None:
     path.write_text("secret")
     path.chmod(0o644)
     said = ask("settings secrets", f"registry: {{password_file: {path}}}")
-    assert (said.mark, said.remedy) == (Mark.WRONG, f"type: chmod 600 {path}")
+    assert (said.mark, said.remedy) == (CheckStatus.WRONG, f"type: chmod 600 {path}")
     assert "others may read it" in said.found
     for section in (f"image: {{sign_key: {path}}}", f"image: {{sign_password_file: {path}}}"):
-        assert ask("settings secrets", section).mark is Mark.WRONG
+        assert ask("settings secrets", section).mark is CheckStatus.WRONG
     path.chmod(0o600)
-    assert ask("settings secrets", f"hub: {{token_file: {path}}}").mark is Mark.FINE
+    assert ask("settings secrets", f"hub: {{token_file: {path}}}").mark is CheckStatus.FINE
 
 
 # The registry, before anybody is asked
@@ -147,13 +147,13 @@ NAMES = {
 @pytest.mark.parametrize(("text", "words"), NAMES.values(), ids=NAMES)
 def test_names_that_no_registry_has(text: str, words: str, ask: Ask) -> None:
     said = ask("registry name", text)
-    assert said.mark is Mark.WRONG
+    assert said.mark is CheckStatus.WRONG
     assert words in said.found
 
 
 def test_without_a_password_file_the_registry_is_not_asked(ask: Ask) -> None:
     said = ask("registry login", "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me}")
-    assert (said.mark, "`inv push` asks for the password" in said.found) == (Mark.UNASKED, True)
+    assert (said.mark, "`inv push` asks for the password" in said.found) == (CheckStatus.UNASKED, True)
 
 
 # The build VM, and what the registry tells it. The real ones: tests/system/image/test_inv_doctor.py
@@ -177,15 +177,15 @@ def test_each_answer_of_a_registry(kind: str, fault: Fault, ask: Ask, project: P
     assert said.found.endswith(": what it says")
     assert said.passes is (kind == "transient")
     assert is_seen(ask("registry login", given, on_vm={"digest": None}), registry.NOT_PUSHED)
-    assert ask("registry login", given, on_vm={"digest": A_DIGEST}).mark is Mark.FINE
+    assert ask("registry login", given, on_vm={"digest": A_DIGEST}).mark is CheckStatus.FINE
 
 
 def test_another_job_on_the_vm_is_named_with_what_ends_it(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vm_jobs, "starter", lambda _: "ann on laptop")
     said = ask("vm slot", on_vm=SimpleNamespace(folder="/home/me/jobs/push-r-1"))
-    assert (said.mark, said.remedy) == (Mark.CAREFUL, "wait, or `inv push --cancel`")
+    assert (said.mark, said.remedy) == (CheckStatus.CAREFUL, "wait, or `inv push --cancel`")
     assert said.found.startswith("/home/me/jobs/push-r-1 runs there, of ann on laptop:")
-    assert ask("vm slot", on_vm=None).mark is Mark.FINE
+    assert ask("vm slot", on_vm=None).mark is CheckStatus.FINE
 
 
 def test_an_image_without_models_is_told(ask: Ask) -> None:
@@ -229,13 +229,13 @@ def test_a_cluster_with_everything(ask: Ask) -> None:
     names = ("ocir-secret", cluster.FSS_DRIVER, "kueue.x-k8s.io")
     given = GivenCluster(names=names, objects={**pod_that_is_ready("True"), **quota_of(pods="9")})
     text = PODS + "cluster: {overlay: job-4gpu-kueue, fss: {volume_handle: 'o:1.2.3.4:/x'}}"
-    checks = [one.title for one in cluster.CHECKS if one.name != "kubectl"]  # which starts a process
-    assert {title: ask(title, text, cluster=given).mark for title in checks} == dict.fromkeys(checks, Mark.FINE)
+    checks = [check.title for check in cluster.CHECKS if check.name != "kubectl"]  # which starts a process
+    assert {title: ask(title, text, cluster=given).mark for title in checks} == dict.fromkeys(checks, CheckStatus.FINE)
 
 
 def test_a_cluster_that_nobody_means_is_left_alone(ask: Ask) -> None:
     said = ask("cluster reachable")
-    assert (said.mark, "fleet.kind is local" in said.found) == (Mark.UNASKED, True)
+    assert (said.mark, "fleet.kind is local" in said.found) == (CheckStatus.UNASKED, True)
 
     missing = ("cluster: {kubeconfig: nowhere}", "cluster")
     assert "not there" in ask("cluster reachable", *missing).found
@@ -260,8 +260,8 @@ def test_findings_of_nodes_are_grouped_by_what_they_are_about(ask: Ask) -> None:
     text = "fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}"
     said = {check.name: ask(check.title, text, cluster=given) for check in nodes.CHECKS}
     assert {name: one.mark for name, one in said.items()} == {
-        **dict.fromkeys(("enough", "health", "taints"), Mark.WRONG),
-        **dict.fromkeys(("GPUs", "room", "versions"), Mark.FINE),
+        **dict.fromkeys(("enough", "health", "taints"), CheckStatus.WRONG),
+        **dict.fromkeys(("GPUs", "room", "versions"), CheckStatus.FINE),
     }
     assert said["health"].remedy == "kubectl uncordon node-3"
     assert said["taints"].remedy == "kubectl taint node node-3 team:NoSchedule-"
@@ -271,40 +271,40 @@ def test_findings_of_nodes_are_grouped_by_what_they_are_about(ask: Ask) -> None:
 def test_no_node_of_the_type_is_one_line_and_not_five(ask: Ask) -> None:
     text, given = PODS + "cluster: {instance_type: BM.GPU4.8}", GivenCluster(objects={"nodes": [NODE]})
     marks = [ask(check.title, text, cluster=given).mark for check in nodes.CHECKS]
-    assert marks == [Mark.WRONG, *[Mark.UNASKED] * 5]
+    assert marks == [CheckStatus.WRONG, *[CheckStatus.UNASKED] * 5]
 
 
 def test_nothing_deployed_is_no_fault(ask: Ask) -> None:
     said = ask("pods up", PODS, cluster=GivenCluster())
-    assert (said.mark, "`inv deploy`" in said.found) == (Mark.UNASKED, True)
+    assert (said.mark, "`inv deploy`" in said.found) == (CheckStatus.UNASKED, True)
 
 
 # Runs, GPU, tenancy, VM
 
 RUNS: dict[str, tuple[dict[str, int] | None, list[Fault]]] = {
-    "all well": ({End.SUCCEEDED.value: 4}, []),
-    "out of memory": ({End.SUCCEEDED.value: 3, End.OUT_OF_MEMORY.value: 1}, [runs.OUT_OF_MEMORY]),
-    "failed and lost": ({End.FAILED.value: 1, End.LOST.value: 3}, [runs.FAILED, runs.INTERRUPTED]),
-    "stopped halfway": ({End.SUCCEEDED.value: 2}, [runs.INTERRUPTED]),
+    "all well": ({TrialStatus.SUCCEEDED.value: 4}, []),
+    "out of memory": ({TrialStatus.SUCCEEDED.value: 3, TrialStatus.OUT_OF_MEMORY.value: 1}, [runs.OUT_OF_MEMORY]),
+    "failed and lost": ({TrialStatus.FAILED.value: 1, TrialStatus.LOST.value: 3}, [runs.FAILED, runs.INTERRUPTED]),
+    "stopped halfway": ({TrialStatus.SUCCEEDED.value: 2}, [runs.INTERRUPTED]),
     "damaged": (None, [runs.DAMAGED]),
 }
 
 
 @pytest.mark.parametrize(("ends", "faults"), RUNS.values(), ids=RUNS)
 def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Fault]) -> None:
-    said = runs.said_of(Known(run_id="r1", state="damaged: x", planned=4, ends=ends))
-    listed = [said] if isinstance(said, Answer) else said
-    remedies = [one.remedy for one in listed if one.mark is not Mark.FINE]
+    said = runs.said_of(KnownRun(run_id="r1", state="damaged: x", planned=4, ends=ends))
+    listed = [said] if isinstance(said, CheckResult) else said
+    remedies = [one.remedy for one in listed if one.mark is not CheckStatus.FINE]
     assert remedies == [fault.remedy.format(run="r1") for fault in faults]
 
 
 def test_a_laptop_without_gpu_that_needs_none(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "DEVICE_FILE", Path("/nowhere"))
-    assert [ask("gpu usable", text).mark for text in ("{}", PODS)] == [Mark.UNASKED] * 2
+    assert [ask("gpu usable", text).mark for text in ("{}", PODS)] == [CheckStatus.UNASKED] * 2
 
 
 def test_what_nobody_configured_is_not_asked(ask: Ask) -> None:
-    assert {ask(one.title).mark for one in (*vm.CHECKS, *registry.CHECKS, *oci.CHECKS)} == {Mark.UNASKED}
+    assert {ask(one.title).mark for one in (*vm.CHECKS, *registry.CHECKS, *oci.CHECKS)} == {CheckStatus.UNASKED}
 
 
 def test_credentials_of_the_tenancy_that_cannot_be_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,5 +315,5 @@ def test_credentials_of_the_tenancy_that_cannot_be_used(ask: Ask, monkeypatch: p
 
     monkeypatch.setattr(oci.importlib, "import_module", lambda _: SimpleNamespace(access=refused))
     said = ask("tenancy login", "{}", "tenancy")
-    assert (said.mark, said.remedy) == (Mark.WRONG, "there are OTHER; set tenancy.profile")
-    assert ask("tenancy login").mark is Mark.UNASKED
+    assert (said.mark, said.remedy) == (CheckStatus.WRONG, "there are OTHER; set tenancy.profile")
+    assert ask("tenancy login").mark is CheckStatus.UNASKED

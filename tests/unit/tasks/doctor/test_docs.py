@@ -17,7 +17,7 @@ from bench.records import suite
 from tasks.doctor import examples
 from tasks.doctor.docs import DOCUMENT, text
 from tasks.doctor.registry import CHECKS
-from tasks.doctor.result import of_error
+from tasks.doctor.result import from_error
 from tests.support.paths import ROOT
 
 
@@ -82,7 +82,7 @@ def refused(act: Callable[[], object], named: str, shown: str) -> tuple[str, str
     """What is found and what mends it, where the act is refused; the path that the test has is shown as another."""
     with pytest.raises(InputError) as caught:
         act()
-    answer = of_error(str(caught.value).replace(named, shown))
+    answer = from_error(str(caught.value).replace(named, shown))
     return answer.found, answer.remedy
 
 

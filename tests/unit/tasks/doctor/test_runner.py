@@ -11,11 +11,11 @@ from remote.cluster.errors import Unreachable
 from remote.hosts.host import LoginRefused
 from tasks.doctor import doctor
 from tasks.doctor.check import Check
-from tasks.doctor.context import Facts, Shared
+from tasks.doctor.context import CheckContext, SharedFact
 from tasks.doctor.registry import CHECKS
-from tasks.doctor.result import Answer, Fault, Mark, NotAsked, fine, of_error
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine, from_error
 from tasks.doctor.runner import answers, examine
-from tasks.errors import Resumable, TaskFailed, UsageError
+from tasks.errors import RetryableError, TaskFailed, UsageError
 from tests.unit.tasks.doctor.conftest import MakeFacts
 
 
@@ -24,7 +24,7 @@ def check(name: str, look: Any) -> Check:
 
 
 def raises(error: Exception) -> Check:
-    def look(_: Facts) -> Answer:
+    def look(_: CheckContext) -> CheckResult:
         raise error
 
     return check("raises", look)
@@ -33,25 +33,25 @@ def raises(error: Exception) -> Check:
 def test_a_fault_is_said_and_shown_from_the_same_words() -> None:
     fault = Fault(what="{folder}: {free_bytes} free", remedy="free space in {folder}")
     said = fault.seen(folder="/a", free_bytes=3)
-    assert (said.mark, said.found, said.remedy) == (Mark.WRONG, "/a: 3 free", "free space in /a")
+    assert (said.mark, said.found, said.remedy) == (CheckStatus.WRONG, "/a: 3 free", "free space in /a")
     assert fault.shown() == ("FOLDER: FREE-BYTES free", "free space in FOLDER")
 
 
 @pytest.mark.parametrize(
     ("error", "mark", "remedy", "passes"),
     [
-        (UsageError("x: wrong; type y"), Mark.WRONG, "type y", False),
-        (Resumable("x: wrong; type y"), Mark.WRONG, "type y", True),
-        (LoginRefused("x: wrong; type y"), Mark.WRONG, "type y", False),
-        (OSError("x: wrong; type y"), Mark.WRONG, "type y", False),
-        (Unreachable("x: wrong; see the VPN"), Mark.WRONG, "see the VPN; `inv doctor` tries again", True),
-        (NotAsked("x: wrong"), Mark.UNASKED, "", False),
+        (UsageError("x: wrong; type y"), CheckStatus.WRONG, "type y", False),
+        (RetryableError("x: wrong; type y"), CheckStatus.WRONG, "type y", True),
+        (LoginRefused("x: wrong; type y"), CheckStatus.WRONG, "type y", False),
+        (OSError("x: wrong; type y"), CheckStatus.WRONG, "type y", False),
+        (Unreachable("x: wrong; see the VPN"), CheckStatus.WRONG, "see the VPN; `inv doctor` tries again", True),
+        (Skipped("x: wrong"), CheckStatus.UNASKED, "", False),
     ],
 )
 def test_every_error_is_an_answer_with_its_remedy(
-    error: Exception, mark: Mark, remedy: str, passes: bool, facts: MakeFacts
+    error: Exception, mark: CheckStatus, remedy: str, passes: bool, facts: MakeFacts
 ) -> None:
-    assert answers(raises(error), facts()) == [Answer(mark=mark, found="x: wrong", remedy=remedy, passes=passes)]
+    assert answers(raises(error), facts()) == [CheckResult(mark=mark, found="x: wrong", remedy=remedy, passes=passes)]
 
 
 def test_a_fault_of_ours_hides_nothing_of_what_the_others_found(facts: MakeFacts) -> None:
@@ -66,7 +66,7 @@ def test_a_check_that_hangs_costs_its_own_line_alone(facts: MakeFacts) -> None:
     found = {one.name: said[0] for one, said in examine((hangs, good), facts(), within_sec=0.2)}
     assert found["hangs"].found == "no answer within 0.2 s"
     assert found["hangs"].passes
-    assert found["good"].mark is Mark.FINE
+    assert found["good"].mark is CheckStatus.FINE
 
 
 def test_a_fact_is_found_out_once_and_its_error_said_by_one_check() -> None:
@@ -76,25 +76,25 @@ def test_a_fact_is_found_out_once_and_its_error_said_by_one_check() -> None:
         times.append(1)
         raise UsageError("no kubeconfig; make one")
 
-    shared = Shared(make, "cluster reachable")
+    shared = SharedFact(make, "cluster reachable")
     with pytest.raises(UsageError, match="no kubeconfig"):
         shared.first()
     for _ in range(2):
-        with pytest.raises(NotAsked, match="see cluster reachable"):
+        with pytest.raises(Skipped, match="see cluster reachable"):
             shared.get()
     assert times == [1]
 
 
 def test_a_fact_is_referred_to_by_the_title_of_a_check_that_there_is(facts: MakeFacts) -> None:
-    titles = {one._title for one in vars(facts()).values() if isinstance(one, Shared)}
+    titles = {var._title for var in vars(facts()).values() if isinstance(var, SharedFact)}
     assert titles <= {check.title for check in CHECKS}
 
 
-WRONG, PASSING = of_error("x; y"), of_error("x; y", passes=True)
-ENDS: dict[str, tuple[list[Answer], int]] = {
+WRONG, PASSING = from_error("x; y"), from_error("x; y", passes=True)
+ENDS: dict[str, tuple[list[CheckResult], int]] = {
     "all fine": ([fine("good")], 0),
-    "to know": ([Answer(mark=Mark.CAREFUL, found="hm")], 0),
-    "not asked": ([Answer(mark=Mark.UNASKED, found="why")], 0),
+    "to know": ([CheckResult(mark=CheckStatus.CAREFUL, found="hm")], 0),
+    "not asked": ([CheckResult(mark=CheckStatus.UNASKED, found="why")], 0),
     "to mend": ([fine("good"), WRONG], 1),
     "may pass": ([PASSING], 3),
     "both": ([PASSING, WRONG], 1),
@@ -103,7 +103,7 @@ ENDS: dict[str, tuple[list[Answer], int]] = {
 
 @pytest.mark.parametrize(("said", "code"), ENDS.values(), ids=ENDS)
 def test_the_exit_code_follows_from_the_marks(
-    said: list[Answer], code: int, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    said: list[CheckResult], code: int, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (check("one", lambda _: said),))
     if code == 0:
@@ -117,12 +117,12 @@ def test_the_exit_code_follows_from_the_marks(
 def test_neighbours_that_were_not_asked_for_one_reason_share_a_line(
     context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checks = (check("a", lambda _: fine("good")), raises(NotAsked("no VM")), raises(NotAsked("no VM")))
+    checks = (check("a", lambda _: fine("good")), raises(Skipped("no VM")), raises(Skipped("no VM")))
     monkeypatch.setattr(doctor, "CHECKS", checks)
     doctor.examine_all(context(), None, as_json=False, document=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines[:2] == ["✓ test a good", f"{Mark.UNASKED.value} test, 2 checks no VM"]
-    assert lines[2].startswith(f"1 fine ✓, 2 not asked {Mark.UNASKED.value}; 3 checks in ")
+    assert lines[:2] == ["✓ test a good", f"{CheckStatus.UNASKED.value} test, 2 checks no VM"]
+    assert lines[2].startswith(f"1 fine ✓, 2 not asked {CheckStatus.UNASKED.value}; 3 checks in ")
 
 
 def test_a_subject_that_is_none_is_refused_with_those_there_are(context: Callable[..., Context]) -> None:

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import NOT_ASKED
-from tasks.errors import Resumable
+from tasks.errors import RetryableError
 from tasks.fleet import bench
 
 
@@ -20,7 +20,7 @@ def cancel(monkeypatch, tmp_path):
 
         def fleet(_settings, _run, _folder, ledger, *_):
             ledger.started("baseline", 1, "worker-0", "/w/baseline.1")
-            end = {"attempt": 1, "end": End.CANCELLED, "reason": reason}
+            end = {"attempt": 1, "end": TrialStatus.CANCELLED, "reason": reason}
             yield SimpleNamespace(stop=lambda: None, run=lambda: ledger.ended("baseline", **end))
 
         monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=tmp_path))
@@ -28,7 +28,7 @@ def cancel(monkeypatch, tmp_path):
         monkeypatch.setattr(bench, "workers", lambda _: [])
         monkeypatch.setattr(bench.execute, "fleets_of", fleet)
         bench.cancel_run(SimpleNamespace(), None)  # type: ignore[arg-type]
-        assert Ledger(tmp_path / LEDGER_FILE).entries["baseline"].end is End.CANCELLED
+        assert Ledger(tmp_path / LEDGER_FILE).entries["baseline"].end is TrialStatus.CANCELLED
 
     return run
 
@@ -40,6 +40,6 @@ def test_a_trial_that_was_stopped_is_cancelled(cancel, capsys):
 
 def test_a_worker_that_could_not_be_asked_is_no_success(cancel):
     with pytest.raises(
-        Resumable, match=r"1 trial may still run: worker-0 could not be asked.*answers, `inv bench --res"
+        RetryableError, match=r"1 trial may still run: worker-0 could not be asked.*answers, `inv bench --res"
     ):
         cancel(f"worker-0 {NOT_ASKED}: no route to host")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from invoke import Context
 
-from tasks.errors import Resumable
+from tasks.errors import RetryableError
 from tasks.fleet import collect
 
 
@@ -27,12 +27,12 @@ def test_what_is_still_missing_is_counted_in_the_singular_or_the_plural(
 ) -> None:
     def bring_home(_settings: object, run: SimpleNamespace, *_: object) -> None:
         if run.run_id in broken:
-            raise Resumable(f"{run.run_id}: its worker is gone")
+            raise RetryableError(f"{run.run_id}: its worker is gone")
 
     monkeypatch.setattr(collect, "not_whole", lambda _: names)
     monkeypatch.setattr(collect, "workers", lambda _: [])
     monkeypatch.setattr(collect, "open_run", lambda _, name: (SimpleNamespace(run_id=name), None))
-    monkeypatch.setattr(collect, "bring_home", bring_home)
-    with pytest.raises(Resumable) as raised:
+    monkeypatch.setattr(collect, "collect_run", bring_home)
+    with pytest.raises(RetryableError) as raised:
         collect.collect_runs(context(), None, every=True)
     assert str(raised.value) == said

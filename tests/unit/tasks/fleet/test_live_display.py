@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from bench.records import suite
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import EventType, FleetEvent
 from tasks.fleet.live_display import LiveView, dollars, duration, number
 
 WORKERS = ("worker-0", "worker-1")
@@ -61,14 +61,14 @@ class Scene:
         )
 
     def tell(
-        self, happening: Happening, worker: str = "worker-0", trial: str | None = "baseline", **more: object
+        self, happening: EventType, worker: str = "worker-0", trial: str | None = "baseline", **more: object
     ) -> None:
         trial_id = f"{trial}.{worker}" if trial is not None else None
         self.view.handle(FleetEvent(happening=happening, worker=worker, trial_id=trial_id, **more))  # type: ignore[arg-type]
 
     def step(self, step: int, phase: str = "measure", rate: float | None = 1.5, worker: str = "worker-0") -> None:
         progress = Progress(phase=phase, step=step, steps=18, elapsed_sec=0.0, samples_per_sec=rate)
-        self.tell(Happening.PROGRESS, worker, progress=progress)
+        self.tell(EventType.PROGRESS, worker, progress=progress)
 
     def table(self) -> list[str]:
         """The table as it is drawn now, one text a line."""
@@ -86,7 +86,7 @@ def scene() -> Scene:
 
 
 def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left(scene: Scene) -> None:
-    scene.tell(Happening.STARTED)
+    scene.tell(EventType.STARTED)
     scene.now += 12
     scene.step(9)
     assert scene.table() == [
@@ -99,10 +99,10 @@ def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left(scen
 
 def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
     scene = Scene(price=2.0)
-    scene.tell(Happening.STARTED)
+    scene.tell(EventType.STARTED)
     scene.now += 1800
-    scene.tell(Happening.ENDED, end=End.SUCCEEDED)
-    scene.tell(Happening.STARTED, "worker-1")
+    scene.tell(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+    scene.tell(EventType.STARTED, "worker-1")
     scene.now += 900
     header, cost, _, idle, busy = scene.table()
     assert header.startswith("20251120-quick · 1/4 trials ended · 45:00")
@@ -114,7 +114,7 @@ def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
 
 def test_an_unknown_expectation_is_a_dash_and_promises_nothing() -> None:
     scene = Scene(expected=None)
-    scene.tell(Happening.STARTED)
+    scene.tell(EventType.STARTED)
     scene.now += 12
     header, _, row, _ = scene.table()
     assert "left" not in header
@@ -122,30 +122,30 @@ def test_an_unknown_expectation_is_a_dash_and_promises_nothing() -> None:
 
 
 def test_past_its_expectation_a_trial_says_by_how_much(scene: Scene) -> None:
-    scene.tell(Happening.STARTED)
+    scene.tell(EventType.STARTED)
     scene.now += 75
     assert scene.table()[2].endswith("1:15 +0:15")
 
 
 def test_failures_are_counted_in_the_header_and_cancelled_trials_apart(scene: Scene) -> None:
-    scene.tell(Happening.ENDED, end=End.OUT_OF_MEMORY, reason="x")
-    scene.tell(Happening.ENDED, "worker-1", end=End.CANCELLED)
+    scene.tell(EventType.ENDED, end=TrialStatus.OUT_OF_MEMORY, reason="x")
+    scene.tell(EventType.ENDED, "worker-1", end=TrialStatus.CANCELLED)
     assert scene.table()[0].startswith("20251120-quick · 2/4 trials ended · 1 failed · 1 cancelled · ")
 
 
 def test_a_trial_a_resumed_run_meets_again_keeps_the_time_it_already_took(scene: Scene) -> None:
     with scene.view:
-        scene.tell(Happening.ATTACHED)
-        scene.tell(Happening.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
+        scene.tell(EventType.ATTACHED)
+        scene.tell(EventType.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
         assert scene.table()[2].endswith("0:40 0:20")
     assert scene.said()[1] == "[0:00] worker-0 baseline: still there, followed again"
 
 
 def test_a_retry_is_shown_and_its_attempt_counted(scene: Scene) -> None:
     with scene.view:
-        scene.tell(Happening.STARTED)
-        scene.tell(Happening.RETRYING, reason="worker-0 did not answer")
-        scene.tell(Happening.STARTED, attempt=2)
+        scene.tell(EventType.STARTED)
+        scene.tell(EventType.RETRYING, reason="worker-0 did not answer")
+        scene.tell(EventType.STARTED, attempt=2)
         assert "baseline (attempt 2)" in scene.table()[2]
     assert scene.said()[1:4] == [
         "[0:00] worker-0 baseline: started",
@@ -156,18 +156,18 @@ def test_a_retry_is_shown_and_its_attempt_counted(scene: Scene) -> None:
 
 def test_a_lost_worker_is_shown_until_it_is_back(scene: Scene) -> None:
     with scene.view:
-        scene.tell(Happening.STARTED)
-        scene.tell(Happening.WORKER_LOST, trial=None, reason="silent for 60 s")
+        scene.tell(EventType.STARTED)
+        scene.tell(EventType.WORKER_LOST, trial=None, reason="silent for 60 s")
         assert scene.table()[2].split()[:3] == ["worker-0", "-", "lost"]
-        scene.tell(Happening.WORKER_BACK, trial=None)
+        scene.tell(EventType.WORKER_BACK, trial=None)
         assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
     assert scene.said()[2:4] == ["[0:00] worker-0: lost: silent for 60 s", "[0:00] worker-0: back"]
 
 
 def test_the_leader_of_a_gang_is_not_called_lost_for_another_worker(scene: Scene) -> None:
     with scene.view:
-        scene.tell(Happening.WORKER_LOST, trial=None, reason="worker-1: no sign of life")
-        scene.tell(Happening.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
+        scene.tell(EventType.WORKER_LOST, trial=None, reason="worker-1: no sign of life")
+        scene.tell(EventType.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
     assert scene.said()[1:3] == [
         "[0:00] worker-0: waits for worker-1: no sign of life",
         "[0:00] worker-0: lost: no sign of life",
@@ -177,12 +177,12 @@ def test_the_leader_of_a_gang_is_not_called_lost_for_another_worker(scene: Scene
 def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in(scene: Scene) -> None:
     with scene.view:
         for worker in ("worker-0", "worker-1"):
-            scene.tell(Happening.STARTED, worker)
+            scene.tell(EventType.STARTED, worker)
         for worker in ("worker-0", "worker-1"):
-            scene.tell(Happening.SHUT_OUT, worker, trial=None, reason="log in again")
+            scene.tell(EventType.SHUT_OUT, worker, trial=None, reason="log in again")
         assert scene.table()[2].split()[:4] == ["worker-0", "-", "shut", "out"]
         for worker in ("worker-0", "worker-1"):
-            scene.tell(Happening.WORKER_BACK, worker, trial=None)
+            scene.tell(EventType.WORKER_BACK, worker, trial=None)
         assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
     assert scene.said()[3:5] == [
         "[0:00] worker-0: cannot be asked: log in again; what runs goes on, and so does this run once you are let in",
@@ -193,32 +193,32 @@ def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in(scen
 @pytest.mark.parametrize(
     ("began", "end", "reason", "words"),
     [
-        (Happening.ATTACHED, End.SUCCEEDED, None, "done"),  # no duration, which nobody measured
-        (Happening.STARTED, End.CANCELLED, "cancelled by the operator", "cancelled, in 0:01, by the operator"),
-        (Happening.STARTED, End.FAILED, "because " * 30 + "END", f"FAILED, in 0:01, {'because ' * 30}END"),
-        (Happening.STARTED, End.FAILED, "a\x1b[2Jb\nc\rd\ud800", "FAILED, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
+        (EventType.ATTACHED, TrialStatus.SUCCEEDED, None, "done"),  # no duration, which nobody measured
+        (EventType.STARTED, TrialStatus.CANCELLED, "cancelled by the operator", "cancelled, in 0:01, by the operator"),
+        (EventType.STARTED, TrialStatus.FAILED, "because " * 30 + "END", f"FAILED, in 0:01, {'because ' * 30}END"),
+        (EventType.STARTED, TrialStatus.FAILED, "a\x1b[2Jb\nc\rd\ud800", "FAILED, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
     ],
     ids=["followed again", "cancelled", "a long reason", "control characters"],
 )
 def test_an_end_is_one_whole_plain_line_with_what_was_measured(
-    began: Happening, end: End, reason: str | None, words: str, scene: Scene
+    began: EventType, end: TrialStatus, reason: str | None, words: str, scene: Scene
 ) -> None:
     with scene.view:
         scene.tell(began)
         scene.now += 1
-        scene.tell(Happening.ENDED, end=end, reason=reason)
+        scene.tell(EventType.ENDED, end=end, reason=reason)
     assert scene.said()[2:-1] == [f"[0:01] worker-0 baseline: {words}"]
 
 
 def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
     with scene.view:
-        scene.tell(Happening.STARTED)
+        scene.tell(EventType.STARTED)
         scene.step(0, "load", None)
         for step in range(1, 19):
             scene.now += 2
             scene.step(step, "warmup" if step < 4 else "measure", None if step < 4 else 1.5)
-        scene.tell(Happening.ENDED, end=End.SUCCEEDED)
-        scene.tell(Happening.ENDED, "worker-1", end=End.TIMED_OUT, reason="deadline of 300 s passed")
+        scene.tell(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+        scene.tell(EventType.ENDED, "worker-1", end=TrialStatus.TIMED_OUT, reason="deadline of 300 s passed")
     assert scene.said() == [
         "20251120-quick · 0/4 trials ended · 0:00 · about 2:00 left",
         "[0:00] worker-0 baseline: started",
@@ -233,7 +233,7 @@ def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
 
 def test_a_long_phase_gives_one_plain_sign_of_life_a_minute(scene: Scene) -> None:
     with scene.view:
-        scene.tell(Happening.STARTED)
+        scene.tell(EventType.STARTED)
         for step in range(100):
             scene.now += 3
             scene.step(step)
@@ -248,18 +248,18 @@ def test_a_long_phase_gives_one_plain_sign_of_life_a_minute(scene: Scene) -> Non
 
 def test_names_with_brackets_are_words_not_markup() -> None:
     scene = Scene(workers=("[bold]gpu[bold]", "a [link=x]b"))
-    scene.tell(Happening.STARTED, "[bold]gpu[bold]")
+    scene.tell(EventType.STARTED, "[bold]gpu[bold]")
     assert scene.table()[2].startswith("[bold]gpu[bol…"), "shown as it is, cut to the column"
-    scene.tell(Happening.ENDED, "[bold]gpu[bold]", end=End.FAILED, reason="[/red] :smile: [x]")
+    scene.tell(EventType.ENDED, "[bold]gpu[bold]", end=TrialStatus.FAILED, reason="[/red] :smile: [x]")
     assert scene.said()[-1] == "[0:00] [bold]gpu[bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
 
 
 def test_an_ascii_terminal_gets_ascii() -> None:
     scene = Scene(encoding="ascii")
-    scene.tell(Happening.STARTED)
+    scene.tell(EventType.STARTED)
     scene.step(9)
     assert scene.table()[2].startswith("worker-0 baseline measure  ####.... 9/18")
-    scene.tell(Happening.ENDED, end=End.FAILED, reason="Gerät voll")
+    scene.tell(EventType.ENDED, end=TrialStatus.FAILED, reason="Gerät voll")
     assert scene.said()[-1].endswith("Ger\\xe4t voll")
 
 
@@ -267,7 +267,7 @@ def test_an_ascii_terminal_gets_ascii() -> None:
 def test_every_line_of_a_large_fleet_fits_80_columns_and_the_screen(price: float | None) -> None:
     scene = Scene(workers=tuple(f"oke-node-pool-gpu-{n:04}" for n in range(40)), price=price, height=24)
     for worker in scene.workers[10:]:
-        scene.tell(Happening.STARTED, worker, trial="optimized")
+        scene.tell(EventType.STARTED, worker, trial="optimized")
         scene.now += 3600
         scene.step(18, worker=worker, rate=1234.5)
     lines = scene.table()
@@ -281,8 +281,8 @@ def test_every_line_of_a_large_fleet_fits_80_columns_and_the_screen(price: float
 def test_on_a_terminal_the_table_is_drawn_and_ends_stay_above_it() -> None:
     scene = Scene(terminal=True)
     with scene.view:
-        scene.tell(Happening.STARTED)
-        scene.tell(Happening.ENDED, end=End.SUCCEEDED)
+        scene.tell(EventType.STARTED)
+        scene.tell(EventType.ENDED, end=TrialStatus.SUCCEEDED)
     screen = scene.bytes.getvalue().decode()
     assert "samples/s elapsed" in screen, "the table"
     assert "worker-0 baseline: done, in 0:00" in screen
@@ -296,16 +296,16 @@ def test_a_dumb_terminal_and_the_plain_flag_get_plain_lines(dumb: bool, monkeypa
         monkeypatch.setenv("TERM", "dumb")
     scene = Scene(terminal=True, plain=not dumb)
     with scene.view:
-        scene.tell(Happening.STARTED)
+        scene.tell(EventType.STARTED)
     assert b"\x1b" not in scene.bytes.getvalue()
     assert "[0:00] worker-0 baseline: started" in scene.said()
 
 
 def test_events_of_unknown_workers_and_trials_are_shown_too(scene: Scene) -> None:
-    scene.tell(Happening.PROGRESS, "stranger", trial="x", progress=None)
-    scene.tell(Happening.STARTED, "stranger", trial="x")
+    scene.tell(EventType.PROGRESS, "stranger", trial="x", progress=None)
+    scene.tell(EventType.STARTED, "stranger", trial="x")
     assert scene.table()[-1].startswith("stranger x.stranger starting")
-    scene.tell(Happening.ENDED, "stranger", trial=None)
+    scene.tell(EventType.ENDED, "stranger", trial=None)
     assert scene.said()[-1] == "[0:00] stranger x.stranger: ended, in 0:00"
 
 
@@ -319,8 +319,8 @@ def test_a_reader_that_went_away_stops_the_lines_not_the_run(scene: Scene, monke
 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     scene.console.file = Closed()
-    scene.tell(Happening.ENDED, end=End.SUCCEEDED)
-    scene.tell(Happening.ENDED, "worker-1", end=End.SUCCEEDED)
+    scene.tell(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+    scene.tell(EventType.ENDED, "worker-1", end=TrialStatus.SUCCEEDED)
     assert scene.console.quiet
 
 
@@ -332,10 +332,10 @@ def test_events_from_many_threads_are_all_counted(terminal: bool) -> None:
     def work(worker: str) -> None:
         gate.wait(timeout=30)
         for trial in ("baseline", "optimized"):
-            scene.tell(Happening.STARTED, worker, trial=trial)
+            scene.tell(EventType.STARTED, worker, trial=trial)
             for step in range(50):
                 scene.step(step, worker=worker)
-            scene.tell(Happening.ENDED, worker, trial=trial, end=End.SUCCEEDED)
+            scene.tell(EventType.ENDED, worker, trial=trial, end=TrialStatus.SUCCEEDED)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in scene.workers]
     with scene.view:
@@ -351,11 +351,11 @@ def test_events_from_many_threads_are_all_counted(terminal: bool) -> None:
 ODD_TEXT = st.text(st.characters(), max_size=30)
 EVENTS = st.builds(
     FleetEvent,
-    happening=st.sampled_from(Happening),
+    happening=st.sampled_from(EventType),
     worker=ODD_TEXT,
     trial_id=st.none() | ODD_TEXT,
     attempt=st.integers(),
-    end=st.none() | st.sampled_from(End),
+    end=st.none() | st.sampled_from(TrialStatus),
     reason=st.none() | ODD_TEXT,
     progress=st.none()
     | st.builds(

@@ -12,9 +12,9 @@ from remote.hosts.host import Completed, HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from tasks.clients import workers
-from tasks.errors import Resumable
+from tasks.errors import RetryableError
 from tasks.fleet import monitor
-from tasks.fleet.monitor import Look, Watch
+from tasks.fleet.monitor import Watch, WorkerSample
 from tasks.settings.load import load
 
 GPU = {
@@ -27,7 +27,7 @@ GPU = {
     "sm_clock_mhz": 1695,
     "temperature_celsius": 61,
 }
-BUSY = Look(worker="worker-0", gpus=[GPU], trial="optimized.worker-0", phase="measure 12/35")
+BUSY = WorkerSample(worker="worker-0", gpus=[GPU], trial="optimized.worker-0", phase="measure 12/35")
 
 
 def shown(looks, width=120):
@@ -52,23 +52,28 @@ def test_a_row_says_what_a_gpu_is_doing_and_for_which_trial():
 
 
 def test_a_worker_with_two_gpus_has_two_rows():
-    rows = monitor.rows([Look(worker="w", gpus=[GPU, {**GPU, "gpu": 1}])])
+    rows = monitor.rows([WorkerSample(worker="w", gpus=[GPU, {**GPU, "gpu": 1}])])
     assert [(row[0], row[1], row[-2]) for row in rows] == [("w", "0 A10", "idle"), ("w", "1 A10", "idle")]
 
 
 def test_what_is_not_known_is_a_dash():
-    (row,) = monitor.rows([Look(worker="w", gpus=[{**dict.fromkeys(GPU), "gpu": 0}])])
+    (row,) = monitor.rows([WorkerSample(worker="w", gpus=[{**dict.fromkeys(GPU), "gpu": 0}])])
     assert row == ("w", "0 -", "-", "-", "-", "-", "-", "idle", "-")
 
 
 def test_one_look_at_workers_that_cannot_be_asked_is_no_success():
     monitor.check_all_answered([BUSY])
-    with pytest.raises(Resumable, match="1 of 2 workers could not be asked: worker-1: log in; once that is mended, "):
-        monitor.check_all_answered([BUSY, Look(worker="worker-1", trouble="log in")])
+    with pytest.raises(
+        RetryableError, match="1 of 2 workers could not be asked: worker-1: log in; once that is mended, "
+    ):
+        monitor.check_all_answered([BUSY, WorkerSample(worker="worker-1", trouble="log in")])
 
 
 def test_unreachable_workers_and_those_without_a_gpu_are_shown_as_such():
-    looks = [Look(worker="w-0", trouble="no route\nto \x1b[31mhost"), Look(worker="w-1", load_average_1min=0.52)]
+    looks = [
+        WorkerSample(worker="w-0", trouble="no route\nto \x1b[31mhost"),
+        WorkerSample(worker="w-1", load_average_1min=0.52),
+    ]
     rows = monitor.rows(looks)
     assert rows[0][1] == "unreachable: no route\\nto \\x1b[31mhost"
     assert rows[1][1] == "no GPU, load 0.5"
@@ -81,7 +86,7 @@ REASON = "kubectl exec: Unable to connect to the server: dial tcp 10.0.0.1:6443:
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_name_is_cut_and_no_word_broken_whatever_the_terminals_width(width):
-    looks = [replace(BUSY, worker="worker-10"), Look(worker="worker-11", trouble=REASON)]
+    looks = [replace(BUSY, worker="worker-10"), WorkerSample(worker="worker-11", trouble=REASON)]
     lines = shown(looks, width)
     assert max(map(len, lines)) <= width
     for word in ("worker-10", "optimized.worker-0", "measure", "12/35", "worker-11:", *REASON.split()):
@@ -139,7 +144,7 @@ def test_a_slow_worker_keeps_nobody_waiting():
     def ask(worker):
         if worker == "slow":
             answers.wait(30)
-        return Look(worker=worker)
+        return WorkerSample(worker=worker)
 
     watch = Watch(["slow", "quick"], ask)
     try:

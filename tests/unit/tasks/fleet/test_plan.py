@@ -11,7 +11,7 @@ import pytest
 from invoke import Context
 
 from bench.records import SUITES, Trial, suite
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import launcher
@@ -70,9 +70,11 @@ def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_
     known, unknown = synthetic.quick()
     for run_id, first, second, broken in (("20260301", 90.0, 91.0, 92.0), ("20260302", 20.0, 30.0, 40.0)):
         run = synthetic.record((known,), workers=3, run_id=run_id)
-        ends = (End.SUCCEEDED, first), (End.SUCCEEDED, second), (End.FAILED, broken)
+        ends = (TrialStatus.SUCCEEDED, first), (TrialStatus.SUCCEEDED, second), (TrialStatus.FAILED, broken)
         results = [
-            synthetic.result(one, status=end, reason=None if end is End.SUCCEEDED else "it broke", wall_time_sec=sec)
+            synthetic.result(
+                one, status=end, reason=None if end is TrialStatus.SUCCEEDED else "it broke", wall_time_sec=sec
+            )
             for one, (end, sec) in zip(run.planned, ends, strict=True)
         ]
         synthetic.write_results(tmp_path / "results" / run_id, run, results)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from invoke import Context
 
-from remote.image.plan import Profile
-from remote.image.references import DOCKER_HUB, NameWrong, Reference, upstream
-from tasks.errors import Resumable, UsageError
+from remote.image.plan import BuildProfile
+from remote.image.references import DOCKER_HUB, InvalidReference, Reference, upstream
+from tasks.errors import RetryableError, UsageError
 from tasks.image import build_profiles
 from tasks.settings.load import load
 from tests.support.machines.oci_registry import INDEX, OciRegistry
@@ -23,8 +23,8 @@ def registry() -> Iterator[OciRegistry]:
         yield running
 
 
-def profile(base: str) -> Profile:
-    return Profile(name="current", base=base, python="3.12", stack_bytes=1, runs_on_cpu=True)
+def profile(base: str) -> BuildProfile:
+    return BuildProfile(name="current", base=base, python="3.12", stack_bytes=1, runs_on_cpu=True)
 
 
 def test_a_base_is_pinned_by_the_digest_that_its_registry_has_until_it_is_upgraded(
@@ -54,7 +54,9 @@ def test_a_base_that_cannot_be_found_is_one_line_and_the_packages_stay_locked(
     settings = load(context())
     with pytest.raises(UsageError, match=r"image/profiles.yaml: current: base: 127.* has no nvidia/cuda:none"):
         build_profiles._pin_base(settings, profile(f"{registry.host}/nvidia/cuda:none"), upgrade=False)
-    with pytest.raises(Resumable, match=r"is not pinned .*the packages are locked; `inv image.lock --profile current`"):
+    with pytest.raises(
+        RetryableError, match=r"is not pinned .*the packages are locked; `inv image.lock --profile current`"
+    ):
         build_profiles._pin_base(settings, profile("127.0.0.1:1/nvidia/cuda:12"), upgrade=False)
 
 
@@ -70,5 +72,5 @@ def test_a_name_is_asked_for_where_an_engine_would(name: str, host: str, path: s
 
 @pytest.mark.parametrize("name", ["", "Upper/case", "a b", "nvidia/cuda:x/y"])
 def test_what_is_no_image_s_name_is_refused(name: str) -> None:
-    with pytest.raises(NameWrong):
+    with pytest.raises(InvalidReference):
         upstream(name)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from remote.image.docker_client import Ended, model_digests
+from remote.image.docker_client import ContainerExit, model_digests
 from remote.image.sbom.bom import Subject
-from tasks.errors import Refused, TaskFailed
+from tasks.errors import ConfirmationRequired, TaskFailed
 from tasks.image.sbom.write import _documents
 from tasks.image.selfcheck_report import refused, report_of, show
 
@@ -51,7 +51,7 @@ def test_a_report_that_is_none_is_one_line(key: str) -> None:
     for odd in (*ODD, "gone"):
         said = json.dumps(changed(REPORT, key, odd))
         try:
-            report = report_of("i", Ended(exit_code=0, stdout=said, stderr=""))
+            report = report_of("i", ContainerExit(exit_code=0, stdout=said, stderr=""))
         except TaskFailed:
             continue
         show(report)  # what is taken can be shown
@@ -61,7 +61,7 @@ def test_a_report_that_is_none_is_one_line(key: str) -> None:
 @pytest.mark.parametrize("said", ["", "[]", "{}", "[" * 100_000, "null"])
 def test_what_is_no_report_is_one_line(said: str) -> None:
     with pytest.raises(TaskFailed, match=r"^i: its self-check ended with 3 and no report: word$"):
-        report_of("i", Ended(exit_code=3, stdout=said, stderr="word"))
+        report_of("i", ContainerExit(exit_code=3, stdout=said, stderr="word"))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_an_image_that_holds_what_has_no_name_is_one_line(key: str) -> None:
     for odd in (*ODD, "gone"):
         said = json.dumps(changed(CONTENTS, key, odd))
         with contextlib.suppress(TaskFailed):
-            _documents("i", about, Ended(exit_code=0, stdout=said, stderr=""), "")
+            _documents("i", about, ContainerExit(exit_code=0, stdout=said, stderr=""), "")
 
 
 @pytest.mark.parametrize("label", ["[]", "5", "[" * 100_000, "{"])
@@ -83,9 +83,11 @@ def test_a_label_that_names_no_models_names_none(label: str) -> None:
 def test_damaged_weights_are_refused_with_the_command_that_mends_them() -> None:
     wrong = ["models/org--M/model.safetensors: its sha256 is not the manifest's", "torch: not installed"]
     said = refused("qlora-fleet:current", wrong)
-    assert isinstance(said, Refused)
+    assert isinstance(said, ConfirmationRequired)
     assert "(and 1 more); `inv build --anew` makes it again, of weights that it verifies" in str(said)
-    assert isinstance(refused("i", ["model org--M: the labels name it, and it is not in the image"]), Refused)
+    assert isinstance(
+        refused("i", ["model org--M: the labels name it, and it is not in the image"]), ConfirmationRequired
+    )
 
 
 def test_what_is_wrong_with_the_stack_alone_is_a_failure() -> None:

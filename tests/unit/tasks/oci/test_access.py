@@ -15,20 +15,20 @@ from oci.container_engine import ContainerEngineClient
 from oci.identity import IdentityClient
 
 from tasks.doctor.checks import oci as doctor
-from tasks.doctor.context import Facts
+from tasks.doctor.context import CheckContext
 from tasks.doctor.result import fine
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci import commands
 from tasks.oci.access import clients
 from tasks.oci.access.clients import access, compartment_of, namespace_of
-from tasks.oci.access.errors import Asked
+from tasks.oci.access.errors import ServiceCall
 from tasks.settings.load import Settings, load
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, Keys, ocid
 from tests.support.machines.http_stubs import Answering, Serving
 
 pytestmark = pytest.mark.usefixtures("tenancy")
 Make = Callable[..., Settings]
-ASKED = Asked(doing="listing clusters", right="read clusters")
+ASKED = ServiceCall(doing="listing clusters", right="read clusters")
 
 
 def listed(settings: Settings) -> list[dict[str, object]]:
@@ -37,7 +37,7 @@ def listed(settings: Settings) -> list[dict[str, object]]:
 
 
 def test_credentials_that_are_accepted_say_where(tenancy: FakeTenancy, settings: Make) -> None:
-    said = doctor.login(Facts(settings(), Config()))
+    said = doctor.login(CheckContext(settings(), Config()))
     assert said == fine("profile DEFAULT of ~/.oci/config: accepted in eu-frankfurt-1, namespace axns")
     assert tenancy.asked("GET /n") == 1
 
@@ -53,7 +53,7 @@ def test_a_list_without_an_end_is_given_up(
 ) -> None:
     monkeypatch.setattr(clients, "MOST_PAGES", 2)
     tenancy.world.lists["/clusters"] = [{"id": ocid("cluster", str(n))} for n in range(9)]
-    with pytest.raises(Resumable, match="has no end"):
+    with pytest.raises(RetryableError, match="has no end"):
         listed(settings())
 
 
@@ -69,11 +69,11 @@ def test_what_may_pass_is_asked_again(tenancy: FakeTenancy, settings: Make, stat
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
-        ((429, "TooManyRequests"), Resumable, "asked several times; the same again later (request REQUEST/7)"),
-        ((500, "InternalServerError"), Resumable, "listing clusters: 500 InternalServerError"),
+        ((429, "TooManyRequests"), RetryableError, "asked several times; the same again later (request REQUEST/7)"),
+        ((500, "InternalServerError"), RetryableError, "listing clusters: 500 InternalServerError"),
         ((403, "NotAuthorized"), UsageError, "Allow group GROUP to read clusters in tenancy"),
         ((404, "NotAuthorizedOrNotFound"), UsageError, "not there, or this user may not see it: the policy"),
-        ((409, "IncorrectState"), Refused, "somebody changes it too"),
+        ((409, "IncorrectState"), ConfirmationRequired, "somebody changes it too"),
         ((400, "LimitExceeded"), UsageError, "use less, or ask for more"),
         ((400, "QuotaExceeded"), UsageError, "use less, or ask for more"),
         ((400, "InvalidParameter"), UsageError, "400 InvalidParameter: refused (request REQUEST/7)"),
@@ -90,7 +90,7 @@ def test_an_error_of_the_api_is_one_line_with_what_to_do(
 
 def test_a_page_of_some_proxy_is_not_taken_for_an_answer(tenancy: FakeTenancy, settings: Make) -> None:
     tenancy.fail("/clusters", 200, html=True)
-    with pytest.raises(Resumable, match="not the API's answer: '<html>"):
+    with pytest.raises(RetryableError, match="not the API's answer: '<html>"):
         listed(settings())
 
 
@@ -111,13 +111,13 @@ def test_a_gateways_answer_may_have_another_encoding_and_a_number_for_its_code(
         monkeypatch.setattr(clients, "ENDPOINT", f"http://{gateway.host}")
         with pytest.raises(UsageError, match="listing clusters: 403 7: blocked"):
             listed(settings())
-        with pytest.raises(Resumable, match=r"no whole answer .*'utf-8' codec .*check network and proxy"):
+        with pytest.raises(RetryableError, match=r"no whole answer .*'utf-8' codec .*check network and proxy"):
             namespace_of(access(settings()))
 
 
 def test_nobody_who_answers_is_something_that_may_pass(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(Resumable, match="listing clusters: no whole answer from eu-frankfurt-1"):
+    with pytest.raises(RetryableError, match="listing clusters: no whole answer from eu-frankfurt-1"):
         listed(settings())
 
 
@@ -204,7 +204,7 @@ def test_without_the_sdk_one_line_says_how_to_get_it(
     for name in [name for name in sys.modules if name.startswith("tasks.oci.") and not name.endswith("verbs")]:
         monkeypatch.delitem(sys.modules, name)
     if verb == "check":
-        ask = functools.partial(doctor.login, Facts(load(context()), Config()))
+        ask = functools.partial(doctor.login, CheckContext(load(context()), Config()))
     else:
         ask = functools.partial(getattr(commands, verb), context())
     with pytest.raises(UsageError, match=r"need Oracle's SDK \(oci.* is missing\); type: pip install '\.\[tenancy\]'"):

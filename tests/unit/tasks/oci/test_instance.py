@@ -16,11 +16,11 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 from cryptography.hazmat.primitives import serialization
 from oci.container_engine import ContainerEngineClient
 
-from tasks.errors import Resumable, UsageError
+from tasks.errors import RetryableError, UsageError
 from tasks.oci import __main__ as token
 from tasks.oci.access import instance
 from tasks.oci.access.clients import Access, access, namespace_of
-from tasks.oci.access.errors import Asked
+from tasks.oci.access.errors import ServiceCall
 from tasks.settings.load import Settings
 from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, ocid, token_refused, verified
@@ -49,7 +49,7 @@ def here(tenancy: FakeTenancy, machine: FakeInstance, monkeypatch: pytest.Monkey
 
 
 def clusters(entry: Access) -> int:
-    asked = Asked(doing="listing clusters", right="read clusters")
+    asked = ServiceCall(doing="listing clusters", right="read clusters")
     return len(entry.all(asked, entry.client(ContainerEngineClient).list_clusters, TENANCY))
 
 
@@ -130,7 +130,7 @@ def test_a_service_that_stumbles_is_asked_again(tenancy: FakeTenancy, settings: 
             UsageError,
             "401 NotAuthenticated: refused; elsewhere",
         ),
-        ("/v1/x509", {"status": 503, "code": "Busy"}, Resumable, "503 Busy: refused; asked several times"),
+        ("/v1/x509", {"status": 503, "code": "Busy"}, RetryableError, "503 Busy: refused; asked several times"),
         ("/v1/x509", {"status": 200, "html": True}, UsageError, "Unable to parse response from auth service"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_certificate_of_another_tenancy_ends_a_renewal_in_one_line(here: FakeI
     here.lifetime_sec = 30.0
     entry = access(settings(AS_INSTANCE))
     here.rotate("ocid1.tenancy.oc1..other")
-    with pytest.raises(Resumable, match=r"listing clusters: no whole answer .* Unexpected update of tenancy"):
+    with pytest.raises(RetryableError, match=r"listing clusters: no whole answer .* Unexpected update of tenancy"):
         clusters(entry)
 
 

@@ -13,8 +13,8 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 from invoke import Context
 
 from remote.cluster.kubeconfig import Target
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
-from tasks.fleet.pending_results import Uncollected
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.fleet.pending_results import PendingRun
 from tasks.oci import node_readiness, nodes
 from tasks.oci.discovery import pool_of
 from tasks.oci.node_readiness import not_ready
@@ -78,7 +78,7 @@ def test_a_pool_grows_with_its_price_said_and_its_nodes_awaited(
 def test_a_dry_run_and_a_missing_yes_change_nothing(tenancy: FakeTenancy, context: Make, capsys: Said) -> None:
     resize(context(), **typed(grow="1", dry_run=True))
     assert "dry run: nothing was changed" in capsys.readouterr().out
-    with pytest.raises(Refused, match="nothing was changed; type the same with --yes"):
+    with pytest.raises(ConfirmationRequired, match="nothing was changed; type the same with --yes"):
         resize(context(), **typed(grow="1", yes=False))
     assert tenancy.asked("^PUT") == 0
 
@@ -93,9 +93,11 @@ def test_a_pool_shrinks_by_some_or_to_none(tenancy: FakeTenancy, context: Make) 
 def test_a_pool_with_results_in_its_pods_is_not_shrunk(
     tenancy: FakeTenancy, context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = [Uncollected(folder=Path(), line="run r1: never collected; `inv collect --run=r1` brings it")]
+    lost = [PendingRun(folder=Path(), line="run r1: never collected; `inv collect --run=r1` brings it")]
     monkeypatch.setattr(node_readiness, "uncollected", lambda *_: lost)
-    with pytest.raises(Refused, match=r"results would be lost: nothing was changed; run r1: .*inv collect --run=r1"):
+    with pytest.raises(
+        ConfirmationRequired, match=r"results would be lost: nothing was changed; run r1: .*inv collect --run=r1"
+    ):
         resize(context(), **typed(shrink=True))
     assert tenancy.asked("^PUT") == 0
 
@@ -111,7 +113,7 @@ def test_a_pool_of_another_cluster_is_not_shrunk(
 
 def test_somebody_who_changes_the_pool_too_is_noticed_by_its_etag(tenancy: FakeTenancy, context: Make) -> None:
     tenancy.fail("^PUT", 412, "NoEtagMatch", "The etag does not match.")
-    with pytest.raises(Refused, match="resizing pool gpus: 412 NoEtagMatch"):
+    with pytest.raises(ConfirmationRequired, match="resizing pool gpus: 412 NoEtagMatch"):
         resize(context(), **typed(grow="1"))
 
 
@@ -124,7 +126,7 @@ def test_a_change_that_fails_says_why(tenancy: FakeTenancy, context: Make) -> No
 
 def test_a_change_that_takes_too_long_goes_on_by_itself(tenancy: FakeTenancy, context: Make) -> None:
     tenancy.world.work = [{"status": "IN_PROGRESS"}]
-    with pytest.raises(Resumable, match=r"it goes on by itself: `inv tenancy.nodes` shows it"):
+    with pytest.raises(RetryableError, match=r"it goes on by itself: `inv tenancy.nodes` shows it"):
         resize(context(text="cluster: {ready_within_sec: 1.0}"), **typed(grow="1"))
 
 
@@ -188,7 +190,9 @@ def test_a_pool_that_is_not_as_the_api_has_them_is_one_line(
     tenancy: FakeTenancy, context: Make, odd: dict[str, Any]
 ) -> None:
     tenancy.world.lists["/nodePools"][0] |= odd
-    with pytest.raises(Resumable, match=r"^listing node pools: an object is not as the API has them: .*; is a proxy"):
+    with pytest.raises(
+        RetryableError, match=r"^listing node pools: an object is not as the API has them: .*; is a proxy"
+    ):
         resize(context(), **typed())
 
 
@@ -198,7 +202,7 @@ def test_a_pool_that_turns_odd_when_asked_for_alone_is_not_changed(
 ) -> None:
     path = f"/nodePools/{ocid('nodepool', 'pool')}"
     tenancy.world.objects[path] = {**tenancy.world.objects[path], **odd}
-    with pytest.raises(Resumable, match=r"^asking for the node pool: an object is not as the API has them"):
+    with pytest.raises(RetryableError, match=r"^asking for the node pool: an object is not as the API has them"):
         resize(context(), **typed(grow="1"))
     assert tenancy.asked("^PUT") == 0
 
@@ -212,7 +216,7 @@ def test_a_node_whose_state_is_not_as_kubernetes_has_it_is_one_line(
     pool = pool_of(tenancy.world.lists["/nodePools"][0])
     odd = node(IDS[0])
     odd["status"] |= status
-    with pytest.raises(Resumable, match=r"^n1: the cluster's answer is not as Kubernetes has it"):
+    with pytest.raises(RetryableError, match=r"^n1: the cluster's answer is not as Kubernetes has it"):
         not_ready(pool, [odd])
 
 

@@ -13,7 +13,7 @@ import yaml
 from invoke import Context
 
 from reports.summary import prices as table
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci import prices
 from tasks.oci.prices import take_prices
 from tests.support.machines.fake_tenancy import FakeTenancy, price
@@ -78,7 +78,7 @@ def test_a_table_of_ones_own_keeps_its_comments_and_other_shapes(project: Path, 
 
 
 def test_nothing_is_written_without_a_yes(project: Path, context: Make) -> None:
-    with pytest.raises(Refused, match="nothing was written; type the same with --yes"):
+    with pytest.raises(ConfirmationRequired, match="nothing was written; type the same with --yes"):
         take_prices(context(), "USD", yes=False)
     assert not (project / "prices.yaml").exists()
 
@@ -129,7 +129,7 @@ def test_a_list_that_stumbles_is_asked_again_and_then_given_up(
     price_list.fail("/pls/apex", fault["status"], times=2, cut=bool(fault.get("cut")))
     take_prices(context(), "USD", yes=True)
     price_list.fail("/pls/apex", fault["status"], cut=bool(fault.get("cut")))
-    with pytest.raises(Resumable, match=r"does not answer: .*; check network and proxy"):
+    with pytest.raises(RetryableError, match=r"does not answer: .*; check network and proxy"):
         take_prices(context(), "USD", yes=True)
 
 
@@ -188,7 +188,7 @@ class Heard:
     ("url", "error", "words"),
     [
         ("http://list.example/", UsageError, r"redirects to what is no address: http://list\.example/ is over another"),
-        ("https://list.example/", Resumable, r"does not answer: no whole answer within 0 s"),
+        ("https://list.example/", RetryableError, r"does not answer: no whole answer within 0 s"),
     ],
 )
 def test_prices_come_over_tls_and_in_time(

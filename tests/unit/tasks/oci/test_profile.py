@@ -10,14 +10,14 @@ import pytest
 
 from remote.hosts.command import Secret
 from tasks.errors import UsageError
-from tasks.oci.access.profile import Profile, check_ocid, read_profile
+from tasks.oci.access.profile import OciProfile, check_ocid, read_profile
 from tasks.oci.access.signing import cluster_token, signature_of
 from tests.support.machines.fake_tenancy import TENANCY, USER, Keys, ocid, token_refused
 
 NOW = 1_800_000_000.0
 
 
-def profile(config: Path, name: str = "DEFAULT", region: str | None = None) -> Profile:
+def profile(config: Path, name: str = "DEFAULT", region: str | None = None) -> OciProfile:
     return read_profile(config, name, region=region, now=NOW)
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 from invoke import Context
 
 from tasks.adapter.push import push_adapter
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci.access import clients
 from tasks.oci.storage import bucket as storage
 from tasks.oci.storage.push import place_of, push
@@ -72,7 +72,7 @@ def test_every_file_is_in_the_bucket_and_the_sums_are_sent_last(pushing: Pushing
     sums = pushing.stored.pop("team/one/SHA256SUMS").decode()
     assert pushing.stored == {f"team/one/{name}": content for name, content in FILES.items()}
     assert sums == "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in FILES.items())
-    sent = [one for one in pushing.tenancy.requests if one.startswith(("PUT", "POST"))]
+    sent = [request for request in pushing.tenancy.requests if request.startswith(("PUT", "POST"))]
     assert "SHA256SUMS" in sent[-1]
 
 
@@ -90,7 +90,7 @@ def test_a_second_push_of_the_same_sends_nothing(pushing: Pushing) -> None:
 )
 def test_a_push_that_ended_anywhere_looks_unfinished_and_goes_on(pushing: Pushing, moment: str, left: int) -> None:
     pushing.tenancy.fail(moment, 503, "ServiceUnavailable")
-    with pytest.raises(Resumable, match="asked several times"):
+    with pytest.raises(RetryableError, match="asked several times"):
         pushing.push()
     assert "team/one/SHA256SUMS" not in pushing.stored
     pushing.tenancy.faults.clear()
@@ -111,7 +111,7 @@ def test_what_passes_is_asked_again_with_the_same_bytes(pushing: Pushing, fault:
 
 def test_what_is_not_there_as_it_was_sent_is_named_and_sent_again(pushing: Pushing) -> None:
     pushing.tenancy.world.buckets.rots = {"team/one/README.md"}
-    with pytest.raises(Refused, match=r"'team/one/README.md' is not in the bucket as it was sent"):
+    with pytest.raises(ConfirmationRequired, match=r"'team/one/README.md' is not in the bucket as it was sent"):
         pushing.push()
     pushing.tenancy.world.buckets.rots = set()
     pushing.push()
@@ -153,8 +153,8 @@ def test_a_file_that_changes_while_it_is_sent_is_refused_by_the_service(
         ("oci://adapters@other/a", None, UsageError, "other is not this tenancy's namespace, which is axns"),
         (PLACE, (401, "NotAuthenticated"), UsageError, "is not accepted in eu-frankfurt-1"),
         (PLACE, (403, "NotAllowed"), UsageError, "Allow group GROUP to manage objects in tenancy where target.bucket"),
-        (PLACE, (429, "TooManyRequests"), Resumable, "the same again later"),
-        (PLACE, (503, "ServiceUnavailable"), Resumable, "the same again later"),
+        (PLACE, (429, "TooManyRequests"), RetryableError, "the same again later"),
+        (PLACE, (503, "ServiceUnavailable"), RetryableError, "the same again later"),
     ],
 )
 def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(
@@ -169,7 +169,7 @@ def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(
 
 def test_a_page_of_some_proxy_is_not_taken_for_a_list(pushing: Pushing) -> None:
     pushing.tenancy.fail("GET .*/o[?]", 200, html=True)
-    with pytest.raises(Resumable, match="is a proxy between"):
+    with pytest.raises(RetryableError, match="is a proxy between"):
         pushing.push()
 
 
@@ -192,7 +192,7 @@ def test_objects_that_are_not_as_the_api_has_them_are_one_line(
     pushing: Pushing, monkeypatch: pytest.MonkeyPatch, asked: str, answer: object
 ) -> None:
     monkeypatch.setattr(Buckets, asked, lambda *_: (200, json.dumps(answer).encode(), {}))
-    with pytest.raises(Resumable, match="; is a proxy between"):
+    with pytest.raises(RetryableError, match="; is a proxy between"):
         pushing.push()
 
 
@@ -202,7 +202,7 @@ def test_a_part_that_is_confirmed_without_a_tag_is_one_line(pushing: Pushing, mo
         return 200, b"", {"opc-content-md5": base64.b64encode(md5).decode()}
 
     monkeypatch.setattr(Buckets, "_put_upload", untagged)
-    with pytest.raises(Resumable, match=r"^sending team/one/adapter_model.safetensors: an object is not"):
+    with pytest.raises(RetryableError, match=r"^sending team/one/adapter_model.safetensors: an object is not"):
         pushing.push()
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 import yaml
 from invoke import Context
 
-from tasks.errors import Resumable, TaskFailed, UsageError
+from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.oci.kubeconfig import write_kubeconfig
 from tasks.oci.repository import make_repository, who_may_push
 from tasks.oci.show import show_tenancy
@@ -75,8 +75,8 @@ def test_credentials_that_are_refused_are_one_line_and_one_question(tenancy: Fak
 
 
 def test_an_empty_tenancy_says_what_to_do(tenancy: FakeTenancy, context: Make, capsys: Said) -> None:
-    for one in tenancy.world.lists.values():
-        one.clear()
+    for list in tenancy.world.lists.values():
+        list.clear()
     show_tenancy(context(), write=False)
     said = capsys.readouterr().out
     assert "none; `inv tenancy.repository` makes one" in said
@@ -203,7 +203,9 @@ def test_a_cluster_that_is_not_as_the_api_has_them_is_one_line(
     tenancy: FakeTenancy, context: Make, project: Path, odd: dict[str, object]
 ) -> None:
     tenancy.world.lists["/clusters"][0] |= odd
-    with pytest.raises(Resumable, match=r"^listing clusters: an object is not as the API has them: .*; is a proxy"):
+    with pytest.raises(
+        RetryableError, match=r"^listing clusters: an object is not as the API has them: .*; is a proxy"
+    ):
         write_kubeconfig(context(), None, None, "kube")
     assert not (project / "kube").exists()
 
@@ -224,7 +226,7 @@ def test_what_is_not_as_the_api_has_it_is_a_line_and_the_rest_is_shown(
     tenancy: FakeTenancy, context: Make, capsys: Said, path: str, odd: dict[str, object], line: str
 ) -> None:
     lists = tenancy.world.lists
-    lists[next(one for one in lists if one.endswith(path))][0] |= odd
+    lists[next(list for list in lists if list.endswith(path))][0] |= odd
     with pytest.raises(TaskFailed, match="1 of the questions were not answered"):
         show_tenancy(context(), write=False)
     said = " ".join(capsys.readouterr().out.split())

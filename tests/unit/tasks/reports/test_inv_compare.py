@@ -8,7 +8,7 @@ import pytest
 from invoke.context import Context
 
 from reports.comparison.compare import ComparedRow, Comparison
-from tasks.errors import Resumable, TaskFailed, UsageError
+from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.reports.commands import compare
 from tasks.reports.compare import reasons, show
 from tests.support.faults import full_disk
@@ -57,7 +57,7 @@ def test_programs_get_one_object_and_the_exit_code(capsys):
 @pytest.mark.usefixtures("project")
 def test_a_full_disk_is_no_wrong_usage_but_passes_as_in_inv_report(monkeypatch):
     monkeypatch.setattr("tasks.reports.compare.write_atomic", full_disk)
-    with pytest.raises(Resumable, match=r"compare\.json: cannot be written: No space left on device; ") as ended:
+    with pytest.raises(RetryableError, match=r"compare\.json: cannot be written: No space left on device; ") as ended:
         compare(Context(), "a", "b")
     assert ended.value.exit_code == 3
 

@@ -12,7 +12,7 @@ from invoke import Context
 from reports.exports import write
 from reports.output import build as building
 from reports.training import page
-from tasks.errors import Resumable, UsageError
+from tasks.errors import RetryableError, UsageError
 from tasks.reports import report
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic, training_run
@@ -21,7 +21,7 @@ MakeContext = Callable[..., Context]
 
 
 def ends(context: Context, formats: Sequence[str] = ()) -> str:
-    with pytest.raises(Resumable) as ended:
+    with pytest.raises(RetryableError) as ended:
         report.write_report(context, "r", watch=False, against=None, formats=formats)
     assert ended.value.exit_code == 3
     return str(ended.value)

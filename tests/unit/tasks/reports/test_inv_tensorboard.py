@@ -11,7 +11,7 @@ import pytest
 from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger
 from remote.hosts.host import HostError
@@ -103,7 +103,7 @@ def test_a_training_that_goes_on_is_shown_step_by_step(training, monkeypatch, ca
 def test_once_it_is_collected_its_own_record_is_shown(training, capsys):
     training.measure(1)
     tensorboard(Context(), once=True)
-    Ledger(training.folder / LEDGER_FILE).ended("train", End.SUCCEEDED, None, 1)
+    Ledger(training.folder / LEDGER_FILE).ended("train", TrialStatus.SUCCEEDED, None, 1)
     training_run.RECORD.write(training.folder / "trials" / "train")
     tensorboard(Context(), once=True)
     assert count_of(training.folder / "report" / "tensorboard") == 2
@@ -138,8 +138,8 @@ def test_a_training_that_a_job_runs_is_followed_on_its_volume(training, monkeypa
 
     monkeypatch.setattr(partial_steps, "pull", pull)
     monkeypatch.setattr(partial_steps, "pods_of", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
-    seen = volume.Seen(attempts=[(1, 0.0, 1.0), (2, 2.0, 3.0)], progress=None)
-    monkeypatch.setattr(volume, "look", lambda *_: seen)
+    seen = volume.VolumeState(attempts=[(1, 0.0, 1.0), (2, 2.0, 3.0)], progress=None)
+    monkeypatch.setattr(volume, "inspect", lambda *_: seen)
     tensorboard(Context(), once=True)
     assert asked == [("worker-0", "/shared/results/r/train.2")]
     assert count_of(training.folder / "report" / "tensorboard") == 1
@@ -164,7 +164,7 @@ def test_a_benchmarks_trials_are_shown_as_they_come_home(results, monkeypatch):
             plan = run.planned[looks - 1]
             synthetic.write_result(folder, synthetic.result(plan, run_id=run.run_id))
             ledger.started(plan.trial_id, 1, "worker-1", "/jobs")
-            ledger.ended(plan.trial_id, End.SUCCEEDED, None, 1)
+            ledger.ended(plan.trial_id, TrialStatus.SUCCEEDED, None, 1)
 
     process = TensorBoard(4, come_home)
     monkeypatch.setattr(subprocess, "Popen", process)

@@ -8,7 +8,7 @@ import pytest
 from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.reports import runs as listing
 from tasks.reports.commands import runs
@@ -37,7 +37,7 @@ def planned(results, name, *ends, created="2026-03-01T10:15:00+00:00"):
 
 
 def test_what_a_folder_says_stays_on_its_line(results, capsys):
-    folder = planned(results, "r", End.SUCCEEDED, End.SUCCEEDED)
+    folder = planned(results, "r", TrialStatus.SUCCEEDED, TrialStatus.SUCCEEDED)
     (folder / "report").mkdir()
     (folder / "report" / "summary.json").write_text(json.dumps({"recommendation": "Stay\n20270101-000000-x  \x1b[31m"}))
     runs(Context())
@@ -45,9 +45,9 @@ def test_what_a_folder_says_stays_on_its_line(results, capsys):
 
 
 def test_the_newest_is_first_with_its_state_and_what_its_report_says(results, capsys):
-    planned(results, "first", End.SUCCEEDED, End.FAILED)
+    planned(results, "first", TrialStatus.SUCCEEDED, TrialStatus.FAILED)
     headline = "Train with [red]x[/red]." + " More words." * 20  # cuts nothing of the ids beside it
-    second = planned(results, "20260302-101500-quick", End.SUCCEEDED, created="2026-03-02T10:15:00+00:00")
+    second = planned(results, "20260302-101500-quick", TrialStatus.SUCCEEDED, created="2026-03-02T10:15:00+00:00")
     (second / "report").mkdir()
     (second / "report" / "summary.json").write_text(json.dumps({"recommendation": headline}))
     (results / "latest").symlink_to(second.name)
@@ -60,7 +60,7 @@ def test_the_newest_is_first_with_its_state_and_what_its_report_says(results, ca
 
 
 def test_programs_get_one_object(results, capsys):
-    planned(results, "one", End.SUCCEEDED, End.SUCCEEDED)
+    planned(results, "one", TrialStatus.SUCCEEDED, TrialStatus.SUCCEEDED)
     runs(Context(), json=True)
     document = json.loads(capsys.readouterr().out)
     (one,) = document["runs"]
@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_said_and_hangs_nothing(results):
     piped = planned(results, "piped")
     (piped / LEDGER_FILE).unlink()
     os.mkfifo(piped / LEDGER_FILE)
-    found = {one.run_id: one.state for one in listing.runs(results)}
+    found = {run.run_id: run.state for run in listing.runs(results)}
     assert found["broken"] == "damaged: run.json: not complete JSON; the file is truncated or damaged"
     assert found["piped"] == "damaged: ledger.jsonl: it is a pipe, not a file"
 

@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from bench.records.training_data import DataReport, FileFacts, Finding, Part, Shown
+from bench.records.training_data import ConversationPreview, DataFinding, DataPart, DataReport, FileFacts
 from reports.summary.cost import Amount, Price
 from tasks.settings.load import Settings
 from tasks.train import forecast, output, trial_spec
@@ -24,16 +24,16 @@ REPORT = DataReport(
     lengths=[0, 4, 2, 0],
     length_edges=[64, 128, 192, 256],
     left_out=1,
-    findings=[Finding(what="is longer than max_seq_len: dropped", count=1, places=["d.jsonl: line 3"])],
+    findings=[DataFinding(what="is longer than max_seq_len: dropped", count=1, places=["d.jsonl: line 3"])],
     shown=[
-        Shown(place="d.jsonl: line 1", tokens=9, targets=4, parts=[
-            Part(text="Q\x1b[2J\x07?\n", is_target=False), Part(text="yes</s>", is_target=True),
+        ConversationPreview(place="d.jsonl: line 1", tokens=9, targets=4, parts=[
+            DataPart(text="Q\x1b[2J\x07?\n", is_target=False), DataPart(text="yes</s>", is_target=True),
         ]),
     ],
     was_cached=False,
     seconds=1.5,
 )  # fmt: skip
-PREDICTED = forecast.Foreseen(
+PREDICTED = forecast.TrainingForecast(
     steps=3,
     workers=2,
     seconds=Amount(value=1800.0, low=1440.0, high=2160.0),

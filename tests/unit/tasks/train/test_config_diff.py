@@ -26,22 +26,22 @@ def run(settings: Callable[..., Settings]) -> RunRecord:
 
 
 def test_the_same_settings_change_nothing_and_limits_never_do(run: RunRecord, settings: Any) -> None:
-    assert config_diff.found(run, settings()) == []
+    assert config_diff.diff(run, settings()) == []
     assert (
-        config_diff.found(run, settings(max_hours=1.0, budget_usd=9.0, max_restarts=99, elastic=True, workers=1)) == []
+        config_diff.diff(run, settings(max_hours=1.0, budget_usd=9.0, max_restarts=99, elastic=True, workers=1)) == []
     )
 
 
 def test_what_nobody_asked_for_is_refused_field_by_field_with_the_command_that_asks(
     run: RunRecord, settings: Any
 ) -> None:
-    found = config_diff.found(run, settings(schedule="linear", learning_rate=0.001))
+    found = config_diff.diff(run, settings(schedule="linear", learning_rate=0.001))
     with pytest.raises(UsageError) as refused:
-        config_diff.refuse(run, found, asked=False)
+        config_diff.raise_if_changed(run, found, asked=False)
     said = str(refused.value)
     assert "train.learning_rate: 0.0002 as planned, 0.001 now; train.schedule: cosine as planned, linear now" in said
     assert f"`inv train --resume={run.run_id} --changed`" in said
-    config_diff.refuse(run, found, asked=True)
+    config_diff.raise_if_changed(run, found, asked=True)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_what_no_checkpoint_survives_stays_refused_with_its_reason(
     run: RunRecord, settings: Any, train: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(why)):
-        config_diff.refuse(run, config_diff.found(run, settings(**train)), asked=True)
+        config_diff.raise_if_changed(run, config_diff.diff(run, settings(**train)), asked=True)
 
 
 def test_what_is_asked_for_is_taken_over_and_nothing_else(run: RunRecord, settings: Any) -> None:
     before = run.planned[0].trial
     now = settings(learning_rate=0.001, schedule="linear", data=["other.jsonl"], max_seq_len=256)
-    made = config_diff.taken_over(before, now, config_diff.found(run, now), ["model"])
+    made = config_diff.apply_changes(before, now, config_diff.diff(run, now), ["model"])
     assert made.training is not None
     assert (made.learning_rate, made.max_seq_len, made.data) == (0.001, 256, "other.jsonl")
     assert (made.training.schedule, made.training.data.files) == ("linear", ["other.jsonl"])

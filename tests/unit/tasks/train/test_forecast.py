@@ -24,11 +24,11 @@ def trial(settings: Callable[..., Settings]) -> Trial:
     return trial_spec.trial_of(settings(max_steps=STEPS, rows_per_step=ROWS), None, workers=1, max_hours=None)
 
 
-def seen() -> forecast_module.Seen:
+def seen() -> forecast_module.ProbeResult:
     forecast = Forecast(
         model_sha256="0" * 64, gpu=None, gpus=0, gpu_memory_bytes=None, peak_bytes=None, adapter_weights=9, row_sec=None
     )
-    return forecast_module.Seen(forecast=forecast, data=dataclasses.replace(REPORT, rows=1000))
+    return forecast_module.ProbeResult(forecast=forecast, data=dataclasses.replace(REPORT, rows=1000))
 
 
 def measured(settings: Settings, trial: Trial, **changed: Any) -> None:
@@ -43,7 +43,7 @@ def measured(settings: Settings, trial: Trial, **changed: Any) -> None:
 
 def test_hours_are_the_sum_of_all_steps_so_slow_ones_count(settings: Callable[..., Settings], trial: Trial) -> None:
     measured(settings(), trial, measurements=[])
-    predicted = forecast_module.foresee(settings(), trial, seen())
+    predicted = forecast_module.predict(settings(), trial, seen())
     assert predicted.seconds is not None
     assert math.isclose(predicted.seconds.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20)
     assert predicted.basis.startswith("from 20 steps measured on CPU (run 1-trials)")
@@ -51,7 +51,7 @@ def test_hours_are_the_sum_of_all_steps_so_slow_ones_count(settings: Callable[..
 
 def test_rows_of_one_step_share_its_optimizer_step(settings: Callable[..., Settings], trial: Trial) -> None:
     measured(settings(), trial, measurements=[synthetic.measurement("step_optimizer_sec", 0.02)])
-    predicted = forecast_module.foresee(settings(), trial, seen())
+    predicted = forecast_module.predict(settings(), trial, seen())
     assert predicted.step_sec is not None
     assert math.isclose(predicted.step_sec, ROWS * 0.12 - (ROWS - 1) * 0.02)
 
@@ -60,14 +60,14 @@ def test_the_trial_and_what_is_foreseen_name_the_limit_that_is_reached_first(set
     priced = settings(max_steps=STEPS, rows_per_step=ROWS, budget_usd=3.0, max_hours=5.0)
     cost = {"price_usd_per_gpu_hour": 2.0, "price_source": "a quote"}
     priced = priced.model_copy(update={"cost": priced.cost.model_copy(update=cost)})
-    trial = forecast_module.limited(priced, trial_spec.trial_of(priced, None, workers=1, max_hours=5.0), "")
+    trial = forecast_module.cap_steps(priced, trial_spec.trial_of(priced, None, workers=1, max_hours=5.0), "")
     assert trial.training is not None
     assert (trial.training.max_hours, trial.training.limited_by) == (1.5, "train.budget_usd")
-    assert forecast_module.foresee(priced, trial, seen()).stops_by == "train.budget_usd"
+    assert forecast_module.predict(priced, trial, seen()).stops_by == "train.budget_usd"
 
 
 def test_the_newest_run_counts_once(settings: Callable[..., Settings], trial: Trial) -> None:
     measured(settings(), trial)
     (settings().results_folder / "latest").symlink_to("1-trials")
-    predicted = forecast_module.foresee(settings(), trial, seen())
+    predicted = forecast_module.predict(settings(), trial, seen())
     assert predicted.basis.startswith("from 20 steps ")

@@ -75,11 +75,11 @@ def test_settings_that_cannot_be_are_refused_by_name(
 
 
 def test_the_smaller_of_hours_and_budget_is_the_limit() -> None:
-    limits = trial_spec.Limits(max_hours=5.0, budget_usd=12.0)
+    limits = trial_spec.TrainLimits(max_hours=5.0, budget_usd=12.0)
     assert limits.hours(2.0, 4) == (1.5, "train.budget_usd")
     assert limits.hours(0.1, 4) == (5.0, "train.max_hours")
-    assert trial_spec.Limits(budget_usd=12.0).hours(0.1, 4) == (30.0, "train.budget_usd")
-    assert trial_spec.Limits().hours(None, 4) == (None, "train.max_hours")
+    assert trial_spec.TrainLimits(budget_usd=12.0).hours(0.1, 4) == (30.0, "train.budget_usd")
+    assert trial_spec.TrainLimits().hours(None, 4) == (None, "train.max_hours")
     with pytest.raises(UsageError, match=r"train\.budget_usd: no price is known"):
         limits.hours(None, 4)
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from bench.records import ALL_LINEAR, Trial
-from bench.records.result import End, Steps, TrialResult
+from bench.records.result import Steps, TrialResult, TrialStatus
 from bench.records.run import PlannedTrial
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.tuning import output, pareto, search, search_state, space, surrogate
-from tasks.tuning.space import Candidate, MemoryLimit, Observation
+from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 from tests.support.reports import synthetic
 
 GIB = 2**30
@@ -116,18 +116,18 @@ def test_a_prediction_close_to_the_limit_does_not_count_as_fitting():
 
 
 def test_a_measured_peak_corrects_its_recipe_and_no_other():
-    limit = MemoryLimit(40 * GIB, [Observation(candidate=EIGHT, peak_bytes=round(PEAK * 1.2))])
+    limit = MemoryLimit(40 * GIB, [TrialObservation(candidate=EIGHT, peak_bytes=round(PEAK * 1.2))])
     assert limit.corrected(fast(4)) == pytest.approx((fast(4).peak_bytes or 0) * 1.2, rel=1e-6)
     assert set(limit.factors) == {"fast"}
 
 
 def test_running_out_of_memory_raises_the_prediction_until_it_says_so():
-    limit = MemoryLimit(20 * GIB, [Observation(candidate=EIGHT, peak_bytes=None)])
+    limit = MemoryLimit(20 * GIB, [TrialObservation(candidate=EIGHT, peak_bytes=None)])
     assert [limit.fits(one) for one in (EIGHT, fast(16), fast(1, "all"))] == [False, False, True]
 
 
 def test_as_many_layers_are_held_as_the_corrected_prediction_has_room_for():
-    limit = MemoryLimit(21 * GIB, [Observation(candidate=EIGHT, peak_bytes=round(PEAK * 1.2))])
+    limit = MemoryLimit(21 * GIB, [TrialObservation(candidate=EIGHT, peak_bytes=round(PEAK * 1.2))])
     held = space.holding(EIGHT, limit, 32)
     more = dataclasses.replace(held, peak_bytes=(held.peak_bytes or 0) + EIGHT.layer_bytes)
     assert limit.fits(held)
@@ -147,7 +147,7 @@ def test_nothing_is_held_without_room_a_limit_or_a_recipe_that_can():
 # What is believed ----------------------------------------------------------------------------------------------------
 
 
-def rate_of(expected: surrogate.Expected, one: Candidate) -> float:
+def rate_of(expected: surrogate.Prediction, one: Candidate) -> float:
     return math.exp(expected.mean[list(BY_KEY).index(one.key)])
 
 
@@ -259,7 +259,7 @@ def test_a_recipe_that_breaks_is_left_alone(tmp_path):
         for one in wave:
             finder.tell(one, None if one.choice["recipe"] == "fast" else true_rate(one))
     assert len([key for key in finder.results if BY_KEY[key].choice["recipe"] == "fast"]) <= 4
-    assert {one.choice["recipe"] for one in finder.finalists(LIMIT, 3)} <= {"stock", "reference"}
+    assert {finalist.choice["recipe"] for finalist in finder.finalists(LIMIT, 3)} <= {"stock", "reference"}
 
 
 def test_one_that_was_too_large_says_nothing_about_speed(tmp_path):
@@ -300,7 +300,7 @@ def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_f
 # The answer ----------------------------------------------------------------------------------------------------------
 
 
-def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEEDED) -> TrialResult:
+def result(trial: Trial, rate: float, peak: int | None, status: TrialStatus = TrialStatus.SUCCEEDED) -> TrialResult:
     steps = Steps(
         step_time_sec=[1.0, 1.0], samples=[1, 1], tokens=[2000, 2000], useful_tokens=[rate, rate], loss=[2.0, 1.0]
     )
@@ -308,7 +308,7 @@ def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEE
     return dataclasses.replace(made, steps=steps, metrics=synthetic.metrics_of(steps, peak_vram_bytes=peak))
 
 
-def figures(index: int, rate: float, gib: float) -> pareto.Measured:
+def figures(index: int, rate: float, gib: float) -> pareto.MeasuredCandidate:
     trial = predicted()[index].trial
     return pareto.measured(trial, [result(trial, rate, round(gib * GIB))], None, 2.0)
 
@@ -350,7 +350,7 @@ def test_small_amounts_keep_their_digits(tmp_path, capsys):
 
 def test_what_failed_has_no_figures():
     trial = predicted()[0].trial
-    assert pareto.measured(trial, [result(trial, 1.0, None, End.FAILED)], None, None) is None
+    assert pareto.measured(trial, [result(trial, 1.0, None, TrialStatus.FAILED)], None, None) is None
 
 
 def test_the_answer_is_plain_json_and_its_best_a_trial_that_can_be_run():

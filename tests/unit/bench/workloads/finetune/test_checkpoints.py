@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bench.data import model_folder
-from bench.data.inputs import InputError, Refused
+from bench.data.inputs import InputError, InputRejected
 from bench.records import schema
 from bench.workloads.finetune.checkpoints import checkpoint, checkpoint_manager, resume
-from bench.workloads.finetune.checkpoints.checkpoint import Broken, History, Manifest, State
+from bench.workloads.finetune.checkpoints.checkpoint import BrokenCheckpoint, History, Manifest, State
 from bench.workloads.finetune.checkpoints.resume import Identity, Journal, restarted
 from tests.support import tiny_training
 from tests.support.faults import full_disk
@@ -37,7 +37,7 @@ def write(folder: Path, step: int, identity: Identity = NOW) -> Path:
     return checkpoint.folder_of(folder, step)
 
 
-def find(folder: Path, identity: Identity = NOW) -> tuple[resume.Found | None, list[str]]:
+def find(folder: Path, identity: Identity = NOW) -> tuple[resume.ResumePoint | None, list[str]]:
     said: list[str] = []
     return resume.find(folder, identity, said.append), said
 
@@ -72,7 +72,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(tmp_path, damage, na
     assert found.state.step == 3
     assert f"step-00000004/{name}" in said
     damage(tmp_path / "step-00000003" / name)
-    with pytest.raises(Refused, match=r"none of its 2 checkpoints is whole .*remove the folder to begin anew"):
+    with pytest.raises(InputRejected, match=r"none of its 2 checkpoints is whole .*remove the folder to begin anew"):
         find(tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_no
         write(tmp_path, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
     broken.rename(tmp_path / "step-00000009")
-    with pytest.raises(Broken, match="its manifest is of step 3"):
+    with pytest.raises(BrokenCheckpoint, match="its manifest is of step 3"):
         checkpoint.verified(tmp_path / "step-00000009")
 
 

@@ -97,4 +97,4 @@ def test_a_prompt_that_the_template_never_ends_or_refuses_is_named(monkeypatch, 
     for template, words in ((endless, "1: the model's chat template has not ended"), (refused, "1: .* refuses it: no")):
         tokenizer.chat_template = template
         with pytest.raises(InputError, match=f"^train.prompts: text {words}"):
-            evaluate.answers(None, None, model, tokenizer, ["b"], 4)
+            evaluate.generate_answers(None, None, model, tokenizer, ["b"], 4)

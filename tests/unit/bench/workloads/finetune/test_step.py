@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bench.workloads.finetune.steps.gradients import Gradients
-from bench.workloads.finetune.steps.group import Group
+from bench.workloads.finetune.steps.group import RankGroup
 from bench.workloads.finetune.steps.step import GlobalStep, RowOfStep, seed_of
-from bench.workloads.finetune.training_set import Rows, targets_of
+from bench.workloads.finetune.training_set import RowRange, targets_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 LONGEST = 48  # of these examples
@@ -21,7 +21,7 @@ SIZES = {"1 x 8": [8], "2 x 4": [4, 4], "8 x 1": [1] * 8, "unequal": [5, 1, 2]}
 DIVISIONS = [(name, ranks) for name, sizes in SIZES.items() for ranks in (1, 2, 4) if ranks <= len(sizes)]
 
 
-class OneOf(Group):
+class OneOf(RankGroup):
     """A rank of several whose sums are not added up: the test does that."""
 
     def begin_sum(self, _tensor: Any) -> Any:
@@ -53,7 +53,7 @@ def built(lab: Any) -> tuple[Any, Any]:
     for name, each in sorted(trainer.weights.adapter.items()):
         if "lora_B" in name:
             each.copy_(0.1 * torch.randn(each.shape, generator=generator))
-    return trainer, lambda tokens: Rows(dataclasses.replace(lab.material, row_tokens=tokens), lab.tokenizer)
+    return trainer, lambda tokens: RowRange(dataclasses.replace(lab.material, row_tokens=tokens), lab.tokenizer)
 
 
 def gradient(trainer: Any, make: Any, parts: list[list[Any]], *, rank: int = 0, ranks: int = 1) -> Any:

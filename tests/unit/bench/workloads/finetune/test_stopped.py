@@ -12,13 +12,13 @@ from bench.data.inputs import InputError
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import Stopped, Stops
 from bench.records.paths import PROGRESS_FILE
-from bench.records.result import End
+from bench.records.result import TrialStatus
 from bench.workloads.distributed import distributed
-from bench.workloads.distributed.multi_node import Machines
-from bench.workloads.distributed.torchrun import RankKilled, RankStopped, Seen, Torchrun
+from bench.workloads.distributed.multi_node import NodeList
+from bench.workloads.distributed.torchrun import RankKilled, RankSample, RankStopped, Torchrun
 from bench.workloads.finetune import finetune, training_set
-from bench.workloads.finetune.rank import Rank
-from bench.workloads.finetune.steps.group import Group
+from bench.workloads.finetune.rank import FinetuneRank
+from bench.workloads.finetune.steps.group import RankGroup
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -39,10 +39,10 @@ def test_a_machine_says_whether_its_rank_could_end_its_step(tmp_path, monkeypatc
 
     def check() -> None:
         if next(asked):
-            raise Stopped(End.PREEMPTED, "stopped by SIGTERM")
+            raise Stopped(TrialStatus.PREEMPTED, "stopped by SIGTERM")
 
     request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
-    machines = Machines(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
+    machines = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
     trial = tiny_training.plan(tmp_path, tmp_path, world_size=2)
     with pytest.raises(Stopped):
         finetune.follow(request, trial, machines, SimpleNamespace(check=check))
@@ -69,7 +69,7 @@ def test_a_training_at_its_limit_names_the_setting_that_it_comes_from(tmp_path, 
 def test_ranks_whose_torchrun_is_killed_were_killed_and_have_not_failed(tmp_path):
     ranks = Torchrun.__new__(Torchrun)
     ranks.folder, ranks._process, ranks._here = tmp_path, SimpleNamespace(poll=lambda: -signal.SIGKILL), range(2)
-    ranks._seen = [Seen(sign={"phase": "train", "step": 7}, heard=0.0, moved=0.0) for _ in range(2)]
+    ranks._seen = [RankSample(sign={"phase": "train", "step": 7}, heard=0.0, moved=0.0) for _ in range(2)]
     assert isinstance(ranks.failure(), RankKilled)
     assert str(ranks.failure()) == "rank 0 was killed by SIGKILL in train step 7"
     assert ranks.failures() == {"ranks": [(0, -signal.SIGKILL), (1, -signal.SIGKILL)]}
@@ -85,13 +85,13 @@ def test_the_first_machine_calls_that_preempted(tmp_path):
     story = SimpleNamespace(stop="", take=lambda _: None, record=record)
     with pytest.raises(Stopped) as stopped:
         finetune._until_ended(story, ranks, None, Stops(), None)
-    assert (stopped.value.end, stopped.value.reason) == (End.PREEMPTED, words)
+    assert (stopped.value.end, stopped.value.reason) == (TrialStatus.PREEMPTED, words)
 
 
 def test_a_disk_that_is_full_at_the_end_can_be_put_right_and_the_training_has_not_failed(tmp_path):
-    rank = Rank.__new__(Rank)
+    rank = FinetuneRank.__new__(FinetuneRank)
     rank.rank, rank.job, rank.trial = 0, SimpleNamespace(out=tmp_path), SimpleNamespace(model="model")
-    rank.group, rank.loop = Group(None), SimpleNamespace(write_adapter=full_disk)
+    rank.group, rank.loop = RankGroup(None), SimpleNamespace(write_adapter=full_disk)
     rank.lines, rank.signs = lambda **_: None, SimpleNamespace(move=lambda _: None)
     trainer = SimpleNamespace(
         communication_percent=lambda: None, told=list, adapter=lambda: (7, {}), answered=lambda _: [],

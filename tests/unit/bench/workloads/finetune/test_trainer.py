@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from bench.data.inputs import InputError
-from bench.harness.termination import NotFinite
+from bench.harness.termination import NonFiniteLoss
 from bench.workloads.finetune import finetune, training_set
 from bench.workloads.finetune.checkpoints import checkpoint, resume
-from bench.workloads.finetune.trainer import NothingLearned
+from bench.workloads.finetune.trainer import NoTrainableTokens
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 from tests.support.tiny_training import Lab
@@ -33,7 +33,7 @@ def poisoned(monkeypatch: Any, trainer: Any, name: str, step: int, value: float)
 def test_a_loss_that_is_no_number_stops_it_by_step_and_rows_and_the_last_checkpoint_stays(lab, tmp_path, monkeypatch):
     trainer = lab(training={"evaluate_every": 0}).trainer(tmp_path)
     poisoned(monkeypatch, trainer, "loss", 3, float("nan"))
-    with pytest.raises(NotFinite, match=r"the loss is nan at step 3 \(all its rows: .*chats\.jsonl: line \d+, ."):
+    with pytest.raises(NonFiniteLoss, match=r"the loss is nan at step 3 \(all its rows: .*chats\.jsonl: line \d+, ."):
         trainer.run()
     trainer.keeper.finish()
     assert max(path.name for path in tmp_path.glob("step-*")) <= "step-00000002"
@@ -45,7 +45,7 @@ def test_a_loss_that_is_no_number_stops_it_by_step_and_rows_and_the_last_checkpo
 def test_a_loss_of_0_or_a_gradient_of_nothing_three_steps_long_stops_it(lab, tmp_path, monkeypatch, name, words):
     trainer = lab(training={"evaluate_every": 0}).trainer(tmp_path)
     poisoned(monkeypatch, trainer, name, 2, 0.0)
-    with pytest.raises(NothingLearned, match=words):
+    with pytest.raises(NoTrainableTokens, match=words):
         trainer.run()
     trainer.keeper.finish()
 
@@ -84,7 +84,7 @@ def test_a_stop_right_after_a_step_that_is_measured_costs_no_measurement(lab, tm
     again = parts.trainer(tmp_path)
     again.begin(resume.find(tmp_path, parts.identity, lambda _: None))
     assert again.run() == "finished"
-    assert [one.step for one in again.state.evaluations] == [0, 1, 2, 3]
+    assert [evaluation.step for evaluation in again.state.evaluations] == [0, 1, 2, 3]
 
 
 def test_without_a_better_held_out_loss_it_stops_early_and_the_best_adapter_comes_home(lab, tmp_path, monkeypatch):
