@@ -51,6 +51,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.vocabulary
 
 # Everything, `check` too (tests/test_sources.py); with SUBJECT=cluster every tests/**/cluster.
 ifdef SUBJECT

@@ -1,73 +1,82 @@
-"""`python -m tests.architecture`: the house in numbers, each beside its bound. tests/unit/test_architecture.py holds the bounds.
+"""Structure of the code in numbers, with bounds: `python -m tests.architecture`. Tests hold the bounds.
 
 An import counts wherever it stands, at the top of a module or inside a function. Imports under `if TYPE_CHECKING` bind
-nothing at run time and do not count. A circle is a set of modules that import each other. A room is what lies directly
-in a package: a folder with all below it, or a module. The floors of a package are the rooms of its longest chain of
-imports, a circle counting as one; the same over modules is printed beside it.
+nothing at run time and do not count. An import cycle is a set of modules that import each other. A subpackage is what
+lies directly in a package: a folder with all below it, or a module. The layers of a package are the subpackages of its
+longest chain of imports, a cycle counting as one; the same over modules is printed too. Violations of the vocabulary
+(tests/vocabulary.py) are counted in the files of now and, if the clone has it, in those of an earlier commit.
 """
 
 import ast
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests import vocabulary
 from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
+BEFORE = "f966d2eb"  # the last commit before the vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number:
-    """One line of the table. `most` is the bound; None where there is none."""
+class Metric:
+    """One line of the table. `maximum` is its bound, or None."""
 
     name: str
     value: int
-    most: int | None = None
+    maximum: int | None = None
 
     @property
-    def holds(self) -> bool:
-        return self.most is None or self.value <= self.most
+    def is_within_bound(self) -> bool:
+        return self.maximum is None or self.value <= self.maximum
 
 
-def numbers() -> list[Number]:
-    """The whole table, from the files that git tracks."""
+def metrics() -> list[Metric]:
+    """Compute the table from the files that git tracks."""
     trees = {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in sources()}
     graph = imports(trees)
     lengths = sorted(lines_of(path) for path in trees)
     functions = sorted(length for tree in trees.values() for length in function_lines(tree))
     return [
-        Number(name="import circles", value=len(circles_of(graph)), most=0),
+        Metric(name="import cycles", value=len(cycles_of(graph)), maximum=0),
         *(
-            Number(name=f"circles of rooms in {package}", value=len(circles_of(rooms(graph, package))), most=0)
+            Metric(
+                name=f"cycles of subpackages in {package}", value=len(cycles_of(subpackages(graph, package))), maximum=0
+            )
             for package in PACKAGES
         ),
         *(
-            Number(name=f"floors of rooms in {package}", value=floors(rooms(graph, package)), most=7)
+            Metric(name=f"layers of subpackages in {package}", value=layers(subpackages(graph, package)), maximum=7)
             for package in PACKAGES
         ),
-        *(Number(name=f"floors of modules in {package}", value=floors(within(graph, package))) for package in PACKAGES),
-        Number(name="files in one folder", value=max(crowd(trees).values()), most=12),
-        Number(name="imports inside functions", value=sum(map(nested_imports, trees.values())), most=30),
         *(
-            Number(name=f"lines a file, {word}", value=value, most=most)
+            Metric(name=f"layers of modules in {package}", value=layers(inside_package(graph, package)))
+            for package in PACKAGES
+        ),
+        Metric(name="files in one folder", value=max(files_per_folder(trees).values()), maximum=12),
+        Metric(name="imports inside functions", value=sum(map(nested_imports, trees.values())), maximum=30),
+        *(
+            Metric(name=f"lines a file, {word}", value=value, maximum=most)
             for word, value, most in zip(("median", "p90", "max"), spread(lengths), (None, 250, None), strict=True)
         ),
         *(
-            Number(name=f"lines a function, {word}", value=value)
+            Metric(name=f"lines a function, {word}", value=value)
             for word, value in zip(("median", "p90", "max"), spread(functions), strict=True)
         ),
-        Number(name="source files", value=len(trees)),
-        Number(name="source lines", value=sum(lengths)),
-        Number(name="test lines", value=sum(map(lines_of, tracked("tests/*.py")))),
+        Metric(name="source files", value=len(trees)),
+        Metric(name="source lines", value=sum(lengths)),
+        Metric(name="test lines", value=sum(map(lines_of, tracked("tests/*.py")))),
     ]
 
 
 @cache
 def tracked(pattern: str) -> tuple[Path, ...]:
-    """Files that git tracks or would track, relative to the project's folder."""
+    """List files that git tracks or would track, relative to the project's folder."""
     argv = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", pattern)
     listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return tuple(Path(line) for line in listed if (ROOT / line).is_file())
@@ -81,32 +90,32 @@ def lines_of(path: Path) -> int:
     return len((ROOT / path).read_text(encoding="utf-8").splitlines())
 
 
-def crowd(paths: Iterable[Path]) -> Counter[Path]:
-    """Files in each folder, `__init__.py` aside."""
+def files_per_folder(paths: Iterable[Path]) -> Counter[Path]:
+    """Count the files in each folder, without `__init__.py`."""
     return Counter(path.parent for path in paths if path.name != "__init__.py")
 
 
-def name_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports(trees: Mapping[Path, ast.Module]) -> dict[str, set[str]]:
-    """Each module, and the modules of ours that it imports. `from package import name` is the module of that name, if
-    there is one; else the package."""
-    modules = {name_of(path) for path in trees} - {"tasks.py"}
+    """Map each module to the modules of this project that it imports. `from package import name` is the module of that
+    name if it exists, else the package."""
+    modules = {module_name(path) for path in trees} - {"tasks.py"}
     graph: dict[str, set[str]] = {name: set() for name in modules}
     for path, tree in trees.items():
         if path == Path("tasks.py"):  # the shim that loads the package of the same name
             continue
         for node in statements(tree, run_time=True):
-            for candidate in named(node):
+            for candidate in imported_names(node):
                 target = candidate if candidate in modules else candidate.rpartition(".")[0]
-                if target in modules and target != name_of(path):
-                    graph[name_of(path)].add(target)
+                if target in modules and target != module_name(path):
+                    graph[module_name(path)].add(target)
     return graph
 
 
-def named(node: ast.AST) -> Iterator[str]:
+def imported_names(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module:
@@ -114,7 +123,7 @@ def named(node: ast.AST) -> Iterator[str]:
 
 
 def statements(tree: ast.AST, *, run_time: bool = False) -> Iterator[ast.AST]:
-    """All statements, a tenth of all nodes; at `run_time` but those under `if TYPE_CHECKING`."""
+    """Yield all statements; at `run_time` without those under `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             continue
@@ -130,22 +139,22 @@ def statements(tree: ast.AST, *, run_time: bool = False) -> Iterator[ast.AST]:
 
 
 def nested_imports(tree: ast.Module) -> int:
-    """Import statements inside functions. The first one of a command does not count: it keeps `inv --list` and
-    `python -m bench` fast. A command is a `@task`, or what argparse is given as `act=`."""
-    commands = set(named_as_commands(tree))
+    """Count import statements inside functions. The first one of a command does not count: it keeps `inv --list` and
+    `python -m bench` fast. A command is a `@task`, or the `act=` of an argparse parser."""
+    commands = set(command_names(tree))
     functions = [node for node in statements(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    within = [
+    inside = [
         {node for node in statements(function) if isinstance(node, ast.Import | ast.ImportFrom)}
         for function in functions
     ]
-    lazy = [found for function, found in zip(functions, within, strict=True) if function.name in commands and found]
-    return len(set().union(*within)) - len(lazy)
+    lazy = [nodes for function, nodes in zip(functions, inside, strict=True) if function.name in commands and nodes]
+    return len(set().union(*inside)) - len(lazy)
 
 
-def named_as_commands(tree: ast.Module) -> Iterator[str]:
+def command_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and any(
-            ast.unparse(one).startswith("task") for one in node.decorator_list
+            ast.unparse(decorator).startswith("task") for decorator in node.decorator_list
         ):
             yield node.name
         elif isinstance(node, ast.keyword) and node.arg == "act" and isinstance(node.value, ast.Name):
@@ -159,34 +168,34 @@ def function_lines(tree: ast.Module) -> Iterator[int]:
 
 
 def spread(values: list[int]) -> tuple[int, int, int]:
-    """Median, 90th percentile and maximum of sorted values."""
+    """Return median, 90th percentile and maximum of sorted values."""
     return values[len(values) // 2], values[len(values) * 9 // 10], values[-1]
 
 
-def within(graph: Mapping[str, set[str]], package: str) -> dict[str, set[str]]:
+def inside_package(graph: Mapping[str, set[str]], package: str) -> dict[str, set[str]]:
     inside = {name for name in graph if name.partition(".")[0] == package}
     return {name: graph[name] & inside for name in inside}
 
 
-def rooms(graph: Mapping[str, set[str]], package: str) -> dict[str, set[str]]:
-    """The imports between the rooms of a package."""
+def subpackages(graph: Mapping[str, set[str]], package: str) -> dict[str, set[str]]:
+    """Map each subpackage of a package to those that it imports."""
 
-    def room(module: str) -> str:
+    def subpackage(module: str) -> str:
         return ".".join(module.split(".")[:2])
 
-    inside = {name: targets for name, targets in within(graph, package).items() if name != package}
-    between: dict[str, set[str]] = {room(name): set() for name in inside}
+    inside = {name: targets for name, targets in inside_package(graph, package).items() if name != package}
+    between: dict[str, set[str]] = {subpackage(name): set() for name in inside}
     for name, targets in inside.items():
-        between[room(name)] |= {room(target) for target in targets - {package}} - {room(name)}
+        between[subpackage(name)] |= {subpackage(target) for target in targets - {package}} - {subpackage(name)}
     return between
 
 
-def circles_of(graph: Mapping[str, set[str]]) -> list[set[str]]:
+def cycles_of(graph: Mapping[str, set[str]]) -> list[set[str]]:
     return [component for component in strongly_connected(graph) if len(component) > 1]
 
 
 def strongly_connected(graph: Mapping[str, set[str]]) -> list[set[str]]:
-    """The graph's strongly connected components, each after those it reaches (Tarjan 1972)."""
+    """Return the strongly connected components, each after those that it reaches (Tarjan 1972)."""
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
@@ -212,8 +221,8 @@ def strongly_connected(graph: Mapping[str, set[str]]) -> list[set[str]]:
     return components
 
 
-def floors(graph: Mapping[str, set[str]]) -> int:
-    """How many stand in the longest chain of imports."""
+def layers(graph: Mapping[str, set[str]]) -> int:
+    """Count the components of the longest chain of imports."""
     height: dict[str, int] = {}
     for component in strongly_connected(graph):
         below = {target for node in component for target in graph[node]} - component
@@ -221,14 +230,23 @@ def floors(graph: Mapping[str, set[str]]) -> int:
     return max(height.values())
 
 
+def vocabulary_rows(before: str) -> list[str]:
+    """Format the violations of each rule: in the files of `before`, if the clone has that commit, and of now."""
+    earlier, now = vocabulary.count_at(before), Counter(violation.rule for violation in vocabulary.check_tree())
+    head = f"{'vocabulary violations':<32}{before if earlier is not None else '':>8}{'now':>8}"
+    cells = {rule: "" if earlier is None else f"{earlier[rule]:,}" for rule in vocabulary.RULES}
+    return [head, *(f"{rule:<32}{cells[rule]:>8}{now[rule]:>8,}" for rule in vocabulary.RULES)]
+
+
 def main() -> None:
     trees = {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in sources()}
-    for number in numbers():
-        bound = "" if number.most is None else f"  at most {number.most}{'' if number.holds else '  EXCEEDED'}"
-        print(f"{number.name:<32}{number.value:>8,}{bound}")
+    for metric in metrics():
+        bound = "" if metric.maximum is None else f"  at most {metric.maximum:,}"
+        print(f"{metric.name:<32}{metric.value:>8,}{bound}{'' if metric.is_within_bound else '  EXCEEDED'}")
     graph = imports(trees)
-    for circle in (*circles_of(graph), *(circle for name in PACKAGES for circle in circles_of(rooms(graph, name)))):
-        print("circle:", ", ".join(sorted(circle)))
+    for cycle in (*cycles_of(graph), *(cycle for name in PACKAGES for cycle in cycles_of(subpackages(graph, name)))):
+        print("import cycle:", ", ".join(sorted(cycle)))
+    print("\n".join(vocabulary_rows(sys.argv[1] if len(sys.argv) > 1 else BEFORE)))
 
 
 if __name__ == "__main__":

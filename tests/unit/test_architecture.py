@@ -1,4 +1,4 @@
-"""The house stays one in which rooms are found by name. `python -m tests.architecture` prints the same numbers."""
+"""Bounds on the structure of the code. `python -m tests.architecture` prints the same numbers."""
 
 import ast
 from pathlib import Path
@@ -8,13 +8,13 @@ from tests import architecture
 TRACKED = (
     architecture.tracked("tests/*.py"),
     architecture.sources(),
-)  # git lists them now; in a test no process may start
+)  # listed at import: a unit test starts no process
 
 
-def test_circles_and_floors_of_a_graph_are_found() -> None:
+def test_cycles_and_layers_of_a_graph() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
-    assert architecture.circles_of(graph) == [{"b", "c"}]
-    assert architecture.floors(graph) == 3
+    assert architecture.cycles_of(graph) == [{"b", "c"}]
+    assert architecture.layers(graph) == 3
 
 
 def test_imports_are_counted_where_they_bind_at_run_time() -> None:
@@ -34,8 +34,10 @@ def test_the_one_import_of_a_command_does_not_count() -> None:
     assert architecture.nested_imports(ast.parse(source)) == 1 + 1 + 2
 
 
-def test_the_house_keeps_its_bounds() -> None:
+def test_the_structure_keeps_its_bounds() -> None:
     broken = [
-        f"{number.name}: {number.value}, at most {number.most}" for number in architecture.numbers() if not number.holds
+        f"{metric.name}: {metric.value}, at most {metric.maximum}"
+        for metric in architecture.metrics()
+        if not metric.is_within_bound
     ]
     assert not broken, "see `python -m tests.architecture`"
