@@ -69,6 +69,8 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
     place = f"{where}: " if where else ""
     if not isinstance(document, Mapping):
         raise SchemaError(f"{place}expected an object, found {kind(document)}")
+    upgrade = getattr(cls, "upgrade_json", None)  # a record with renamed fields has this class method
+    document = document if upgrade is None else upgrade(document, where)
     fields = _fields(cast(Any, cls))
     if not document.keys() <= fields.keys():
         unknown = min(set(document) - fields.keys())

@@ -1,4 +1,4 @@
-"""One configuration to measure, as a value: planned by the operator, sent as `trial.json`, returned in the result.
+"""A trial: one configuration to measure, planned by the operator, sent as `trial.json`, returned in the result.
 
 Ranges are checked at construction, so an impossible trial cannot be planned.
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,13 +25,16 @@ OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
 LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
-PRODUCTS = ("bf16", "eight_backward", "eight")
+MATMULS = ("bf16", "int8_backward", "int8")
 PROFILES = ("gpu", "tiny")
 KINDS = ("training", "hardware", "loading", "inference", "distributed", "finetune")
 RANKED = ("distributed", "finetune")  # kinds that run as ranks
-MOST_BYTES = 16 << 20  # in a file of trials; one takes a thousand
+MAX_BYTES = 16 << 20  # size limit of a file of trials; one trial takes about 1000 bytes
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
+# Older trial files and records have `products` instead of `matmul`, with these values.
+OLD_MATMUL_FIELD = "products"
+OLD_MATMULS = {"eight_backward": "int8_backward", "eight": "int8"}
 
 
 @schema.shared
@@ -37,18 +42,18 @@ ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
 class Trial:
     """One configuration. Paths are those of the host that runs it; lengths are in tokens, times in seconds.
 
-    `kind` says what is measured; every kind reads the fields it needs. `world_size` is the number of ranks of a
-    distributed trial or a fine-tuning. `layout` says how samples become rows: see `bench.data.collate`. An inference
+    `kind` selects the workload; each workload reads the fields that it needs. `world_size` is the number of ranks of a
+    distributed trial or a fine-tuning. `layout` selects how samples become rows: see `bench.data.collate`. An inference
     trial has prompts of `max_seq_len`, answers of `new_tokens` and batches up to `micro_batch_size`.
 
-    A fine-tuning (kind finetune, which alone has `training`) packs samples into rows of `max_seq_len` x
-    `micro_batch_size` tokens, and reads no layout, step counts or accumulation.
+    A fine-tuning (kind finetune, the only one with `training`) packs samples into rows of `max_seq_len` x
+    `micro_batch_size` tokens, and ignores layout, step counts and accumulation.
 
     With `gradient_checkpointing`, one layer in `checkpoint_every` is recomputed in backward; `offload_checkpoints`
     keeps its input in the host's memory meanwhile, and the embeddings and the head always. The first `held_layers` keep
-    their weights beside NF4. `products` says which products with the frozen weights are done in 8 bits: none, the
-    gradient of each input, or both; held layers then keep the weights in the form that is used. Only the recipe fast
-    reads these four.
+    dequantized weights in addition to NF4. `matmul` selects the matrix products with the frozen weights that are
+    computed in int8: none (bf16), the gradient of each input (int8_backward), or both (int8); held layers then keep the
+    weights in the form that is used. Only the recipe fast reads these four.
     """
 
     name: str
@@ -74,7 +79,7 @@ class Trial:
     checkpoint_every: int = 1
     offload_checkpoints: bool = False
     held_layers: int = 0
-    products: str = "bf16"
+    matmul: str = "bf16"
     data_workers: int = 0
     world_size: int = 1
     new_tokens: int = 64
@@ -93,7 +98,7 @@ class Trial:
         among(self.profile, PROFILES, "profile")
         among(self.kind, KINDS, "kind")
         among(self.recipe, RECIPES, "recipe")
-        among(self.products, PRODUCTS, "products")
+        among(self.matmul, MATMULS, "matmul")
         among(self.layout, LAYOUTS, "layout")
         among(self.base_precision, BASE_PRECISIONS, "base_precision")
         among(self.optimizer, OPTIMIZERS, "optimizer")
@@ -105,7 +110,7 @@ class Trial:
         within(self.data_workers, 0, 64, "data_workers")
         within(self.checkpoint_every, 1, 1024, "checkpoint_every")
         within(self.held_layers, 0, 1024, "held_layers")
-        _check_choices_of_fast(self)
+        _check_fast_only_fields(self)
         within(self.world_size, 1, 1024, "world_size")
         expect(self.world_size == 1 or self.kind in RANKED, "world_size", f"1 unless kind is {' or '.join(RANKED)}")
         within(self.new_tokens, 1, 65_536, "new_tokens")
@@ -115,14 +120,14 @@ class Trial:
         expect(0.0 <= self.lora_dropout < 1.0, "lora_dropout", "a number from 0 to below 1")
         expect(0.0 < self.learning_rate <= 1.0, "learning_rate", "a number above 0, at most 1")
         expect(1.0 <= self.deadline_sec <= 604_800.0, "deadline_sec", "1 to 604800 seconds")
-        expect((self.training is not None) == (self.kind == "finetune"), "training", "one where kind is finetune alone")
+        expect((self.training is not None) == (self.kind == "finetune"), "training", "a value for kind finetune only")
         expect(
             bool(self.lora_targets) and all(self.lora_targets), "lora_targets", "at least one name of a linear layer"
         )
 
     @property
     def trial_id(self) -> str:
-        """The name as a folder name: letters, digits, dot, dash and underscore only."""
+        """Folder name made from the trial's name: letters, digits, dot, dash and underscore only."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.") or "trial"
 
     @property
@@ -131,21 +136,31 @@ class Trial:
         return self.max_seq_len * self.micro_batch_size * self.gradient_accumulation_steps
 
     def digest(self) -> str:
-        """sha256 of the configuration without name, reason and suite: trials of equal digest measure the same thing."""
+        """Return the sha256 of the configuration without name, reason and suite.
+
+        Trials of equal digest measure the same thing.
+        """
         document = self.to_json()
         for label in ("name", "reason", "suite"):
             del document[label]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     def to_text(self) -> str:
-        """The content of a trial file."""
+        """Return the content of a trial file."""
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the trial as JSON values, without newer fields that have their default: older workers can read it."""
         document = cast("dict[str, Any]", schema.to_json(self))
-        if self.training is None:  # as before there was any: older workers read it, and digests stay what they were
-            del document["training"]
+        for name in ("training", "matmul"):
+            if getattr(self, name) == getattr(Trial, name):
+                del document[name]
         return document
+
+    @classmethod
+    def upgrade_json(cls, document: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """Replace old names of fields and values by today's. Raises SchemaError if an old and a new name are given."""
+        return rename_old_fields(document, where)
 
     @classmethod
     def from_json(cls, document: object, where: str = "trial") -> Trial:
@@ -159,40 +174,72 @@ class Trial:
 
     @classmethod
     def read(cls, path: Path) -> Trial:
-        """Read one trial from a JSON file. Raises TrialError with the file and the place in it."""
+        """Read one trial from a JSON file. Raises TrialError with the file's path and the place in it."""
         try:
-            text = read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
+            text = read_regular(path, most_bytes=MAX_BYTES).decode("utf-8")
         except OSError as error:
             raise TrialError(f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise TrialError(f"{path}: not UTF-8 text; a trial file is JSON") from None
-        return cls.from_json(parsed(text, str(path)), str(path))
+        document = parse_json(text, str(path))
+        _print_old_names(document, str(path))
+        return cls.from_json(document, str(path))
 
 
-def parsed(text: str, where: str) -> object:
-    """The JSON value of a trial file's text. Raises TrialError with the line, where the parser names one."""
+def rename_old_fields(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return a trial's fields under today's names. Raises SchemaError if an old and a new name are given."""
+    if OLD_MATMUL_FIELD not in fields and fields.get("matmul") not in OLD_MATMULS:
+        return fields
+    if OLD_MATMUL_FIELD in fields and "matmul" in fields:
+        raise schema.SchemaError(f"{where}: {OLD_MATMUL_FIELD} is now matmul, and both are set; remove the old one")
+    renamed = {"matmul" if name == OLD_MATMUL_FIELD else name: value for name, value in fields.items()}
+    if isinstance(renamed["matmul"], str):
+        renamed["matmul"] = OLD_MATMULS.get(renamed["matmul"], renamed["matmul"])
+    return renamed
+
+
+def _print_old_names(document: object, where: str) -> None:
+    """Print a line for an old name in a trial file."""
+    if isinstance(document, Mapping) and (text := old_names_text(document)):
+        print(f"{where}: {text}; rename it there", file=sys.stderr)
+
+
+def old_names_text(fields: Mapping[str, Any]) -> str | None:
+    """Name the old names in a trial's fields and their new names, or None."""
+    for name in (OLD_MATMUL_FIELD, "matmul"):
+        value = fields.get(name)
+        new_value = OLD_MATMULS.get(value, value) if isinstance(value, str) else value
+        if name in fields and (name == OLD_MATMUL_FIELD or new_value != value):
+            return f"{name}: {value} is now matmul: {new_value}"
+    return None
+
+
+def parse_json(text: str, where: str) -> object:
+    """Parse a trial file's text. Raises TrialError, with the line if the parser names one."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise TrialError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets nested as deep
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits; brackets nested too deep
         raise TrialError(f"{where}: not usable JSON: {error}") from None
 
 
-def _check_choices_of_fast(trial: Trial) -> None:
-    """Refuse what only the recipe fast can do."""
-    plain = f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
-    for name in ("checkpoint_every", "offload_checkpoints", "held_layers", "products"):
-        expect(trial.recipe == "fast" or getattr(trial, name) == getattr(Trial, name), name, plain)
+def _check_fast_only_fields(trial: Trial) -> None:
+    """Check that only the recipe fast changes the fields that only it reads."""
+    expected = f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
+    for name in ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul"):
+        expect(trial.recipe == "fast" or getattr(trial, name) == getattr(Trial, name), name, expected)
 
 
 def read_trials(text: str, where: str) -> tuple[Trial, ...]:
-    """The trials of a file: one JSON object, or a list of several. `where` names the file. Raises TrialError."""
-    document = parsed(text, where)
-    listed = document if isinstance(document, list) else [document]
-    if not listed:
+    """Parse a file of trials: one JSON object, or a list of several. `where` names the file. Raises TrialError."""
+    document = parse_json(text, where)
+    items = document if isinstance(document, list) else [document]
+    if not items:
         raise TrialError(f"{where}: the list is empty; it must hold at least one trial")
-    trials = tuple(Trial.from_json(one, f"{where}: trial {number}") for number, one in enumerate(listed, 1))
+    old_items = [item for item in items if isinstance(item, Mapping) and old_names_text(item)]
+    _print_old_names(old_items[0] if old_items else None, where)
+    trials = tuple(Trial.from_json(item, f"{where}: trial {number}") for number, item in enumerate(items, 1))
     seen: set[str] = set()
     for trial in trials:
         if trial.trial_id in seen:
@@ -202,7 +249,7 @@ def read_trials(text: str, where: str) -> tuple[Trial, ...]:
 
 
 def choose(trials: tuple[Trial, ...], ids: tuple[str, ...]) -> tuple[Trial, ...]:
-    """The trials with these ids, in the order asked for. Raises TrialError for an unknown or an empty choice."""
+    """Return the trials with these ids, in the order of `ids`. Raises TrialError for an unknown id or no id."""
     by_id = {trial.trial_id: trial for trial in trials}
     for trial_id in ids:
         if trial_id not in by_id:

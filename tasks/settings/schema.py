@@ -1,4 +1,4 @@
-"""What each setting may hold: its type, range and default, section by section. `invoke.yaml` explains them."""
+"""Schema of the settings: type, range and default of each, by section. The comments in `invoke.yaml` explain them."""
 
 import re
 import typing
@@ -24,34 +24,34 @@ from tasks.settings.sources import Keys
 _EXPONENT = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}")
 
 
-def _printable(value: str) -> str:
+def _check_printable(value: str) -> str:
     if not value.strip() or not value.isprintable():
         raise ValueError("blank, or with control characters")
     return value
 
 
-def _ordered(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value  # not YAML's `!!set`, which has no order
+def _list_to_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value  # a YAML `!!set` has no order and stays invalid
 
 
-def _as_text(value: object) -> object:
-    return str(value) if type(value) is int else value  # `cpu: 4` is a number to YAML; Kubernetes takes it too
+def _int_to_text(value: object) -> object:
+    return str(value) if type(value) is int else value  # `cpu: 4` is a number in YAML, and valid in Kubernetes
 
 
-Text = Annotated[str, AfterValidator(_printable)]
-Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
+Text = Annotated[str, AfterValidator(_check_printable)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_list_to_tuple)]
 
 
 class Section(BaseModel):
-    # Strict: "4" for 4 in a file is a mistake. Text from the environment is cast by load.py.
+    # Strict: "4" instead of 4 in a file is an error. load.py casts text from the environment.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _exponent(cls, value: object, info: ValidationInfo) -> object:
-        # To YAML 1.1, 2e-4 without a point is text.
+    def _parse_exponent(cls, value: object, info: ValidationInfo) -> object:
+        # In YAML 1.1, 2e-4 without a decimal point is text.
         if isinstance(value, str) and info.field_name is not None and _EXPONENT.fullmatch(value):
-            return float(value) if kind_of(cls.model_fields[info.field_name])[0] is float else value
+            return float(value) if value_type(cls.model_fields[info.field_name])[0] is float else value
         return value
 
 
@@ -88,8 +88,8 @@ class FleetSection(Section):
     size: int = Field(default=4, ge=1, le=1024)
     workspace: Text | None = Field(default=None, description="a folder's path")
     lost_after_sec: float = Field(default=60.0, ge=1, le=86_400)
-    give_up_after_sec: float = Field(default=600.0, ge=1, le=604_800)
-    log_in_within_sec: float = Field(default=86_400.0, ge=1, le=604_800)
+    reconnect_timeout_sec: float = Field(default=600.0, ge=1, le=604_800)
+    login_timeout_sec: float = Field(default=86_400.0, ge=1, le=604_800)
     max_attempts: int = Field(default=2, ge=1, le=10)
     local: LocalSection = LocalSection()
     pods: PodsSection = PodsSection()
@@ -109,8 +109,8 @@ class BenchSection(Section):
     seed: int = Field(default=42, ge=0, le=2**31 - 1)
 
 
-TWO_SETTINGS = "two_settings"  # an error's type: its message is what was expected, its context says where
-SOURCE_OF_PRICE = {
+TWO_SETTINGS = "two_settings"  # pydantic error type: the message is the expected value, the context has the place
+SOURCE_SETTINGS = {
     "price_usd_per_gpu_hour": "price_source",
     "hosted_usd_per_10000_samples": "hosted_source",
     "co2_kg_per_kwh": "co2_source",
@@ -120,9 +120,9 @@ SOURCE_OF_PRICE = {
 class TuneSection(Section):
     recipes: Texts = Field(
         default=("reference", "stock", "fast"),
-        description="a list of reference, stock, fast, fast-eight-backward, fast-eight",
+        description="a list of reference, stock, fast, fast-int8-backward, fast-int8",
     )
-    keep_percent: int = Field(default=99, ge=90, le=100)
+    length_percentile: int = Field(default=99, ge=90, le=100)
     memory_gib: float | None = Field(default=None, gt=0, le=1024)
     trials: int = Field(default=16, ge=1, le=1000)
     finalists: int = Field(default=3, ge=1, le=20)
@@ -133,13 +133,13 @@ class TuneSection(Section):
 
 class TrainSection(Section):
     data: Texts = Field(default=(), description="a list of data files")
-    weights: Annotated[tuple[float, ...], BeforeValidator(_ordered)] = Field(
+    data_weights: Annotated[tuple[float, ...], BeforeValidator(_list_to_tuple)] = Field(
         default=(), description="a list of numbers, one for each file of train.data"
     )
-    labels: Literal["assistant", "all"] = "assistant"
+    label_mask: Literal["assistant", "all"] = "assistant"
     too_long: Literal["drop", "cut"] = "drop"
     max_seq_len: int = Field(default=512, ge=8, le=1_048_576)
-    validation: float = Field(default=0.02, ge=0, le=0.5)
+    validation_fraction: float = Field(default=0.02, ge=0, le=0.5)
     validation_file: Text | None = Field(default=None, description="a file's path")
     micro_batch_size: int = Field(default=8, ge=1, le=4096)
     rows_per_step: int = Field(default=4, ge=1, le=65_536)
@@ -160,24 +160,24 @@ class TrainSection(Section):
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     max_gradient_norm: float = Field(default=1.0, gt=0, le=1_000_000)
     gradient_checkpointing: bool = True
-    gradients: Literal["fp32", "bf16"] = "fp32"
+    gradient_dtype: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(default=42, ge=0, le=2**31 - 1)
     evaluate_every: int = Field(default=0, ge=0, le=10_000_000)
-    patience: int = Field(default=0, ge=0, le=10_000)
-    prompts: Texts = Field(default=(), description="a list of texts")
-    answer_tokens: int = Field(default=64, ge=1, le=65_536)
+    early_stopping_patience: int = Field(default=0, ge=0, le=10_000)
+    sample_prompts: Texts = Field(default=(), description="a list of texts")
+    sample_max_new_tokens: int = Field(default=64, ge=1, le=65_536)
     checkpoint_sec: float = Field(default=60.0, ge=0, le=86_400)
     keep_checkpoints: int = Field(default=3, ge=1, le=1000)
     workers: int | None = Field(default=None, ge=1, le=1024)
     max_restarts: int = Field(default=10, ge=0, le=1000)
-    wait: float = Field(default=600.0, ge=1, le=604_800)
+    replacement_timeout_sec: float = Field(default=600.0, ge=1, le=604_800)
     elastic: bool = False
     budget_usd: float | None = Field(default=None, gt=0, le=10_000_000)
     max_hours: float | None = Field(default=None, gt=0, le=8760)
 
 
 class BuildSection(Section):
-    host: Text | None = Field(default=None, description="what one would type after `ssh`")
+    host: Text | None = Field(default=None, description="an SSH destination")
     user: Text | None = Field(default=None, description="a user's name there")
     port: int | None = Field(default=None, ge=1, le=65535)
     identity: Text | None = Field(default=None, description="a private key's path")
@@ -202,7 +202,7 @@ class ImageSection(Section):
     extension: Text | None = Field(default=None, description="a folder's path")
     nvcc: bool = False
     apt_snapshot: Text | None = Field(
-        default=None, pattern=r"^\d{8}T\d{6}Z$", description="a moment like 20260901T000000Z, as text"
+        default=None, pattern=r"^\d{8}T\d{6}Z$", description="a time like 20260901T000000Z, as text"
     )
     cache_from: Texts = Field(default=(), description="a list of images in a registry")
     cache_to: Text | None = Field(default=None, description="inline, or an image's name in a registry")
@@ -235,11 +235,11 @@ class CostSection(Section):
     co2_source: Text | None = Field(default=None, description="text that says where the factor is from")
 
     @model_validator(mode="after")
-    def _every_dollar_names_its_source(self) -> Self:
-        for priced, source in SOURCE_OF_PRICE.items():
-            if getattr(self, priced) is not None and getattr(self, source) is None:
-                place = {"at": ("cost", priced), "name": f"cost.{source}", "found": "null"}
-                raise PydanticCustomError(TWO_SETTINGS, "text that says where the price is from", place)
+    def _check_sources(self) -> Self:
+        for value, source in SOURCE_SETTINGS.items():
+            if getattr(self, value) is not None and getattr(self, source) is None:
+                context = {"at": ("cost", value), "name": f"cost.{source}", "found": "null"}
+                raise PydanticCustomError(TWO_SETTINGS, "text that says where the price is from", context)
         return self
 
 
@@ -256,8 +256,8 @@ _QUANTITY = r"^[1-9][0-9]*(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 
 Name = Annotated[str, Field(pattern=_NAME)]
 NodeLabel = Annotated[Text, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
-Quantity = Annotated[str, BeforeValidator(_as_text), Field(pattern=_QUANTITY)]
-_NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
+Quantity = Annotated[str, BeforeValidator(_int_to_text), Field(pattern=_QUANTITY)]
+_NAME_TEXT = "a Kubernetes name (lower-case letters, digits, '-')"
 
 
 class MetricsSection(Section):
@@ -276,12 +276,12 @@ class FssSection(Section):
 class ClusterSection(Section):
     kubeconfig: Text | None = Field(default=None, description="a file's path")
     context: Text | None = Field(default=None, description="the name of a kubeconfig's context")
-    namespace: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    namespace: Name = Field(default="qlora-fleet", description=_NAME_TEXT)
     overlay: Literal[
         "pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"
     ] = "pods"
     image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
-    pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_WORDS)
+    pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_TEXT)
     instance_type: NodeLabel = Field(default="VM.GPU.A10.1", description="a node's label")
     preemptible: bool = False
     one_per_node: bool = True
@@ -292,24 +292,24 @@ class ClusterSection(Section):
     memory: Quantity = Field(default="24Gi", description="a Kubernetes quantity like 24Gi")
     shm: Quantity = Field(default="4Gi", description="a Kubernetes quantity like 4Gi")
     scratch: Quantity = Field(default="10Gi", description="a Kubernetes quantity like 10Gi")
-    queue: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
-    ready_within_sec: float = Field(default=1800.0, ge=1, le=86_400)
+    queue: Name = Field(default="qlora-fleet", description=_NAME_TEXT)
+    ready_timeout_sec: float = Field(default=1800.0, ge=1, le=86_400)
     fss: FssSection = FssSection()
 
     @model_validator(mode="after")
-    def _shared_memory_is_a_part_of_memory(self) -> Self:
+    def _check_shm(self) -> Self:
         if amount(self.shm) > amount(self.memory):
-            place = {"at": ("cluster", "shm"), "name": "cluster.shm", "found": self.shm}
+            context = {"at": ("cluster", "shm"), "name": "cluster.shm", "found": self.shm}
             raise PydanticCustomError(
-                TWO_SETTINGS, f"at most cluster.memory, {self.memory}, of which it is a part", place
+                TWO_SETTINGS, f"at most cluster.memory, {self.memory}, of which it is a part", context
             )
         return self
 
     @model_validator(mode="after")
-    def _a_limit_is_not_below_the_request(self) -> Self:
+    def _check_cpu_limit(self) -> Self:
         if self.cpu_limit is not None and amount(self.cpu_limit) < amount(self.cpu):
-            place = {"at": ("cluster", "cpu_limit"), "name": "cluster.cpu_limit", "found": self.cpu_limit}
-            raise PydanticCustomError(TWO_SETTINGS, f"at least cluster.cpu, {self.cpu}", place)
+            context = {"at": ("cluster", "cpu_limit"), "name": "cluster.cpu_limit", "found": self.cpu_limit}
+            raise PydanticCustomError(TWO_SETTINGS, f"at least cluster.cpu, {self.cpu}", context)
         return self
 
 
@@ -340,23 +340,23 @@ class Sections(Section):
     tenancy: TenancySection = TenancySection()
 
 
-def _leaves(model: type[Section], above: Keys = ()) -> Iterator[Keys]:
+def _leaves(model: type[Section], parents: Keys = ()) -> Iterator[Keys]:
     for name, info in model.model_fields.items():
-        below = section(info)
-        if below is None:
-            yield (*above, name)
+        subsection = section_type(info)
+        if subsection is None:
+            yield (*parents, name)
         else:
-            yield from _leaves(below, (*above, name))
+            yield from _leaves(subsection, (*parents, name))
 
 
-def section(info: FieldInfo) -> type[Section] | None:
-    """The section below a field; None for a field that holds a value."""
+def section_type(info: FieldInfo) -> type[Section] | None:
+    """Return the section class of a field; None for a field with a value."""
     kind = info.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 def field(keys: Keys) -> FieldInfo:
-    """The field that a setting's keys name, such as ("fleet", "size")."""
+    """Return the field of a setting, e.g. of ("fleet", "size")."""
     model: type[Section] = Sections
     for key in keys[:-1]:
         model = typing.cast("type[Section]", model.model_fields[key].annotation)
@@ -366,27 +366,27 @@ def field(keys: Keys) -> FieldInfo:
 LEAVES: tuple[Keys, ...] = tuple(_leaves(Sections))
 
 
-def expected(info: FieldInfo) -> str:
-    """What a setting may hold, in words: its description or type, and its range."""
-    kind, nullable = kind_of(info)
+def expected_text(info: FieldInfo) -> str:
+    """Describe the values that a setting accepts: its description or type, and its range."""
+    kind, is_nullable = value_type(info)
     bounds = {name: getattr(rule, name) for rule in info.metadata for name in ("ge", "gt", "le") if hasattr(rule, name)}
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
-        words = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+        text = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
     else:
-        words = info.description or {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
+        text = info.description or {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
     if "ge" in bounds:
-        words += f" from {bounds['ge']} to {bounds['le']}"
+        text += f" from {bounds['ge']} to {bounds['le']}"
     if "gt" in bounds:
-        words += f" above {bounds['gt']}, at most {bounds['le']}"
-    return f"{words}, or null" if nullable else words
+        text += f" above {bounds['gt']}, at most {bounds['le']}"
+    return f"{text}, or null" if is_nullable else text
 
 
-def kind_of(info: FieldInfo) -> tuple[Any, bool]:
-    """A field's type without `| None` and annotations, and whether it may be null."""
+def value_type(info: FieldInfo) -> tuple[Any, bool]:
+    """Return a field's type without `| None` and annotations, and True if it may be null."""
     kind: Any = info.annotation
     parts = typing.get_args(kind)
-    nullable = type(None) in parts
-    if nullable:
+    is_nullable = type(None) in parts
+    if is_nullable:
         kind = next(part for part in parts if part is not type(None))
-    return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), nullable
+    return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), is_nullable

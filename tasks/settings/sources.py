@@ -26,36 +26,46 @@ from tasks.errors import UsageError, translate_errors
 
 ENV_PREFIX = "INVOKE_"
 Keys = tuple[str, ...]
-_MOST_BYTES, _MOST_VALUES = 1 << 17, 10_000  # in one file of settings; what this project has is a tenth of it
+_MAX_FILE_BYTES, _MAX_FILE_VALUES = 1 << 17, 10_000  # this project's own file has a tenth of each
+_MISSING = object()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsLayer:
-    """One source of settings. `shared` marks files that may hold other projects' settings too."""
+    """One source of settings. `shared` marks files that may hold other projects' settings too.
+
+    `old_names` maps a setting to the old name that this source uses for it.
+    """
 
     data: Mapping[Any, Any]
     path: Path | None = None
     node: yaml.Node | None = None
     environment: bool = False
     shared: bool = False
+    old_names: Mapping[Keys, Keys] = field(default_factory=dict)
 
     def has(self, keys: Keys) -> bool:
-        """True when this layer gives a value, even null, for exactly this key."""
-        found: Any = self.data
+        """Return True if this layer has a value, even null, for exactly this key."""
+        return self.get(keys, _MISSING) is not _MISSING
+
+    def get(self, keys: Keys, default: Any = None) -> Any:
+        """Return the value of a key, or `default`."""
+        value: Any = self.data
         for key in keys:
-            if not isinstance(found, Mapping) or key not in found:
-                return False
-            found = found[key]
-        return True
+            if not isinstance(value, Mapping) or key not in value:
+                return default
+            value = value[key]
+        return value
 
     def where(self, keys: Keys) -> str:
-        """Where a key is set, for a message: `invoke.yaml:14`, or the variable's name."""
+        """Return the place where a key is set, for a message: `invoke.yaml:14`, or the variable's name."""
+        keys = self.old_names.get(keys, keys)
         if self.environment:
             return f"environment {env_name(keys)}"
         if self.path is None:
             return "set by a program"
         line = _line_of(self.node, keys)
-        return shown(self.path) if line is None else f"{shown(self.path)}:{line}"
+        return display_path(self.path) if line is None else f"{display_path(self.path)}:{line}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +97,9 @@ def read(config: Config, text_keys: Mapping[str, Keys]) -> SettingsLayers:
     candidates = [root / f"invoke.{suffix}" for suffix in ("yaml", "yml", "json", "py")]
     project = next((path for path in candidates if path.exists()), None)
     if project is None:
-        raise UsageError(f"{shown(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` brings it back")
+        raise UsageError(
+            f"{display_path(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` brings it back"
+        )
     layers = [
         *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
         # For Invoke the project wins over the user. But our invoke.yaml names every setting with its default, so that a
@@ -116,14 +128,14 @@ class InvokesConfig(Config):
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a program of somebody else's, which may raise anything
-            raise UsageError(f"{shown(Path(path))}: cannot be run: {type(error).__name__}: {error}") from None
+            raise UsageError(f"{display_path(Path(path))}: cannot be run: {type(error).__name__}: {error}") from None
 
 
 def env_name(keys: Keys) -> str:
     return ENV_PREFIX + "_".join(keys).upper()
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path, shortened: relative to the working folder, or with ~ for the home folder."""
     for base, prefix in ((Path.cwd(), ""), (expanded("~"), "~/")):
         if path.is_absolute() and path.is_relative_to(base):
@@ -135,7 +147,7 @@ def _environment(text_keys: Mapping[str, Keys]) -> SettingsLayer:
     data: dict[str, Any] = {}
     for name, keys in text_keys.items():
         if name in os.environ:
-            put(data, keys, os.environ[name])
+            set_value(data, keys, os.environ[name])
     return SettingsLayer(data=data, environment=True)
 
 
@@ -143,28 +155,28 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Set
     if path.suffix == ".py" and shared:  # Invoke has run it; a second run could do its work twice
         return SettingsLayer(data=getattr(config, f"_{name}"), path=path, shared=shared)
     if path.suffix not in (".yaml", ".yml", ".json"):
-        raise UsageError(f"{shown(path)}: expected a name that ends in .yaml, .yml or .json")
+        raise UsageError(f"{display_path(path)}: expected a name that ends in .yaml, .yml or .json")
     try:
         data, node = _content(path)
     except FileNotFoundError:
-        raise UsageError(f"{shown(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from None
+        raise UsageError(f"{display_path(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from None
     return SettingsLayer(data=data, path=path, node=node, shared=shared)
 
 
 def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
     """The sections of a file, and where they stand in it. Raises UsageError and FileNotFoundError."""
     try:
-        text = read_regular(path, most_bytes=_MOST_BYTES).decode("utf-8")
+        text = read_regular(path, most_bytes=_MAX_FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise
     except UnicodeDecodeError:
-        raise UsageError(f"{shown(path)}: expected UTF-8 text") from None
+        raise UsageError(f"{display_path(path)}: expected UTF-8 text") from None
     except OSError as error:
-        raise UsageError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{display_path(path)}: cannot be read: {error.strerror}") from None
     data, node = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
     data = {} if data is None else copy.deepcopy(data)
     if not isinstance(data, dict):
-        raise UsageError(f"{shown(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
+        raise UsageError(f"{display_path(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
     return data, node
 
 
@@ -172,9 +184,9 @@ def _parse_json(text: str, path: Path) -> tuple[Any, None]:
     try:
         return json.loads(text), None
     except json.JSONDecodeError as error:
-        raise UsageError(f"{shown(path)}:{error.lineno}: not JSON: {error.msg}") from None
+        raise UsageError(f"{display_path(path)}:{error.lineno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{shown(path)}: not usable JSON: {error}") from None
+        raise UsageError(f"{display_path(path)}: not usable JSON: {error}") from None
 
 
 class _UnusableError(Exception):
@@ -182,7 +194,7 @@ class _UnusableError(Exception):
 
 
 def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
-    with translate_errors(UsageError, _UnusableError, before=f"{shown(path)}"):
+    with translate_errors(UsageError, _UnusableError, prefix=f"{display_path(path)}"):
         return _values_and_places(text)
 
 
@@ -193,8 +205,8 @@ def _values_and_places(text: str) -> tuple[Any, yaml.Node | None]:
         node = loader.get_single_node()
         if node is None:
             return None, None
-        if _count(node, {}) > _MOST_VALUES:
-            raise _UnusableError(f": not YAML that can be used: more than {_MOST_VALUES:,} values")
+        if _count(node, {}) > _MAX_FILE_VALUES:
+            raise _UnusableError(f": not YAML that can be used: more than {_MAX_FILE_VALUES:,} values")
         _refuse_twice(node)
         _refuse_unreadable_scalars(node)
         return loader.construct_document(node), node
@@ -292,7 +304,7 @@ def found_text(value: object) -> str:
         return "a number too long to show"
 
 
-def put(into: dict[str, Any], keys: Keys, value: Any) -> None:
+def set_value(into: dict[str, Any], keys: Keys, value: Any) -> None:
     """Set one value, in sections that are made where they are missing."""
     for key in keys[:-1]:
         into = into.setdefault(key, {})

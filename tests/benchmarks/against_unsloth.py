@@ -46,7 +46,7 @@ class Case:
     name: str
     checkpointing: bool | str = False
     held_layers: int = 0
-    products: str = "bf16"
+    matmul: str = "bf16"
     micro_batch_size: int = 8
     max_seq_len: int = 512
     dropout: float = 0.05
@@ -64,7 +64,7 @@ CASES = (
     Case(name="unsloth-keep-4", micro_batch_size=4, dropout=0.0),
     Case(name="unsloth-offload-16", checkpointing="unsloth", micro_batch_size=16, dropout=0.0),
     Case(name="fast-held-no-dropout", held_layers=HELD_LAYERS, dropout=0.0),
-    Case(name="fast-eight-no-dropout", held_layers=HELD_IN_EIGHT["eight"], products="eight", dropout=0.0),
+    Case(name="fast-int8-no-dropout", held_layers=HELD_IN_EIGHT["int8"], matmul="int8", dropout=0.0),
     Case(name="unsloth-keep-dropout"),
     Case(name="unsloth-offload-dropout", checkpointing="unsloth"),
     Case(name="fast"),
@@ -156,10 +156,10 @@ def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     from bench import torch_stack
     from bench.data.collate import Batch
     from bench.qlora import recipes
-    from bench.qlora.step import load_base, place
+    from bench.qlora.step import load_base, choose_placement
 
     modules = torch_stack.load()
-    placement = place(modules)
+    placement = choose_placement(modules)
     limit(modules.torch)
     trial = a_trial(
         case.name,
@@ -169,7 +169,7 @@ def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
         micro_batch_size=case.micro_batch_size,
         gradient_checkpointing=False,
         held_layers=case.held_layers,
-        products=case.products,
+        matmul=case.matmul,
         lora_dropout=case.dropout,
         optimizer="adamw_torch",
         lora_targets=ATTENTION_PROJECTIONS,
@@ -231,7 +231,7 @@ def _versions() -> dict[str, str]:
 
 
 def _figure(name: str, one: dict[str, Any], rates: dict[str, float]) -> Figure:
-    goal = "-" if _case(name).is_unsloth else GOAL if _case(name).products == "bf16" else GOAL_IN_EIGHT
+    goal = "-" if _case(name).is_unsloth else GOAL if _case(name).matmul == "bf16" else GOAL_IN_EIGHT
     if "failed" in one:
         return Figure(name=name, value=f"failed: {one['failed'].splitlines()[-1]}", goal=goal)
     interval: Interval = summarize(one["times"])

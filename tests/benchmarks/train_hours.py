@@ -26,7 +26,7 @@ from tests.support.forked import INV, ForkServer
 from tests.system.conftest import Project, made_project
 
 LIMIT_SEC = 900.0
-TRAIN = {"max_steps": 40, "rows_per_step": 2, "validation": 0.0}
+TRAIN = {"max_steps": 40, "rows_per_step": 2, "validation_fraction": 0.0}
 ON_A_CPU = TRAIN | {"max_seq_len": 256, "micro_batch_size": 2}
 ON_A_GPU = TRAIN | {"max_seq_len": 512, "micro_batch_size": 8, "recipe": "fast", "gradient_checkpointing": False}
 

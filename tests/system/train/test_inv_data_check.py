@@ -16,7 +16,7 @@ def lines(count: int) -> str:
 def test_the_data_is_read_shown_and_kept(project: Project) -> None:
     (project.folder / "a.jsonl").write_text(lines(200))
     more = project.folder / "train.json"
-    train = {"data": [str(project.folder / "a.jsonl")], "max_seq_len": 64, "validation": 0.1}
+    train = {"data": [str(project.folder / "a.jsonl")], "max_seq_len": 64, "validation_fraction": 0.1}
     more.write_text(json.dumps({"train": train}))
     project.options = ("-f", str(more))
     page = project.folder / "page.html"

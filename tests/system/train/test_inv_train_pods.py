@@ -172,7 +172,7 @@ def test_struck_at_moments_of_a_seed_every_step_counts_once(training: Training, 
 def test_without_a_volume_checkpoints_come_home_and_an_elastic_training_goes_on_elsewhere(training: Training) -> None:
     project = training.project
     training.settings["fleet"]["pods"]["shared"] = None
-    training.set(train={"wait": 3.0})
+    training.set(train={"replacement_timeout_sec": 3.0})
     operator = project.start("train", "--elastic")
 
     def at_home() -> list[Path]:

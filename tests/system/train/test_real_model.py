@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from bench.records.training import TrainingRecord
-from bench.workloads.distributed.torchrun import descendants
+from bench.workloads.distributed.torchrun import descendant_pids
 from tests.support import inv_pods
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(14_400), only_thorough]
 RANKS, STEPS, KILLS = 4, 12, int(os.environ.get("KILLS", "10"))
 PATIENCE_SEC = 1800.0  # for one wait, on a machine that does other things too
 SETTINGS = {
-    "max_seq_len": 96, "micro_batch_size": 1, "rows_per_step": RANKS, "max_steps": STEPS, "validation": 0.05,
+    "max_seq_len": 96, "micro_batch_size": 1, "rows_per_step": RANKS, "max_steps": STEPS, "validation_fraction": 0.05,
     "learning_rate": 0.002, "gradient_checkpointing": False, "checkpoint_sec": 10.0, "max_restarts": 2 * KILLS,
 }  # fmt: skip
 
@@ -166,7 +166,7 @@ class OnThisMachine(Struck):
         return min(pid for pid, words in self.project.trainers().items() if "supervisor" not in " ".join(words))
 
     def ranks(self) -> list[int]:
-        return [pid for trainer in self.project.trainers() for pid in descendants(trainer) if is_rank(pid)]
+        return [pid for trainer in self.project.trainers() for pid in descendant_pids(trainer) if is_rank(pid)]
 
     @property
     def kills(self) -> dict[str, Callable[[], None]]:

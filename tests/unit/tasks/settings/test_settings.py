@@ -1,7 +1,10 @@
 """Settings: what is shipped, which layer wins, and the one line for each kind of mistake."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,10 +13,19 @@ from pydantic import ValidationError
 
 from bench.records import PROFILES, SUITES
 from tasks.errors import UsageError
-from tasks.settings.load import OTHER_NAMES, load
+from tasks.settings import renamed
+from tasks.settings.load import SYNONYMS, Settings, load
+from tasks.settings.renamed import RENAMED, RENAMED_VALUES
 from tasks.settings.schema import LEAVES, FleetSection, Sections
+from tasks.tuning.space import RECIPES
 
 Make = Callable[..., Context]
+
+
+@pytest.fixture(autouse=True)
+def _print_again() -> None:
+    """Forget the lines about old names that other tests have printed."""
+    renamed._print_once.cache_clear()
 
 
 def refusal(context: Context) -> str:
@@ -137,8 +149,10 @@ MISTAKES = {
     "bench: {only: baseline}": f'f.yaml:1: bench.only: expected {TRIALS}, found "baseline"',
     "bench: {only: !!set {a}}": f"f.yaml:1: bench.only: expected {TRIALS}, found a set",
     "bench:\n  only:\n    - a\n    - 3\n": "f.yaml:2: bench.only[1]: expected text, found 3",
-    "train:\n  weights: [1, .inf]\n": "f.yaml:2: train.weights[1]: expected a number, found .inf",
-    "train:\n  prompts: ['a', '']\n": 'f.yaml:2: train.prompts[1]: expected text of one line, not blank, found ""',
+    "train:\n  data_weights: [1, .inf]\n": "f.yaml:2: train.data_weights[1]: expected a number, found .inf",
+    "train:\n  sample_prompts: ['a', '']\n": (
+        'f.yaml:2: train.sample_prompts[1]: expected text of one line, not blank, found ""'
+    ),
     # not one of the choices; suites and profiles are those that the bench knows
     "fleet: {kind: slurm}": 'f.yaml:1: fleet.kind: expected one of local, pods, found "slurm"',
     "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITES)}, found "quik"',
@@ -233,7 +247,7 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, context: Make
         ("FLEET_LOST_AFTER_SEC", "nan", "fleet.lost_after_sec: expected a number from 1 to 86400, found .nan"),
         ("BENCH_SUITE", "fast", f'bench.suite: expected one of {", ".join(SUITES)}, found "fast"'),
         ("BUILD_PORT", "null", 'build.port: expected a whole number from 1 to 65535, or nothing, found "null"'),
-        ("BENCH_ONLY", "baseline", f'bench.only: expected {TRIALS}, found "baseline"; a list stands in files only'),
+        ("BENCH_ONLY", "baseline", f'bench.only: expected {TRIALS}, found "baseline"; a list needs a file'),
         ("COST_PRICE_USD_PER_GPU_HOUR", "2", f"cost.price_source: expected {SOURCE}, found null"),
         (
             "CLUSTER_SHM",
@@ -271,7 +285,7 @@ def test_cpus_may_be_a_number(context: Make) -> None:
 
 
 def test_every_setting_that_is_suggested_exists() -> None:
-    assert set(OTHER_NAMES.values()) <= set(LEAVES)
+    assert set(SYNONYMS.values()) <= set(LEAVES)
 
 
 def test_a_variable_of_invoke_itself_is_let_through(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +360,103 @@ def test_an_old_name_is_accepted_with_one_line_that_names_the_new_one(
     for _ in range(2):  # a command loads its settings more than once
         assert load(context(text=text)).registry.user == user
     assert capsys.readouterr().err == f"{where}: cluster.registry_user is now registry.user; rename it there\n"
+
+
+OLD_SETTINGS = {
+    "cluster.ready_within_sec": 60.0,
+    "cluster.registry_user": "ns/me",
+    "fleet.give_up_after_sec": 30.0,
+    "fleet.log_in_within_sec": 20.0,
+    "train.answer_tokens": 7,
+    "train.gradients": "bf16",
+    "train.labels": "all",
+    "train.patience": 3,
+    "train.prompts": ["hello"],
+    "train.validation": 0.25,
+    "train.wait": 9.0,
+    "train.weights": [0.5],
+    "tune.keep_percent": 95,
+}
+
+
+def values_of(loaded: Settings, keys: tuple[str, ...]) -> Any:
+    value: Any = loaded
+    for key in keys:
+        value = getattr(value, key)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def test_the_table_of_old_settings_is_whole() -> None:
+    assert {".".join(keys) for keys in RENAMED} == set(OLD_SETTINGS)
+    assert set(RENAMED.values()) <= set(LEAVES)
+    assert set(RENAMED).isdisjoint(LEAVES)
+
+
+@pytest.mark.parametrize("place", ["-f", "~/.invoke.yaml", "invoke.yaml", "environment"])
+@pytest.mark.parametrize("old", OLD_SETTINGS)
+def test_each_old_setting_counts_in_every_place_and_is_one_line_that_names_the_new_one(
+    old: str,
+    place: str,
+    project: Path,
+    context: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    value, (section, name), new = OLD_SETTINGS[old], old.split("."), RENAMED[tuple(old.split("."))]
+    text, made = f"{section}:\n  {name}: {json.dumps(value)}\n", None
+    if place == "environment":
+        if isinstance(value, list):
+            pytest.skip("a list can only be set in a file")
+        monkeypatch.setenv(f"INVOKE_{section}_{name}".upper(), str(value))
+        where = f"environment INVOKE_{section}_{name}".upper().replace("ENVIRONMENT", "environment")
+    elif place == "-f":
+        made, where = text, "f.yaml:2"
+    else:
+        path = project / "invoke.yaml" if place == "invoke.yaml" else project.parent / "home" / ".invoke.yaml"
+        path.write_text(text)
+        where = f"{place}:2"
+    for _ in range(2):
+        assert values_of(load(context(text=made)), new) == value
+    assert capsys.readouterr().err == f"{where}: {old} is now {'.'.join(new)}; rename it there\n"
+
+
+@pytest.mark.parametrize("old", OLD_SETTINGS)
+def test_an_old_and_a_new_name_in_one_place_are_refused_in_one_line(old: str, context: Make) -> None:
+    (section, name), new, value = old.split("."), RENAMED[tuple(old.split("."))], OLD_SETTINGS[old]
+    document: dict[str, dict[str, Any]] = {section: {name: value}}
+    document.setdefault(new[0], {})[new[1]] = value
+    said = refusal(context(text=yaml.safe_dump(document)))
+    assert re.match(rf"f\.yaml:\d+: {old} is now {'.'.join(new)}, and both are set, to ", said)
+
+
+def test_a_later_place_wins_whichever_name_each_place_uses(
+    project: Path, context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.parent / "home" / ".invoke.yaml").write_text("train: {early_stopping_patience: 3}\n")
+    monkeypatch.setenv("INVOKE_TRAIN_PATIENCE", "4")
+    assert load(context()).train.early_stopping_patience == 4
+    assert load(context(text="train: {early_stopping_patience: 5}")).train.early_stopping_patience == 5
+
+
+def test_a_wrong_value_under_an_old_name_is_refused_where_it_stands_under_the_new_name(
+    context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = "train.early_stopping_patience: expected a whole number from 0 to 10000"
+    assert refusal(context(text="train:\n  patience: x\n")) == f'f.yaml:2: {expected}, found "x"'
+    assert refusal(context(text="train:\n  patience: null\n")) == f"f.yaml:2: {expected}, found null"
+    monkeypatch.setenv("INVOKE_TRAIN_PATIENCE", "x")
+    assert refusal(context()) == f'environment INVOKE_TRAIN_PATIENCE: {expected}, found "x"'
+
+
+def test_an_old_value_is_accepted_with_one_line(context: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "tune:\n  recipes: [fast, fast-eight-backward, fast-eight]\n"
+    for _ in range(2):
+        assert load(context(text=text)).tune.recipes == ("fast", "fast-int8-backward", "fast-int8")
+    assert capsys.readouterr().err == (
+        "f.yaml:2: tune.recipes: fast-eight-backward is now fast-int8-backward, fast-eight is now fast-int8; "
+        "rename it there\n"
+    )
+    assert set(RENAMED_VALUES[("tune", "recipes")].values()) <= set(RECIPES)
 
 
 def test_an_old_name_that_says_nothing_is_dropped_and_one_that_contradicts_is_refused(
