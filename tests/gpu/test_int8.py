@@ -223,7 +223,9 @@ def test_the_tiles_of_a_product_fit_an_a10(tmp_path, in_blocks):
     }  # fmt: skip
     eight = {"a", "b"} | ({"y"} if in_blocks else set())
     kinds = dict.fromkeys(("y", "left_apart", "right_apart", "u", "work_b"), BF16) | dict.fromkeys(eight, "*i8")
-    made = compiled_for_an_a10(tmp_path, matmul._eight_product, constants, kinds, tiles.warps, tiles.stages)
+    made = compiled_for_an_a10(
+        tmp_path, matmul._eight_product, constants, kinds, tiles.warps, tiles.stages, max_spilled_bytes=900
+    )
     assert "mma.sync" in made.asm["ptx"]
 
 
