@@ -1,8 +1,8 @@
-"""`inv build`: the offline image, built on the build VM, with its large files below `--tmpdir`.
+"""`inv build`: build the offline image on the build VM, with large files below `--tmpdir`.
 
-Observe (the engine, its disks, the models there, the image that may exist), plan (`remote.image.plan`, which --dry-run
-prints), act (a detached job), observe again (what the engine has now). A second `inv build` finds the first one's job
-and follows it: exactly one build runs on a VM.
+Steps: inspect the engine, its disks, the models and an existing image; plan (`remote.image.plan`, printed by
+--dry-run); run the build as a detached job; inspect the engine again. A second `inv build` follows the first one's
+job: only one build runs on a VM.
 """
 
 import shlex
@@ -21,108 +21,110 @@ from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job
-from tasks.cli.git import git
-from tasks.clients.build_vm import build_vm_job, tmpdir_on
-from tasks.clients.registry import address
-from tasks.clients.secrets import index_of, registry_password
+from tasks.cli.git import run_git
+from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
+from tasks.clients.registry import configured_image
+from tasks.clients.secrets import checked_index_url, registry_password
 from tasks.errors import RetryableError, TaskFailed, UsageError, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
 
 
-def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, anew: bool) -> None:
+def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool) -> None:
     settings = load(context)
-    again = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
-    began = time.monotonic()
-    with build_vm_job(settings, again, ", --cancel stops it") as host:
-        agent = vm_jobs.agent_on(host)
+    retry_command = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
+    started_at = time.monotonic()
+    with build_vm_job(settings, retry_command, ", --cancel stops it") as host:
+        agent = vm_jobs.create_agent(host)
         if cancel:
             jobs.cancel(agent, "build")
             return
-        tmp = tmpdir_on(settings, host, tmpdir)
+        tmp_folder = resolve_tmpdir(settings, host, tmpdir)
         if dry_run:
-            plan = due(settings, host, tmp, anew=anew)
+            plan = plan_build(settings, host, tmp_folder, force=force)
             print(f"{host.name}: the image is up to date" if plan is None else render(plan))
             return
-        _work(settings, agent, tmp, again, began, anew=anew)
+        _build_until_current(settings, agent, tmp_folder, retry_command, started_at, force=force)
 
 
-def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float, *, anew: bool) -> None:
-    """Follow the build that runs, or start one, until the image is the wanted one."""
-    how = "is up to date: nothing was sent, nothing was built"
-    for _ in range(3):  # another build may run first: one of older sources, or somebody else's
-        job = vm_jobs.running(agent)
+def _build_until_current(
+    settings: Settings, agent: Agent, tmp_folder: str, retry_command: str, started_at: float, *, force: bool
+) -> None:
+    """Follow a running build or start one, until the image is up to date."""
+    result = "is up to date: nothing was sent, nothing was built"
+    for _ in range(3):  # a build of older sources, or another user's, may run first
+        job = vm_jobs.running_job(agent)
         if job is None:
-            plan = due(settings, agent.host, tmp, anew=anew)
+            plan = plan_build(settings, agent.host, tmp_folder, force=force)
             if plan is None:
-                _conclude(settings, agent.host, how, began)
+                _print_image(settings, agent.host, result, started_at)
                 return
-            request = plan.to_job(anew=anew)
-            job = vm_jobs.new(agent, "build", build_profiles.image_name(settings), request)
+            request = plan.to_job(force=force)
+            job = vm_jobs.new_job(agent, "build", build_profiles.image_name(settings), request)
             print(render(plan), flush=True)
-            _send(settings, agent, plan, tmp)
-            login = _login(settings, agent, again)
+            _upload_code(settings, agent, plan, tmp_folder)
+            login = _login(settings, agent, retry_command)
             try:
                 vm_jobs.start(job, {**request, "login": login}, deadline_sec=settings.image.deadline_sec)
             except HostBusy:
                 if login is not None:
-                    registry.forget(agent.host, login)
+                    registry.remove_login(agent.host, login)
                 continue
-            anew = False
+            force = False
             outcome = jobs.follow(settings, job)
         elif vm_jobs.verb_of(job) != "build":
-            raise jobs.busy(job, again)
+            raise jobs.busy_error(job, retry_command)
         else:
-            print(f"{agent.host.name}: a build is running already ({job.folder}); following it", flush=True)
-            followed = _follow_running(settings, job, tmp, anew=anew)
+            print(f"{agent.host.name}: a build is already running ({job.folder}); following it", flush=True)
+            followed = _follow_running(settings, job, tmp_folder, force=force)
             if followed is None:
                 continue
             outcome = followed
-        how = f"is built; log: {jobs.log_of(settings, job)}"
+        result = f"is built; log: {jobs.log_path(settings, job)}"
         _suggest_pin(settings, outcome)
-    if due(settings, agent.host, tmp, anew=anew) is not None:
-        raise RetryableError(f"{agent.host.name}: three other builds ran first; `{again}`")
-    _conclude(settings, agent.host, how, began)
+    if plan_build(settings, agent.host, tmp_folder, force=force) is not None:
+        raise RetryableError(f"{agent.host.name}: three other builds ran first; `{retry_command}`")
+    _print_image(settings, agent.host, result, started_at)
 
 
-def _follow_running(settings: Settings, job: Job, tmp: str, *, anew: bool) -> Outcome | None:
-    """Wait for a build that is there already; None where it failed and was not the same work as ours."""
+def _follow_running(settings: Settings, job: Job, tmp_folder: str, *, force: bool) -> Outcome | None:
+    """Follow a running build; None if it failed and was a different request from ours."""
     try:
         return jobs.follow(settings, job)
     except vm_jobs.JobFailed as failure:
-        plan = due(settings, job.agent.host, tmp, anew=anew)
-        if plan is not None and vm_jobs.does(job, "build", plan.to_job(anew=anew)):
+        plan = plan_build(settings, job.agent.host, tmp_folder, force=force)
+        if plan is not None and vm_jobs.matches_request(job, "build", plan.to_job(force=force)):
             raise
-        print(f"that build, which was of other sources, failed: {failure}", flush=True)
+        print(f"that build, of different sources, failed: {failure}", flush=True)
         return None
 
 
-def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> BuildPlan | None:
-    """The build that is due, or None where the image is already the wanted one and need not be made `anew`."""
+def plan_build(settings: Settings, host: Host, tmp_folder: str, *, force: bool = False) -> BuildPlan | None:
+    """Plan the build; None if the image is up to date and `force` is not set."""
     with translate_errors(UsageError, ContextError):
-        workdir.claim(host, tmp, make=False)  # what another user made there is not even read
-        want = wanted(settings, tmp)
-        facts = engine.observe(host, want.client)
-        look = engine.disk_info(host, (tmp, facts.data_root), want.model_folders())
-        existing = inspect(host, want.client, want.image) or {}
+        workdir.claim(host, tmp_folder, create=False)  # refuse another user's folder before reading it
+        spec = image_spec(settings, tmp_folder)
+        facts = engine.observe(host, spec.client)
+        disks = engine.disk_info(host, (tmp_folder, facts.data_root), spec.model_folders())
+        existing = inspect(host, spec.client, spec.image) or {}
         labels = dict(existing.get("Config", {}).get("Labels") or {})
-        if not anew and buildplan.is_built(want, look, labels):
+        if not force and buildplan.is_built(spec, disks, labels):
             return None
-        return buildplan.plan(want, facts, look, labels)
+        return buildplan.plan(spec, facts, disks, labels)
 
 
-def wanted(settings: Settings, tmp: str) -> ImageSpec:
-    """The image that settings and project folder ask for. Raises ContextError, UsageError."""
+def image_spec(settings: Settings, tmp_folder: str) -> ImageSpec:
+    """Build the image's specification from the settings and the project folder. Raises ContextError, UsageError."""
     image = settings.image
     return ImageSpec(
-        profile=build_profiles.read(settings),
+        profile=build_profiles.selected_profile(settings),
         image=build_profiles.image_name(settings),
         target=image.target,
-        tmpdir=tmp,
-        code=_code(settings),
+        tmpdir=tmp_folder,
+        code=_context_files(settings),
         models=image.models,
         extra_packages=image.extra_packages,
-        index_url=index_of(settings),
+        index_url=checked_index_url(settings),
         pip_conf=image.pip_conf,
         network=image.network,
         torch=image.torch,
@@ -131,29 +133,30 @@ def wanted(settings: Settings, tmp: str) -> ImageSpec:
         cache_from=image.cache_from,
         cache_to=image.cache_to,
         git_sha=_git_sha(settings.root),
-        client=client(settings),
+        client=engine_client(settings),
     )
 
 
-def _code(settings: Settings) -> tuple[CodeFile, ...]:
-    """Our files in the build's context. Raises ContextError."""
+def _context_files(settings: Settings) -> tuple[CodeFile, ...]:
+    """List our files of the build context. Raises ContextError."""
     wheels, extension = (
-        None if name is None else settings.file(name) for name in (settings.image.wheels, settings.image.extension)
+        None if name is None else settings.resolve_path(name)
+        for name in (settings.image.wheels, settings.image.extension)
     )
     return code_files(settings.root, settings.image.profile, wheels, extension)
 
 
-def client(settings: Settings) -> Client:
+def engine_client(settings: Settings) -> Client:
     return Client(program=settings.image.client, address=settings.image.engine)
 
 
 def render(plan: BuildPlan) -> str:
-    """The plan as lines for people."""
-    disks = {need.place.device: need.place for need in plan.needs}.values()
+    """Format the plan as lines of text."""
+    disks = {need.folder.device: need.folder for need in plan.needs}.values()
     lines = [
         f"image {plan.image}, build {plan.digest[:12]}",
         *(f"  {note}" for note in plan.notes),
-        *(f"  {need.place.path}: {need.need_bytes / 1e9:.2f} GB for {need.what}" for need in plan.needs),
+        *(f"  {need.folder.path}: {need.need_bytes / 1e9:.2f} GB for {need.purpose}" for need in plan.needs),
         *(f"  {disk.path}: {disk.free_bytes / 1e9:.1f} GB free on {disk.kind}" for disk in disks),
         *(f"  slot {file.slot:02d} <- {file.source} ({file.size / 1e9:.2f} GB)" for file in plan.packed),
         f"  {len(plan.code)} files of ours -> {plan.code_folder}",
@@ -162,47 +165,47 @@ def render(plan: BuildPlan) -> str:
     return "\n".join(lines)
 
 
-def _send(settings: Settings, agent: Agent, plan: BuildPlan, tmp: str) -> None:
-    """Send our files to the VM, verified, below a folder named by their digest."""
-    workdir.claim(agent.host, tmp)
-    files = {file.place: file.source for file in _code(settings)}
-    moved = transfer.push(agent, files, plan.code_folder)
-    print(f"sent {len(moved.came)} files, {moved.byte_count / 1e6:.2f} MB; {len(moved.already)} were there", flush=True)
+def _upload_code(settings: Settings, agent: Agent, plan: BuildPlan, tmp_folder: str) -> None:
+    """Upload our files to the VM, verified, below a folder named by their digest."""
+    workdir.claim(agent.host, tmp_folder)
+    files = {file.path: file.source for file in _context_files(settings)}
+    sent = transfer.push(agent, files, plan.code_folder)
+    print(f"sent {len(sent.came)} files, {sent.byte_count / 1e6:.2f} MB; {len(sent.already)} were there", flush=True)
 
 
-def _login(settings: Settings, agent: Agent, again: str) -> str | None:
-    """The folder of a login on the VM, where layers are taken from or brought to the registry of the settings.
+def _login(settings: Settings, agent: Agent, retry_command: str) -> str | None:
+    """Log in on the VM if image.cache_from or cache_to is in the configured registry; return the login's folder.
 
-    Other registries are asked with the client's own login there. The job removes the folder. Raises a task's errors.
+    Other registries use the client's own login there. The job removes the folder. Raises a task's errors.
     """
     image = settings.image
-    names = [*image.cache_from, *([image.cache_to] if image.cache_to not in (None, buildplan.INLINE) else [])]
+    names = [*image.cache_from, *([image.cache_to] if image.cache_to not in (None, buildplan.INLINE_CACHE) else [])]
     if settings.registry.image is None or settings.registry.user is None or not names:
         return None
-    where, user = address(settings)
-    if not any(name.startswith(f"{where.host}/") for name in names):
+    reference, user = configured_image(settings)
+    if not any(name.startswith(f"{reference.host}/") for name in names):
         return None
-    secret = registry_password(settings, user, where.host, again)
-    return registry.log_in(agent.host, client(settings), where.host, user, secret)
+    secret = registry_password(settings, user, reference.host, retry_command)
+    return registry.log_in(agent.host, engine_client(settings), reference.host, user, secret)
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
-    """Print how to pin the base image; its digest is known once it has been pulled."""
+    """Print how to pin the base image, whose digest is known after the pull."""
     digests = outcome.facts.get("base_digests") or []
     base = settings.image.base or ""
     if digests and "@" not in base:
-        print(f"base image: {digests[0]}; to build on this one from now on, set image.base to it")
+        print(f"base image: {digests[0]}; to pin it, set image.base to it")
 
 
-def _conclude(settings: Settings, host: Host, how: str, began: float) -> None:
+def _print_image(settings: Settings, host: Host, result: str, started_at: float) -> None:
     name = build_profiles.image_name(settings)
-    facts = inspect(host, client(settings), name)
+    facts = inspect(host, engine_client(settings), name)
     if facts is None:
-        raise TaskFailed(f"{host.name}: {name} was there and is gone; somebody removed it; `inv build`")
-    print(f"{name} {facts['Id'][7:19]} {how}; {facts['Size'] / 1e9:.2f} GB, {time.monotonic() - began:.1f} s")
+        raise TaskFailed(f"{host.name}: {name} was removed meanwhile; rerun `inv build`")
+    print(f"{name} {facts['Id'][7:19]} {result}; {facts['Size'] / 1e9:.2f} GB, {time.monotonic() - started_at:.1f} s")
 
 
 def _git_sha(root: Path) -> str:
-    """The image's commit, marked where the files in it were changed since; empty outside of git."""
-    sha = git(root, "rev-parse", "HEAD")
-    return f"{sha}-dirty" if sha and git(root, "status", "--porcelain", "--", "bench", "image") else sha or ""
+    """Return the commit, with `-dirty` if the image's files have uncommitted changes; empty outside of git."""
+    sha = run_git(root, "rev-parse", "HEAD")
+    return f"{sha}-dirty" if sha and run_git(root, "status", "--porcelain", "--", "bench", "image") else sha or ""

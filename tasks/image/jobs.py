@@ -1,4 +1,4 @@
-"""A job on the build VM as the tasks see it: followed, its log kept here, stopped by whoever started it."""
+"""Jobs on the build VM: follow one, save its log locally, cancel it."""
 
 import contextlib
 from pathlib import Path
@@ -11,69 +11,69 @@ from remote.image.vm_jobs import JobFailed, Outcome
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import LOG_FILE, Job, JobState
-from tasks.cli.terminal import asks
-from tasks.clients.build_vm import show_cut, show_line
+from tasks.cli.terminal import confirm
+from tasks.clients.build_vm import print_job_line, print_reconnect
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.settings.load import Settings
 
-STOPPABLE = ("build", "push")  # verbs with a flag --cancel
+CANCELLABLE_VERBS = ("build", "push")
 
 
 def follow(settings: Settings, job: Job) -> Outcome:
-    """Follow a job to its end, and keep its whole log here, also when it fails. Raises as `vmjob.follow`."""
+    """Follow a job to its end and save its log locally, even if it fails. Raises like `vm_jobs.follow`."""
     try:
-        outcome = vm_jobs.follow(job, show_line, show_cut)
+        outcome = vm_jobs.follow(job, print_job_line, print_reconnect)
     except JobFailed as failure:
-        kept = keep_log(settings, job)
-        raise failure if kept is None else JobFailed(failure.kind, failure.message, str(kept)) from None
-    keep_log(settings, job)
+        log = save_log(settings, job)
+        raise failure if log is None else JobFailed(failure.kind, failure.message, str(log)) from None
+    save_log(settings, job)
     return outcome
 
 
-def keep_log(settings: Settings, job: Job) -> Path | None:
-    """Fetch a job's log into results/jobs; None where it cannot be had, which hides nothing of how the job ended."""
-    kept = log_of(settings, job)
+def save_log(settings: Settings, job: Job) -> Path | None:
+    """Fetch a job's log into results/jobs; None if that fails, so that the job's own outcome is reported."""
+    path = log_path(settings, job)
     with contextlib.suppress(HostError, OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        # Through a temporary folder: several commands may follow one job and fetch its log in the same moment.
-        with scratch_folder(".log-", kept.parent) as folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Use a temporary folder: several commands may follow one job and fetch its log at the same time.
+        with scratch_folder(".log-", path.parent) as folder:
             transfer.pull(job.agent, job.folder, folder, only=(LOG_FILE,))
-            (folder / LOG_FILE).replace(kept)
-        return kept
+            (folder / LOG_FILE).replace(path)
+        return path
     return None
 
 
-def log_of(settings: Settings, job: Job) -> Path:
+def log_path(settings: Settings, job: Job) -> Path:
     return settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
 
 
-def busy(job: Job, again: str) -> RetryableError:
-    """Another job has the VM's one slot: whose it is, and what to type."""
+def busy_error(job: Job, retry_command: str) -> RetryableError:
+    """Build the error for a VM occupied by another job, with its owner and the command to retry."""
     verb = vm_jobs.verb_of(job)
-    stop = f", or stop it: `inv {verb} --cancel`" if verb in STOPPABLE else ""
-    whose = f" of {who}" if (who := vm_jobs.starter(job)) else ""
-    where = f"{job.agent.host.name}: busy with {job.folder}{whose}, which is other work"
-    return RetryableError(f"{where}; when that has ended, `{again}`{stop}")
+    stop_hint = f", or stop it: `inv {verb} --cancel`" if verb in CANCELLABLE_VERBS else ""
+    owner = f" of {who}" if (who := vm_jobs.started_by(job)) else ""
+    problem = f"{job.agent.host.name}: busy with {job.folder}{owner}, a different job"
+    return RetryableError(f"{problem}; when that has ended, `{retry_command}`{stop_hint}")
 
 
 def cancel(agent: Agent, verb: str) -> None:
-    """Stop the `verb` that runs on the VM; asks first where somebody else started it."""
-    job = vm_jobs.running(agent)
+    """Cancel the running job if it is a `verb`; ask for confirmation if another user started it."""
+    job = vm_jobs.running_job(agent)
     if job is None:
         print("nothing runs on the VM")
         return
-    runs = vm_jobs.verb_of(job)
-    if runs != verb:
-        stop = f"; `inv {runs} --cancel` stops it" if runs in STOPPABLE else ""
-        raise UsageError(f"{agent.host.name}: no {verb} runs there, but {job.folder}{stop}")
-    who = vm_jobs.starter(job)
-    if who != me() and not asks(f"{job.folder} was started by {who or 'somebody'}. Stop it?"):
+    running_verb = vm_jobs.verb_of(job)
+    if running_verb != verb:
+        stop_hint = f"; `inv {running_verb} --cancel` stops it" if running_verb in CANCELLABLE_VERBS else ""
+        raise UsageError(f"{agent.host.name}: no {verb} is running, but {job.folder} is{stop_hint}")
+    starter = vm_jobs.started_by(job)
+    if starter != me() and not confirm(f"{job.folder} was started by {starter or 'an unknown user'}. Stop it?"):
         raise ConfirmationRequired(
-            f"{job.folder} was started by {who or 'somebody'}, not by {me()}: ask there, or type the same in a "
-            "terminal and say yes"
+            f"{job.folder} was started by {starter or 'an unknown user'}, not by {me()}; ask them, or rerun "
+            f"`inv {verb} --cancel` in a terminal and confirm"
         )
     status = job.cancel()
     if status.state is JobState.RUNNING:
-        raise RetryableError(f"{job.folder}: has not ended yet; `inv {verb} --cancel` waits once more")
+        raise RetryableError(f"{job.folder}: has not ended yet; `inv {verb} --cancel` waits again")
     stopped = status.state is JobState.ENDED and status.why == "cancelled"
     print(f"{job.folder}: {'stopped' if stopped else 'ended before it could be stopped'}")

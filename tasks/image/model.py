@@ -1,4 +1,4 @@
-"""`inv model.*`: the model and the data a bench reads."""
+"""`inv model.*`: create the demo model, download models to the build VM."""
 
 import dataclasses
 import subprocess
@@ -15,22 +15,22 @@ from remote.image.model_fetch import Fetch
 from remote.jobs.agent import Agent
 from remote.ssh.rsync import UploadProgress
 from tasks.clients import secrets
-from tasks.clients.build_vm import build_vm_job, tmpdir_on
+from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.image import jobs
 from tasks.settings.load import Settings, load
 from tasks.settings.schema import Sections
 
-DEMO_DEADLINE_SEC = 1800.0
-REAL_MODEL, REAL_DATA = "models/HuggingFaceTB--SmolLM2-135M-Instruct", "data/orders.jsonl"
+DEMO_TIMEOUT_SEC = 1800.0
+REAL_DEMO_MODEL, REAL_DEMO_DATA = "models/HuggingFaceTB--SmolLM2-135M-Instruct", "data/orders.jsonl"
 
 
 def make_demo(context: Context, *, real: bool = False) -> None:
     settings, default = load(context), Sections()
     model, data = settings.model.path, settings.data.path
     if real:
-        model = REAL_MODEL if model == default.model.path else model
-        data = REAL_DATA if data == default.data.path else data
+        model = REAL_DEMO_MODEL if model == default.model.path else model
+        data = REAL_DEMO_DATA if data == default.data.path else data
     command = Command(
         argv=(
             *(sys.executable, "-m", "bench", "demo"),
@@ -41,25 +41,27 @@ def make_demo(context: Context, *, real: bool = False) -> None:
         folder=str(settings.root),
     )
     try:
-        ended = subprocess.run(
-            command.argv, cwd=command.folder, stderr=subprocess.PIPE, timeout=DEMO_DEADLINE_SEC, check=False
+        completed = subprocess.run(
+            command.argv, cwd=command.folder, stderr=subprocess.PIPE, timeout=DEMO_TIMEOUT_SEC, check=False
         )
     except subprocess.TimeoutExpired:
-        raise TaskFailed(f"model.demo: not done after {DEMO_DEADLINE_SEC:.0f} s: {command.render()}") from None
-    complaint = ended.stderr.decode(errors="replace").strip()
-    if ended.returncode == UsageError.exit_code:
-        raise UsageError(f"model.demo: {complaint}")
-    if ended.returncode == ConfirmationRequired.exit_code:
-        raise ConfirmationRequired(f"model.demo: {complaint}")
-    if ended.returncode != 0:
-        raise TaskFailed(f"model.demo: exit {ended.returncode}: {command.render()}: {command.tail(complaint, lines=1)}")
+        raise TaskFailed(f"model.demo: not done after {DEMO_TIMEOUT_SEC:.0f} s: {command.render()}") from None
+    stderr = completed.stderr.decode(errors="replace").strip()
+    if completed.returncode == UsageError.exit_code:
+        raise UsageError(f"model.demo: {stderr}")
+    if completed.returncode == ConfirmationRequired.exit_code:
+        raise ConfirmationRequired(f"model.demo: {stderr}")
+    if completed.returncode != 0:
+        raise TaskFailed(
+            f"model.demo: exit {completed.returncode}: {command.render()}: {command.tail(stderr, lines=1)}"
+        )
     if (model, data) != (settings.model.path, settings.data.path):
         print(f"to use them: INVOKE_MODEL_PATH={model} INVOKE_DATA_PATH={data} inv train; or `make demo-train`")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchOptions:
-    """The flags of `inv model.fetch` that say what is fetched, from where and to where; None where not given."""
+    """Source and target flags of `inv model.fetch`; None if not given."""
 
     model: str | None
     revision: str | None
@@ -68,77 +70,76 @@ class FetchOptions:
     cache_here: str | None
 
 
-def fetch_models(context: Context, given: FetchOptions, *, dry_run: bool) -> None:
+def fetch_models(context: Context, options: FetchOptions, *, dry_run: bool) -> None:
     settings = load(context)
-    models = settings.image.models if given.model is None else (given.model,)
+    models = settings.image.models if options.model is None else (options.model,)
     if not models:
         raise UsageError("image.models: empty; list models there, or name one: `inv model.fetch --model ORG/NAME`")
-    if given.cache is not None and given.cache_here is not None:
+    if options.cache is not None and options.cache_here is not None:
         raise UsageError("--cache and --cache-here exclude each other; give one of them")
-    if given.cache is None and given.cache_here is None:
-        secrets.check_hub(settings)
-    flags = {name.replace("_", "-"): value for name, value in dataclasses.asdict(given).items() if value}
-    again = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
-    with build_vm_job(settings, again) as host:
-        tmp = tmpdir_on(settings, host, given.tmpdir)
-        workdir.claim(host, tmp, make=not dry_run)
-        home = f"{workdir.home_below(tmp)}/models"
+    if options.cache is None and options.cache_here is None:
+        secrets.check_hub_endpoint(settings)
+    flags = {name.replace("_", "-"): value for name, value in dataclasses.asdict(options).items() if value}
+    retry_command = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
+    with build_vm_job(settings, retry_command) as host:
+        tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
+        workdir.claim(host, tmp_folder, create=not dry_run)
+        home = f"{workdir.workdir_path(tmp_folder)}/models"
         for model in models:
-            wanted = Fetch(
+            fetch = Fetch(
                 model=model,
                 folder=f"{home}/{model.replace('/', '--')}",
-                revision=given.revision,
+                revision=options.revision,
                 endpoint=settings.hub.endpoint,
-                index_url=secrets.index_of(settings),
-                cache=given.cache,
-                cache_here=None if given.cache_here is None else Path(given.cache_here),
+                index_url=secrets.checked_index_url(settings),
+                cache=options.cache,
+                cache_here=None if options.cache_here is None else Path(options.cache_here),
             )
             if dry_run:
-                print(
-                    f"{model} ({given.revision or 'as it is there, or main'}) from {wanted.source} -> {wanted.folder}"
-                )
+                revision = options.revision or "existing revision, or main"
+                print(f"{model} ({revision}) from {fetch.source} -> {fetch.folder}")
             else:
-                _fetch(settings, vm_jobs.agent_on(host), wanted)
+                _fetch(settings, vm_jobs.create_agent(host), fetch)
 
 
-def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
+def _fetch(settings: Settings, agent: Agent, fetch: Fetch) -> None:
     began = time.monotonic()
-    job = model_fetch.find(agent, wanted)
+    job = model_fetch.find_job(agent, fetch)
     if job is not None:
-        print(f"{agent.host.name}: {wanted.model} is being fetched already ({job.folder}); following it", flush=True)
+        print(f"{agent.host.name}: a download of {fetch.model} is running ({job.folder}); following it", flush=True)
     else:
-        print(f"{wanted.model} from {wanted.source} -> {agent.host.name}:{wanted.folder}", flush=True)
+        print(f"{fetch.model} from {fetch.source} -> {agent.host.name}:{fetch.folder}", flush=True)
         job = model_fetch.start(
             agent,
-            wanted,
-            token=_token(settings, wanted),
+            fetch,
+            token=_hub_token(settings, fetch),
             deadline_sec=settings.image.deadline_sec,
-            on_progress=_SentLines(),
+            on_progress=_UploadLines(),
         )
     facts = jobs.follow(settings, job).facts
     fetched = facts["fetched_bytes"]
-    how = f"{fetched / 1e9:.2f} GB of it came now" if fetched else "it was there already; nothing was fetched"
+    transfer = f"{fetched / 1e9:.2f} GB of it downloaded now" if fetched else "already there; nothing was downloaded"
     print(
-        f"{wanted.model} at {facts['revision']}: {facts['files']} files, {facts['bytes'] / 1e9:.2f} GB, all verified; "
-        f"{how}; {time.monotonic() - began:.1f} s",
+        f"{fetch.model} at {facts['revision']}: {facts['files']} files, {facts['bytes'] / 1e9:.2f} GB, all verified; "
+        f"{transfer}; {time.monotonic() - began:.1f} s",
         flush=True,
     )
 
 
-def _token(settings: Settings, wanted: Fetch) -> Secret | None:
-    if settings.hub.token_file is None or wanted.cache is not None or wanted.cache_here is not None:
+def _hub_token(settings: Settings, fetch: Fetch) -> Secret | None:
+    if settings.hub.token_file is None or fetch.cache is not None or fetch.cache_here is not None:
         return None
-    return secrets.read(settings, "hub.token_file", settings.hub.token_file, in_header=True)
+    return secrets.read_secret(settings, "hub.token_file", settings.hub.token_file, in_header=True)
 
 
-class _SentLines:
-    """Prints a line every two seconds while a cache of this machine is sent to the VM."""
+class _UploadLines:
+    """Progress printer for uploading a local cache to the VM: one line every two seconds."""
 
     def __init__(self) -> None:
-        self._shown = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __call__(self, progress: UploadProgress) -> None:
-        if time.monotonic() - self._shown > 2.0:
-            self._shown = time.monotonic()
+        if time.monotonic() - self._printed_at > 2.0:
+            self._printed_at = time.monotonic()
             share = "" if progress.percent is None else f", {progress.percent} %"
             print(f"sent {progress.byte_count / 1e9:.2f} GB{share}", flush=True)

@@ -1,7 +1,7 @@
-"""`inv push`: the image into the registry, and the registry's digest of it into results/image.json.
+"""`inv push`: push the image to the registry and record its digest in results/image.json.
 
-The push is a job on the build VM, as the build is. This machine has the password, keeps it in memory, and logs in once
-more if the registry stops accepting it halfway.
+The push is a job on the build VM, like the build. This machine keeps the password in memory, and logs in a second time
+if the registry rejects the login during the push.
 """
 
 import contextlib
@@ -20,138 +20,142 @@ from remote.hosts.command import Secret
 from remote.hosts.host import Host, HostError
 from remote.image import engine, registry, vm_jobs
 from remote.image.context import ContextError
-from remote.image.plan import outdated
+from remote.image.plan import outdated_parts
 from remote.image.references import Reference, is_ocir
-from remote.image.registry import outcome_json
+from remote.image.registry import push_record_json
 from remote.image.vm_jobs import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
-from tasks.cli.terminal import asks
+from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm, build_vm_job
-from tasks.clients.registry import address
+from tasks.clients.registry import configured_image
 from tasks.clients.secrets import registry_password
-from tasks.errors import RetryableError, UsageError, translate_errors, writing
+from tasks.errors import RetryableError, UsageError, results_write_errors, translate_errors
 from tasks.image import build_profiles, jobs
-from tasks.image.build import client, wanted
+from tasks.image.build import engine_client, image_spec
 from tasks.image.sbom.sign import sign, signing_key
 from tasks.settings.load import Settings, load
 
-AGAIN = "inv push"
-MAKES = "inv tenancy.repository"
-STOP = ", `inv push --cancel` stops it"
-LOGINS = 2  # a token may expire between the first layer and the last
+PUSH_COMMAND = "inv push"
+CREATE_REPOSITORY_COMMAND = "inv tenancy.repository"
+STOP_HINT = ", `inv push --cancel` stops it"
+MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 
-def push_image(context: Context, *, dry_run: bool, stale: bool, cancel: bool) -> None:
+def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) -> None:
     settings = load(context)
     if cancel:
-        with build_vm(settings, f"{AGAIN} --cancel") as host:
-            jobs.cancel(vm_jobs.agent_on(host), "push")
+        with build_vm(settings, f"{PUSH_COMMAND} --cancel") as host:
+            jobs.cancel(vm_jobs.create_agent(host), "push")
         return
-    where, user = address(settings)
+    reference, user = configured_image(settings)
     image = build_profiles.image_name(settings)
     if dry_run:
-        print(f"{image} -> {where} as {user}; nothing was touched")
+        print(f"{image} -> {reference} as {user}; nothing was changed")
         return
-    again = f"{AGAIN} --stale" if stale else AGAIN
+    retry_command = f"{PUSH_COMMAND} --force" if force else PUSH_COMMAND
     key = signing_key(settings)
-    password = functools.cache(lambda: registry_password(settings, user, where.host, again))  # asked for once
-    with build_vm_job(settings, again, STOP) as host:
-        image_id = _image_id(settings, host, image, stale=stale)
-        request = _request(settings, where, user, image, image_id)
+    # Cached: a prompt appears only once.
+    password = functools.cache(lambda: registry_password(settings, user, reference.host, retry_command))
+    with build_vm_job(settings, retry_command, STOP_HINT) as host:
+        image_id = _image_id(settings, host, image, force=force)
+        request = _request(settings, reference, user, image, image_id)
         try:
-            outcome = _work(settings, vm_jobs.agent_on(host), request, password, again)
+            outcome = _push(settings, vm_jobs.create_agent(host), request, password, retry_command)
         except vm_jobs.JobFailed as failure:
-            if failure.kind not in ("absent", "forbidden") or not repository_made(settings, where):
+            if failure.kind not in ("absent", "forbidden") or not offer_to_create_repository(settings, reference):
                 raise
-            outcome = _work(settings, vm_jobs.agent_on(host), request, password, again)
+            outcome = _push(settings, vm_jobs.create_agent(host), request, password, retry_command)
         facts = outcome.facts
-        _write(settings, where, facts)
-        how = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "was there already; nothing was sent"
-        print(f"{where.repository}@{facts['digest']} {how}; {facts['compressed_bytes'] / 1e6:.2f} MB in the registry")
+        _save_outcome(settings, reference, facts)
+        result = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "already there; nothing was sent"
+        megabytes = facts["compressed_bytes"] / 1e6
+        print(f"{reference.repository}@{facts['digest']} {result}; {megabytes:.2f} MB in the registry")
         if key is not None:
-            sign(settings, host, where, facts["digest"], (user, password()), key)
+            sign(settings, host, reference, facts["digest"], (user, password()), key)
 
 
-def repository_made(settings: Settings, where: Reference) -> bool:
-    """Ask whether the tenancy is to make the repository that is not there, and have it made; False where not.
+def offer_to_create_repository(settings: Settings, reference: Reference) -> bool:
+    """Offer to create a missing repository in the tenancy; return whether it was created.
 
-    OCIR answers 403 as well where a repository does not exist. Without a terminal nothing is asked: the failure of the
-    push names the command.
+    OCIR answers 403 for a missing repository, too. Without a terminal nothing is asked: the push's own error names the
+    command.
     """
-    if not is_ocir(where.host) or not asks(f"{where.repository} may not be there. `{MAKES}` now?"):
+    question = f"{reference.repository} may not exist. Run `{CREATE_REPOSITORY_COMMAND}` now?"
+    if not is_ocir(reference.host) or not confirm(question):
         return False
-    argv = (sys.executable, "-m", "invoke", *MAKES.split()[1:])  # a process of its own: Oracle's SDK is optional
-    environment = {**os.environ, "INVOKE_REGISTRY_IMAGE": str(where)}
+    # A separate process, because Oracle's SDK is optional.
+    argv = (sys.executable, "-m", "invoke", *CREATE_REPOSITORY_COMMAND.split()[1:])
+    environment = {**os.environ, "INVOKE_REGISTRY_IMAGE": str(reference)}
     return subprocess.run(argv, cwd=settings.root, env=environment, check=False).returncode == 0
 
 
-def _image_id(settings: Settings, host: Host, image: str, *, stale: bool) -> str:
-    """The image to push. Raises UsageError where there is none, or one of other sources that is not asked for."""
-    facts = engine.inspect(host, client(settings), image)
+def _image_id(settings: Settings, host: Host, image: str, *, force: bool) -> str:
+    """Return the image's id. Raises UsageError if it is missing, or outdated without `force`."""
+    facts = engine.inspect(host, engine_client(settings), image)
     if facts is None:
-        raise UsageError(f"{host.name}: no image {image} there; `inv build` makes it")
+        raise UsageError(f"{host.name}: no image {image}; `inv build` builds it")
     with translate_errors(UsageError, ContextError):
-        differs = outdated(wanted(settings, host.workdir), dict(facts.get("Config", {}).get("Labels") or {}))
-    if differs:
-        what = f"{image} on {host.name} is not of the sources here: {', '.join(differs)} changed since it was built"
-        if not stale:
-            raise UsageError(f"{what}; `inv build` makes it anew, `inv push --stale` pushes it as it is")
-        print(f"{what}; pushing it as it is", flush=True)
+        changed = outdated_parts(image_spec(settings, host.workdir), dict(facts.get("Config", {}).get("Labels") or {}))
+    if changed:
+        problem = f"{image} on {host.name} is outdated: {', '.join(changed)} changed since it was built"
+        if not force:
+            raise UsageError(f"{problem}; `inv build` rebuilds it, `inv push --force` pushes it as it is")
+        print(f"{problem}; pushing it as it is", flush=True)
     return str(facts["Id"])
 
 
-def _request(settings: Settings, where: Reference, user: str, image: str, image_id: str) -> dict[str, Any]:
-    """The whole work, without the login."""
-    how = client(settings)
+def _request(settings: Settings, reference: Reference, user: str, image: str, image_id: str) -> dict[str, Any]:
+    """Build the job's request, without the login."""
+    client = engine_client(settings)
     return {
-        "docker": [how.program],
-        "environment": how.environment,
+        "docker": [client.program],
+        "environment": client.environment,
         "image": image,
         "image_id": image_id,
-        "host": where.host,
-        "path": where.path,
-        "tag": where.tag,
+        "host": reference.host,
+        "path": reference.path,
+        "tag": reference.tag,
         "user": user,
         "token_hosts": list(settings.registry.token_hosts),
     }
 
 
-def _work(
-    settings: Settings, agent: Agent, request: dict[str, Any], password: Callable[[], Secret], again: str
+def _push(
+    settings: Settings, agent: Agent, request: dict[str, Any], password: Callable[[], Secret], retry_command: str
 ) -> Outcome:
-    """Follow the push that does the same, or log in and start one."""
-    job = vm_jobs.running(agent)
+    """Follow a running push of the same request, or log in and start one."""
+    job = vm_jobs.running_job(agent)
     if job is not None:
-        if not vm_jobs.does(job, "push", request):
-            raise jobs.busy(job, again)
-        print(f"{agent.host.name}: a push is running already ({job.folder}); following it", flush=True)
+        if not vm_jobs.matches_request(job, "push", request):
+            raise jobs.busy_error(job, retry_command)
+        print(f"{agent.host.name}: a push is already running ({job.folder}); following it", flush=True)
         return jobs.follow(settings, job)
     host, user = request["host"], request["user"]
     secret = password()
-    for login in range(1, LOGINS + 1):
-        folder = registry.log_in(agent.host, client(settings), host, user, secret)
-        job = vm_jobs.new(agent, "push", f"{request['path']}-{request['tag']}", request)
+    for login in range(1, MAX_LOGINS + 1):
+        folder = registry.log_in(agent.host, engine_client(settings), host, user, secret)
+        job = vm_jobs.new_job(agent, "push", f"{request['path']}-{request['tag']}", request)
         try:
             vm_jobs.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
         except HostBusy as busy:
-            registry.forget(agent.host, folder)
-            raise RetryableError(f"{busy}; when that has ended, `{again}`") from None
+            registry.remove_login(agent.host, folder)
+            raise RetryableError(f"{busy}; when that has ended, `{retry_command}`") from None
         try:
             return jobs.follow(settings, job)
         except vm_jobs.JobFailed as failure:
-            with contextlib.suppress(HostError):  # the job does so itself, unless it was killed
-                registry.forget(agent.host, folder)
-            if failure.kind != "unauthorized" or login == LOGINS:
+            with contextlib.suppress(HostError):  # a job that was killed has not logged out
+                registry.remove_login(agent.host, folder)
+            if failure.kind != "unauthorized" or login == MAX_LOGINS:
                 raise
-            print(f"{host}: no longer logged in ({failure}); logging in once more", flush=True)
+            print(f"{host}: no longer logged in ({failure}); logging in again", flush=True)
     raise AssertionError("unreachable")
 
 
-def _write(settings: Settings, where: Reference, facts: Mapping[str, Any]) -> None:
-    moment = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+def _save_outcome(settings: Settings, reference: Reference, facts: Mapping[str, Any]) -> None:
+    pushed_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     path = settings.image_file
-    with writing(path):
+    with results_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, outcome_json(where, dict(facts), moment).encode())
+        write_atomic(path, push_record_json(reference, dict(facts), pushed_at).encode())
     print(f"wrote {path}")

@@ -1,22 +1,22 @@
-"""What the image's self-check says, read: its report, what is wrong, and how that ends the task."""
+"""Parse the report of the image's self-check and turn its problems into the task's result."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from remote.image.docker_client import ContainerExit
-from tasks.errors import ConfirmationRequired, TaskFailed, one_line
+from tasks.errors import ConfirmationRequired, TaskFailed, escape_controls
 
 
-def report_of(name: str, ended: ContainerExit) -> dict[str, Any]:
-    """The report on standard output's last line, with all that is read of it here. Raises TaskFailed."""
+def parse_report(name: str, container: ContainerExit) -> dict[str, Any]:
+    """Parse the report from the last line of stdout and check every field read here. Raises TaskFailed."""
     try:
-        report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+        report: dict[str, Any] = json.loads(container.stdout.splitlines()[-1])
         report["wrong"] = [str(line) for line in report["wrong"]]
         list(_lines(report)), list(differing_models(report, {}))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        last = " ".join((ended.stderr or ended.stdout)[-500:].split()[-30:])
-        raise TaskFailed(f"{name}: its self-check ended with {ended.exit_code} and no report: {last}") from None
+        last = " ".join((container.stderr or container.stdout)[-500:].split()[-30:])
+        raise TaskFailed(f"{name}: self-check exited with {container.exit_code} and no report: {last}") from None
     return report
 
 
@@ -24,12 +24,12 @@ def differing_models(report: dict[str, Any], expected: dict[str, str]) -> Iterat
     inside = {str(model["name"]): model["manifest_sha256"] for model in report["models"]}
     for name in sorted(expected.keys() | inside.keys()):
         if name not in inside:
-            yield f"model {name}: the labels name it, and it is not in the image"
+            yield f"model {name}: listed in the labels, but missing in the image"
         elif expected.get(name) != inside[name]:
-            yield f"model {name}: its manifest is not the one the image was built from"
+            yield f"model {name}: its manifest differs from the one the image was built from"
 
 
-def show(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     for line in _lines(report):
         print(line)
 
@@ -39,26 +39,26 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"  python {report['python']}: {packages}"
     device = report["device"]
     if device["torch"] is not None:
-        seen = "a device is visible" if device["visible"] else "no device on this machine, which is fine here"
-        yield f"  CUDA {device['cuda']}: {seen}"
+        visibility = "a device is visible" if device["visible"] else "no device on this machine (not required here)"
+        yield f"  CUDA {device['cuda']}: {visibility}"
     for model in report["models"]:
-        yield f"  model {model['name']}: {model['files']} files, {model['bytes'] / 1e9:.2f} GB, every sha256 read"
+        yield f"  model {model['name']}: {model['files']} files, {model['bytes'] / 1e9:.2f} GB, every sha256 checked"
     if not report["models"]:
         yield "  no model in the image"
 
 
-def refused(name: str, wrong: list[str]) -> TaskFailed:
-    """Damaged weights are refused with the command that mends them; the rest is a failure."""
-    said = f"{name}: {wrong[0]}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
-    if any(line.startswith("model") for line in wrong):
-        return ConfirmationRequired(f"{said}; `inv build --anew` makes it again, of weights that it verifies")
-    return TaskFailed(said)
+def problem_error(name: str, problems: list[str]) -> TaskFailed:
+    """Build the task's error: ConfirmationRequired with the fix for damaged weights, else TaskFailed."""
+    summary = f"{name}: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+    if any(line.startswith("model") for line in problems):
+        return ConfirmationRequired(f"{summary}; `inv build --force` rebuilds it from verified weights")
+    return TaskFailed(summary)
 
 
-def conclude(name: str, wrong: list[str]) -> None:
-    """Print what is wrong and raise it, or say that the image is whole."""
-    if wrong:
-        for line in wrong:
-            print(one_line(f"  WRONG: {line}"))
-        raise refused(name, wrong)
-    print(f"{name}: whole")
+def finish(name: str, problems: list[str]) -> None:
+    """Print the problems and raise them as an error, or print that the image is intact."""
+    if problems:
+        for line in problems:
+            print(escape_controls(f"  WRONG: {line}"))
+        raise problem_error(name, problems)
+    print(f"{name}: intact")

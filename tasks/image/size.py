@@ -1,4 +1,4 @@
-"""`inv image.size`: the image's layers, and what a push, a pull and a node need for it."""
+"""`inv image.size`: size of the image's layers, of a push, of a pull and on a node."""
 
 import gzip
 import io
@@ -9,61 +9,58 @@ from invoke.context import Context
 from remote.image import docker_client as images
 from remote.image.context import bench_files
 from remote.image.docker_client import ImageLayer
-from tasks.cli.flags import number
+from tasks.cli.flags import parse_number
 from tasks.clients.build_vm import build_vm
-from tasks.clients.image_ref import recorded
+from tasks.clients.image_ref import read_push_record
 from tasks.image import build_profiles
-from tasks.image.build import client
+from tasks.image.build import engine_client
 from tasks.settings.load import Settings, load
 
-# For the estimate before a first push: packages were seen to compress to this, weights hardly compress.
-STACK_RATIO, WEIGHTS_RATIO = 0.6, 0.95
+# Compression ratios for the estimate before a first push, as measured.
+PACKAGES_RATIO, WEIGHTS_RATIO = 0.6, 0.95
 
 
 def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
     settings = load(context)
-    bandwidth = number("image.size: --mbps", mbps, "a number above 0", lambda given: given > 0)
-    room = number("image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda given: given > 0)
+    bandwidth = parse_number("image.size: --mbps", mbps, "a number above 0", lambda value: value > 0)
+    allocatable = parse_number("image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda value: value > 0)
     name = build_profiles.image_name(settings)
-    with build_vm(settings, "inv image.size") as host, images.connected(host, client(settings)) as sdk:
+    with build_vm(settings, "inv image.size") as host, images.connect(host, engine_client(settings)) as sdk:
         layers = images.layers(sdk.images.get(name))
     for layer in layers:
         print(f"{layer.size / 1e6:12.2f} MB  {layer.kind:<8} {layer.step[:80]}")
     total = sum(layer.size for layer in layers)
-    kinds = {
+    sizes = {
         kind: sum(layer.size for layer in layers if layer.kind == kind)
         for kind in ("weights", "stack", "system", "code")
     }
-    print(
-        f"{total / 1e6:12.2f} MB  in all: " + ", ".join(f"{kind} {size / 1e6:.2f} MB" for kind, size in kinds.items())
-    )
-    compressed, how = _compressed(settings, layers)
-    print(
-        f"an edit of bench pushes {_edit_bytes(settings) / 1e6:.3f} MB; a first push, {compressed / 1e9:.2f} GB ({how})"
-    )
+    print(f"{total / 1e6:12.2f} MB  total: " + ", ".join(f"{kind} {size / 1e6:.2f} MB" for kind, size in sizes.items()))
+    compressed, source = _compressed_bytes(settings, layers)
+    code_megabytes = _code_layer_bytes(settings) / 1e6
+    print(f"an edit of bench pushes {code_megabytes:.3f} MB; a first push, {compressed / 1e9:.2f} GB ({source})")
     pull_sec = compressed * 8 / (bandwidth * 1e6)
-    lasts = f"{pull_sec:.0f} s" if pull_sec < 120 else f"{pull_sec / 60:.1f} min"
-    print(f"a node with {bandwidth:g} Mb/s pulls it in {lasts}, unpacking not counted")
-    # A node keeps the pulled layers beside the unpacked ones.
+    duration = f"{pull_sec:.0f} s" if pull_sec < 120 else f"{pull_sec / 60:.1f} min"
+    print(f"a node with {bandwidth:g} Mb/s pulls it in {duration}, without unpacking")
+    # A node stores the pulled layers in addition to the unpacked ones.
     needed = (total + compressed) / 1e9
-    fits = "fits" if needed <= room else "does not fit: grow the nodes' boot volume"
-    print(f"a node needs {needed:.1f} GB for it; of {room:g} GB allocatable that {fits}")
+    verdict = "fits" if needed <= allocatable else "does not fit: grow the nodes' boot volume"
+    print(f"a node needs {needed:.1f} GB for it and has {allocatable:g} GB allocatable: {verdict}")
 
 
-def _compressed(settings: Settings, layers: list[ImageLayer]) -> tuple[float, str]:
-    """Bytes of the image in a registry: as reported after a push of this size, or an estimate."""
+def _compressed_bytes(settings: Settings, layers: list[ImageLayer]) -> tuple[float, str]:
+    """Return the image's bytes in a registry and their source: the recorded push of this size, or an estimate."""
     try:
-        pushed = recorded(settings)
+        pushed = read_push_record(settings)
         if pushed["size_bytes"] == sum(layer.size for layer in layers):
             return float(pushed["compressed_bytes"]), "as pushed"
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # never pushed from here: estimate it
-    parts = ((layer.size * (WEIGHTS_RATIO if layer.kind == "weights" else STACK_RATIO)) for layer in layers)
-    return sum(parts), f"estimated: {STACK_RATIO:g} of packages, {WEIGHTS_RATIO:g} of weights"
+        pass  # never pushed from here
+    parts = ((layer.size * (WEIGHTS_RATIO if layer.kind == "weights" else PACKAGES_RATIO)) for layer in layers)
+    return sum(parts), f"estimated: packages x {PACKAGES_RATIO:g}, weights x {WEIGHTS_RATIO:g}"
 
 
-def _edit_bytes(settings: Settings) -> int:
-    """The compressed size of bench's layer, which a change of one line pushes again."""
+def _code_layer_bytes(settings: Settings) -> int:
+    """Compute the compressed size of bench's layer, which any edit of bench pushes again."""
     content = io.BytesIO()
     with gzip.GzipFile(fileobj=content, mode="wb") as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for path in bench_files(settings.root):

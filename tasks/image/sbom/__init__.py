@@ -1,7 +1,7 @@
-"""What is said of an image: its documents, its signature, and both as the registry has them.
+"""SBOM, provenance and signature of an image.
 
-write  `inv image.bom`: the documents, into files and beside the image
-audit  known vulnerabilities of the lock's packages
-sign   a signature by the key of image.sign_key
-show   `inv image.show`: what stands beside a pushed image
+write  `inv image.bom`: write the documents to files, attach them to the pushed image
+audit  list known vulnerabilities of the locked packages
+sign   sign a pushed image with the key of image.sign_key
+show   `inv image.show`: show what the registry has attached to a pushed image
 """

@@ -1,4 +1,4 @@
-"""The base image's digest, found in a registry and recorded beside the lock."""
+"""Pinning of the base image: its digest is read from a registry and recorded next to the lock."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ import pytest
 from invoke import Context
 
 from remote.image.plan import BuildProfile
-from remote.image.references import DOCKER_HUB, InvalidReference, Reference, upstream
+from remote.image.references import DOCKER_HUB, InvalidReference, Reference, pull_reference
 from tasks.errors import RetryableError, UsageError
 from tasks.image import build_profiles
 from tasks.settings.load import load
@@ -31,32 +31,30 @@ def test_a_base_is_pinned_by_the_digest_that_its_registry_has_until_it_is_upgrad
     registry: OciRegistry, context: Callable[..., Context], project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "image" / "locks").mkdir(parents=True, exist_ok=True)
-    settings, one = load(context()), profile(f"{registry.host}/nvidia/cuda:12")
+    settings, current = load(context()), profile(f"{registry.host}/nvidia/cuda:12")
     first = registry.put(BASE, "12")
-    assert build_profiles.pinned(project, one) == one.base
-    build_profiles._pin_base(settings, one, upgrade=False)
-    assert build_profiles.pinned(project, one) == f"{one.base}@{first}"
+    assert build_profiles.pinned_base(project, current) == current.base
+    build_profiles._pin_base(settings, current, upgrade=False)
+    assert build_profiles.pinned_base(project, current) == f"{current.base}@{first}"
     second = registry.put(BASE + b" ", "12")
-    build_profiles._pin_base(settings, one, upgrade=False)
-    assert build_profiles.pinned(project, one) == f"{one.base}@{first}"
-    build_profiles._pin_base(settings, one, upgrade=True)
-    assert build_profiles.pinned(project, one) == f"{one.base}@{second}"
-    assert f"image/locks/current.base: {one.base}@{second}" in capsys.readouterr().out
-    # A profile with another base is not pinned by what was recorded for this one; nor by a file somebody broke.
-    assert build_profiles.pinned(project, profile("nvidia/cuda:13")) == "nvidia/cuda:13"
-    (project / "image" / "locks" / "current.base").write_text(f"{one.base}@sha256:12")
-    assert build_profiles.pinned(project, one) == one.base
+    build_profiles._pin_base(settings, current, upgrade=False)
+    assert build_profiles.pinned_base(project, current) == f"{current.base}@{first}"
+    build_profiles._pin_base(settings, current, upgrade=True)
+    assert build_profiles.pinned_base(project, current) == f"{current.base}@{second}"
+    assert f"image/locks/current.base: {current.base}@{second}" in capsys.readouterr().out
+    # Neither a record for another base nor a damaged record pins the base.
+    assert build_profiles.pinned_base(project, profile("nvidia/cuda:13")) == "nvidia/cuda:13"
+    (project / "image" / "locks" / "current.base").write_text(f"{current.base}@sha256:12")
+    assert build_profiles.pinned_base(project, current) == current.base
 
 
 def test_a_base_that_cannot_be_found_is_one_line_and_the_packages_stay_locked(
     registry: OciRegistry, context: Callable[..., Context]
 ) -> None:
     settings = load(context())
-    with pytest.raises(UsageError, match=r"image/profiles.yaml: current: base: 127.* has no nvidia/cuda:none"):
+    with pytest.raises(UsageError, match=r"image/profiles.yaml: current: base: 127.* nvidia/cuda:none"):
         build_profiles._pin_base(settings, profile(f"{registry.host}/nvidia/cuda:none"), upgrade=False)
-    with pytest.raises(
-        RetryableError, match=r"is not pinned .*the packages are locked; `inv image.lock --profile current`"
-    ):
+    with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1/nvidia/cuda:12.*; `inv image.lock --profile current`"):
         build_profiles._pin_base(settings, profile("127.0.0.1:1/nvidia/cuda:12"), upgrade=False)
 
 
@@ -66,11 +64,11 @@ def test_a_base_that_cannot_be_found_is_one_line_and_the_packages_stay_locked(
     ("nvcr.io/nvidia/cuda:1", "nvcr.io", "nvidia/cuda", "1"),
     ("localhost:5000/a:b", "localhost:5000", "a", "b"),
 ])  # fmt: skip
-def test_a_name_is_asked_for_where_an_engine_would(name: str, host: str, path: str, tag: str) -> None:
-    assert upstream(name) == Reference(host=host, path=path, tag=tag)
+def test_a_name_is_resolved_to_the_registry_that_an_engine_would_use(name: str, host: str, path: str, tag: str) -> None:
+    assert pull_reference(name) == Reference(host=host, path=path, tag=tag)
 
 
 @pytest.mark.parametrize("name", ["", "Upper/case", "a b", "nvidia/cuda:x/y"])
-def test_what_is_no_image_s_name_is_refused(name: str) -> None:
+def test_an_invalid_image_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidReference):
-        upstream(name)
+        pull_reference(name)
