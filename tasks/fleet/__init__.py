@@ -1,16 +1,16 @@
 """`inv bench`, `cancel`, `collect` and `monitor`: trials over the fleet.
 
-verbs        signatures and help
-bench        a suite of trials, or a run resumed or cancelled
-plan         from settings to a plan: which trials, on which workers, for how long
-execute      a plan over the fleet, to one end for each trial
-liveview     what is shown while a fleet works
-trainview    what is shown while it trains
-pricing      what the settings say about cost
-collect      every worker's results into the run's folder
-adapter      a training's adapter and record, to where one looks for them
-monitor      what every worker's GPU is doing
-folders      the runs on this machine
-ordered/     trainings that a Kubernetes Job runs by itself
-uncollected  runs whose results are still in the pods
+commands           signatures and help of the tasks
+bench              `inv bench` and `inv cancel`: start, resume or cancel a run
+plan               turn settings into a plan: trials, workers, expected time
+runner             run a plan over the fleet until every trial has ended
+live_display       progress of a fleet on the terminal
+training_progress  progress of a training on the terminal
+pricing            cost settings, and the price of a worker
+collect            fetch the workers' results into the run's folder
+install_adapter    copy a training's adapter and record into the run's folder
+monitor            `inv monitor`: a live table of the workers' GPUs
+run_store          the run folders on this machine
+k8s_training/      trainings that run as a Kubernetes Job
+pending_results    runs whose results are still in the pods
 """

@@ -1,7 +1,7 @@
-"""`inv bench` and `inv cancel`: a suite of trials over the fleet, until every trial has its end.
+"""`inv bench` and `inv cancel`: run a suite of trials over the fleet, resume a run, or cancel it.
 
-Observe (settings, workers, their model and data), plan (a RunRecord, which `--dry-run` prints), act (the fleet),
-observe again (the ledger). Everything about the workers comes from `tasks.clients.workers`.
+`inv bench` reads the settings and inspects the workers, their model and data. It writes a plan (a RunRecord, which
+`--dry-run` prints), runs the fleet, and reports the outcome from the ledger.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from remote.fleet.worker import NOT_ASKED
 from remote.hosts.host import Host
 from reports import formatting
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import table
-from tasks.clients.workers import inspect, workers
+from tasks.cli.terminal import plain_table
+from tasks.clients.workers import fleet_hosts, inspect
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet import plan, runner
 from tasks.fleet.k8s_training import cancel
-from tasks.fleet.k8s_training.volume_reader import is_ordered
+from tasks.fleet.k8s_training.volume_reader import is_k8s_training
 from tasks.fleet.live_display import duration
-from tasks.fleet.plan import expected_sec, expected_total_sec, size_of, steps_of
+from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
 
@@ -41,143 +41,159 @@ class BenchOptions:
     only: str | None
     spread: str | None
     suite: str | None
-    trials: str | None
+    trial_file: str | None
     repeats: str | None
+    workers: str | None
     strict: bool
     resume: str | None
     dry_run: bool
     plain: bool
 
 
-def run_bench(context: Context, given: BenchOptions) -> None:
+def run_bench(context: Context, options: BenchOptions) -> None:
+    """Start a run, print its plan, or resume a run."""
     settings = load(context)
-    _refuse_wrong_usage(given)
-    if given.resume:
-        bare = given.resume is True  # type: ignore[comparison-overlap] # Invoke's bare optional value
-        _resume(settings, None if bare else given.resume, dry_run=given.dry_run, plain=given.plain)
+    _check_flags(options)
+    if options.resume:
+        is_bare = options.resume is True  # type: ignore[comparison-overlap] # Invoke's bare optional value
+        _resume(settings, None if is_bare else options.resume, dry_run=options.dry_run, plain=options.plain)
         return
-    # The plan is written with the values that count, so that a resume needs no flag again.
-    chosen: dict[str, Any] = {
-        "spread": given.spread or settings.bench.spread,
-        "strict": given.strict or settings.bench.strict,
-        "repeats": settings.bench.repeats if given.repeats is None else int(given.repeats),
+    # The flags are written into the plan, so that a resume does not need them.
+    overrides: dict[str, Any] = {
+        "spread": options.spread or settings.bench.spread,
+        "strict": options.strict or settings.bench.strict,
+        "repeats": settings.bench.repeats if options.repeats is None else int(options.repeats),
     }
-    settings = settings.model_copy(update={"bench": settings.bench.model_copy(update=chosen)})
-    suite_name = "quick" if given.quick else "full" if given.full else given.suite or settings.bench.suite
-    run, hosts = _plan(settings, suite_name, given.only, given.trials)
-    if given.dry_run:
+    fleet = settings.fleet.model_copy(update={"size": _worker_count(settings, options.workers)})
+    bench = settings.bench.model_copy(update=overrides)
+    settings = settings.model_copy(update={"bench": bench, "fleet": fleet})
+    suite_name = "quick" if options.quick else "full" if options.full else options.suite or settings.bench.suite
+    run, hosts = _plan(settings, suite_name, options.only, options.trial_file)
+    if options.dry_run:
         _print_plan(settings, run)
         return
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})"):
         runner.refuse_busy_workers(settings, hosts)
         run, folder, ledger = runner.write_plan(settings, run)
-        runner.work(settings, run, folder, ledger, hosts, plain=given.plain)
+        runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
 
 
-def _refuse_wrong_usage(given: BenchOptions) -> None:
-    """Raises UsageError."""
-    choices = {
-        "--quick": given.quick,
-        "--full": given.full,
-        "--suite": given.suite is not None,
-        "--trials": given.trials is not None,
+def _check_flags(options: BenchOptions) -> None:
+    """Check values and combinations of flags. Raises UsageError."""
+    suite_flags = {
+        "--quick": options.quick,
+        "--full": options.full,
+        "--suite": options.suite is not None,
+        "--trial-file": options.trial_file is not None,
     }
-    asked = [name for name, is_given in choices.items() if is_given]
-    if len(asked) > 1:
-        raise UsageError(f"bench: {' and '.join(asked)} exclude each other; give one of them")
-    others = (given.only, given.spread, given.repeats)
-    if given.resume and (asked or given.strict or any(other is not None for other in others)):
+    flags = [name for name, is_set in suite_flags.items() if is_set]
+    if len(flags) > 1:
+        raise UsageError(f"bench: {' and '.join(flags)} exclude each other; pass only one of them")
+    plan_overrides = (options.only, options.spread, options.repeats, options.workers)
+    if options.resume and (flags or options.strict or any(value is not None for value in plan_overrides)):
         raise UsageError(
-            "bench: --resume goes on with a run's own plan; "
-            "leave out --quick, --full, --suite, --trials, --only, --spread, --repeats and --strict"
+            "bench: --resume uses the plan of the run; "
+            "leave out --quick, --full, --suite, --trial-file, --only, --spread, --repeats, --workers and --strict"
         )
-    if given.repeats is not None and not (given.repeats.isdecimal() and 1 <= int(given.repeats) <= 100):
-        raise UsageError(f"bench: --repeats: expected a whole number from 1 to 100, found {given.repeats!r}")
-    if given.suite is not None and given.suite not in SUITES:
-        raise UsageError(f"bench: --suite: expected one of {', '.join(SUITES)}, found {given.suite!r}")
-    if given.spread not in (None, "replicate", "shard"):
-        raise UsageError(f"bench: --spread: expected replicate or shard, found {given.spread!r}")
+    if options.repeats is not None and not (options.repeats.isdecimal() and 1 <= int(options.repeats) <= 100):
+        raise UsageError(f"bench: --repeats: expected a whole number from 1 to 100, found {options.repeats!r}")
+    if options.suite is not None and options.suite not in SUITES:
+        raise UsageError(f"bench: --suite: expected one of {', '.join(SUITES)}, found {options.suite!r}")
+    if options.spread not in (None, "replicate", "shard"):
+        raise UsageError(f"bench: --spread: expected replicate or shard, found {options.spread!r}")
+
+
+def _worker_count(settings: Settings, flag: str | None) -> int:
+    """Return the number of workers to use: from the flag, else fleet.size. Raises UsageError."""
+    size = settings.fleet.size
+    if flag is None:
+        return size
+    if not (flag.isdecimal() and len(flag) < 6 and 1 <= int(flag) <= size):
+        raise UsageError(f"bench: --workers: expected a whole number from 1 to fleet.size, {size}, found {flag!r}")
+    return int(flag)
 
 
 def cancel_run(context: Context, name: str | None) -> None:
+    """Stop the jobs of a run on the workers, and end its open trials as CANCELLED."""
     settings = load(context)
     run, folder = open_run(settings, name)
     with acquire_lock(settings.results_folder, f"cancel (run {run.run_id})"), runner.ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         if not ledger.open_trials():
-            print(f"run {run.run_id}: nothing to cancel, every trial has its end")
+            print(f"run {run.run_id}: nothing to cancel, every trial has ended")
             return
-        if is_ordered(run):
-            cancel.cancel(settings, run, folder, ledger)
+        if is_k8s_training(run):
+            cancel.cancel_training(settings, run, folder, ledger)
             return
-        for fleet in runner.fleets_of(settings, run, folder, ledger, workers(settings)):
+        for fleet in runner.make_fleets(settings, run, folder, ledger, fleet_hosts(settings)):
             fleet.stop()
             fleet.run()
         entries = ledger.entries.values()
-        left = [
+        unreachable_reasons = [
             entry.reason for entry in entries if entry.end is TrialStatus.CANCELLED and NOT_ASKED in str(entry.reason)
         ]
-        if left:
+        if unreachable_reasons:
+            count = formatting.count(len(unreachable_reasons), "trial")
             raise RetryableError(
-                f"run {run.run_id}: cancelled, but {formatting.count(len(left), 'trial')} may still run: {left[0]}; when the "
-                f"worker answers, `{resume_command(run.run_id)}` finds it and `inv cancel --run={run.run_id}` stops it"
+                f"run {run.run_id}: cancelled, but {count} may still run: {unreachable_reasons[0]}; once the worker "
+                f"answers, run `{resume_command(run.run_id)}`, then `inv cancel --run={run.run_id}`"
             )
-        print(f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` goes on with it")
+        print(f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` resumes it")
 
 
 def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
     if only is None:
-        chosen = settings.bench.only or None
+        trial_ids = settings.bench.only or None
     else:
-        chosen = tuple(name.strip() for name in only.split(",") if name.strip())
+        trial_ids = tuple(name.strip() for name in only.split(",") if name.strip())
     if file is None:
-        trials = plan.choose_trials(settings, suite_name, chosen)
+        trials = plan.choose_trials(settings, suite_name, trial_ids)
     else:
-        trials, suite_name = plan.read_trials(settings, file, chosen), "trials"
-    hosts = workers(settings)
-    return runner.plan_of(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts, trials)), hosts
+        trials, suite_name = plan.read_trials(settings, file, trial_ids), "trials"
+    hosts = fleet_hosts(settings)
+    return runner.plan_run(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts, trials)), hosts
 
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:
-    each = expected_sec(settings, run)
+    expected_by_trial = expected_sec(settings, run)
     repeats = run.settings["bench"]["repeats"]
-    times = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
+    spread_text = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
     print(
         f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')} "
-        f"({times}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
+        f"({spread_text}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
     is_mixed = any(planned.trial.kind != "training" for planned in run.planned)
-    rows = table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
+    rows = plain_table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
     rows.add_column("why")
-    # One line a trial: the plan holds it once for each worker and repeat.
+    # One row per trial: the plan holds a trial once per worker and repeat.
     for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
-        trial, expected = planned.trial, each[planned.trial_id]
+        trial, expected = planned.trial, expected_by_trial[planned.trial_id]
         rows.add_row(
             Text(trial.trial_id),
             *([trial.kind] if is_mixed else []),
-            size_of(trial),
-            steps_of(trial),
+            size_text(trial),
+            steps_text(trial),
             "-" if expected is None else duration(expected),
             Text(trial.reason),
         )
     Console().print(rows)
     print(f"on {', '.join(run.workers)}")
-    total = expected_total_sec(run, each)
-    took = "unknown: not every trial has run here before" if total is None else f"about {duration(total)}"
-    print(f"expected time: {took}; nothing was touched")
+    total = expected_total_sec(run, expected_by_trial)
+    expected_time = "unknown (some trials have never run here)" if total is None else f"about {duration(total)}"
+    print(f"expected time: {expected_time}; nothing was changed")
 
 
 def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:
     run, folder = open_run(settings, name)
     if run.suite == TRAIN:
-        raise UsageError(f"run {run.run_id} is a training; `{resume_command(run.run_id)}` goes on with it")
+        raise UsageError(f"run {run.run_id} is a training; resume it with `{resume_command(run.run_id)}`")
     if dry_run:
         with runner.ledger_errors(run.run_id):
             ledger = Ledger(folder / LEDGER_FILE)
             trial_ids = [planned.trial_id for planned in run.planned]
-            again = [trial_id for trial_id in trial_ids if ledger.needs_work(trial_id)]
-        print(f"run {run.run_id}: {len(trial_ids) - len(again)} of {len(trial_ids)} trials are done")
-        print("would go on with:", ", ".join(again) or "nothing")
+            unfinished = [trial_id for trial_id in trial_ids if ledger.needs_work(trial_id)]
+        print(f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done")
+        print("would run:", ", ".join(unfinished) or "nothing")
         return
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})"):
-        runner.resume(settings, run.run_id, workers(settings), plain=plain)
+        runner.resume(settings, run.run_id, fleet_hosts(settings), plain=plain)

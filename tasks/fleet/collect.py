@@ -1,9 +1,9 @@
-"""`inv collect`: every worker's results into the run's folder, each byte verified; it can be repeated at any time.
+"""`inv collect`: fetch every worker's results into the run's folder, with checksums; safe to repeat at any time.
 
-The ledger says which attempt of a trial counts. Its result is here already (the fleet fetches it before it writes the
-trial's end); its other files (telemetry, log) are fetched now. Where the workers share a volume and the one that ran a
-trial is gone, its files come through another. For a trial without a result, a record of its end is written from the
-ledger, so that the folder has one record for every planned trial.
+The ledger says which attempt of a trial counts. The fleet has already fetched that attempt's result, before it wrote
+the trial's end; its other files (telemetry, log) are fetched here. If the worker is gone and the workers share a
+volume, another worker sends the files. For a trial without a result, a record of its end is written from the ledger,
+so that the folder has one record for every planned trial.
 """
 
 import sys
@@ -31,127 +31,132 @@ from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.fetch_result import OUT_FOLDER
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.shared_volume import place_of
-from remote.hosts.host import Host, HostError, PermissionDenied, one_line
+from remote.hosts.host import Host, HostError, PermissionDenied, collapse_whitespace
 from remote.jobs.agent import Agent
 from remote.jobs.download import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
 from remote.jobs.transfer import Moved, pull
 from reports import formatting
-from tasks.clients.workers import workers
+from tasks.clients.workers import fleet_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
 from tasks.fleet.install_adapter import install
 from tasks.fleet.k8s_training.sync_ledger import sync_ledger
-from tasks.fleet.k8s_training.volume_reader import is_ordered, open_reader_pod
+from tasks.fleet.k8s_training.volume_reader import is_k8s_training, open_reader_pod
 from tasks.fleet.pending_results import incomplete_runs
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
 
-SUMMED = (TRIALS_FOLDER, ADAPTER_FOLDER)
+CHECKSUMMED_FOLDERS = (TRIALS_FOLDER, ADAPTER_FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collected:
-    """One trial: how many files came, how many were here already, and what is `missing` and why."""
+class CollectedTrial:
+    """The outcome of one trial's collection: files fetched, files already present, and why files are missing."""
 
     trial_id: str
-    came: int = 0
-    already: int = 0
+    fetched: int = 0
+    present: int = 0
     byte_count: int = 0
-    missing: str | None = None
+    missing_reason: str | None = None
     is_open: bool = False
-    is_unsafe: bool = False
+    is_corrupt: bool = False
 
     def with_files(self, *moves: Moved) -> Self | None:
-        """The trial with these files; None where there are none."""
-        came, already = sum(len(move.came) for move in moves), sum(len(move.already) for move in moves)
+        """Return a copy with these files counted; None if there are no files."""
+        fetched, present = sum(len(move.came) for move in moves), sum(len(move.already) for move in moves)
+        if not fetched and not present:
+            return None
         size = sum(move.byte_count for move in moves)
-        return replace(self, came=came, already=already, byte_count=size, missing=None) if came or already else None
+        return replace(self, fetched=fetched, present=present, byte_count=size, missing_reason=None)
 
 
-def collect_runs(context: Context, name: str | None, *, every: bool) -> None:
+def collect_runs(context: Context, name: str | None, *, all_runs: bool) -> None:
+    """Collect the run of this name, the newest run, or all incomplete runs."""
     settings = load(context)
-    if every and name is not None:
-        raise UsageError("collect: --run and --all exclude each other; give one of them")
-    if every:
+    if all_runs and name is not None:
+        raise UsageError("collect: --run and --all exclude each other; pass only one of them")
+    if all_runs:
         _collect_all(settings)
         return
     run, folder = open_run(settings, name)
-    collect_run(settings, run, folder, workers(settings))
+    collect_run(settings, run, folder, fleet_hosts(settings))
 
 
 def _collect_all(settings: Settings) -> None:
-    """Every run that is not whole here, oldest first; one that cannot be had keeps none of the others back."""
-    names, hosts, failed = incomplete_runs(settings.results_folder), workers(settings), []
+    """Collect every incomplete run, oldest first. A run that fails does not stop the others."""
+    names, hosts, failed = incomplete_runs(settings.results_folder), fleet_hosts(settings), []
     for name in names:
         try:
             run, folder = open_run(settings, name)
         except UsageError as error:
-            print(f"left out: {error}")
+            print(f"skipped: {error}")
             continue
         try:
             collect_run(settings, run, folder, hosts)
         except (ConfirmationRequired, RetryableError, SomeTrialsFailed) as error:
             failed.append(error)
     if failed:
-        worst = max(failed, key=lambda error: error.exit_code)
+        worst_error = max(failed, key=lambda error: error.exit_code)
         verb = "is" if len(failed) == 1 else "are"
-        raise type(worst)(
-            f"{len(failed)} of {formatting.count(len(names), 'run')} {verb} still not whole here: {worst}"
+        raise type(worst_error)(
+            f"{len(failed)} of {formatting.count(len(names), 'run')} {verb} still incomplete: {worst_error}"
         )
-    print("every run is here")
+    print("all runs are complete")
 
 
 def collect_run(
     settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host], *, may_be_open: bool = False
 ) -> None:
-    """Everything of one run that is on these workers; of a training by itself, what is on its volume.
+    """Collect one run from these workers, or from its volume if it runs as a Kubernetes Job.
 
-    Where it `may_be_open`, a training that has not ended is no error. Raises Refused, Resumable, SomeTrialsFailed and
-    UsageError.
+    With `may_be_open`, a training that has not ended is not an error. Raises ConfirmationRequired, RetryableError,
+    SomeTrialsFailed and UsageError.
     """
     try:
-        if not is_ordered(run):
-            _bring_home(settings, run, folder, hosts)
+        if not is_k8s_training(run):
+            _fetch_results(settings, run, folder, hosts)
             return
         with open_reader_pod(settings, run) as host:
             ledger = Ledger(folder / LEDGER_FILE)
             sync_ledger(run, folder, ledger, host)
             if may_be_open and ledger.open_trials():
                 return
-            _bring_home(settings, run, folder, [host])
+            _fetch_results(settings, run, folder, [host])
     except LedgerError as error:
-        raise UsageError(f"{error}; `inv report` can still report the results that are here") from None
+        raise UsageError(f"{error}; `inv report` still reports the results collected so far") from None
     except PermissionDenied as error:
         raise UsageError(str(error)) from None
     except HostError as error:
-        raise RetryableError(f"{one_line(error)}; then type the same again") from None
+        raise RetryableError(f"{collapse_whitespace(error)}; then rerun `inv collect --run={run.run_id}`") from None
 
 
-def _bring_home(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
+def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
     agents = [Agent(host) for host in hosts]
-    entries, by_name = Ledger(folder / LEDGER_FILE).entries, {agent.host.name: agent for agent in agents}
-    shared = run.provenance["inputs"]["job"]["shared"] if is_ordered(run) else settings.shared_results
-    collection = _Collection(run=run, folder=folder, entries=entries, agents=by_name, shared=shared)
+    entries, agents_by_name = Ledger(folder / LEDGER_FILE).entries, {agent.host.name: agent for agent in agents}
+    shared = run.provenance["inputs"]["job"]["shared"] if is_k8s_training(run) else settings.shared_results
+    collection = _RunCollector(run=run, folder=folder, entries=entries, agents=agents_by_name, shared=shared)
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
-            done = pool.map(collection.collect, run.planned)
-            is_seen = sys.stdout.isatty()  # elsewhere the bar would leave an empty line
-            collected = list(track(done, "collect", total=len(run.planned), transient=True, disable=not is_seen))
-        brought = install(run, folder) if run.suite == TRAIN else None
-        _write_sums(folder)
+            outcomes = pool.map(collection.collect_trial, run.planned)
+            is_terminal = sys.stdout.isatty()  # in a pipe or file the bar would leave an empty line
+            collected = list(
+                track(outcomes, "collect", total=len(run.planned), transient=True, disable=not is_terminal)
+            )
+        adapter_message = install(run, folder) if run.suite == TRAIN else None
+        _write_checksums(folder)
     except OSError as error:
         raise RetryableError(
             f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
-            "then `inv collect` again"
+            "then rerun `inv collect`"
         ) from None
-    if brought is not None:
-        print(brought)
-    _conclude(run, folder, collected)
+    if adapter_message is not None:
+        print(adapter_message)
+    _report_outcome(run, folder, collected)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Collection:
-    """A run that is collected: its ledger's entries by trial id, its workers' agents by name, their shared folder."""
+class _RunCollector:
+    """Fetches a run's files: ledger entries by trial id, the workers' agents by name, and their shared folder."""
 
     run: RunRecord
     folder: Path
@@ -159,66 +164,70 @@ class _Collection:
     agents: Mapping[str, Agent]
     shared: str | None
 
-    def collect(self, planned: PlannedTrial) -> Collected:
-        """Fetch one trial's files, and write the record of its end where it left no result."""
-        here, entry = Collected(trial_id=planned.trial_id), self.entries.get(planned.trial_id)
+    def collect_trial(self, planned: PlannedTrial) -> CollectedTrial:
+        """Fetch one trial's files; write a record of its end if it left no result."""
+        collected, entry = CollectedTrial(trial_id=planned.trial_id), self.entries.get(planned.trial_id)
         if entry is None or entry.end is None:
-            return replace(here, missing="has not ended", is_open=True)
-        into = self.folder / TRIALS_FOLDER / planned.trial_id
-        into.mkdir(parents=True, exist_ok=True)
+            return replace(collected, missing_reason="has not ended", is_open=True)
+        target = self.folder / TRIALS_FOLDER / planned.trial_id
+        target.mkdir(parents=True, exist_ok=True)
         if entry.winner is not None:
-            # The fleet could not trust a result of a LOST trial; it stays on its worker.
-            without = {PROGRESS_FILE, RESULT_FILE} if entry.end is TrialStatus.LOST else {PROGRESS_FILE}
-            here = self._from_its_worker(here, entry.winner, into, without)
-            if here.missing is not None and not here.is_unsafe and self.shared is not None:
-                here = self._from_the_volume(here, entry.winner, into, without)
+            # The result of a LOST trial is not trusted; it stays on its worker.
+            excluded = {PROGRESS_FILE, RESULT_FILE} if entry.end is TrialStatus.LOST else {PROGRESS_FILE}
+            collected = self._fetch_from_worker(collected, entry.winner, target, excluded)
+            if collected.missing_reason is not None and not collected.is_corrupt and self.shared is not None:
+                collected = self._fetch_from_volume(collected, entry.winner, target, excluded)
         try:
-            known = TrialResult.read(into / RESULT_FILE)
-            has_the_end = (known.trial_id, known.status) == (planned.trial_id, entry.end)
+            result = TrialResult.read(target / RESULT_FILE)
+            is_recorded = (result.trial_id, result.status) == (planned.trial_id, entry.end)
         except ResultError as error:
-            has_the_end = False
-            if (into / RESULT_FILE).exists():
-                # The damaged file stays, for the report to name: writing over it would hide that something went wrong.
-                return replace(here, missing=here.missing or str(error))
-        if not has_the_end:
-            _record_end(self.run, planned, entry, into)
-        return here
+            is_recorded = False
+            if (target / RESULT_FILE).exists():
+                # Keep the damaged file: the report names it, and overwriting it would hide the fault.
+                return replace(collected, missing_reason=collected.missing_reason or str(error))
+        if not is_recorded:
+            _write_end_record(self.run, planned, entry, target)
+        return collected
 
-    def _from_its_worker(self, here: Collected, attempt: Attempt, into: Path, without: Collection[str]) -> Collected:
-        """The files of one attempt, its log and its output folder, from the worker that ran it."""
+    def _fetch_from_worker(
+        self, collected: CollectedTrial, attempt: Attempt, target: Path, excluded: Collection[str]
+    ) -> CollectedTrial:
+        """Fetch an attempt's log and output folder from the worker that ran it."""
         agent = self.agents.get(attempt.worker)
         if agent is None:
-            return replace(here, missing=f"{attempt.worker} is not in this fleet; see fleet.size")
+            return replace(collected, missing_reason=f"{attempt.worker} is not in this fleet; see fleet.size")
         try:
-            log = pull(agent, attempt.folder, into, only=(LOG_FILE,))
-            rest = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", into, without=without)
+            log = pull(agent, attempt.folder, target, only=(LOG_FILE,))
+            output = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", target, without=excluded)
         except ChecksumMismatch as error:
-            return replace(here, missing=one_line(error), is_unsafe=True)
+            return replace(collected, missing_reason=collapse_whitespace(error), is_corrupt=True)
         except PermissionDenied:
-            raise  # every other worker would answer the same
+            raise  # the other workers would deny access, too
         except HostError as error:
-            return replace(here, missing=one_line(error))
-        missing = f"{agent.host.name} no longer has its files"
-        return here.with_files(log, rest) or replace(here, missing=missing)
+            return replace(collected, missing_reason=collapse_whitespace(error))
+        reason = f"{agent.host.name} no longer has its files"
+        return collected.with_files(log, output) or replace(collected, missing_reason=reason)
 
-    def _from_the_volume(self, here: Collected, attempt: Attempt, into: Path, without: Collection[str]) -> Collected:
-        """The attempt's files on the shared volume, through the first worker that answers; `here` if there are none."""
-        place = place_of(str(self.shared), self.run.run_id, here.trial_id, attempt.number)
+    def _fetch_from_volume(
+        self, collected: CollectedTrial, attempt: Attempt, target: Path, excluded: Collection[str]
+    ) -> CollectedTrial:
+        """Fetch the attempt's files from the shared volume, through the first worker that answers."""
+        source = place_of(str(self.shared), self.run.run_id, collected.trial_id, attempt.number)
         for agent in self.agents.values():
             try:
-                moved = pull(agent, place, into, without=without)
+                moved = pull(agent, source, target, without=excluded)
             except ChecksumMismatch as error:
-                return replace(here, missing=one_line(error), is_unsafe=True)
+                return replace(collected, missing_reason=collapse_whitespace(error), is_corrupt=True)
             except HostError:
                 continue
-            return here.with_files(moved) or here
-        return here
+            return collected.with_files(moved) or collected
+        return collected
 
 
-def _record_end(run: RunRecord, planned: PlannedTrial, entry: Entry, into: Path) -> None:
-    """Write the end of a trial that left no result, in the place of one."""
+def _write_end_record(run: RunRecord, planned: PlannedTrial, entry: Entry, target: Path) -> None:
+    """Write a result file with the end of a trial that left no result."""
     attempt = entry.winner
-    log = into / LOG_FILE
+    log = target / LOG_FILE
     if entry.end is not None:
         TrialResult(
             trial_id=planned.trial_id,
@@ -230,15 +239,15 @@ def _record_end(run: RunRecord, planned: PlannedTrial, entry: Entry, into: Path)
             attempt=1 if attempt is None else attempt.number,
             written_by="collect",
             log_tail=log.read_text(errors="replace").splitlines()[-20:] if log.exists() else [],
-        ).write(into)
+        ).write(target)
 
 
-def _write_sums(folder: Path) -> None:
-    """SHA256SUMS over everything the run is made of; `sha256sum --check` verifies a copied folder."""
+def _write_checksums(folder: Path) -> None:
+    """Write SHA256SUMS over all files of the run, so that `sha256sum --check` verifies a copied folder."""
 
     def lines() -> Iterable[str]:
         for path in sorted(
-            [*folder.glob("*.json*"), *(path for name in SUMMED for path in folder.glob(f"{name}/**/*"))]
+            [*folder.glob("*.json*"), *(path for name in CHECKSUMMED_FOLDERS for path in folder.glob(f"{name}/**/*"))]
         ):
             if path.is_file() and not path.name.endswith(".part"):
                 yield f"{sha256_of(path)}  {path.relative_to(folder)}\n"
@@ -246,21 +255,21 @@ def _write_sums(folder: Path) -> None:
     write_atomic(folder / SUMS_FILE, "".join(lines()).encode())
 
 
-def _conclude(run: RunRecord, folder: Path, collected: list[Collected]) -> None:
-    came, already = sum(one.came for one in collected), sum(one.already for one in collected)
-    size = sum(one.byte_count for one in collected)
-    print(f"run {run.run_id}: {came} files came ({size / 1e3:.1f} kB), {already} were here already, in {folder}")
-    missing = [one for one in collected if one.missing is not None]
-    for one in missing:
-        print(f"missing: {one.trial_id}: {one.missing}")
-    if any(one.is_unsafe for one in missing):
+def _report_outcome(run: RunRecord, folder: Path, collected: list[CollectedTrial]) -> None:
+    fetched, present = sum(trial.fetched for trial in collected), sum(trial.present for trial in collected)
+    size = sum(trial.byte_count for trial in collected)
+    print(f"run {run.run_id}: fetched {fetched} files ({size / 1e3:.1f} kB), {present} already present, in {folder}")
+    missing = [trial for trial in collected if trial.missing_reason is not None]
+    for trial in missing:
+        print(f"missing: {trial.trial_id}: {trial.missing_reason}")
+    if any(trial.is_corrupt for trial in missing):
         raise ConfirmationRequired(f"run {run.run_id}: a file's checksum was wrong twice; check that worker's disk")
-    if any(not one.is_open for one in missing):
+    if any(not trial.is_open for trial in missing):
         raise RetryableError(
-            f"run {run.run_id}: some files could not be fetched; `inv collect --run={run.run_id}` tries again"
+            f"run {run.run_id}: some files could not be fetched; retry with `inv collect --run={run.run_id}`"
         )
     if missing:
-        advice = f"`{resume_command(run.run_id)}` goes on with them"
+        advice = f"`{resume_command(run.run_id)}` resumes them"
         raise SomeTrialsFailed(
             f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended; {advice}"
         )

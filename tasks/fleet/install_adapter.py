@@ -1,6 +1,7 @@
-"""A training's adapter and record, from its trial's folder to the run's: results/RUN/adapter/ and training.json.
+"""Installation of a training's adapter and record: from the trial's folder to results/RUN/adapter/ and training.json.
 
-Plain peft loads the folder. It gets its name when every file is in it and the weights have the sha256 of the record.
+peft loads the adapter folder as it is. The folder gets its final name only when it is complete and the weights match
+the record's sha256.
 """
 
 import shutil
@@ -17,7 +18,10 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 def install(run: RunRecord, folder: Path) -> str | None:
-    """Put them there; a line for people, None where the run has none. Raises Refused and OSError."""
+    """Copy both into the run's folder. Returns a line to print; None if the run has no training record.
+
+    Raises ConfirmationRequired and OSError.
+    """
     (planned,) = run.planned[:1]
     trial = folder / TRIALS_FOLDER / planned.trial_id
     if not (trial / TRAINING_FILE).exists():
@@ -25,20 +29,18 @@ def install(run: RunRecord, folder: Path) -> str | None:
     try:
         record = TrainingRecord.read(trial / TRAINING_FILE)
     except ResultError as error:
-        raise ConfirmationRequired(
-            f"{error}; `inv collect --run={run.run_id}` fetches it again once it is removed"
-        ) from None
+        raise ConfirmationRequired(f"{error}; remove it, then rerun `inv collect --run={run.run_id}`") from None
     write_atomic(folder / TRAINING_FILE, (trial / TRAINING_FILE).read_bytes())
-    source, place = trial / ADAPTER_FOLDER, folder / ADAPTER_FOLDER
+    source, target = trial / ADAPTER_FOLDER, folder / ADAPTER_FOLDER
     if record.adapter_sha256 is None or not source.is_dir():
         return f"{folder / TRAINING_FILE}: {record.steps_done:,} of {record.steps_planned:,} steps, no adapter"
     if sha256_of(source / WEIGHTS_FILE) != record.adapter_sha256:
         raise ConfirmationRequired(
             f"{source / WEIGHTS_FILE}: its sha256 is not the one in {TRAINING_FILE}; do not use it"
         )
-    part = folder / f".{ADAPTER_FOLDER}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(source, part)
-    shutil.rmtree(place, ignore_errors=True)
-    part.rename(place)
-    return f"{place}: the adapter of step {record.adapter_step:,}, sha256 {record.adapter_sha256[:12]}, verified"
+    partial = folder / f".{ADAPTER_FOLDER}.part"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    return f"{target}: the adapter of step {record.adapter_step:,}, sha256 {record.adapter_sha256[:12]}, verified"

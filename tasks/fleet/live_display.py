@@ -1,10 +1,10 @@
-"""What is shown while a fleet works: a live table on a terminal, plain lines elsewhere.
+"""Live display of a run: a table on a terminal, plain lines elsewhere.
 
-Events may come from many threads and hold any text a host has sent, so every word is escaped and no markup is read from
-them. The table is drawn at most four times a second. Plain lines are few: a trial's start, its phases, its end, and one
-sign of life a minute.
+Events come from many threads and may hold any text that a host has sent, so their text is escaped and never parsed as
+markup. The table is drawn at most four times a second. Plain lines are few: a trial's start, its phases, its end, and
+one line a minute in a long phase.
 
-Rates on screen are those of the moment; the report has the measured ones.
+Displayed rates are momentary; the report has the measured ones.
 """
 
 import math
@@ -24,14 +24,14 @@ from rich.text import Text
 from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
 from remote.fleet.events import EventType, FleetEvent
-from tasks.errors import one_line
+from tasks.errors import escape_controls
 
 FRAMES_PER_SEC = 4
-PLAIN_SIGN_OF_LIFE_SEC = 60.0
+PLAIN_INTERVAL_SEC = 60.0
 BAR_WIDTH = 8
-LINES_AROUND_TABLE = 6  # a blank one, run, cost, column titles, "and n more", the cursor's own
-UNKNOWN, SHUT_OUT = "-", "shut out"
-ENDED_AS: dict[TrialStatus, tuple[str, str]] = {
+LINES_AROUND_TABLE = 6  # blank line, run, cost, column titles, "+ n more", the cursor's line
+UNKNOWN, NO_LOGIN = "-", "no login"
+END_STYLES: dict[TrialStatus, tuple[str, str]] = {
     TrialStatus.SUCCEEDED: ("done", "green"),
     TrialStatus.CANCELLED: ("cancelled", "yellow"),
 }
@@ -39,7 +39,7 @@ ENDED_AS: dict[TrialStatus, tuple[str, str]] = {
 
 @dataclass(kw_only=True)
 class WorkerRow:
-    """What one worker is doing. `since` is when its trial started, on the view's clock."""
+    """The state of one worker. `since` is the start of its trial on the view's clock."""
 
     worker: str
     trial_id: str | None = None
@@ -47,21 +47,21 @@ class WorkerRow:
     since: float = 0.0
     phase: str = "idle"
     progress: Progress | None = None
-    spoke_at: float = 0.0
-    began_unseen: bool = False  # attached: `since` is right only once the trial has reported
+    printed_at: float = 0.0
+    is_attached: bool = False  # the trial started before this view; `since` is right after its first progress report
 
 
 class View:
-    """What is drawn again and again on a terminal, and said in plain lines elsewhere; a context manager.
+    """Base of live displays: redraws on a terminal, prints lines elsewhere. Use as a context manager.
 
-    `plain` forces plain lines. A subclass has `render`, what is drawn, and `last`, what is said at the end.
+    `plain` forces plain lines. A subclass defines `render` (drawn repeatedly) and `summary` (printed at the end).
     """
 
     def __init__(self, console: Console | None, plain: bool, clock: Callable[[], float]) -> None:
         self._console = console if console is not None else Console(file=sys.stdout, highlight=False)
         self._is_plain = plain or not self._console.is_terminal or os.environ.get("TERM") == "dumb"
         self._clock, self._started = clock, clock()
-        # Never held while printing: Live's thread holds Live's lock while it waits for this one.
+        # Do not hold this lock while printing: Live's thread holds Live's lock while it waits for this one.
         self._lock = threading.Lock()
         self._live: Live | None = None
 
@@ -77,7 +77,7 @@ class View:
                 get_renderable=self.render,
                 console=self._console,
                 refresh_per_second=FRAMES_PER_SEC,
-                transient=True,  # the lines that were said stay on screen
+                transient=True,  # remove the drawing at the end; printed lines stay
             )
             self._live.start()
         return self
@@ -85,29 +85,29 @@ class View:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-        self._say(self.summary())
+        self._print(self.summary())
 
-    def _stamped(self, *words: Text | str) -> Text:
-        return Text.assemble((f"[{duration(self._clock() - self._started)}]", "dim"), " ", *words)
+    def _with_time(self, *parts: Text | str) -> Text:
+        return Text.assemble((f"[{duration(self._clock() - self._started)}]", "dim"), " ", *parts)
 
-    def _text(self, words: str, style: str = "") -> Text:
+    def _escaped(self, text: str, style: str = "") -> Text:
         encoding = self._console.encoding
-        return Text(one_line(words).encode(encoding, "backslashreplace").decode(encoding), style=style)
+        return Text(escape_controls(text).encode(encoding, "backslashreplace").decode(encoding), style=style)
 
-    def _say(self, line: Text) -> None:
+    def _print(self, line: Text) -> None:
         try:
-            # No wrapping: a pipe has no width, and a line cut at 80 columns would be lost to the log's reader.
+            # Do not wrap: a pipe has no width, and readers of a log need whole lines.
             self._console.print(line, soft_wrap=True)
         except (OSError, SystemExit):
-            # The reader is gone (`inv bench | head`); rich turns a broken pipe into SystemExit. The run goes on.
+            # The reader is gone (`inv bench | head`); rich turns a broken pipe into SystemExit. The run continues.
             self._console.quiet = True
 
 
-class LiveView(View):
-    """Shows one run; use as a context manager and hand every event to `handle`, from any thread.
+class FleetView(View):
+    """Live display of one run: pass every event to `handle`, from any thread. Use as a context manager.
 
-    `expected_sec` maps a trial id to the seconds that its attempt should take, None where unknown.
-    `price_usd_per_gpu_hour` is None where no price is set, and then no cost is shown.
+    `expected_sec` maps a trial id to the expected seconds of one attempt, None if unknown. Without
+    `price_usd_per_gpu_hour` no cost is shown.
     """
 
     def __init__(
@@ -130,105 +130,109 @@ class LiveView(View):
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
         self._ends: dict[str, TrialStatus] = {}
         self._busy_sec = 0.0
-        self._is_shut_out = False
+        self._needs_login = False
 
     def __enter__(self) -> Self:
         self._started = self._clock()
         if self._is_plain:
-            self._say(self.summary())
+            self._print(self.summary())
         return super().__enter__()
 
     def handle(self, event: FleetEvent) -> None:
-        """Take one event. Returns at once and raises nothing, whatever the event holds."""
+        """Process one event. Returns immediately and never raises, whatever the event holds."""
         with self._lock:
-            line = self._take(event)
+            line = self._apply(event)
         if line is not None:
-            self._say(line)
+            self._print(line)
 
     def render(self) -> Group:
-        """The header and the table, as they are now, cut to the console's height."""
+        """Return the current header and table, cut to the console's height."""
         with self._lock:
             return Group("", self.summary(), self._table())
 
-    def _take(self, event: FleetEvent) -> Text | None:
+    def _apply(self, event: FleetEvent) -> Text | None:
         row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
         match event.happening:
             case EventType.STARTED | EventType.ATTACHED:
                 self._release(row)
                 row.trial_id, row.attempt, row.since = event.trial_id, event.attempt, self._clock()
-                row.phase, row.progress, row.spoke_at = "starting", None, self._clock()
-                row.began_unseen = event.happening is EventType.ATTACHED
-                again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-                words = "still there, followed again" if event.happening is EventType.ATTACHED else f"started{again}"
-                return self._line(row, words) if self._is_plain else None
+                row.phase, row.progress, row.printed_at = "starting", None, self._clock()
+                row.is_attached = event.happening is EventType.ATTACHED
+                attempt_text = f" (attempt {event.attempt})" if event.attempt > 1 else ""
+                text = (
+                    "still running, reattached" if event.happening is EventType.ATTACHED else f"started{attempt_text}"
+                )
+                return self._event_line(row, text) if self._is_plain else None
             case EventType.PROGRESS:
-                return self._advance(row, event.progress) if event.progress is not None else None
+                return self._on_progress(row, event.progress) if event.progress is not None else None
             case EventType.RETRYING:
-                line = self._line(row, f"will be tried again: {event.reason or 'no reason given'}", "yellow", event)
+                line = self._event_line(row, f"will be retried: {event.reason or 'no reason given'}", "yellow", event)
                 self._release(row)
                 return line
             case EventType.ENDED:
-                return self._end(row, event)
+                return self._on_end(row, event)
             case EventType.WORKER_LOST:
                 self._release(row)
                 row.phase = "lost"
-                return self._line(row, self._loss(row, event.reason or "no sign of life"), "red", event)
+                return self._event_line(row, self._loss_text(row, event.reason or "no answer"), "red", event)
             case EventType.SHUT_OUT:
                 self._release(row)
-                row.phase = SHUT_OUT
-                return self._shut_out(row, event)
+                row.phase = NO_LOGIN
+                return self._on_login_needed(row, event)
             case EventType.WORKER_BUSY:
                 self._release(row)
                 row.phase = "waiting"
-                return self._line(row, f"waits for its turn: {event.reason or 'another run'}", "yellow", event)
+                return self._event_line(row, f"waiting: {event.reason or 'another run'}", "yellow", event)
             case EventType.WORKER_BACK:
-                was, row.phase = row.phase, "idle"
-                return self._let_in(row) if was == SHUT_OUT else self._line(row, "back", "green", event)
+                previous_phase, row.phase = row.phase, "idle"
+                return (
+                    self._on_login(row) if previous_phase == NO_LOGIN else self._event_line(row, "back", "green", event)
+                )
 
-    def _loss(self, row: WorkerRow, reason: str) -> str:
-        """What is wrong with a worker; of a gang, the one that leads is told which other it waits for."""
-        about, _, rest = reason.partition(": ")
-        if about != row.worker and about in self._rows:
-            return f"waits for {reason}"
-        return f"lost: {rest if about == row.worker else reason}"
+    def _loss_text(self, row: WorkerRow, reason: str) -> str:
+        """Describe a loss; the leader of a rank group is not lost itself if it waits for another worker."""
+        subject, _, rest = reason.partition(": ")
+        if subject != row.worker and subject in self._rows:
+            return f"waiting for {reason}"
+        return f"lost: {rest if subject == row.worker else reason}"
 
-    def _shut_out(self, row: WorkerRow, event: FleetEvent) -> Text | None:
-        """One line, however many workers: none of them has anything to do with it."""
-        was, self._is_shut_out = self._is_shut_out, True
-        words = f"cannot be asked: {event.reason}; what runs goes on, and so does this run once you are let in"
-        return None if was else self._line(row, words, "yellow", event)
+    def _on_login_needed(self, row: WorkerRow, event: FleetEvent) -> Text | None:
+        """Return one line for all workers together, because the cause is the operator's login."""
+        was_logged_out, self._needs_login = self._needs_login, True
+        text = f"no access: {event.reason}; running trials continue, and this run continues after you log in"
+        return None if was_logged_out else self._event_line(row, text, "yellow", event)
 
-    def _let_in(self, row: WorkerRow) -> Text | None:
-        was, self._is_shut_out = self._is_shut_out, False
-        return self._line(row, "can be asked again: the run goes on", "green") if was else None
+    def _on_login(self, row: WorkerRow) -> Text | None:
+        was_logged_out, self._needs_login = self._needs_login, False
+        return self._event_line(row, "access restored: the run continues", "green") if was_logged_out else None
 
-    def _advance(self, row: WorkerRow, progress: Progress) -> Text | None:
+    def _on_progress(self, row: WorkerRow, progress: Progress) -> Text | None:
         is_new_phase = progress.phase != row.phase
         row.phase, row.progress = progress.phase, progress
-        if math.isfinite(progress.elapsed_sec):  # a resumed run meets trials that began before it did
+        if math.isfinite(progress.elapsed_sec):  # in a resumed run a trial can be older than this view
             row.since = min(row.since, self._clock() - progress.elapsed_sec)
-        is_quiet = self._clock() - row.spoke_at < PLAIN_SIGN_OF_LIFE_SEC
+        is_quiet = self._clock() - row.printed_at < PLAIN_INTERVAL_SEC
         if not self._is_plain or (is_quiet and not is_new_phase):
             return None
-        row.spoke_at = self._clock()
+        row.printed_at = self._clock()
         rate = f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
         steps = f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
-        return self._line(row, f"{progress.phase}{steps}{rate}")
+        return self._event_line(row, f"{progress.phase}{steps}{rate}")
 
-    def _end(self, row: WorkerRow, event: FleetEvent) -> Text:
+    def _on_end(self, row: WorkerRow, event: FleetEvent) -> Text:
         end = event.end
         if event.trial_id is not None and end is not None:
             self._ends[event.trial_id] = end
-        word, style = ENDED_AS.get(end, (end.value, "red")) if end is not None else ("ended", "")
+        label, style = END_STYLES.get(end, (end.value, "red")) if end is not None else ("ended", "")
         rate = row.progress.samples_per_sec if row.progress is not None else None
-        parts = [word]
+        parts = [label]
         if end is TrialStatus.SUCCEEDED and rate is not None:
             parts.append(f"{number(rate)} samples/s")
-        if row.trial_id is not None and not (row.began_unseen and row.progress is None):
+        if row.trial_id is not None and not (row.is_attached and row.progress is None):
             parts.append(f"in {duration(self._clock() - row.since)}")
         if event.reason and end is not TrialStatus.SUCCEEDED:
-            parts.append(event.reason.removeprefix(f"{word} "))  # of "cancelled by the operator"
-        line = self._line(row, ", ".join(parts), style, event)
+            parts.append(event.reason.removeprefix(f"{label} "))  # "cancelled by the operator" would repeat the label
+        line = self._event_line(row, ", ".join(parts), style, event)
         self._release(row)
         return line
 
@@ -242,15 +246,15 @@ class LiveView(View):
         cancelled = ends.count(TrialStatus.CANCELLED)
         failed = len(ends) - ends.count(TrialStatus.SUCCEEDED) - cancelled
         parts = [self._run_id, f"{len(ends)}/{len(self._planned)} trials ended"]
-        parts += [f"{count} {word}" for count, word in ((failed, "failed"), (cancelled, "cancelled")) if count]
+        parts += [f"{count} {label}" for count, label in ((failed, "failed"), (cancelled, "cancelled")) if count]
         parts.append(duration(self._clock() - self._started))
         remaining = self._remaining_sec()
         if remaining is not None and len(ends) < len(self._planned):
             parts.append(f"about {duration(remaining)} left")
-        header = self._text((" · " if self._speaks_unicode() else " | ").join(parts), "bold red" if failed else "bold")
+        header = self._escaped((" · " if self._is_unicode() else " | ").join(parts), "bold red" if failed else "bold")
         if self._price is not None:
             cost = f"cost so far {dollars(self._cost_usd())}, at {dollars(self._price)} per GPU hour"
-            header = Text("\n").join([header, self._text(cost)])
+            header = Text("\n").join([header, self._escaped(cost)])
         return header
 
     def _table(self) -> Table:
@@ -263,16 +267,16 @@ class LiveView(View):
             table.add_column(title, no_wrap=True, justify="right")
         if self._price is not None:
             table.add_column("cost", no_wrap=True, justify="right")
-        room = max(1, self._console.height - LINES_AROUND_TABLE)
+        max_rows = max(1, self._console.height - LINES_AROUND_TABLE)
         rows = list(self._rows.values())
-        if len(rows) > room:  # show what moves; where all have room, each keeps its place
+        if len(rows) > max_rows:  # show busy workers first; otherwise keep the order
             rows.sort(key=lambda row: row.trial_id is None)
-        for row in rows[:room]:
+        for row in rows[:max_rows]:
             style = "red" if row.phase == "lost" else "dim" if row.trial_id is None else ""
-            table.add_row(*(self._text(cell, style) for cell in self._cells(row)))
-        if len(rows) > room:
-            busy = sum(row.trial_id is not None for row in rows[room:])
-            table.add_row(self._text(f"+ {len(rows) - room} more", "dim"), self._text(f"{busy} busy", "dim"))
+            table.add_row(*(self._escaped(cell, style) for cell in self._cells(row)))
+        if len(rows) > max_rows:
+            busy = sum(row.trial_id is not None for row in rows[max_rows:])
+            table.add_row(self._escaped(f"+ {len(rows) - max_rows} more", "dim"), self._escaped(f"{busy} busy", "dim"))
         return table
 
     def _cells(self, row: WorkerRow) -> list[str]:
@@ -281,25 +285,25 @@ class LiveView(View):
             return [*cells, UNKNOWN] if self._price is not None else cells
         elapsed = self._clock() - row.since
         expected = self._expected_sec.get(row.trial_id)
-        cells[1] = self._name(row.trial_id) + (f" (attempt {row.attempt})" if row.attempt > 1 else "")
+        cells[1] = self._short_trial_id(row.trial_id) + (f" (attempt {row.attempt})" if row.attempt > 1 else "")
         if row.progress is not None:
             cells[3] = self._bar(row.progress.step, row.progress.steps)
             cells[4] = number(row.progress.samples_per_sec)
         cells[5] = duration(elapsed)
         if expected is not None:
-            # Later than expected, say by how much: a zero that stays would look like a view that hangs.
+            # If late, show by how much: a constant zero would look like a hang.
             cells[6] = duration(expected - elapsed) if elapsed <= expected else f"+{duration(elapsed - expected)}"
         return [*cells, dollars(elapsed / 3600 * self._price)] if self._price is not None else cells
 
     def _bar(self, step: int, steps: int) -> str:
-        full, empty = ("━", "╌") if self._speaks_unicode() else ("#", ".")
-        done = round(BAR_WIDTH * max(0, min(step, steps)) / steps) if steps > 0 else 0
-        return f"{full * done}{empty * (BAR_WIDTH - done)} {step}/{steps}"
+        filled_char, empty_char = ("━", "╌") if self._is_unicode() else ("#", ".")
+        filled = round(BAR_WIDTH * max(0, min(step, steps)) / steps) if steps > 0 else 0
+        return f"{filled_char * filled}{empty_char * (BAR_WIDTH - filled)} {step}/{steps}"
 
     def _remaining_sec(self) -> float | None:
-        """How long the run still takes if every trial takes its expected time; None where one of these is unknown."""
-        of_worker = dict.fromkeys(self._rows, 0.0)
-        anywhere = 0.0
+        """Estimate the run's remaining time from the trials' expected times; None if one of these is unknown."""
+        worker_sec = dict.fromkeys(self._rows, 0.0)
+        unassigned_sec = 0.0
         running = {row.trial_id: row for row in self._rows.values() if row.trial_id is not None}
         for trial_id, trial in self._planned.items():
             expected = self._expected_sec.get(trial_id)
@@ -309,49 +313,49 @@ class LiveView(View):
                 return None
             row = running.get(trial_id)
             if row is not None:
-                of_worker[row.worker] += max(0.0, expected - (self._clock() - row.since))
+                worker_sec[row.worker] += max(0.0, expected - (self._clock() - row.since))
             elif trial.worker is not None:
-                of_worker[trial.worker] = of_worker.get(trial.worker, 0.0) + expected
+                worker_sec[trial.worker] = worker_sec.get(trial.worker, 0.0) + expected
             else:
-                anywhere += expected
-        if not of_worker:
+                unassigned_sec += expected
+        if not worker_sec:
             return None
-        return max(max(of_worker.values()), (sum(of_worker.values()) + anywhere) / len(of_worker))
+        return max(max(worker_sec.values()), (sum(worker_sec.values()) + unassigned_sec) / len(worker_sec))
 
     def _cost_usd(self) -> float:
         running = sum(self._clock() - row.since for row in self._rows.values() if row.trial_id is not None)
         return (self._busy_sec + running) / 3600 * (self._price or 0.0)
 
-    def _name(self, trial_id: str) -> str:
-        # With --spread replicate an id contains its worker's name, which the row has already.
+    def _short_trial_id(self, trial_id: str) -> str:
+        # With --spread replicate the id contains the worker's name, which the row already shows.
         planned = self._planned.get(trial_id)
         if planned is None or planned.worker is None:
             return trial_id
         return trial_id.replace(f".{planned.worker}", "", 1)
 
-    def _line(self, row: WorkerRow, words: str, style: str = "", event: FleetEvent | None = None) -> Text:
+    def _event_line(self, row: WorkerRow, text: str, style: str = "", event: FleetEvent | None = None) -> Text:
         trial_id = row.trial_id or (event.trial_id if event is not None else None)
-        name = f" {self._name(trial_id)}" if trial_id is not None else ""
-        return self._stamped(self._text(f"{row.worker}{name}: "), self._text(words, style))
+        name = f" {self._short_trial_id(trial_id)}" if trial_id is not None else ""
+        return self._with_time(self._escaped(f"{row.worker}{name}: "), self._escaped(text, style))
 
-    def _speaks_unicode(self) -> bool:
+    def _is_unicode(self) -> bool:
         return self._console.encoding.startswith("utf")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 0:42, 12:05 or 3:07:09."""
-    whole = max(0, round(seconds)) if math.isfinite(seconds) else 0
-    hours, rest = divmod(whole, 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+    """Format seconds as 0:42, 12:05 or 3:07:09."""
+    total = max(0, round(seconds)) if math.isfinite(seconds) else 0
+    hours, remainder = divmod(total, 3600)
+    return f"{hours}:{remainder // 60:02}:{remainder % 60:02}" if hours else f"{remainder // 60}:{remainder % 60:02}"
 
 
 def number(value: float | None) -> str:
-    """A rate with three significant digits, or a dash where it is not known."""
+    """Format a rate with three significant digits, or a dash if it is unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def dollars(value: float) -> str:
-    """US dollars; small amounts keep four decimals, because a trial costs cents."""
+    """Format US dollars; amounts below one dollar keep four decimals, because a trial costs cents."""
     return f"${value:.2f}" if value >= 1 else f"${value:.4f}"

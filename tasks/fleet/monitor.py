@@ -1,8 +1,8 @@
-"""`inv monitor`: what every worker's GPU is doing right now, one row each, until Ctrl-C.
+"""`inv monitor`: a live table of the workers' GPUs, one row each, until Ctrl-C.
 
-It changes nothing, and works during a run, before one, or after its operator is gone. Each look is a command on the
-worker (`python -m bench sample`, a tenth of a second of one core), so it also shows which workers can be reached.
-A trial's whole GPU history is in its telemetry.csv.
+It is read-only, and works before, during and after a run, also without the run's operator. Each sample is a command on
+the worker (`python -m bench sample`, a tenth of a second of one core), so unreachable workers are shown, too. A
+trial's full GPU history is in its telemetry.csv.
 """
 
 import sys
@@ -24,26 +24,26 @@ from remote.fleet.fetch_result import PROGRESS
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
-from tasks.clients.workers import sample, workers
-from tasks.errors import RetryableError, one_line
+from tasks.clients import workers
+from tasks.errors import RetryableError, escape_controls
 from tasks.fleet.k8s_training import sync_ledger as volume
-from tasks.fleet.k8s_training.volume_reader import is_ordered, pods_of
+from tasks.fleet.k8s_training.volume_reader import is_k8s_training, training_pods
 from tasks.fleet.run_store import open_run
-from tasks.fleet.training_progress import Trainings
+from tasks.fleet.training_progress import TrainingLines
 from tasks.settings.load import Settings, load
 
-EVERY_SEC = 2.0
+REFRESH_SEC = 2.0
 COLUMNS = ("worker", "GPU", "busy", "memory", "power", "SM clock", "temp", "trial", "phase")
-NUMBERS = ("busy", "memory", "power", "SM clock", "temp")
-DROPPED_FIRST = ("SM clock", "temp", "power", "memory", "GPU", "busy")
+NUMERIC_COLUMNS = ("busy", "memory", "power", "SM clock", "temp")
+DROP_ORDER = ("SM clock", "temp", "power", "memory", "GPU", "busy")
 UNKNOWN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSample:
-    """One worker's answer. `gpus` are as `python -m bench sample` prints them; `trouble`: why there is none.
+    """One sample of a worker. `gpus` is the output of `python -m bench sample`; `error` is set if the worker failed.
 
-    `training` is the line of the training that it leads.
+    `training` is the progress line of the training that this worker leads.
     """
 
     worker: str
@@ -52,177 +52,186 @@ class WorkerSample:
     trial: str | None = None
     phase: str | None = None
     training: str | None = None
-    trouble: str | None = None
+    error: str | None = None
 
 
 def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> None:
+    """Show the workers, or the pods of the Kubernetes-run training of this name, once or until Ctrl-C."""
     settings = load(context)
-    ordered = None if name is None else _ordered(settings, name)
-    hosts: Sequence[Host] = workers(settings) if ordered is None else pods_of(settings, ordered)
-    agents, trainings = {host.name: Agent(host) for host in hosts}, Trainings(settings)
+    k8s_run = None if name is None else _k8s_training(settings, name)
+    hosts: Sequence[Host] = workers.fleet_hosts(settings) if k8s_run is None else training_pods(settings, k8s_run)
+    agents, training_lines = {host.name: Agent(host) for host in hosts}, TrainingLines(settings)
 
-    def ask(worker: str) -> WorkerSample:
+    def sample_by_name(worker: str) -> WorkerSample:
         agent = agents[worker]
-        found = look(agent, lambda host: sample(settings, host), trainings.line)
-        return found if ordered is None else _of_its_volume(found, ordered, agent.host, trainings)
+        worker_sample = sample_worker(agent, lambda host: workers.sample(settings, host), training_lines.line)
+        if k8s_run is None:
+            return worker_sample
+        return _with_volume_state(worker_sample, k8s_run, agent.host, training_lines)
 
-    watch = Watch(list(agents), ask)
+    poller = WorkerPoller(list(agents), sample_by_name)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
         if once:
-            looks = watch.round(wait_sec=None)
-            console.print(shown(looks, console.width))
-            check_all_answered(looks)
+            samples = poller.poll(timeout_sec=None)
+            console.print(render(samples, console.width))
+            check_all_reachable(samples)
         elif plain or not console.is_terminal:
-            _print_lines(console, watch)
+            _print_lines(console, poller)
         else:
             with Live(console=console, auto_refresh=False) as live:
-                for looks in _rounds(watch):
-                    live.update(shown(looks, console.width), refresh=True)
+                for samples in _poll_forever(poller):
+                    live.update(render(samples, console.width), refresh=True)
     except KeyboardInterrupt:
-        return  # the usual way to leave
+        return  # Ctrl-C is the normal end
     finally:
-        watch.close()
+        poller.close()
 
 
-def _ordered(settings: Settings, name: str) -> RunRecord | None:
-    """The run, where a Job runs it by itself; None where the fleet's workers do. Raises UsageError."""
+def _k8s_training(settings: Settings, name: str) -> RunRecord | None:
+    """Return the run if it is a Kubernetes-run training; None if the fleet's workers run it. Raises UsageError."""
     run, _ = open_run(settings, name)
-    return run if is_ordered(run) else None
+    return run if is_k8s_training(run) else None
 
 
-def _of_its_volume(found: WorkerSample, run: RunRecord, host: Host, trainings: Trainings) -> WorkerSample:
-    """The same look, with what the shared volume says of the training that this pod has a part in."""
-    if found.trouble is not None:
-        return found
+def _with_volume_state(
+    worker_sample: WorkerSample, run: RunRecord, host: Host, training_lines: TrainingLines
+) -> WorkerSample:
+    """Add the training's state on the shared volume to the sample of one of its pods."""
+    if worker_sample.error is not None:
+        return worker_sample
     try:
-        seen = volume.inspect(run, host)
+        state = volume.read_volume_state(run, host)
     except HostError as error:
-        return replace(found, trouble=one_line(str(error)))
-    if not seen.attempts:
-        return replace(found, phase="starting")
-    progress, trial = seen.progress or {}, run.planned[0].trial_id
-    job = f"{volume.place_of_run(run)}/{trial}.{seen.attempts[-1][0]}"
-    line = trainings.line(job, seen.progress, seen.held(run)) if host.name == run.workers[0] else None
-    return replace(found, trial=trial, phase=phase_of(progress), training=line)
+        return replace(worker_sample, error=escape_controls(str(error)))
+    if not state.attempts:
+        return replace(worker_sample, phase="starting")
+    progress, trial = state.progress or {}, run.planned[0].trial_id
+    job = f"{volume.run_folder_on_volume(run)}/{trial}.{state.attempts[-1][0]}"
+    line = training_lines.line(job, state.progress, state.attempt_spans(run)) if host.name == run.workers[0] else None
+    return replace(worker_sample, trial=trial, phase=phase_text(progress), training=line)
 
 
-def look(
+def sample_worker(
     agent: Agent,
     sample: Callable[[Host], Mapping[str, Any]],
-    training: Callable[[str, Mapping[str, Any] | None], str | None] = lambda _job, _progress: None,
+    training_line: Callable[[str, Mapping[str, Any] | None], str | None] = lambda _job, _progress: None,
 ) -> WorkerSample:
-    """Ask one worker; one that does not answer gives a Look with `trouble`."""
+    """Sample one worker; if it does not answer, the sample has an `error`."""
     worker = agent.host.name
     try:
-        measured = sample(agent.host)
+        measurement = sample(agent.host)
         holder = agent.holder(slot_of(agent.host))
         progress = None
         if holder is not None:
             progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress
     except HostError as error:
-        return WorkerSample(worker=worker, trouble=str(error).removeprefix(f"{worker}: "))
+        return WorkerSample(worker=worker, error=str(error).removeprefix(f"{worker}: "))
     try:
-        found = WorkerSample(
+        worker_sample = WorkerSample(
             worker=worker,
-            gpus=measured["gpus"],
-            load_average_1min=measured["load_average_1min"],
-            trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
-            phase=None if progress is None else phase_of(progress),
-            training=None if holder is None else training(holder, progress),
+            gpus=measurement["gpus"],
+            load_average_1min=measurement["load_average_1min"],
+            trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # without the attempt
+            phase=None if progress is None else phase_text(progress),
+            training=None if holder is None else training_line(holder, progress),
         )
-        rows([found])
+        rows([worker_sample])
     except (KeyError, TypeError, ValueError, AttributeError):
         return WorkerSample(
-            worker=worker, trouble="its bench answers what this version does not read; is its image another's?"
+            worker=worker, error="its bench sent an unreadable sample; does its image have another version?"
         )
-    return found
+    return worker_sample
 
 
-def phase_of(progress: Mapping[str, Any]) -> str:
+def phase_text(progress: Mapping[str, Any]) -> str:
     return f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"
 
 
-def check_all_answered(looks: Sequence[WorkerSample]) -> None:
-    """Raises Resumable where a worker could not be asked: a script must not read that as a healthy fleet."""
-    silent = [look for look in looks if look.trouble is not None]
-    if silent:
-        first = f"{silent[0].worker}: {silent[0].trouble}"
-        count = f"{len(silent)} of {len(looks)} workers could not be asked"
-        raise RetryableError(f"{count}: {first}; once that is mended, `inv monitor --once` again")
+def check_all_reachable(samples: Sequence[WorkerSample]) -> None:
+    """Raise RetryableError if a worker did not answer: a script must not take that for a healthy fleet."""
+    unreachable = [sample for sample in samples if sample.error is not None]
+    if unreachable:
+        first = f"{unreachable[0].worker}: {unreachable[0].error}"
+        count = f"{len(unreachable)} of {len(samples)} workers did not answer"
+        raise RetryableError(f"{count}: {first}; fix that, then rerun `inv monitor --once`")
 
 
-class Watch:
-    """The last look at each worker. Workers are asked in parallel, and nobody waits for a slow one."""
+class WorkerPoller:
+    """Samples workers in parallel and keeps the latest sample of each. A slow worker does not delay the others."""
 
-    def __init__(self, workers: Sequence[str], ask: Callable[[str], WorkerSample]) -> None:
-        self._ask = ask
+    def __init__(self, workers: Sequence[str], sample: Callable[[str], WorkerSample]) -> None:
+        self._sample = sample
         self._pool = ThreadPoolExecutor(max_workers=min(64, len(workers)))
-        self._asked: dict[str, Future[WorkerSample]] = {}
-        self._last = {worker: WorkerSample(worker=worker, trouble="asked, no answer yet") for worker in workers}
+        self._pending: dict[str, Future[WorkerSample]] = {}
+        self._last = {worker: WorkerSample(worker=worker, error="no answer yet") for worker in workers}
 
-    def round(self, *, wait_sec: float | None) -> list[WorkerSample]:
-        """Ask all workers but those still answering; wait `wait_sec` (None: for all); return the last look at each."""
+    def poll(self, *, timeout_sec: float | None) -> list[WorkerSample]:
+        """Query all workers without a pending query, wait up to `timeout_sec`, and return each one's latest sample.
+
+        None waits for all of them.
+        """
         for worker in self._last:
-            if worker not in self._asked:
-                self._asked[worker] = self._pool.submit(self._ask, worker)
-        done, _ = wait(self._asked.values(), timeout=wait_sec)
-        for worker, answer in list(self._asked.items()):
-            if answer in done:
-                self._last[worker] = answer.result()
-                del self._asked[worker]
+            if worker not in self._pending:
+                self._pending[worker] = self._pool.submit(self._sample, worker)
+        done, _ = wait(self._pending.values(), timeout=timeout_sec)
+        for worker, future in list(self._pending.items()):
+            if future in done:
+                self._last[worker] = future.result()
+                del self._pending[worker]
         return list(self._last.values())
 
     def close(self) -> None:
-        """Ask no more; a worker that is still answering has its own deadline."""
+        """Stop sampling; a pending query ends at its own deadline."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def rows(looks: Sequence[WorkerSample]) -> list[tuple[str, ...]]:
-    """The cells of the table: a row for each GPU, or one for a worker without."""
+def rows(samples: Sequence[WorkerSample]) -> list[tuple[str, ...]]:
+    """Return the table's cells: one row per GPU, or one row for a worker without a GPU."""
     cells: list[tuple[str, ...]] = []
-    for look in looks:
-        doing = (look.trial or "idle", look.phase or UNKNOWN)
-        if look.trouble is not None:
-            cells.append((look.worker, f"unreachable: {look.trouble}", *[UNKNOWN] * 7))
-        elif not look.gpus:
-            load = UNKNOWN if look.load_average_1min is None else f"{look.load_average_1min:.1f}"
-            cells.append((look.worker, f"no GPU, load {load}", *[UNKNOWN] * 5, *doing))
-        for gpu in look.gpus:
-            cells.append((look.worker, *_gpu_cells(gpu), *doing))  # noqa: PERF401 - two shapes of row, one loop
-    return [tuple(one_line(cell) for cell in row) for row in cells]
+    for sample in samples:
+        trial_cells = (sample.trial or "idle", sample.phase or UNKNOWN)
+        if sample.error is not None:
+            cells.append((sample.worker, f"unreachable: {sample.error}", *[UNKNOWN] * 7))
+        elif not sample.gpus:
+            load = UNKNOWN if sample.load_average_1min is None else f"{sample.load_average_1min:.1f}"
+            cells.append((sample.worker, f"no GPU, load {load}", *[UNKNOWN] * 5, *trial_cells))
+        for gpu in sample.gpus:
+            cells.append((sample.worker, *_gpu_cells(gpu), *trial_cells))  # noqa: PERF401 - two shapes of row, one loop
+    return [tuple(escape_controls(cell) for cell in row) for row in cells]
 
 
-def shown(looks: Sequence[WorkerSample], width: int) -> Group:
-    """The table; below it a line for each worker that cannot be reached (its reason is longer than any cell), and
-    for each training."""
-    lost = [
-        f"{one_line(look.worker)}: unreachable: {one_line(look.trouble)}" for look in looks if look.trouble is not None
+def render(samples: Sequence[WorkerSample], width: int) -> Group:
+    """Return the table, then a line per unreachable worker (its error does not fit a cell) and per training."""
+    error_lines = [
+        f"{escape_controls(sample.worker)}: unreachable: {escape_controls(sample.error)}"
+        for sample in samples
+        if sample.error is not None
     ]
-    reached = [look for look in looks if look.trouble is None]
+    reachable = [sample for sample in samples if sample.error is None]
     return Group(
-        *([table(reached, width)] if reached else []),
-        *(Text(line, style="red") for line in lost),
-        *(Text(look.training) for look in looks if look.training is not None),
+        *([table(reachable, width)] if reachable else []),
+        *(Text(line, style="red") for line in error_lines),
+        *(Text(sample.training) for sample in samples if sample.training is not None),
     )
 
 
-def table(looks: Sequence[WorkerSample], width: int) -> Table:
-    """The rows as a table, without the columns that `width` characters have no room for, least important first."""
-    cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows(looks)]
-    wide = {title: max([len(title), *(len(row[title]) for row in cells)]) + 1 for title in COLUMNS}
-    kept = list(COLUMNS)
-    for title in DROPPED_FIRST:
-        if sum(wide[one] for one in kept) > width:
-            kept.remove(title)
-    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for title in kept:
-        least = wide[title] - 1 if title == "worker" else None
-        side: JustifyMethod = "right" if title in NUMBERS else "left"
-        made.add_column(title, no_wrap=True, overflow="ellipsis", justify=side, min_width=least)
+def table(samples: Sequence[WorkerSample], width: int) -> Table:
+    """Return the rows as a table; drop the least important columns until it fits `width` characters."""
+    cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows(samples)]
+    widths = {title: max([len(title), *(len(row[title]) for row in cells)]) + 1 for title in COLUMNS}
+    titles = list(COLUMNS)
+    for title in DROP_ORDER:
+        if sum(map(widths.__getitem__, titles)) > width:
+            titles.remove(title)
+    result = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    for title in titles:
+        min_width = widths[title] - 1 if title == "worker" else None
+        justify: JustifyMethod = "right" if title in NUMERIC_COLUMNS else "left"
+        result.add_column(title, no_wrap=True, overflow="ellipsis", justify=justify, min_width=min_width)
     for row in cells:
-        made.add_row(*(Text(row[title], style="dim" if row["trial"] == "idle" else "") for title in kept))
-    return made
+        result.add_row(*(Text(row[title], style="dim" if row["trial"] == "idle" else "") for title in titles))
+    return result
 
 
 def _gpu_cells(gpu: Mapping[str, Any]) -> tuple[str, ...]:
@@ -242,19 +251,19 @@ def _with_unit(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:.0f} {unit}"
 
 
-def _rounds(watch: Watch) -> Iterator[list[WorkerSample]]:
-    """A round of looks every EVERY_SEC, without end."""
+def _poll_forever(poller: WorkerPoller) -> Iterator[list[WorkerSample]]:
+    """Yield the samples of all workers every REFRESH_SEC, indefinitely."""
     while True:
-        began = time.monotonic()
-        yield watch.round(wait_sec=EVERY_SEC)
-        time.sleep(max(0.0, EVERY_SEC - (time.monotonic() - began)))
+        started = time.monotonic()
+        yield poller.poll(timeout_sec=REFRESH_SEC)
+        time.sleep(max(0.0, REFRESH_SEC - (time.monotonic() - started)))
 
 
-def _print_lines(console: Console, watch: Watch) -> None:
-    for looks in _rounds(watch):
-        for row in rows(looks):
+def _print_lines(console: Console, poller: WorkerPoller) -> None:
+    for samples in _poll_forever(poller):
+        for row in rows(samples):
             known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
             console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
-        for look in looks:
-            if look.training is not None:
-                console.print(look.training, markup=False, soft_wrap=True)
+        for sample in samples:
+            if sample.training is not None:
+                console.print(sample.training, markup=False, soft_wrap=True)

@@ -1,7 +1,7 @@
-"""Runs whose results are still in the pods: deleting the pods would lose them.
+"""Runs whose results are still in the pods, and would be lost with them.
 
-A run counts until all of it is here, or until the operator gave it up. Times are not compared: the laptop's clock and
-the cluster's can be hours apart, and a run could then seem older than the pods it ran in.
+A run is pending until all its files are on this machine, or until the operator discards it. Times are not compared: the
+clocks of this machine and of the cluster can differ by hours, and a run could seem older than its pods.
 """
 
 import contextlib
@@ -19,27 +19,27 @@ from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_of
 from tasks.clients.workers import pod_hosts
-from tasks.fleet.k8s_training.volume_reader import is_ordered
+from tasks.fleet.k8s_training.volume_reader import is_k8s_training
 from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
 
-DISCARDED_FILE = "discarded"  # in a run's folder: its results in the pods were given up
+DISCARDED_FILE = "discarded"  # marks a run's folder: the operator gave up its results in the pods
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """A run that is not fully collected: its folder, and one line with what is missing and what to type."""
+    """A run that is not fully collected: its folder, and one line with what is missing and which command fetches it."""
 
     folder: Path
-    line: str
+    description: str
 
 
-def uncollected(results_folder: Path, target: Target) -> list[PendingRun]:
-    """The runs over this namespace's pods that are not fully collected.
+def pending_runs(results_folder: Path, target: Target) -> list[PendingRun]:
+    """List the runs over this namespace's pods that are not fully collected.
 
-    Not covered: runs that another operator's machine planned.
+    Not covered: runs planned on another operator's machine.
     """
-    found = []
+    pending = []
     for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
         folder = path.parent
         if folder.is_symlink() or (folder / DISCARDED_FILE).exists():  # latest is a link
@@ -47,20 +47,21 @@ def uncollected(results_folder: Path, target: Target) -> list[PendingRun]:
         try:
             run = RunRecord.read(path)
         except ResultError as error:
-            line = f"{folder.name}: cannot be read, so whether it was collected is not known: {error}"
-            found.append(PendingRun(folder=folder, line=line))
+            line = f"{folder.name}: cannot be read, so it may not be collected: {error}"
+            pending.append(PendingRun(folder=folder, description=line))
             continue
-        # By address, not by context: a context can be renamed while the pods are the same.
+        # Compare addresses, not context names: a context can be renamed while the pods stay the same.
         cluster = run.provenance.get("cluster") or {}
-        is_here = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
-        missing = _missing(folder, run)
-        if run.fleet_kind == "pods" and is_here and missing and not is_ordered(run):  # that one's are on its volume
-            found.append(PendingRun(folder=folder, line=f"run {run.run_id}: {missing}"))
-    return found
+        is_on_target = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
+        reason = _missing_reason(folder, run)
+        # The results of a Kubernetes-run training are on its volume.
+        if run.fleet_kind == "pods" and is_on_target and reason and not is_k8s_training(run):
+            pending.append(PendingRun(folder=folder, description=f"run {run.run_id}: {reason}"))
+    return pending
 
 
 def incomplete_runs(results_folder: Path) -> list[str]:
-    """The names of the runs that are not fully here, over whatever fleet; without those given up or unreadable."""
+    """List the names of runs over any fleet that are not fully collected, without discarded and unreadable ones."""
     names = []
     for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
         folder = path.parent
@@ -68,18 +69,18 @@ def incomplete_runs(results_folder: Path) -> list[str]:
             continue
         with contextlib.suppress(ResultError):
             run = RunRecord.read(path)
-            if _missing(folder, run) is not None:
+            if _missing_reason(folder, run) is not None:
                 names.append(folder.name)
     return names
 
 
 def foreign_active_jobs(settings: Settings, target: Target) -> list[str]:
-    """A line for each pod that runs another operator's trial, one that this machine has no run of.
+    """Return a line for each pod that runs another operator's trial, that is, of a run unknown to this machine.
 
-    A pod that cannot be asked has no line: it may be deleted for just that reason.
+    A pod that does not answer has no line: it may be deleted because of that.
     """
 
-    def ask(host: Host) -> str | None:
+    def describe_foreign_job(host: Host) -> str | None:
         try:
             holder = Agent(host).holder(slot_of(host))
         except HostError:
@@ -87,21 +88,22 @@ def foreign_active_jobs(settings: Settings, target: Target) -> list[str]:
         job = Path(holder or "")
         if holder is None or (settings.results_folder / job.parent.name / RUN_FILE).is_file():
             return None
-        return f"{host.name} is at {job.name} of run {job.parent.name}, another operator's"
+        return f"{host.name} runs {job.name} of run {job.parent.name}, which is another operator's"
 
     hosts = pod_hosts(settings, target)
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        return [line for line in pool.map(ask, hosts) if line is not None]
+        return [line for line in pool.map(describe_foreign_job, hosts) if line is not None]
 
 
-def discard(lost: list[PendingRun]) -> None:
-    """Mark these runs as given up, and print them. Raises OSError."""
-    for one in lost:
-        print(f"discarded: {one.line}", flush=True)
-        (one.folder / DISCARDED_FILE).touch()
+def discard(runs: list[PendingRun]) -> None:
+    """Mark these runs as discarded, and print them. Raises OSError."""
+    for run in runs:
+        print(f"discarded: {run.description}", flush=True)
+        (run.folder / DISCARDED_FILE).touch()
 
 
-def _missing(folder: Path, run: RunRecord) -> str | None:
+def _missing_reason(folder: Path, run: RunRecord) -> str | None:
+    """Return what is missing from a run's folder, and the command that fetches it; None if it is complete."""
     run_id, trial_ids = run.run_id, [planned.trial_id for planned in run.planned]
     try:
         ledger = Ledger(folder / LEDGER_FILE)
@@ -109,13 +111,13 @@ def _missing(folder: Path, run: RunRecord) -> str | None:
     except LedgerError as error:
         return str(error)
     if running:
-        return f"{len(running)} of {len(trial_ids)} trials have not ended; `{resume_command(run_id)}` goes on"
-    brings = f"`inv collect --run={run_id}` brings it"
+        return f"{len(running)} of {len(trial_ids)} trials have not ended; `{resume_command(run_id)}` resumes it"
+    fetch_hint = f"`inv collect --run={run_id}` fetches it"
     try:
-        sums = (folder / SUMS_FILE).read_text(encoding="utf-8")
+        checksums = (folder / SUMS_FILE).read_text(encoding="utf-8")
     except OSError:
-        return f"it was never collected; {brings}"
-    if f"{sha256_of(folder / LEDGER_FILE)}  {LEDGER_FILE}\n" not in sums:
-        return f"it went on after it was collected; {brings}"
-    absent = [trial_id for trial_id in trial_ids if f"  trials/{trial_id}/" not in sums]
-    return f"{len(absent)} of {len(trial_ids)} trials were not collected; {brings}" if absent else None
+        return f"it was never collected; {fetch_hint}"
+    if f"{sha256_of(folder / LEDGER_FILE)}  {LEDGER_FILE}\n" not in checksums:
+        return f"it continued after it was collected; {fetch_hint}"
+    absent = [trial_id for trial_id in trial_ids if f"  trials/{trial_id}/" not in checksums]
+    return f"{len(absent)} of {len(trial_ids)} trials were not collected; {fetch_hint}" if absent else None

@@ -1,4 +1,4 @@
-"""From settings to a plan: which trials, on which workers, for how long. Pure, but it reads git and old runs."""
+"""Planning of a run: trials, workers and expected time. Pure, except for reading git and old runs."""
 
 import dataclasses
 import os
@@ -11,37 +11,37 @@ from bench.records import read_trials as bench_trials
 from bench.records.atomic_files import read_regular
 from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.trial import MOST_BYTES
-from tasks.cli.git import git
+from bench.records.trial import MAX_BYTES
+from tasks.cli.git import run_git
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings
-from tasks.settings.sources import shown
+from tasks.settings.sources import display_path
 
 KINDS_WITH_STEPS = ("training", "distributed")
-_CHANGEABLE = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
+_OVERRIDABLE_FIELDS = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
 
 
 def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | None) -> tuple[Trial, ...]:
-    """The suite's trials at the settings' profile; `only` narrows them to these ids. Raises UsageError."""
+    """Return the suite's trials at the configured profile; `only` selects trial ids. Raises UsageError."""
     bench = settings.bench
-    changed = {name: getattr(bench, name) for name in _CHANGEABLE if getattr(bench, name) is not None}
-    with translate_errors(UsageError, TrialError, before="bench: "):
+    overrides = {name: getattr(bench, name) for name in _OVERRIDABLE_FIELDS if getattr(bench, name) is not None}
+    with translate_errors(UsageError, TrialError, prefix="bench: "):
         trials = tuple(
-            dataclasses.replace(trial, seed=bench.seed, **changed)
+            dataclasses.replace(trial, seed=bench.seed, **overrides)
             for trial in suite(suite_name, bench.profile, settings.model.path, settings.data.path)
         )
         return trials if only is None else choose(trials, tuple(only))
 
 
 def read_trials(
-    settings: Settings, file: str, only: Sequence[str] | None, *, flag: str = "bench: --trials"
+    settings: Settings, file: str, only: Sequence[str] | None, *, flag: str = "bench: --trial-file"
 ) -> tuple[Trial, ...]:
-    """The trials of a file. Raises UsageError, which names the flag."""
-    path = settings.typed(file)
-    with file_errors(f"{flag}: {shown(path)}: cannot be read"):
-        text = read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
-    with translate_errors(UsageError, TrialError, before=f"{flag}: "):
+    """Read trials from a file. Raises UsageError, which names the flag."""
+    path = settings.resolve_typed_path(file)
+    with file_errors(f"{flag}: {display_path(path)}: cannot be read"):
+        text = read_regular(path, most_bytes=MAX_BYTES).decode("utf-8")
+    with translate_errors(UsageError, TrialError, prefix=f"{flag}: "):
         trials = bench_trials(text, file)
         profiles = sorted({trial.profile for trial in trials})
         if profiles != [settings.bench.profile]:
@@ -52,9 +52,12 @@ def read_trials(
         return trials if only is None else choose(trials, tuple(only))
 
 
-def size_of(trial: Trial) -> str:
-    """A trial's size in a few characters: sequence x batch (x ranks), of an inference prompt + answer x largest batch,
-    of a loading the base's precision."""
+def size_text(trial: Trial) -> str:
+    """Return a trial's size in a few characters, by kind.
+
+    Training: sequence x batch (x ranks if distributed). Inference: prompt + answer x largest batch. Loading: precision
+    of the base.
+    """
     if trial.kind == "hardware":
         return "-"
     if trial.kind == "loading":
@@ -65,8 +68,8 @@ def size_of(trial: Trial) -> str:
     return f"{trial.max_seq_len} x {trial.micro_batch_size}{ranks}"
 
 
-def steps_of(trial: Trial) -> str:
-    """Warm-up and measured steps of a trial that trains; the others have none."""
+def steps_text(trial: Trial) -> str:
+    """Return warm-up + measured steps of a trial that trains, a dash for other kinds."""
     return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.kind in KINDS_WITH_STEPS else "-"
 
 
@@ -78,82 +81,88 @@ def plan_trials(
     *,
     is_over_pods: bool = False,
 ) -> list[PlannedTrial]:
-    """replicate: every trial on each worker; shard: every trial once, on any idle worker; all `repeats` times.
+    """Assign trials to workers. Spread replicate: each trial on every worker; shard: each trial once, on any worker.
 
     Each repeat is a process of its own. One round of all trials ends before the next begins, so that slow changes
-    (heat, a neighbour) affect all configurations alike. Where rounds would give a trial the same worker each time, each
-    round begins one trial later: one worker alone says nothing of how workers differ. Over pods a distributed trial
-    takes several workers at once and runs once a round, with either `spread`. Raises UsageError where there are too few
-    workers.
+    (heat, a neighbour) affect all configurations alike. If every round would assign a trial to the same worker, each
+    round starts one trial later, because a single worker does not show how workers differ. Over pods a distributed
+    trial occupies several workers at once and runs once a round, with either spread. Raises UsageError if there are
+    too few workers.
     """
     planned = []
-    falls_alike = spread == "shard" and len(workers) > 1 and len(trials) % len(workers) == 0
-    for turn in range(1, repeats + 1):
-        first = (turn - 1) % len(trials) if falls_alike else 0
-        for trial in (*trials[first:], *trials[:first]):
-            together = is_over_pods and trial.kind == "distributed"
-            if together and trial.world_size > len(workers):
+    has_fixed_assignment = spread == "shard" and len(workers) > 1 and len(trials) % len(workers) == 0
+    for repeat in range(1, repeats + 1):
+        offset = (repeat - 1) % len(trials) if has_fixed_assignment else 0
+        for trial in (*trials[offset:], *trials[:offset]):
+            spans_pods = is_over_pods and trial.kind == "distributed"
+            if spans_pods and trial.world_size > len(workers):
                 raise UsageError(
                     f"fleet.size: {trial.trial_id} has {trial.world_size} ranks, one in each pod, and the fleet has "
-                    f"{len(workers)} pods; leave it out with --only, or raise fleet.size and type `inv deploy`"
+                    f"{len(workers)} pods; leave it out with --only, or raise fleet.size and run `inv deploy`"
                 )
-            places: Sequence[str | None] = [None] if spread == "shard" or together else workers
-            for worker in places:
-                parts = [trial.trial_id, *([] if worker is None else [worker]), *([f"r{turn}"] if repeats > 1 else [])]
+            targets: Sequence[str | None] = [None] if spread == "shard" or spans_pods else workers
+            for worker in targets:
+                parts = [
+                    trial.trial_id,
+                    *([] if worker is None else [worker]),
+                    *([f"r{repeat}"] if repeats > 1 else []),
+                ]
                 planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=worker))
     return planned
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """The project's commit and whether the tree differs from it; both None where there is no repository."""
-    sha, changes = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
+    """Return the project's commit and whether the tree differs from it; both None without a repository."""
+    sha, changes = run_git(root, "rev-parse", "HEAD"), run_git(root, "status", "--porcelain")
     is_known = sha is not None and changes is not None
     return {"git_sha": sha if is_known else None, "git_dirty": changes != "" if is_known else None}
 
 
 def expected_sec(settings: Settings, run: RunRecord) -> dict[str, float | None]:
-    """How long each planned trial took, in seconds, when the same configuration last succeeded here; None where it
-    never has. Where this machine's cores are shared by more or fewer workers than then, in proportion.
+    """Estimate each planned trial's seconds from the last success of its configuration here; None without one.
+
+    The estimate is scaled if more or fewer workers share this machine's cores than in that run.
     """
-    wanted = {planned.trial.digest() for planned in run.planned}
+    digests = {planned.trial.digest() for planned in run.planned}
     known: dict[str, float] = {}
     for results in newest_results(settings.results_folder):
-        taken: dict[str, list[float]] = {}
+        times_by_digest: dict[str, list[float]] = {}
         for result in results:
             if result.status is TrialStatus.SUCCEEDED and result.wall_time_sec is not None:
-                taken.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
-        then = _crowding(settings, len({result.worker for result in results}))
-        for digest, times in taken.items():
-            known.setdefault(digest, max(times) / then)
-        if wanted <= known.keys():
+                times_by_digest.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
+        past_load = _threads_per_core(settings, len({result.worker for result in results}))
+        for digest, times in times_by_digest.items():
+            known.setdefault(digest, max(times) / past_load)
+        if digests <= known.keys():
             break
-    now = _crowding(settings, min(len(run.workers), len(run.planned)))
-    alone = {planned.trial_id: known.get(planned.trial.digest()) for planned in run.planned}
-    return {trial_id: None if sec is None else sec * now for trial_id, sec in alone.items()}
+    current_load = _threads_per_core(settings, min(len(run.workers), len(run.planned)))
+    unloaded_sec = {planned.trial_id: known.get(planned.trial.digest()) for planned in run.planned}
+    return {trial_id: None if sec is None else sec * current_load for trial_id, sec in unloaded_sec.items()}
 
 
-def _crowding(settings: Settings, workers: int) -> float:
-    """How many threads of `workers` that work at once share a core, at least 1. Not counted: pods have cores of their
-    own, and a GPU does the work of the profile gpu.
+def _threads_per_core(settings: Settings, workers: int) -> float:
+    """Return how many threads share a core when this many workers are active, at least 1.
+
+    It is 1 for pods, which have their own cores, and for the profile gpu, where the GPU does the work.
     """
     if settings.fleet.kind != "local" or settings.bench.profile != "tiny":
         return 1.0
     return max(1.0, workers * settings.fleet.local.threads / (os.cpu_count() or 1))
 
 
-def expected_total_sec(run: RunRecord, each: Mapping[str, float | None]) -> float | None:
-    """The run's expected length in seconds; None where a trial's own is unknown.
+def expected_total_sec(run: RunRecord, expected_by_trial: Mapping[str, float | None]) -> float | None:
+    """Return the run's expected length in seconds; None if that of a trial is unknown.
 
-    Each trial goes to its own worker, or to the one that is idle first. Those that take several pods at once come after
-    all others, one after the other.
+    Each trial runs on its own worker, or on the one that is idle first. Trials over several pods follow all others, one
+    after the other.
     """
-    busy, together = dict.fromkeys(run.workers, 0.0), 0.0
+    worker_sec, multi_pod_sec = dict.fromkeys(run.workers, 0.0), 0.0
     for planned in run.planned:
-        sec = each[planned.trial_id]
+        sec = expected_by_trial[planned.trial_id]
         if sec is None:
             return None
         if run.fleet_kind == "pods" and planned.trial.kind == "distributed":
-            together += sec
+            multi_pod_sec += sec
         else:
-            busy[planned.worker or min(busy, key=lambda worker: busy[worker])] += sec
-    return max(busy.values()) + together
+            worker_sec[planned.worker or min(worker_sec, key=lambda worker: worker_sec[worker])] += sec
+    return max(worker_sec.values()) + multi_pod_sec

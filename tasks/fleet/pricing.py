@@ -1,4 +1,4 @@
-"""What the settings say about cost, and the price of a worker's hour."""
+"""Cost settings, and the price of a worker's hour."""
 
 import datetime
 from collections.abc import Sequence
@@ -11,21 +11,22 @@ from tasks.settings.load import Settings
 
 
 def pricing(settings: Settings) -> Pricing:
-    given = settings.cost
+    """Convert the cost settings."""
+    cost = settings.cost
     return Pricing(
-        usd_per_gpu_hour=given.price_usd_per_gpu_hour,
-        source=given.price_source,
-        shape=given.shape,
-        table=None if given.prices is None else settings.root / given.prices,
-        hosted_usd_per_10000_samples=given.hosted_usd_per_10000_samples,
-        hosted_source=given.hosted_source,
-        co2_kg_per_kwh=given.co2_kg_per_kwh,
-        co2_source=given.co2_source,
+        usd_per_gpu_hour=cost.price_usd_per_gpu_hour,
+        source=cost.price_source,
+        shape=cost.shape,
+        table=None if cost.prices is None else settings.root / cost.prices,
+        hosted_usd_per_10000_samples=cost.hosted_usd_per_10000_samples,
+        hosted_source=cost.hosted_source,
+        co2_kg_per_kwh=cost.co2_kg_per_kwh,
+        co2_source=cost.co2_source,
     )
 
 
 def price_of(settings: Settings, devices: Sequence[str]) -> Price | None:
-    """The price that counts for workers with these devices; None where none is known. Raises UsageError."""
+    """Return the price for workers with these devices; None if no price is known. Raises UsageError."""
     today = datetime.datetime.now(datetime.timezone.utc).date()
     with translate_errors(UsageError, PriceError):
-        return next(iter(prices.choose(pricing(settings), devices, today=today)), None)
+        return next(iter(prices.select_prices(pricing(settings), devices, today=today)), None)

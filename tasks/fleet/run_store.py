@@ -1,4 +1,4 @@
-"""The runs on this machine: finds one by name, makes its folder, points `latest` at the newest."""
+"""The run folders on this machine: find a run by name, create its folder, link the newest as `latest`."""
 
 import contextlib
 import os
@@ -9,43 +9,44 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE, RUN_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import RunRecord
-from tasks.clients.workers import refuse_other_fleet
+from tasks.clients.workers import require_same_fleet
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training
-_RUNS_TO_LEARN_FROM = 20
+_MAX_HISTORY_RUNS = 20
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:
-    """The folder of the run with this id, or of the newest (`latest`). Raises UsageError, naming the runs there are."""
+    """Return the folder of the run with this id, or of the newest (`latest`). Raises UsageError, which lists runs."""
     name = run or LATEST
     folder = results_folder / name
     if name != LATEST and Path(name).name != name:
-        raise UsageError(f"run {name!r}: expected a run's id, not a path; {_known(results_folder)}")
+        raise UsageError(f"run {name!r}: expected a run's id, not a path; {_known_runs(results_folder)}")
     if not (folder / RUN_FILE).is_file():
-        is_gone = folder.is_symlink() or any(results_folder.glob(f"*/{RUN_FILE}"))  # or copied without the link
-        newest = "the newest run is gone; name another one" if is_gone else "there is no run yet"
-        what = newest if name == LATEST else f"run {name!r} is not there"
-        raise UsageError(f"{results_folder}: {what}; {_known(results_folder)}")
+        # A folder that was copied without its links has runs, but no `latest`.
+        is_gone = folder.is_symlink() or any(results_folder.glob(f"*/{RUN_FILE}"))
+        no_newest = "the newest run is gone; name another one" if is_gone else "there is no run yet"
+        problem = no_newest if name == LATEST else f"run {name!r} does not exist"
+        raise UsageError(f"{results_folder}: {problem}; {_known_runs(results_folder)}")
     return folder.resolve()
 
 
 def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
-    """The plan and the folder of the run with this id, or of the newest.
+    """Return the plan and the folder of the run with this id, or of the newest.
 
-    Raises UsageError where it is not there, cannot be trusted, or was started over another fleet than the settings'.
+    Raises UsageError if it does not exist, is invalid, or was started over another fleet than the configured one.
     """
     folder = find_run(settings.results_folder, name)
-    with translate_errors(UsageError, ResultError, after="; choose another run with --run"):
+    with translate_errors(UsageError, ResultError, suffix="; choose another run with --run"):
         run = RunRecord.read(folder / RUN_FILE)
-    refuse_other_fleet(settings, run)
+    require_same_fleet(settings, run)
     return run, folder
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a run's folder is that of a training; False for one that cannot be read: its reader says why."""
+    """Check whether a run's folder holds a training; False if it cannot be read, which its reader reports."""
     try:
         return RunRecord.read(folder / RUN_FILE).suite == TRAIN
     except ResultError:
@@ -53,7 +54,7 @@ def is_training(folder: Path) -> bool:
 
 
 def newest_training(results_folder: Path) -> str | None:
-    """The newest training's id; None where there is none, and then the newest run is spoken of."""
+    """Return the newest training's id; None if no run is a training."""
     for path in sorted(results_folder.glob(f"*-{TRAIN}*/{RUN_FILE}"), reverse=True):
         try:
             if RunRecord.read(path).suite == TRAIN:
@@ -64,23 +65,24 @@ def newest_training(results_folder: Path) -> str | None:
 
 
 def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
-    """The results of each of the newest runs, newest first. What cannot be read is left out: the report names it."""
-    runs = [one for one in results_folder.glob(f"*/{TRIALS_FOLDER}") if not one.parent.is_symlink()]  # `latest` is one
-    for folder in sorted(runs, reverse=True)[:_RUNS_TO_LEARN_FROM]:
-        found = []
+    """Yield the results of each of the newest runs, newest first, without unreadable ones (the report lists those)."""
+    # `latest` is a symbolic link.
+    trials_folders = [folder for folder in results_folder.glob(f"*/{TRIALS_FOLDER}") if not folder.parent.is_symlink()]
+    for folder in sorted(trials_folders, reverse=True)[:_MAX_HISTORY_RUNS]:
+        results = []
         for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
             with contextlib.suppress(ResultError):
-                found.append(TrialResult.read(path))
-        yield found
+                results.append(TrialResult.read(path))
+        yield results
 
 
 def resume_command(run_id: str) -> str:
-    """The command that goes on with a run; its id names its suite."""
+    """Return the command that resumes a run; the run's id names its suite."""
     return f"inv {TRAIN if run_id.split('-')[2:3] == [TRAIN] else 'bench'} --resume={run_id}"
 
 
 def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:
-    """A new run's folder; a second run within one second gets a number. Raises OSError."""
+    """Create a new run's folder; a second run within one second gets a number. Raises OSError."""
     for number in range(1, 1000):
         name = run_id if number == 1 else f"{run_id}-{number}"
         try:
@@ -92,17 +94,17 @@ def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:
 
 
 def point_latest_at(folder: Path) -> None:
-    """Make `latest` name this run, in one step. Raises OSError."""
+    """Atomically link `latest` to this run. Raises OSError."""
     link = folder.parent / f".{LATEST}.{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.name)
     link.replace(folder.parent / LATEST)
 
 
-def _known(results_folder: Path) -> str:
+def _known_runs(results_folder: Path) -> str:
     names = sorted((path.parent.name for path in results_folder.glob(f"*/{RUN_FILE}")), reverse=True)
     names = [name for name in names if name != LATEST]
     if not names:
-        return "type `inv bench --quick` to make one"
+        return "run `inv bench --quick` to create one"
     more = f" and {len(names) - 5} older" if len(names) > 5 else ""
-    return f"there are {', '.join(names[:5])}{more}"
+    return f"known runs: {', '.join(names[:5])}{more}"

@@ -1,7 +1,7 @@
-"""What is shown while a fleet trains: one line with loss, held-out loss, speed, time left, dollars and restarts.
+"""Live display of a training: one line with loss, held-out loss, speed, time left, dollars and restarts.
 
-On a terminal the line is renewed four times a second; elsewhere one is printed a minute, and with every new phase.
-`inv monitor` shows the same line from the worker's progress and the run's ledger.
+On a terminal the line is redrawn four times a second; elsewhere a line is printed each minute and with every new phase.
+`inv monitor` builds the same line from the worker's progress and the run's ledger.
 """
 
 import math
@@ -23,8 +23,8 @@ from reports import formatting
 from reports.read import attempts
 from reports.read.attempts import AttemptSpan
 from reports.summary.cost import Price
-from tasks.errors import one_line
-from tasks.fleet.live_display import PLAIN_SIGN_OF_LIFE_SEC, View, dollars, duration, number
+from tasks.errors import escape_controls
+from tasks.fleet.live_display import PLAIN_INTERVAL_SEC, View, dollars, duration, number
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
@@ -32,75 +32,76 @@ from tasks.settings.load import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpend:
-    """What a training has taken so far, over all its attempts: US dollars (None: no price is known) and restarts."""
+    """Cost of a training so far, over all attempts: US dollars (None if no price is known) and restarts."""
 
     usd: float | None
     restarts: int
 
 
-def spent(folder: Path, trial_id: str, price: Price | None) -> TrainingSpend:
-    """What the training in this run's folder has taken so far, by its ledger."""
-    return spent_by(attempts.read(folder, trial_id), price)
+def read_spend(folder: Path, trial_id: str, price: Price | None) -> TrainingSpend:
+    """Compute the cost so far of the training in this run's folder, from its ledger."""
+    return compute_spend(attempts.read(folder, trial_id), price)
 
 
-def spent_by(held: Sequence[AttemptSpan], price: Price | None) -> TrainingSpend:
-    """What a training has taken so far, by its attempts."""
-    usd = None if price is None else attempts.worker_sec(held, time.time()) / 3600.0 * price.usd_per_gpu_hour
-    return TrainingSpend(usd=usd, restarts=max(0, len(held) - 1))
+def compute_spend(attempt_spans: Sequence[AttemptSpan], price: Price | None) -> TrainingSpend:
+    """Compute the cost so far of a training from its attempts."""
+    usd = None if price is None else attempts.worker_sec(attempt_spans, time.time()) / 3600.0 * price.usd_per_gpu_hour
+    return TrainingSpend(usd=usd, restarts=max(0, len(attempt_spans) - 1))
 
 
-def parts(progress: Progress | None, spent: TrainingSpend, left_sec: float | None = None) -> list[str]:
-    """A training's state, one phrase each."""
-    found = []
+def progress_parts(progress: Progress | None, spend: TrainingSpend, remaining_sec: float | None = None) -> list[str]:
+    """Return the parts of a training's progress line."""
+    phrases = []
     if progress is not None:
-        done = f"{progress.phase} {progress.step:,}/{progress.steps:,}" if progress.steps else progress.phase
-        found.append(done)
+        steps_text = f"{progress.phase} {progress.step:,}/{progress.steps:,}" if progress.steps else progress.phase
+        phrases.append(steps_text)
         for name, value in (("loss", progress.loss), ("held-out loss", progress.validation_loss)):
             if value is not None and math.isfinite(value):
-                found.append(f"{name} {value:.4g}")
+                phrases.append(f"{name} {value:.4g}")
         if progress.useful_tokens_per_sec is not None:
-            found.append(f"{number(progress.useful_tokens_per_sec)} tokens/s")
-    if left_sec is not None:
-        found.append(f"about {duration(left_sec)} left")
-    if spent.usd is not None:
-        found.append(f"{dollars(spent.usd)} so far")
-    found.append(formatting.count(spent.restarts, "restart"))
-    return found
+            phrases.append(f"{number(progress.useful_tokens_per_sec)} tokens/s")
+    if remaining_sec is not None:
+        phrases.append(f"about {duration(remaining_sec)} left")
+    if spend.usd is not None:
+        phrases.append(f"{dollars(spend.usd)} so far")
+    phrases.append(formatting.count(spend.restarts, "restart"))
+    return phrases
 
 
 class StepPace:
-    """How long a training still takes, from the steps that were seen in its present attempt."""
+    """Estimates a training's remaining time from the pace of the current attempt's steps."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._attempt: int | None = None
         self._first, self._last, self._steps, self._at = 0, 0, 0, 0.0
 
-    def take(self, attempt: int, progress: Progress) -> None:
+    def update(self, attempt: int, progress: Progress) -> None:
         if attempt != self._attempt or progress.step < self._first:
             self._attempt, self._first, self._at = attempt, progress.step, self._clock()
         self._last, self._steps = progress.step, progress.steps
 
     @property
-    def left_sec(self) -> float | None:
-        """None before two steps were seen, and after the last."""
+    def remaining_sec(self) -> float | None:
+        """Estimate the remaining seconds; None before the second step and after the last."""
         done = self._last - self._first
         if done < 2 or self._steps <= self._last:
             return None
         return (self._clock() - self._at) / done * (self._steps - self._last)
 
 
-class Trainings:
-    """The lines of trainings that are followed by their workers' progress alone; each has its folder here."""
+class TrainingLines:
+    """Progress lines of trainings, built from their workers' progress and their run folders on this machine."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._paces = settings, dict[str, StepPace]()
 
     def line(
-        self, job: str, document: Mapping[str, Any] | None, held: Sequence[AttemptSpan] | None = None
+        self, job: str, document: Mapping[str, Any] | None, attempt_spans: Sequence[AttemptSpan] | None = None
     ) -> str | None:
-        """Of the job at this folder on its worker; None where it is no training, or another operator's. Its attempts
-        are `held`, where they are known better than by the ledger.
+        """Return the progress line of the job in this folder; None if it is not one of our trainings.
+
+        `attempt_spans` replaces the attempts of the ledger.
         """
         run_id = PurePosixPath(job).parent.name
         folder = self._settings.results_folder / run_id
@@ -111,68 +112,72 @@ class Trainings:
         if run.suite != TRAIN:
             return None
         pace = self._paces.setdefault(job, StepPace())
-        pace.take(1, progress)
+        pace.update(1, progress)
         device = run.provenance.get("inputs", {}).get("device")
         price = price_of(self._settings, [device] if device else [])
-        known = attempts.read(folder, run.planned[0].trial_id) if held is None else held
-        words = parts(progress, spent_by(known, price), pace.left_sec)
-        return one_line(f"{run_id}: {', '.join(words)}")
+        spans = attempts.read(folder, run.planned[0].trial_id) if attempt_spans is None else attempt_spans
+        phrases = progress_parts(progress, compute_spend(spans, price), pace.remaining_sec)
+        return escape_controls(f"{run_id}: {', '.join(phrases)}")
 
 
 class TrainingView(View):
-    """Shows one training; use as a context manager and hand every event to `handle`, from any thread.
+    """Live display of one training: pass every event to `handle`, from any thread. Use as a context manager.
 
-    `spent` is asked for what the training has taken so far.
+    `read_spend` returns the training's cost so far.
     """
 
     def __init__(
         self,
         *,
         run_id: str,
-        spent: Callable[[], TrainingSpend],
+        read_spend: Callable[[], TrainingSpend],
         console: Console | None = None,
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(console, plain, clock)
-        self._run_id, self._spent = run_id, spent
+        self._run_id, self._read_spend = run_id, read_spend
         self._progress: Progress | None = None
         self._pace = StepPace(clock)
-        self._spoke_at = -math.inf
+        self._printed_at = -math.inf
         self._note = "starting"
 
     def handle(self, event: FleetEvent) -> None:
-        """Take one event. Returns at once and raises nothing, whatever the event holds."""
+        """Process one event. Returns immediately and never raises, whatever the event holds."""
         with self._lock:
-            is_said = self._take(event)
-        if is_said:
-            self.note(self.line() if event.happening is EventType.PROGRESS else self._note)
+            is_printed = self._apply(event)
+        if is_printed:
+            self.print_note(self.line() if event.happening is EventType.PROGRESS else self._note)
 
-    def note(self, words: str) -> None:
-        self._say(self._stamped(self._text(words)))
+    def print_note(self, text: str) -> None:
+        self._print(self._with_time(self._escaped(text)))
 
     def summary(self) -> Text:
-        return self._stamped(self._text(self.line()))
+        return self._with_time(self._escaped(self.line()))
 
     def render(self) -> Text:
-        return self._text(self.line())
+        return self._escaped(self.line())
 
     def line(self) -> str:
-        words = (
-            parts(self._progress, self._spent(), self._pace.left_sec) if self._progress is not None else [self._note]
+        phrases = (
+            progress_parts(self._progress, self._read_spend(), self._pace.remaining_sec)
+            if self._progress is not None
+            else [self._note]
         )
-        return f"{self._run_id}: {', '.join(words)}"
+        return f"{self._run_id}: {', '.join(phrases)}"
 
-    def _take(self, event: FleetEvent) -> bool:
-        """Whether something is to be said now."""
+    def _apply(self, event: FleetEvent) -> bool:
+        """Update the state from an event. Returns True if a line must be printed."""
         match event.happening:
             case EventType.PROGRESS:
-                return self._advance(event)
+                return self._on_progress(event)
             case EventType.STARTED | EventType.ATTACHED:
                 self._progress = None
-                again = f" again (attempt {event.attempt})" if event.attempt > 1 else ""
-                words = "still there, followed again" if event.happening is EventType.ATTACHED else f"started{again}"
-                self._note = f"{event.worker}: {words}"
+                attempt_text = f" (attempt {event.attempt})" if event.attempt > 1 else ""
+                text = (
+                    "still running, reattached" if event.happening is EventType.ATTACHED else f"started{attempt_text}"
+                )
+                self._note = f"{event.worker}: {text}"
                 return self._is_plain or event.attempt > 1
             case EventType.ENDED:
                 reason = "" if event.reason is None else f": {event.reason}"
@@ -184,14 +189,14 @@ class TrainingView(View):
                 self._progress = None
                 return True
 
-    def _advance(self, event: FleetEvent) -> bool:
-        now, before = event.progress, self._progress
-        if now is None:
+    def _on_progress(self, event: FleetEvent) -> bool:
+        progress, previous = event.progress, self._progress
+        if progress is None:
             return False
-        self._pace.take(event.attempt, now)
-        self._progress = now
-        is_due = self._clock() - self._spoke_at >= PLAIN_SIGN_OF_LIFE_SEC
-        is_due = self._is_plain and (is_due or before is None or before.phase != now.phase)
+        self._pace.update(event.attempt, progress)
+        self._progress = progress
+        is_due = self._clock() - self._printed_at >= PLAIN_INTERVAL_SEC
+        is_due = self._is_plain and (is_due or previous is None or previous.phase != progress.phase)
         if is_due:
-            self._spoke_at = self._clock()
+            self._printed_at = self._clock()
         return is_due

@@ -1,12 +1,13 @@
-"""`inv train` and `inv data.check`: a fine-tuning, and what it trains on before it costs anything.
+"""`inv train` and `inv data.check`: run a fine-tuning, and check its data first.
 
-verbs     the signatures and help of the tasks
-check     inv data.check: settings to a question, one worker's answer
-train     inv train: what is checked before anything begins, a new training, a resumed one
-planned   from settings, flags and a trial file to the trial that a training is
-foreseen  hours, dollars, memory and communication, before it starts
-changes   what is set otherwise than when a training was planned, refused or taken over
-going     a training until its end: losses, restarts, fewer workers
-order     inv train --job: a training that Kubernetes runs by itself
-printed   the answers for a terminal and as a page
+commands     signatures and help of the tasks
+check        `inv data.check`: have one worker read the data, and print its report
+train        `inv train`: check everything, then start, resume or submit a training
+trial_spec   build the training's trial from settings, flags and a trial file
+forecast     predict hours, dollars, memory and communication before the start
+config_diff  settings that changed since the plan: an error, or applied with --changed
+resume       `inv train --resume`: reattach to a training, or restart it from its last checkpoint
+session      follow one training to its end: losses, restarts, fewer workers
+submit_job   `inv train --job`: deploy a training as a Kubernetes Job
+output       reports and forecasts for the terminal and as an HTML page
 """

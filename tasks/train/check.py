@@ -1,7 +1,7 @@
-"""`inv data.check`: one worker reads the data as a training would, and what it found is shown.
+"""`inv data.check`: have one worker read the data as a training would, and print its report.
 
-Every worker has the same files (`inv train` refuses others), so one is asked. Examples are kept in its work folder: the
-next look, and the training, read them from there.
+One worker is enough, because all have the same files (`inv train` checks that). The tokenized examples are cached in
+its work folder, for the next check and for the training.
 """
 
 import json
@@ -11,23 +11,24 @@ from invoke.context import Context
 
 from bench.records import schema
 from tasks.cli.terminal import console
-from tasks.clients.workers import workers
+from tasks.clients.workers import fleet_hosts
 from tasks.errors import file_errors
 from tasks.settings.load import load
 from tasks.train import forecast, output, trial_spec
 
 
-def check_data(context: Context, page: str | None, *, as_json: bool) -> None:
+def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
+    """Print the data report and the forecast; `page` is the path of an HTML page to write."""
     settings = load(context)
-    hosts = workers(settings)
-    trial = trial_spec.trial_of(settings, None, workers=trial_spec.how_many(settings, None), max_hours=None)
-    found = forecast.ask(settings, hosts, trial)
+    hosts = fleet_hosts(settings)
+    trial = trial_spec.make_trial(settings, None, workers=trial_spec.worker_count(settings, None), max_hours=None)
+    probe = forecast.probe_workers(settings, hosts, trial)
     if as_json:
-        print(json.dumps(schema.to_json(found.data), indent=1, ensure_ascii=False))
+        print(json.dumps(schema.to_json(probe.data), indent=1, ensure_ascii=False))
         return
-    predicted = forecast.predict(settings, trial, found)
-    output.show(console(), found.data, settings, predicted)
-    if page is not None:
-        with file_errors(f"data.check: --page: {page}", "; name another file"):
-            Path(page).write_text(output.page(found.data, settings, predicted), encoding="utf-8")
-        print(page)
+    predicted = forecast.predict(settings, trial, probe)
+    output.show_report(console(), probe.data, settings, predicted)
+    if out is not None:
+        with file_errors(f"data.check: --out: {out}", "; name another file"):
+            Path(out).write_text(output.html_page(probe.data, settings, predicted), encoding="utf-8")
+        print(out)

@@ -1,6 +1,6 @@
-"""What is set now and was not when a training was planned: refused, or with --changed taken over by the training.
+"""Settings that changed since a training was planned: an error, or applied with --changed.
 
-Pure. Not covered: data files and a model folder whose content is another one (`tasks.train.train` asks the workers).
+Pure. Not covered: changed content of data files and model folder (`tasks.train.resume` has the workers check it).
 """
 
 import dataclasses
@@ -8,83 +8,106 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records import Trial, TrialError
+from bench.records import Trial
 from bench.records.run import RunRecord
 from bench.records.training import FIXED
-from tasks.errors import UsageError, translate_errors
+from tasks.errors import UsageError
 from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
+from tasks.settings.renamed import translate_recorded
 from tasks.train import trial_spec
 
-# What decides nothing that a training computes, and counts as it is now.
-OF_THE_FOLLOWING = {"workers", "max_restarts", "wait", "elastic", "budget_usd", "max_hours"}
-OF_THE_DATA = {"data", "weights", "labels", "too_long", "max_seq_len", "validation", "validation_file", "data.path"}
+# Settings without influence on the result: the current value always applies.
+OPERATOR_SETTINGS = {"workers", "max_restarts", "replacement_timeout_sec", "elastic", "budget_usd", "max_hours"}
+DATA_SETTINGS = {
+    *("data", "data_weights", "label_mask", "too_long", "max_seq_len", "validation_fraction", "validation_file"),
+    "data.path",
+}
+TRAINING_FIELDS = {trial_spec.SETTING_NAMES.get(name, name): name for name in trial_spec.TRAINING_FIELDS}  # by setting
 FIXED_SETTINGS = {name.removeprefix("training."): why for name, why in FIXED.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingChange:
-    """A setting with its value in the plan and now."""
+    """A setting with its planned and its current value."""
 
     setting: str
-    was: Any
-    now: Any
+    planned: Any
+    current: Any
 
     @property
-    def words(self) -> str:
-        return f"{self.setting}: {self.was} as planned, {self.now} now"
+    def text(self) -> str:
+        """One line for messages and the ledger."""
+        return f"{self.setting}: {self.planned} as planned, {self.current} now"
 
     @property
     def key(self) -> str:
-        """The setting's name within its section; with the section where that is not `train`."""
+        """The setting's name without the section `train`; other sections stay."""
         return self.setting.removeprefix("train.")
 
 
 def diff(run: RunRecord, settings: Settings) -> list[SettingChange]:
-    """What is set otherwise than when the run was planned, in the order of the settings."""
-    before, now = run.settings, settings.public()
-    train = before.get("train", {})
-    names = [name for name in train if name in now["train"] and name not in OF_THE_FOLLOWING]
-    pairs = [(f"train.{name}", train[name], now["train"][name]) for name in names]
-    sections = [one for one in ("model", "data") if one in before and (one == "model" or not now["train"]["data"])]
-    pairs += [(f"{section}.path", before[section]["path"], now[section]["path"]) for section in sections]
-    return [SettingChange(setting=name, was=was, now=is_now) for name, was, is_now in pairs if was != is_now]
+    """List the settings that differ from the run's plan, in the order of the settings."""
+    planned_settings, current_settings = translate_recorded(run.settings), settings.public()
+    planned_train = planned_settings.get("train", {})
+    names = [name for name in current_settings["train"] if name in planned_train and name not in OPERATOR_SETTINGS]
+    values = [(f"train.{name}", planned_train[name], current_settings["train"][name]) for name in names]
+    sections = [
+        section
+        for section in ("model", "data")
+        if section in planned_settings and (section == "model" or not current_settings["train"]["data"])
+    ]
+    values += [
+        (f"{section}.path", planned_settings[section]["path"], current_settings[section]["path"])
+        for section in sections
+    ]
+    return [
+        SettingChange(setting=name, planned=planned, current=current)
+        for name, planned, current in values
+        if planned != current
+    ]
 
 
-def raise_if_changed(run: RunRecord, changes: Sequence[SettingChange], *, asked: bool) -> None:
-    """Raises UsageError for changes that nobody asked for, and for those that no training survives."""
+def raise_if_changed(run: RunRecord, changes: Sequence[SettingChange], *, is_allowed: bool) -> None:
+    """Raise UsageError for changes if they are not allowed, and always for settings that cannot change."""
     if fixed := [change for change in changes if change.key in FIXED_SETTINGS]:
-        why = "; ".join(f"{one.words} ({FIXED_SETTINGS[one.key]})" for one in fixed)
-        raise UsageError(f"run {run.run_id}: {why}; put it back, or begin a new training")
-    if changes and not asked:
+        reasons = "; ".join(f"{change.text} ({FIXED_SETTINGS[change.key]})" for change in fixed)
+        raise UsageError(f"run {run.run_id}: {reasons}; restore the planned value, or start a new training")
+    if changes and not is_allowed:
+        texts = "; ".join(change.text for change in changes)
         raise UsageError(
-            f"run {run.run_id}: {'; '.join(change.words for change in changes)}; put it back, or go on with what is set now: "
+            f"run {run.run_id}: {texts}; restore the planned values, or resume with the current settings: "
             f"`{resume_command(run.run_id)} --changed`"
         )
 
 
-def apply_changes(trial: Trial, settings: Settings, changes: Sequence[SettingChange], further: Sequence[str]) -> Trial:
-    """The trial with what is set now, for the `changes` alone; `further` may differ too: `model`, `data`.
+def apply_changes(
+    trial: Trial, settings: Settings, changes: Sequence[SettingChange], extra_differences: Sequence[str]
+) -> Trial:
+    """Return the trial with the current value of each changed setting.
 
-    Raises UsageError where the settings of now make no trial.
+    `extra_differences` (`model`, `data`) may differ as well. Raises UsageError if the current settings are invalid.
     """
-    fresh = trial_spec.trial_of(settings, None, workers=trial.world_size, max_hours=None)
-    if trial.training is None or fresh.training is None:
-        raise ValueError("only a training goes on from a checkpoint")
-    keys, own, training = {change.key for change in changes}, dict[str, Any](), dict[str, Any]()
-    may_differ = {*trial.training.may_differ, *further}
+    new_trial = trial_spec.make_trial(settings, None, workers=trial.world_size, max_hours=None)
+    if trial.training is None or new_trial.training is None:
+        raise ValueError("only a training has a checkpoint to resume from")
+    keys, trial_fields, training_fields = {change.key for change in changes}, dict[str, Any](), dict[str, Any]()
+    may_differ = {*trial.training.may_differ, *extra_differences}
     for key in keys:
-        if key in trial_spec.OF_THE_TRIAL:
-            own[key] = getattr(fresh, key)
+        if key in trial_spec.TRIAL_FIELDS:
+            trial_fields[key] = getattr(new_trial, key)
             may_differ.add(key)
-        if key in trial_spec.OF_THE_TRAINING:
-            training[key] = getattr(fresh.training, key)
-            may_differ.add(f"training.{key}")
-    if keys & OF_THE_DATA:
-        own["data"], training["data"] = fresh.data, fresh.training.data
+        if key in TRAINING_FIELDS:
+            name = TRAINING_FIELDS[key]
+            training_fields[name] = getattr(new_trial.training, name)
+            may_differ.add(f"training.{name}")
+    if keys & DATA_SETTINGS:
+        trial_fields["data"], training_fields["data"] = new_trial.data, new_trial.training.data
         may_differ.add("data")
     if "model.path" in keys:
-        own["model"] = fresh.model
-    training["may_differ"] = tuple(sorted(may_differ))
-    with translate_errors(UsageError, TrialError, before="train."):
-        return dataclasses.replace(trial, **own, training=dataclasses.replace(trial.training, **training))
+        trial_fields["model"] = new_trial.model
+    training_fields["may_differ"] = tuple(sorted(may_differ))
+    with trial_spec.setting_errors():
+        return dataclasses.replace(
+            trial, **trial_fields, training=dataclasses.replace(trial.training, **training_fields)
+        )

@@ -1,8 +1,8 @@
-"""A training until its end: followed, started again after a loss, and left behind when somebody leaves.
+"""Session of a training: follow it to its end, restart it after a loss, detach on Ctrl-C.
 
-The training is a detached job of the leading worker. Ctrl-C, a SIGTERM or a closed laptop end the following alone. What
-is lost is tried again from the last checkpoint, up to train.max_restarts; where a worker does not come back within
-train.wait, an elastic training goes on with those that answer.
+The training is a detached job of the leading worker; Ctrl-C, SIGTERM or a closed laptop only end the session. A lost
+attempt is restarted from the last checkpoint, up to train.max_restarts times. If a worker does not come back within
+train.replacement_timeout_sec, an elastic training continues with the reachable workers.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
 from reports.summary.cost import Price
-from tasks.cli.signals import interrupted_by
-from tasks.clients.workers import checkpoints_at
+from tasks.cli.signals import as_ctrl_c
+from tasks.clients.workers import checkpoint_folder
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, SomeTrialsFailed, UsageError
 from tasks.fleet import runner, training_progress
 from tasks.fleet.collect import collect_run
@@ -34,13 +34,13 @@ from tasks.fleet.training_progress import TrainingSpend, TrainingView
 from tasks.settings.load import Settings
 from tasks.train.trial_spec import TRIAL_ID
 
-EXIT_BAD_INPUT, EXIT_REFUSED = "exit 2: ", "exit 4: "  # how the reason of a trial begins that refused to start
-CANCEL_SEC = 30.0
+BAD_INPUT_PREFIX, REFUSED_PREFIX = "exit 2: ", "exit 4: "  # first words of the reason of a trial that did not start
+CANCEL_GRACE_SEC = 30.0
 
 
 @dataclasses.dataclass(kw_only=True)
 class TrainingSession:
-    """One training under way: its plan, its folder here and the workers that may run it."""
+    """A running training: its plan, local folder and candidate workers."""
 
     settings: Settings
     run: RunRecord
@@ -50,9 +50,10 @@ class TrainingSession:
     price: Price | None
 
     @classmethod
-    def of(
+    def create(
         cls, settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host]
     ) -> "TrainingSession":
+        """Create the session with the price of the run's device. Raises UsageError for invalid prices."""
         device = run.provenance.get("inputs", {}).get("device")
         price = price_of(settings, [device] if device else [])
         return cls(settings=settings, run=run, folder=folder, ledger=ledger, hosts=hosts, price=price)
@@ -61,107 +62,114 @@ class TrainingSession:
     def trial(self) -> Trial:
         return self.run.planned[0].trial
 
-    def spent(self) -> TrainingSpend:
-        return training_progress.spent(self.folder, TRIAL_ID, self.price)
+    def read_spend(self) -> TrainingSpend:
+        """Compute the training's cost so far."""
+        return training_progress.read_spend(self.folder, TRIAL_ID, self.price)
 
-    def follow(self, *, plain: bool) -> None:
-        """Until its end, which is printed or raised."""
-        runner.keep(self.folder)
-        with runner.ledger_errors(self.run.run_id), interrupted_by(signal.SIGTERM):
+    def wait(self, *, plain: bool) -> None:
+        """Block until the training ends; then print the result, or raise a TaskFailed.
+
+        Ctrl-C raises Interrupted, and the training continues.
+        """
+        runner.clear_discarded(self.folder)
+        with runner.ledger_errors(self.run.run_id), as_ctrl_c(signal.SIGTERM):
             try:
-                with TrainingView(run_id=self.run.run_id, spent=self.spent, plain=plain) as view:
-                    self._once(view)
-                    while self._goes_on_with_fewer(view):
-                        self._once(view)
+                with TrainingView(run_id=self.run.run_id, read_spend=self.read_spend, plain=plain) as view:
+                    self._run_fleets(view)
+                    while self._replan_with_reachable(view):
+                        self._run_fleets(view)
             except KeyboardInterrupt:
+                run_id = self.run.run_id
                 raise Interrupted(
-                    f"run {self.run.run_id}: it goes on without being followed; `{resume_command(self.run.run_id)}` follows "
-                    f"it again and starts it again where needed, `inv cancel --run={self.run.run_id}` stops it"
+                    f"run {run_id}: detached, the training continues; `{resume_command(run_id)}` reattaches and "
+                    f"restarts it if necessary, `inv cancel --run={run_id}` stops it"
                 ) from None
-        self.conclude()
+        self.report_outcome()
 
-    def _once(self, view: TrainingView) -> None:
-        keeper = self._keeper()
-        fleets = runner.fleets_of(
-            self.settings, self.run, self.folder, self.ledger, self.hosts, view.handle, keeper=keeper
+    def _run_fleets(self, view: TrainingView) -> None:
+        checkpoint_sync = self._make_checkpoint_sync()
+        fleets = runner.make_fleets(
+            self.settings, self.run, self.folder, self.ledger, self.hosts, view.handle, checkpoint_sync=checkpoint_sync
         )
         for fleet in fleets:
             fleet.run(stops_when_interrupted=False)
-        keeper.wait()
+        checkpoint_sync.wait()
 
-    def _keeper(self) -> CheckpointSync:
-        is_apart = self.settings.fleet.kind == "pods" and self.settings.shared_results is None
-        per_sec = None if self.price is None else self.trial.world_size * self.price.usd_per_gpu_hour / 3600.0
+    def _make_checkpoint_sync(self) -> CheckpointSync:
+        copies_home = self.settings.fleet.kind == "pods" and self.settings.shared_results is None
+        usd_per_sec = None if self.price is None else self.trial.world_size * self.price.usd_per_gpu_hour / 3600.0
         return CheckpointSync(
             ledger=self.ledger,
-            place=checkpoints_at(self.settings, self.run.run_id),
-            home=self.folder / CHECKPOINTS_FOLDER if is_apart else None,
-            usd_per_sec=per_sec,
+            place=checkpoint_folder(self.settings, self.run.run_id),
+            home=self.folder / CHECKPOINTS_FOLDER if copies_home else None,
+            usd_per_sec=usd_per_sec,
         )
 
-    def _goes_on_with_fewer(self, view: TrainingView) -> bool:
-        """Where a worker was not replaced in time: whether the training was planned anew with those that answer."""
+    def _replan_with_reachable(self, view: TrainingView) -> bool:
+        """Replan an elastic training with the reachable workers if one was not replaced in time. True if replanned."""
         entry = self.ledger.entries[TRIAL_ID]
         if not self.settings.train.elastic or entry.end is not TrialStatus.LOST:
             return False
-        there, planned = reachable_workers(self.hosts), self.run.workers
-        if not there or all(name in [host.name for host in there] for name in planned):
+        reachable, planned = reachable_workers(self.hosts), self.run.workers
+        if not reachable or all(name in [host.name for host in reachable] for name in planned):
             return False
-        there.sort(key=lambda host: host.name not in planned)  # those that have trained until now come first
-        self.hosts = [*there, *(host for host in self.hosts if host not in there)]
+        reachable.sort(key=lambda host: host.name not in planned)  # the current workers first
+        self.hosts = [*reachable, *(host for host in self.hosts if host not in reachable)]
         reason = entry.reason
-        self.plan_again(dataclasses.replace(self.trial, world_size=min(self.trial.world_size, len(there))))
-        view.note(f"{reason}; it goes on with {', '.join(self.run.workers)}")
+        self.replan(dataclasses.replace(self.trial, world_size=min(self.trial.world_size, len(reachable))))
+        view.print_note(f"{reason}; the training continues on {', '.join(self.run.workers)}")
         return True
 
-    def plan_again(self, trial: Trial, changed: Sequence[str] = ()) -> None:
-        """Open a training that has ended for now with another plan: this trial, on the first of `hosts`.
+    def replan(self, trial: Trial, changes: Sequence[str] = ()) -> None:
+        """Reopen a stopped training with another plan: this trial, on the first of `hosts`.
 
-        What earlier attempts may still run is stopped. `changed`: what else is another in it, in words.
+        Jobs of earlier attempts that may still run are cancelled. `changes` lists other differences, for the ledger.
         """
         by_name = {host.name: host for host in self.hosts}
         attempts = [attempt for attempt in self.ledger.entries[TRIAL_ID].attempts if attempt.reason is None]
         for attempt in attempts:
             if (host := by_name.get(attempt.worker)) is not None:
-                with contextlib.suppress(HostError):  # one that does not answer; its job has lost its ranks
-                    Job(Agent(host), attempt.folder).cancel(grace_sec=CANCEL_SEC)
+                with contextlib.suppress(HostError):  # an unreachable worker: its job has lost its ranks
+                    Job(Agent(host), attempt.folder).cancel(grace_sec=CANCEL_GRACE_SEC)
         (before,) = self.run.planned
         names = [host.name for host in self.hosts[: trial.world_size]]
         planned = dataclasses.replace(before, trial=trial, worker=names[0])
         self.run = dataclasses.replace(self.run, workers=names, planned=[planned])
         self.run.write(self.folder)
-        self.ledger.reopened(TRIAL_ID, changed)
+        self.ledger.reopened(TRIAL_ID, changes)
         for attempt in attempts:
-            self.ledger.retried(TRIAL_ID, attempt.number, "the training was planned anew")
+            self.ledger.retried(TRIAL_ID, attempt.number, "the training was replanned")
 
-    def conclude(self) -> None:
-        """Say how it ended, and bring the adapter home; else raised, with the command that goes on."""
+    def report_outcome(self) -> None:
+        """Collect the adapter of a successful training. Otherwise raise an error with the command that resumes it."""
         entry, run_id = self.ledger.entries[TRIAL_ID], self.run.run_id
-        reason, again = entry.reason or "", f"`{resume_command(run_id)}` goes on"
+        reason, command = entry.reason or "", f"`{resume_command(run_id)}`"
         if entry.end is TrialStatus.SUCCEEDED:
             print(f"run {run_id}: trained")
             collect_run(self.settings, self.run, self.folder, self.hosts)
             return
         if is_at_its_limit(reason):
-            raise RetryableError(f"run {run_id}: {reason}, with a checkpoint; raise that, then {again}")
+            raise RetryableError(f"run {run_id}: {reason}, with a checkpoint; raise that limit, then run {command}")
         if was_rejected(entry):
-            kind = ConfirmationRequired if reason.startswith(EXIT_REFUSED) else UsageError
-            raise kind(f"run {run_id}: {reason.partition(': ')[2]}. Once that is put right, {again}")
+            error_type = ConfirmationRequired if reason.startswith(REFUSED_PREFIX) else UsageError
+            raise error_type(f"run {run_id}: {reason.partition(': ')[2]}. Fix that, then run {command}")
         if entry.end is not None and entry.end.is_resumable:
-            raise RetryableError(f"run {run_id}: {entry.end.value}: {reason}; {again} from its last checkpoint")
-        end = "has no end" if entry.end is None else entry.end.value
-        raise SomeTrialsFailed(f"run {run_id}: {end}: {reason}; `inv collect report` brings what there is")
+            raise RetryableError(
+                f"run {run_id}: {entry.end.value}: {reason}; {command} resumes it from its last checkpoint"
+            )
+        end = "not ended" if entry.end is None else entry.end.value
+        raise SomeTrialsFailed(f"run {run_id}: {end}: {reason}; `inv collect report` shows the results so far")
 
 
 def was_rejected(entry: Entry) -> bool:
-    """Whether the last attempt did not begin, because of what somebody can put right: data, model, a full disk."""
-    return entry.end is TrialStatus.FAILED and (entry.reason or "").startswith((EXIT_BAD_INPUT, EXIT_REFUSED))
+    """Check whether the last attempt did not start because of something fixable: data, model, a full disk."""
+    return entry.end is TrialStatus.FAILED and (entry.reason or "").startswith((BAD_INPUT_PREFIX, REFUSED_PREFIX))
 
 
 def reachable_workers(hosts: Sequence[Host]) -> list[Host]:
-    """Those that answer now, in their order."""
+    """Return the hosts that answer now, in the same order."""
 
-    def is_there(host: Host) -> bool:
+    def is_reachable(host: Host) -> bool:
         try:
             Agent(host).holder(slot_of(host))
         except HostError:
@@ -169,4 +177,4 @@ def reachable_workers(hosts: Sequence[Host]) -> list[Host]:
         return True
 
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        return [host for host, there in zip(hosts, pool.map(is_there, hosts), strict=True) if there]
+        return [host for host, is_up in zip(hosts, pool.map(is_reachable, hosts), strict=True) if is_up]

@@ -1,7 +1,7 @@
-"""`inv train --job`: a training that Kubernetes runs by itself. It is planned here, deployed, and left.
+"""`inv train --job`: plan a training, deploy it as a Kubernetes Job, and leave it running there.
 
-The pods of the overlay find the order in their environment (`bench.commands.job_runner`); everything else, from the
-attempts to the adapter, is on the volume that they share. `inv monitor`, `cancel` and `collect` find it by its run.
+The pods of the overlay read the order from their environment (`bench.commands.job_runner`); everything else, from
+attempts to the adapter, is on their shared volume. `inv monitor`, `cancel` and `collect` find the Job by its run.
 """
 
 import json
@@ -12,7 +12,7 @@ from bench.records import NODE_PORT, NODE_TOKEN, schema
 from bench.records.run import Order, PlannedTrial, RunRecord
 from remote.cluster.manifests import JOB
 from remote.fleet.gang_agent import place
-from tasks.clients.workers import metrics_of
+from tasks.clients.workers import metrics_environment
 from tasks.cluster import deploy
 from tasks.errors import UsageError
 from tasks.fleet import runner
@@ -20,83 +20,91 @@ from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 from tasks.train.trial_spec import TrainOptions
 
-LONGEST_ORDER = 100_000  # bytes; Linux takes 128 KiB in one variable
+MAX_ORDER_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
 
 
-def check(settings: Settings) -> None:
-    """Raises UsageError where no Job can train."""
+def check_settings(settings: Settings) -> None:
+    """Raise UsageError if the settings do not allow a Kubernetes Job."""
     if settings.train.elastic:
         raise UsageError(
-            "train: --job: an elastic training needs somebody who decides how many workers go on; the pods of a Job "
-            "wait for the missing one. Leave out --elastic (train.elastic), or type the same without --job and stay"
+            "train: --job: an elastic training needs an operator who chooses the remaining workers, and the pods of a "
+            "Job wait for a missing one; leave out --elastic (train.elastic) or --job"
         )
     if settings.fleet.kind != "pods":
-        raise UsageError("train: --job: fleet.kind is local, and a Job has pods; set it to pods")
+        raise UsageError("train: --job: fleet.kind is local, but a Job needs pods; set it to pods")
     if settings.cluster.fss.volume_handle is None:
         raise UsageError(
-            "train: --job: cluster.fss.volume_handle is null: without a volume that its pods share, nobody brings the "
-            "checkpoints to a pod's replacement; set it, or type the same without --job and stay"
+            "train: --job: cluster.fss.volume_handle is null: without a shared volume, the replacement of a pod has no "
+            "checkpoints; set it, or leave out --job"
         )
 
 
-def new(settings: Settings, planned: PlannedTrial, names: list[str], seen: Mapping[str, Any]) -> RunRecord:
-    """The run of a training that a Job will run. `seen` is what a worker has said of its inputs; where there was none,
-    the pods look at the data, and say what is wrong.
+def new_run(
+    settings: Settings, planned_trial: PlannedTrial, names: list[str], probed_inputs: Mapping[str, Any]
+) -> RunRecord:
+    """Create the run of a training that a Job will run.
+
+    `probed_inputs` is a worker's report on the inputs. It is empty if no worker answered; the pods then check the data.
     """
     overlay: str = settings.cluster.overlay
-    if not overlay.startswith(JOB):  # then one that trains by itself, for this many pods
+    if not overlay.startswith(JOB):  # the overlay is for workers: replace it by that of a Job of this size
         overlay = f"{JOB}1gpu" if len(names) == 1 else f"{JOB}4gpu"
     inputs = {
-        "model": {"path": planned.trial.model},
-        **seen,
+        "model": {"path": planned_trial.trial.model},
+        **probed_inputs,
         "job": {"overlay": overlay, "shared": settings.shared_results, "turn": 1, "after": 0},
     }
-    return runner.record_of(settings, TRAIN, [planned], names, inputs=inputs)
+    return runner.new_record(settings, TRAIN, [planned_trial], names, inputs=inputs)
 
 
-def order(settings: Settings, run: RunRecord, given: TrainOptions, write_down: Callable[[], object]) -> None:
-    """Deploy the Job of a run. `write_down` is called once nothing is refused any more. Raises as `inv deploy`."""
+def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepted: Callable[[], object]) -> None:
+    """Deploy the Job of a run. `on_accepted` is called after all checks. Raises the errors of `inv deploy`."""
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
-    meeting = place(run.run_id, "", 0)
-    made = Order(
+    rendezvous = place(run.run_id, "", 0)
+    order = Order(
         run_id=run.run_id,
         planned=planned,
         shared=job["shared"],
         turn=job["turn"],
         after=job["after"],
         max_restarts=settings.train.max_restarts,
-        port=int(meeting[NODE_PORT]),
-        token=meeting[NODE_TOKEN],
+        port=int(rendezvous[NODE_PORT]),
+        token=rendezvous[NODE_TOKEN],
     )
-    text = json.dumps(schema.to_json(made), ensure_ascii=False)
-    if len(text.encode()) > LONGEST_ORDER:
-        size = len(text.encode())
-        raise UsageError(f"train.prompts: the order of the Job has {size} bytes, more than {LONGEST_ORDER}; give fewer")
-    asked = next(iter(metrics_of(settings).values()), None)  # the same of every pod
-    metrics = {} if asked is None else {"metrics": asked}
+    document = schema.to_json(order)
+    document["planned"]["trial"] = planned.trial.to_json()  # older images can read this form
+    order_json = json.dumps(document, ensure_ascii=False)
+    if len(order_json.encode()) > MAX_ORDER_BYTES:
+        size = len(order_json.encode())
+        raise UsageError(
+            f"train.sample_prompts: the order of the Job has {size} bytes, more than {MAX_ORDER_BYTES}; use fewer"
+        )
+    metrics_setting = next(iter(metrics_environment(settings).values()), None)  # it is equal for all pods
+    metrics = {} if metrics_setting is None else {"metrics": metrics_setting}
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
     deploy.apply(
         settings.model_copy(update={"cluster": section}),
         deploy.DeployOptions(
-            dry_run=given.dry_run,
-            yes=given.yes,
-            discard_results=given.discard_results,
+            dry_run=options.dry_run,
+            yes=options.yes,
+            discard_results=options.discard_results,
             plain=True,
-            replace=True,
+            force=True,
             partial=True,
         ),
         deploy.DeployHooks(
-            values={"order": text, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},
+            values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},
             components=tuple(metrics),
-            begin=write_down,
-            waits=False,
+            on_start=on_accepted,
+            wait=False,
         ),
     )
 
 
-def say(run_id: str, given: TrainOptions) -> None:
-    if not given.dry_run:
+def print_submitted(run_id: str, options: TrainOptions) -> None:
+    """Print the commands that watch, collect and cancel the Job; nothing in a dry run."""
+    if not options.dry_run:
         print(
-            f"run {run_id}: ordered; it goes on without you. `inv monitor --run={run_id}` shows it, "
-            f"`inv collect --run={run_id}` brings the adapter once it has ended, `inv cancel --run={run_id}` stops it"
+            f"run {run_id}: submitted, it needs no operator; `inv monitor --run={run_id}` shows it, "
+            f"`inv collect --run={run_id}` fetches the adapter at its end, `inv cancel --run={run_id}` stops it"
         )

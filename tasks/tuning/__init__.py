@@ -1,13 +1,13 @@
-"""`inv tune`: search for the best configuration. Pure, but for survey, waves, record and printed.
+"""`inv tune`: search for the best configuration. `space`, `surrogate` and `pareto` are pure.
 
-verbs      signature and help
-tune       the search from plan to answer
-survey     observe GPU, model and data; plan the candidates
-space      the candidates, and which of them fit into memory
-surrogate  the expected rate of every candidate
-search     which candidates to measure next, and when to stop
-waves      runs the waves and the finalists over the fleet
-answer     the front of speed against memory
-record     the search on disk
-printed    plan and answer on the terminal
+commands      signature and help of the task
+tune          start, resume or plan a search
+planning      have one worker survey GPU, model and data; list the candidates
+space         the search space, and which candidates fit into memory
+surrogate     predict the rate of every candidate (a Gaussian process)
+search        choose the candidates to measure next, and decide when to stop
+search_loop   run the waves and the finalists over the fleet
+pareto        the Pareto front of speed against memory
+search_state  the search on disk
+output        plan and answer on the terminal
 """

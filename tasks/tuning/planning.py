@@ -1,6 +1,6 @@
-"""A new search: one worker surveys GPU, model and data, and the candidates follow from that.
+"""Planning of a new search: have one worker survey GPU, model and data, and list the candidates.
 
-Nothing is written here, and nothing runs but `python -m bench survey`.
+Nothing is written, and only `python -m bench survey` runs.
 """
 
 import datetime
@@ -9,49 +9,52 @@ from typing import Any
 
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS
 from remote.hosts.host import Host
-from tasks.cli.flags import number
+from tasks.cli.flags import parse_number
 from tasks.clients.workers import inspect, survey
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.settings.load import Settings
 from tasks.tuning import space
 from tasks.tuning.search_state import TuneRecord
 
-CONTEXT_BYTES = 600 << 20  # of the driver and the kernels' modules, and what the allocator cannot hand out
+CONTEXT_BYTES = 600 << 20  # memory taken by driver, kernel modules and fragmentation
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
 
 
 def check_recipes(settings: Settings) -> None:
-    """Raises UsageError for an unknown or missing recipe."""
+    """Raise UsageError for an unknown or missing recipe."""
     for name in settings.tune.recipes:
-        if name not in space.WAYS:
-            raise UsageError(f"tune.recipes: expected names of {', '.join(space.WAYS)}, found {name!r}")
+        if name not in space.RECIPES:
+            raise UsageError(f"tune.recipes: expected names of {', '.join(space.RECIPES)}, found {name!r}")
     if not settings.tune.recipes:
-        raise UsageError(f"tune.recipes: expected at least one of {', '.join(space.WAYS)}")
+        raise UsageError(f"tune.recipes: expected at least one of {', '.join(space.RECIPES)}")
 
 
-def limit_gib(settings: Settings, asked: str | None) -> float | None:
-    """The memory limit: the flag's, else the settings'. Raises UsageError."""
-    if asked is None:
+def memory_limit_gib(settings: Settings, flag: str | None) -> float | None:
+    """Return the memory limit from the flag, else from the settings. Raises UsageError."""
+    if flag is None:
         return settings.tune.memory_gib
-    return number("tune: --memory-gib", asked, "a number above 0, at most 1024", lambda given: 0.0 < given <= 1024.0)
+    return parse_number("tune: --memory-gib", flag, "a number above 0, at most 1024", lambda value: 0.0 < value <= 1024.0)
 
 
 def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> TuneRecord:
-    """A new search within `limit` GiB, not yet on disk. Raises Resumable, Refused and UsageError."""
-    bench, chosen = settings.bench, settings.tune
+    """Plan a new search within `limit` GiB, not yet on disk.
+
+    Raises RetryableError, ConfirmationRequired and UsageError.
+    """
+    bench, tune = settings.bench, settings.tune
     inspect(settings, hosts)
     observed = survey(settings, hosts[0], [])
     longest = space.max_seq_len(
-        observed["data"]["percentiles"], chosen.keep_percent, bench.profile, observed["model"]["positions"]
+        observed["data"]["percentiles"], tune.length_percentile, bench.profile, observed["model"]["positions"]
     )
-    targets = ALL_LINEAR if chosen.lora_targets == "all-linear" else ATTENTION_PROJECTIONS
+    targets = ALL_LINEAR if tune.lora_targets == "all-linear" else ATTENTION_PROJECTIONS
     candidates = space.candidates(
         model=settings.model.path,
         data=settings.data.path,
         profile=bench.profile,
-        recipes=chosen.recipes,
+        recipes=tune.recipes,
         longest=longest,
-        lora={"lora_rank": chosen.lora_rank, "lora_alpha": 2 * chosen.lora_rank, "lora_targets": targets},
+        lora={"lora_rank": tune.lora_rank, "lora_alpha": 2 * tune.lora_rank, "lora_targets": targets},
         steps=SHORT_STEPS[bench.profile],
         seed=bench.seed,
         samples=observed["data"]["samples"],
@@ -68,42 +71,43 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         limit_bytes=_limit_bytes(limit, gpu),
         settings=settings.public(),
         candidates=space.with_predictions(candidates, predicted),
-        inputs={what: {"sha256": observed[what]["sha256"]} for what in ("model", "data")},
+        inputs={name: {"sha256": observed[name]["sha256"]} for name in ("model", "data")},
     )
-    _refuse_too_little(record)
+    _check_limit(record)
     return record
 
 
-def refuse_other_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
-    """Raises Refused where GPU, model or data are not those of the search: their figures cannot be ranked together."""
+def check_same_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
+    """Raise ConfirmationRequired if GPU, model or data differ from the search's: the figures are not comparable."""
     gpu = None if observed["gpu"] is None or record.gpu is None else observed["gpu"]["name"]
-    for what, before, now in (
+    for label, planned, current in (
         ("the GPU", record.gpu, gpu),
         ("the model (sha256)", record.model_sha256, observed["model"]["sha256"]),
         ("the data (sha256)", record.data_sha256, observed["data"]["sha256"]),
     ):
-        if before != now:
+        if planned != current:
             raise ConfirmationRequired(
-                f"search {record.tune_id}: {what} was {before}, and is {now} now; their figures cannot be ranked "
-                "together: begin a new search with `inv tune`"
+                f"search {record.tune_id}: {label} was {planned} and is {current} now; start a new search with "
+                "`inv tune`, because their figures cannot be ranked together"
             )
 
 
 def _limit_bytes(limit: float | None, gpu: Mapping[str, Any] | None) -> int | None:
-    """What a configuration may use; what the driver and fragments take is left out where the GPU's own size counts."""
+    """Return the memory that a configuration may use: the limit, else the GPU's memory without CONTEXT_BYTES."""
     if limit is not None:
         return round(limit * 2**30)
     total = None if gpu is None else gpu["memory_bytes"]
     return None if total is None else total - CONTEXT_BYTES
 
 
-def _refuse_too_little(record: TuneRecord) -> None:
-    limit = record.memory()
+def _check_limit(record: TuneRecord) -> None:
+    """Raise UsageError if no candidate fits."""
+    limit = record.memory_limit()
     if any(limit.fits(candidate) for candidate in record.candidates):
         return
-    smallest = min(record.candidates, key=lambda one: one.peak_bytes or 0)
+    smallest = min(record.candidates, key=lambda candidate: candidate.peak_bytes or 0)
     raise UsageError(
         f"tune.memory_gib: {(record.limit_bytes or 0) / 2**30:.3g} GiB is below the smallest configuration, "
         f"{smallest.key}, which needs about {(smallest.peak_bytes or 0) / 2**30:.3g} GiB; "
-        "raise it, shorten samples (tune.keep_percent), or take a smaller model"
+        "raise it, shorten samples (tune.length_percentile), or use a smaller model"
     )

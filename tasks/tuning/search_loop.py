@@ -1,6 +1,6 @@
-"""A search under way: waves of short trials over the fleet, the finalists in full, the answer.
+"""Execution of a search: waves of short trials over the fleet, the finalists in full, the answer.
 
-Each wave, and the finalists, is an ordinary run: it is in the results folder, `inv collect report` reports it, and it
+Each wave is an ordinary run, and so are the finalists: it has a results folder, `inv collect report` reports it, and it
 can be resumed.
 """
 
@@ -17,143 +17,159 @@ from tasks.tuning import pareto
 from tasks.tuning.output import show_answer
 from tasks.tuning.search import Search
 from tasks.tuning.search_state import TuneRecord
-from tasks.tuning.space import Candidate, TrialObservation, holding
+from tasks.tuning.space import Candidate, TrialObservation, with_held_layers
 
 
 def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: bool) -> None:
-    """Go on with this search from where it stands, to its answer.
+    """Run or resume this search to its answer.
 
-    Raises Resumable, Interrupted, Refused, and TaskFailed where nothing worked.
+    Raises RetryableError, Interrupted, ConfirmationRequired, and TaskFailed if no trial succeeded.
     """
-    finder = Search(record.journal, record.candidates, recipes=settings.tune.recipes)
+    candidate_search = Search(record.journal, record.candidates, recipes=record.recipes)
     for number in range(settings.tune.trials + len(record.waves)):
-        again = record.waves[number] if number < len(record.waves) else None
-        wave = [] if again is not None or record.final is not None else _next(settings, record, finder, len(hosts))
-        if again is None and not wave:
+        existing_run_id = record.waves[number] if number < len(record.waves) else None
+        wave = (
+            []
+            if existing_run_id is not None or record.final is not None
+            else _next_wave(settings, record, candidate_search, len(hosts))
+        )
+        if existing_run_id is None and not wave:
             break
-        known = len(finder.results)
+        known_results = len(candidate_search.results)
         name = f"tune-wave-{number + 1}"
-        run_id = _run(settings, record, name, wave, again, hosts, repeats=1, plain=plain)
-        _learn(settings, record, finder, run_id)
-        if again is None and len(finder.results) == known:
-            raise RetryableError(f"run {run_id}: no trial of it ran to its end")
-    limit = record.memory(_observed(settings, record))
-    chosen = finder.finalists(limit, settings.tune.finalists)
-    if not chosen:
+        run_id = _run_candidates(settings, record, name, wave, existing_run_id, hosts, repeats=1, plain=plain)
+        _record_results(settings, record, candidate_search, run_id)
+        if existing_run_id is None and len(candidate_search.results) == known_results:
+            raise RetryableError(f"run {run_id}: none of its trials finished")
+    limit = record.memory_limit(_memory_observations(settings, record))
+    finalists = candidate_search.finalists(limit, settings.tune.finalists)
+    if not finalists:
         raise TaskFailed(
-            f"search {record.tune_id}: no trial succeeded; `inv collect report --run={record.waves[-1]}` says why"
+            f"search {record.tune_id}: no trial succeeded; see `inv collect report --run={record.waves[-1]}`"
         )
-    held = [one for one in (holding(chosen[0], limit, record.depth),) if one is not None]
+    held_variants = [
+        candidate for candidate in (with_held_layers(finalists[0], limit, record.depth),) if candidate is not None
+    ]
     repeats = settings.tune.repeats
-    run_id = _run(settings, record, "tune-final", [*chosen, *held], record.final, hosts, repeats=repeats, plain=plain)
-    _answer(settings, record, finder, run_id, held)
+    run_id = _run_candidates(
+        settings, record, "tune-final", [*finalists, *held_variants], record.final, hosts, repeats=repeats, plain=plain
+    )
+    _write_answer(settings, record, candidate_search, run_id, held_variants)
 
 
-def _next(settings: Settings, record: TuneRecord, finder: Search, workers: int) -> list[Candidate]:
-    left = settings.tune.trials - len(finder.results)
-    wave = finder.next(record.memory(_observed(settings, record)), min(workers, left)) if left > 0 else []
+def _next_wave(settings: Settings, record: TuneRecord, candidate_search: Search, workers: int) -> list[Candidate]:
+    remaining = settings.tune.trials - len(candidate_search.results)
+    wave = (
+        candidate_search.next_wave(record.memory_limit(_memory_observations(settings, record)), min(workers, remaining))
+        if remaining > 0
+        else []
+    )
     if not wave:
-        why = (
+        reason = (
             "no other candidate is expected to be faster"
-            if left > 0
-            else f"tune.trials = {settings.tune.trials} are used up"
+            if remaining > 0
+            else f"the limit tune.trials = {settings.tune.trials} is reached"
         )
-        print(f"search {record.tune_id}: {len(finder.results)} short trials; {why}; on to the finalists")
+        print(
+            f"search {record.tune_id}: {len(candidate_search.results)} short trials; {reason}; measuring the finalists"
+        )
     return wave
 
 
-def _run(
+def _run_candidates(
     settings: Settings,
     record: TuneRecord,
     name: str,
-    chosen: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     run_id: str | None,
     hosts: list[Host],
     *,
     repeats: int,
     plain: bool,
 ) -> str:
-    """Run these candidates as an ordinary run, or resume the run of this id. Returns the run's id."""
+    """Run these candidates as an ordinary run, or resume the run with this id. Returns the run's id."""
     is_final = name == "tune-final"
     try:
         if run_id is not None:
             runner.resume(settings, run_id, hosts, plain=plain)
             return run_id
-        trials = [one.full(settings) if is_final else one.trial for one in chosen]
+        trials = [candidate.full_trial(settings) if is_final else candidate.trial for candidate in candidates]
         bench = settings.bench.model_copy(update={"spread": "shard", "repeats": repeats})
         settings = settings.model_copy(update={"bench": bench})
-        run = runner.plan_of(settings, name, trials, hosts, inputs=record.inputs)
+        run = runner.plan_run(settings, name, trials, hosts, inputs=record.inputs)
         run, folder, ledger = runner.write_plan(settings, run)
-        record.add_run(run.run_id, is_final=is_final)  # before it starts: a resume must find it
-        runner.work(settings, run, folder, ledger, hosts, plain=plain)
+        record.add_run(run.run_id, is_final=is_final)  # write it before the start, so that a resume finds it
+        runner.run_trials(settings, run, folder, ledger, hosts, plain=plain)
         return run.run_id
-    except SomeTrialsFailed as some:
-        print(some)  # a trial that does not fit or breaks is a result too
+    except SomeTrialsFailed as error:
+        print(error)  # a trial that fails or does not fit is a result, too
         return run_id or (record.final if is_final else record.waves[-1]) or ""
 
 
 def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
     for path in sorted((settings.results_folder / run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
         with translate_errors(
-            ConfirmationRequired, ResultError, after="; remove that run's folder, then type the same again"
+            ConfirmationRequired, ResultError, suffix="; remove that run's folder, then rerun `inv tune --resume`"
         ):
             yield TrialResult.read(path)
 
 
-def _learn(settings: Settings, record: TuneRecord, finder: Search, run_id: str) -> None:
+def _record_results(settings: Settings, record: TuneRecord, candidate_search: Search, run_id: str) -> None:
     by_key = {candidate.key: candidate for candidate in record.candidates}
     for result in _results(settings, run_id):
-        one = by_key.get(result.trial.trial_id)
+        measured = by_key.get(result.trial.trial_id)
         gpu = result.fingerprint.get("gpu_name")
         if record.gpu is not None and gpu is not None and gpu != record.gpu:
             raise ConfirmationRequired(
                 f"{result.worker} has another GPU ({gpu}) than the others ({record.gpu}); remove it from the fleet"
             )
-        if one is None or result.status.is_resumable:
+        if measured is None or result.status.is_resumable:
             continue
         metrics = result.metrics if result.status is TrialStatus.SUCCEEDED else None
         rate = None if metrics is None else metrics.useful_tokens_per_sec
-        finder.tell(one, rate, is_too_large=result.status is TrialStatus.OUT_OF_MEMORY)
+        candidate_search.record(measured, rate, is_too_large=result.status is TrialStatus.OUT_OF_MEMORY)
 
 
-def _observed(settings: Settings, record: TuneRecord) -> list[TrialObservation]:
-    """Every measured peak and every trial that ran out of memory, of all waves so far."""
+def _memory_observations(settings: Settings, record: TuneRecord) -> list[TrialObservation]:
+    """Collect the measured peaks and the trials that ran out of memory, of all waves so far."""
     by_key = {candidate.key: candidate for candidate in record.candidates}
     observed = []
     for run_id in record.waves:
         for result in _results(settings, run_id):
-            one = by_key.get(result.trial.trial_id)
-            if one is None:
+            measured = by_key.get(result.trial.trial_id)
+            if measured is None:
                 continue
             if result.status is TrialStatus.OUT_OF_MEMORY:
-                observed.append(TrialObservation(candidate=one, peak_bytes=None))
+                observed.append(TrialObservation(candidate=measured, peak_bytes=None))
             elif result.metrics is not None and result.metrics.peak_vram_bytes is not None:
-                observed.append(TrialObservation(candidate=one, peak_bytes=result.metrics.peak_vram_bytes))
+                observed.append(TrialObservation(candidate=measured, peak_bytes=result.metrics.peak_vram_bytes))
     return observed
 
 
-def _answer(settings: Settings, record: TuneRecord, finder: Search, run_id: str, held: Sequence[Candidate]) -> None:
-    limit = record.memory(_observed(settings, record))
+def _write_answer(
+    settings: Settings, record: TuneRecord, candidate_search: Search, run_id: str, held_variants: Sequence[Candidate]
+) -> None:
+    limit = record.memory_limit(_memory_observations(settings, record))
     results = list(_results(settings, run_id))
     measured: list[pareto.MeasuredCandidate] = []
-    for one in (*record.candidates, *held):
-        mine = [result for result in results if result.trial.trial_id == one.key]
-        predicted = limit.corrected(one) if record.limit_bytes is not None else None
-        figures = pareto.measured(one.full(settings), mine, predicted, settings.cost.price_usd_per_gpu_hour)
-        if figures is not None:
-            measured.append(figures)
-    if not measured:
-        raise TaskFailed(
-            f"search {record.tune_id}: no finalist succeeded; `inv collect report --run={run_id}` says why"
+    for candidate in (*record.candidates, *held_variants):
+        own_results = [result for result in results if result.trial.trial_id == candidate.key]
+        predicted = limit.corrected_peak(candidate) if record.limit_bytes is not None else None
+        summary = pareto.summarize(
+            candidate.full_trial(settings), own_results, predicted, settings.cost.price_usd_per_gpu_hour
         )
-    kept = pareto.front(measured)
+        if summary is not None:
+            measured.append(summary)
+    if not measured:
+        raise TaskFailed(f"search {record.tune_id}: no finalist succeeded; see `inv collect report --run={run_id}`")
+    front = pareto.front(measured)
     runs = filter(None, (*record.waves, record.final))
-    about = {
+    facts = {
         "tune_id": record.tune_id,
         "gpu": record.gpu,
-        "tried": len(finder.results),
+        "tried": len(candidate_search.results),
         "worker_sec": sum(result.wall_time_sec or 0.0 for run in runs for result in _results(settings, run)),
         "final_run": run_id,
     }
-    record.write_answer(pareto.document(kept, about), kept[0].trial.to_text())
-    show_answer(settings, record, kept, about)
+    record.write_answer(pareto.document(front, facts), front[0].trial.to_text())
+    show_answer(settings, record, front, facts)

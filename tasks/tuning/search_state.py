@@ -1,9 +1,9 @@
-"""A search on disk: `results/tune/<id>/`, from which it can be resumed.
+"""State of a search on disk, `results/tune/<id>/`, from which it can be resumed.
 
-tune.json      GPU, model and data, the candidates with their predictions, and the runs it has started
-journal.log    how each candidate did, in Optuna's journal
-answer.json    the front of speed against memory; written last
-best.json      the fastest as a trial, for `inv bench --trials`
+tune.json      GPU, model and data, the candidates with their predictions, and the runs started so far
+journal.log    Optuna's journal with the result of each candidate
+answer.json    the Pareto front of speed against memory; written last
+best.json      the fastest configuration as a trial, for `inv bench --trial-file`
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.records import TrialError, schema
 from bench.records.atomic_files import write_atomic
-from tasks.errors import UsageError, writing
+from tasks.errors import UsageError, results_write_errors
 from tasks.fleet.run_store import make_folder
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 
@@ -25,8 +25,10 @@ SCHEMA_VERSION = 2
 
 @dataclass(kw_only=True)
 class TuneRecord:
-    """One search. `gpu` is None on CPUs; `limit_bytes` None without a limit; `depth` counts the model's layers; `waves`
-    and `final` are run ids."""
+    """One search. `gpu` is None on CPUs; `limit_bytes` is None without a limit; `longest` is the rows' length.
+
+    `depth` is the model's number of layers. `waves` and `final` are run ids.
+    """
 
     tune_id: str
     gpu: str | None
@@ -42,18 +44,24 @@ class TuneRecord:
     final: str | None = None
 
     def __post_init__(self) -> None:
-        self.folder: Path | None = None  # where it is on disk, which is not a part of it
+        self.folder: Path | None = None  # not a field, so that it is not written
 
     @property
     def journal(self) -> Path:
-        return self._home / JOURNAL_FILE
+        """Path of Optuna's journal."""
+        return self._existing_folder / JOURNAL_FILE
 
-    def memory(self, observed: Sequence[TrialObservation] = ()) -> MemoryLimit:
-        """Which candidates fit, as far as is known."""
+    @property
+    def recipes(self) -> list[str]:
+        """Recipes of the candidates, in the order of the plan; an older search has older names for some."""
+        return list(dict.fromkeys(str(candidate.choice["recipe"]) for candidate in self.candidates))
+
+    def memory_limit(self, observed: Sequence[TrialObservation] = ()) -> MemoryLimit:
+        """Return the memory limit, with predictions corrected by these observations."""
         return MemoryLimit(self.limit_bytes, observed)
 
     def add_run(self, run_id: str, *, is_final: bool) -> None:
-        """Write down that this run was started. Raises OSError."""
+        """Record that this run was started. Raises OSError."""
         if is_final:
             self.final = run_id
         else:
@@ -61,24 +69,24 @@ class TuneRecord:
         self.write()
 
     def write(self) -> None:
-        """Raises OSError."""
-        _write_json(self._home / RECORD_FILE, {"schema_version": SCHEMA_VERSION, **schema.to_json(self)})
+        """Write the record. Raises OSError."""
+        _write_json(self._existing_folder / RECORD_FILE, {"schema_version": SCHEMA_VERSION, **schema.to_json(self)})
 
     def write_answer(self, document: Mapping[str, Any], best: str) -> None:
-        """Raises OSError."""
-        write_atomic(self._home / BEST_FILE, best.encode())
-        _write_json(self._home / ANSWER_FILE, document)
+        """Write the answer, and the best configuration as a trial file. Raises OSError."""
+        write_atomic(self._existing_folder / BEST_FILE, best.encode())
+        _write_json(self._existing_folder / ANSWER_FILE, document)
 
     @property
-    def _home(self) -> Path:
+    def _existing_folder(self) -> Path:
         if self.folder is None:
             raise ValueError("this search has no folder yet")
         return self.folder
 
 
 def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
-    """Give the search its folder. Raises UsageError."""
-    with writing(results_folder):
+    """Create the folder of a new search and write its record. Raises UsageError."""
+    with results_write_errors(results_folder):
         (results_folder / FOLDER).mkdir(parents=True, exist_ok=True)
         record.tune_id, record.folder = make_folder(results_folder / FOLDER, record.tune_id)
         record.write()
@@ -86,13 +94,13 @@ def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
 
 
 def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
-    """The search with this id, or the newest. Raises UsageError, naming those there are."""
+    """Read the search with this id, or the newest. Raises UsageError, which lists known searches."""
     known = sorted((path.parent.name for path in results_folder.glob(f"{FOLDER}/*/{RECORD_FILE}")), reverse=True)
     if not known:
-        raise UsageError(f"{results_folder / FOLDER}: there is no search yet; type `inv tune` to begin one")
+        raise UsageError(f"{results_folder / FOLDER}: there is no search yet; start one with `inv tune`")
     name = tune_id or known[0]
     if name not in known:
-        raise UsageError(f"search {name!r} is not there; there are {', '.join(known[:5])}")
+        raise UsageError(f"search {name!r} does not exist; known searches: {', '.join(known[:5])}")
     return _read(results_folder / FOLDER / name)
 
 
@@ -105,7 +113,7 @@ def _read(folder: Path) -> TuneRecord:
             raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {version}")
         record = schema.from_json(TuneRecord, document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, TrialError) as error:
-        raise UsageError(f"{path}: cannot be used: {error}; begin a new search with `inv tune`") from None
+        raise UsageError(f"{path}: invalid: {error}; start a new search with `inv tune`") from None
     record.folder = folder
     return record
 

@@ -1,6 +1,6 @@
-"""Trainings that a Kubernetes Job runs by itself (`inv train --job`), found again by their run.
+"""Trainings that run as a Kubernetes Job without an operator (`inv train --job`).
 
-reach  a pod through which the shared volume is read
-learn  what the volume says of a training, taken into the run's ledger
-stop   the Job in the cluster, ended
+volume_reader  open a pod through which the shared volume can be read
+sync_ledger    copy a training's state from the volume into the run's ledger
+cancel         find, check and delete the Job
 """

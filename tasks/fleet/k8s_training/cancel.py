@@ -1,6 +1,6 @@
-"""The Job of a training that runs by itself: whether it is there, and its end.
+"""The Kubernetes Job of a training: find it, check whether it is active, cancel it.
 
-A Job that is deleted gives its pods time for a checkpoint.
+Deleting the Job leaves its pods time to write a checkpoint.
 """
 
 import contextlib
@@ -13,45 +13,45 @@ from remote.cluster.labels import RUN_ANNOTATION, Object
 from remote.cluster.plan import is_training
 from remote.fleet.ledger import Ledger
 from remote.hosts.host import HostError
-from tasks.clients.cluster import cluster_of
+from tasks.clients.cluster import open_cluster
 from tasks.fleet.k8s_training.sync_ledger import sync_ledger
-from tasks.fleet.k8s_training.volume_reader import pods_of
+from tasks.fleet.k8s_training.volume_reader import training_pods
 from tasks.settings.load import Settings
 
-_WAIT_SEC = 180.0
+_DELETE_TIMEOUT_SEC = 180.0
 
 
-def job_of(cluster: Cluster, run_id: str) -> Object | None:
-    """The Job or JobSet of this run; None where it is gone, or another's."""
+def find_job(cluster: Cluster, run_id: str) -> Object | None:
+    """Return the Job or JobSet of this run; None if it does not exist."""
     for kind in ("JobSet", "Job"):
-        for one in cluster.list_of(kind):
-            if (one["metadata"].get("annotations") or {}).get(RUN_ANNOTATION) == run_id:
-                return one
+        for job in cluster.list_of(kind):
+            if (job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION) == run_id:
+                return job
     return None
 
 
-def is_under_way(settings: Settings, run: RunRecord) -> bool:
-    """Whether its Job is there and has not ended."""
-    with cluster_of(settings) as cluster:
-        job = job_of(cluster, run.run_id)
+def is_job_active(settings: Settings, run: RunRecord) -> bool:
+    """Check whether the run's Job exists and has not ended."""
+    with open_cluster(settings) as cluster:
+        job = find_job(cluster, run.run_id)
     return job is not None and is_training(job)
 
 
-def cancel(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> None:
-    """Delete it, and end its training as CANCELLED, unless that has ended by itself. Raises HostError, LedgerError."""
-    with contextlib.suppress(HostError):  # else what its pods did last is learned of by a later collect
-        for host in pods_of(settings, run)[:1]:
+def cancel_training(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> None:
+    """Delete the Job, and end the training as CANCELLED unless it has already ended. Raises HostError, LedgerError."""
+    with contextlib.suppress(HostError):  # a later `inv collect` reads the pods' last state
+        for host in training_pods(settings, run)[:1]:
             sync_ledger(run, folder, ledger, host)
-    with cluster_of(settings, changes=True) as cluster:
-        job = job_of(cluster, run.run_id)
+    with open_cluster(settings, changes=True) as cluster:
+        job = find_job(cluster, run.run_id)
         if job is not None:
-            print(f"deleting {job['kind'].lower()}/{job['metadata']['name']}, and waiting for its pods", flush=True)
-            cluster.delete([job], wait_sec=_WAIT_SEC)
+            print(f"deleting {job['kind'].lower()}/{job['metadata']['name']} and waiting for its pods", flush=True)
+            cluster.delete([job], wait_sec=_DELETE_TIMEOUT_SEC)
     trial_id = run.planned[0].trial_id
     attempts = ledger.entries[trial_id].attempts
     if ledger.ended(
         trial_id, TrialStatus.CANCELLED, "cancelled by the operator", attempts[-1].number if attempts else None
     ):
-        print(f"run {run.run_id}: cancelled; `inv train --job --resume={run.run_id}` goes on with it")
+        print(f"run {run.run_id}: cancelled; `inv train --job --resume={run.run_id}` resumes it")
     else:
-        print(f"run {run.run_id}: it had ended; `inv collect --run={run.run_id}` brings what there is")
+        print(f"run {run.run_id}: it had already ended; `inv collect --run={run.run_id}` fetches its results")

@@ -1,8 +1,7 @@
-"""What the shared volume says of a training that a Job runs by itself, taken into the run's ledger.
+"""Import of a Kubernetes-run training's state from the shared volume into the run's ledger.
 
-The pods write their attempts beside each other, and the first one the training's end; nobody follows them. The ledger
-gets the times at which the volume's files were written, so that what the training took does not depend on when it is
-asked for.
+Each attempt of the pods has its own folder on the volume, and the first pod writes the training's end. The ledger gets
+the modification times of these files, so that the recorded duration does not depend on when it is imported.
 """
 
 import json
@@ -24,96 +23,105 @@ from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import pull
 from reports.read.attempts import AttemptSpan
 
-_LOOK_SEC = 60.0
-_LOOK = f"""
+_LIST_TIMEOUT_SEC = 60.0
+_LIST_PROGRAM = f"""
 import json, os, re, sys
-place, trial = sys.argv[1:]
-found = []
-for name in os.listdir(place) if os.path.isdir(place) else []:
+run_folder, trial = sys.argv[1:]
+attempts = []
+for name in os.listdir(run_folder) if os.path.isdir(run_folder) else []:
     match = re.fullmatch(re.escape(trial) + "[.]([0-9]{{1,9}})", name)
     if match:
-        folder = os.path.join(place, name)
+        folder = os.path.join(run_folder, name)
         times = [entry.stat().st_mtime for entry in os.scandir(folder)] or [os.stat(folder).st_mtime]
-        found.append((int(match[1]), min(times), max(times)))
-found.sort()
+        attempts.append((int(match[1]), min(times), max(times)))
+attempts.sort()
 progress = None
-if found:
+if attempts:
     try:
-        with open(os.path.join(place, f"{{trial}}.{{found[-1][0]}}", "{PROGRESS_FILE}")) as file:
+        with open(os.path.join(run_folder, f"{{trial}}.{{attempts[-1][0]}}", "{PROGRESS_FILE}")) as file:
             progress = json.load(file)
     except (OSError, ValueError):
         pass
-print(json.dumps({{"attempts": found, "progress": progress}}))
+print(json.dumps({{"attempts": attempts, "progress": progress}}))
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeState:
-    """Attempts as (number, time of the first file, of the last file), and the progress of the last one, as JSON."""
+    """The state on the volume: attempts as (number, first file's time, last file's time), and the last one's progress.
+
+    `progress` is unvalidated JSON.
+    """
 
     attempts: list[tuple[int, float, float]]
     progress: dict[str, Any] | None
 
-    def held(self, run: RunRecord) -> list[AttemptSpan]:
-        """The same attempts as a ledger has them; the last one goes on."""
+    def attempt_spans(self, run: RunRecord) -> list[AttemptSpan]:
+        """Convert the attempts to spans; the last attempt counts as running."""
         worker, size = run.workers[0], run.planned[0].trial.world_size
-        found = [
+        spans = [
             AttemptSpan(number=number, worker=worker, began=first, ended=last, workers=size)
             for number, first, last in self.attempts
         ]
-        return [*found[:-1], *(replace(one, ended=None) for one in found[-1:])]
+        return [*spans[:-1], *(replace(span, ended=None) for span in spans[-1:])]
 
 
-def place_of_run(run: RunRecord) -> str:
-    """The folder of a run on the volume, as its Job was told."""
+def run_folder_on_volume(run: RunRecord) -> str:
+    """Return the run's folder on the volume, as written in the Job's order."""
     return f"{run.provenance['inputs']['job']['shared']}/{run.run_id}"
 
 
-def inspect(run: RunRecord, host: Host) -> VolumeState:
-    """What the volume says now. Raises HostError."""
-    command = Command(argv=(*host.python, "-c", _LOOK, place_of_run(run), run.planned[0].trial_id))
-    done = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
+def read_volume_state(run: RunRecord, host: Host) -> VolumeState:
+    """Read the training's attempts and progress from the volume. Raises HostError."""
+    command = Command(argv=(*host.python, "-c", _LIST_PROGRAM, run_folder_on_volume(run), run.planned[0].trial_id))
+    completed = check(host, command, host.run(command, timeout_sec=_LIST_TIMEOUT_SEC))
     try:
-        document = json.loads(done.stdout)
+        document = json.loads(completed.stdout)
         attempts = [(int(number), float(first), float(last)) for number, first, last in document["attempts"]]
         progress = document["progress"]
     except (ValueError, KeyError, TypeError):
-        raise HostUnreachable(f"{host.name}: the list of a training's attempts was cut short") from None
+        raise HostUnreachable(f"{host.name}: the list of the training's attempts is truncated or not JSON") from None
     return VolumeState(attempts=attempts, progress=progress if isinstance(progress, dict) else None)
 
 
 def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> None:
-    """Take attempts and end into the run's ledger; `folder` is the run's. Raises HostError, LedgerError and OSError."""
-    (planned,), seen = run.planned, inspect(run, host)
+    """Import attempts and end into the ledger; `folder` is the run's. Raises HostError, LedgerError and OSError."""
+    (planned,), state = run.planned, read_volume_state(run, host)
     entry = ledger.entries[planned.trial_id]
     if entry.end is not None:
         return
-    place, size = place_of_run(run), planned.trial.world_size
-    for number, first, _ in seen.attempts:
+    run_folder, size = run_folder_on_volume(run), planned.trial.world_size
+    for number, first, _ in state.attempts:
         if entry.attempt(number) is None:
             ledger.started(
-                planned.trial_id, number, run.workers[0], f"{place}/{planned.trial_id}.{number}", size, at=first
+                planned.trial_id, number, run.workers[0], f"{run_folder}/{planned.trial_id}.{number}", size, at=first
             )
-    last_of = {number: last for number, _, last in seen.attempts}
+    end_times = {number: last for number, _, last in state.attempts}
     for attempt in entry.attempts[:-1]:
         if attempt.reason is None:
-            at = last_of.get(attempt.number)
-            ledger.retried(planned.trial_id, attempt.number, "ended from outside; its Job began another", at=at)
+            ended_at = end_times.get(attempt.number)
+            ledger.retried(
+                planned.trial_id, attempt.number, "ended from outside; its Job started another attempt", at=ended_at
+            )
     incoming, turn = folder / INCOMING, run.provenance["inputs"]["job"]["turn"]
     incoming.mkdir(exist_ok=True)
-    pull(Agent(host), place, incoming, only=(ORDER_END_FILE.format(turn=turn),))
-    end = OrderEnd.found(incoming, turn)
-    decided = None if end is None else entry.attempt(end.attempt)
-    if end is None or decided is None:
+    pull(Agent(host), run_folder, incoming, only=(ORDER_END_FILE.format(turn=turn),))
+    order_end = OrderEnd.found(incoming, turn)
+    last_attempt = None if order_end is None else entry.attempt(order_end.attempt)
+    if order_end is None or last_attempt is None:
         return
-    over = JobStatus(state=JobState.ENDED, exit_code=0 if end.end is TrialStatus.SUCCEEDED else 1, why="exited")
-    job = Job(Agent(host), decided.folder)
-    verdict, result = fetch_result(job, planned, decided, over, places=[decided.folder], incoming=incoming)
-    into = folder / TRIALS_FOLDER / planned.trial_id
+    job_status = JobStatus(
+        state=JobState.ENDED, exit_code=0 if order_end.end is TrialStatus.SUCCEEDED else 1, why="exited"
+    )
+    job = Job(Agent(host), last_attempt.folder)
+    outcome, result = fetch_result(
+        job, planned, last_attempt, job_status, places=[last_attempt.folder], incoming=incoming
+    )
+    target = folder / TRIALS_FOLDER / planned.trial_id
     if result is not None:
-        into.mkdir(parents=True, exist_ok=True)
-        write_atomic(into / RESULT_FILE, result.read_bytes())
-    said, reason = (end.end, end.reason) if result is None else (verdict.end, verdict.reason)
-    if said is TrialStatus.SUCCEEDED and result is None:
-        said, reason = TrialStatus.LOST, "its end says SUCCEEDED, and its result is not on the volume"
-    ledger.ended(planned.trial_id, said, reason, decided.number, at=last_of.get(decided.number))
+        target.mkdir(parents=True, exist_ok=True)
+        write_atomic(target / RESULT_FILE, result.read_bytes())
+    status, reason = (order_end.end, order_end.reason) if result is None else (outcome.end, outcome.reason)
+    if status is TrialStatus.SUCCEEDED and result is None:
+        status, reason = TrialStatus.LOST, "recorded as SUCCEEDED, but its result is not on the volume"
+    ledger.ended(planned.trial_id, status, reason, last_attempt.number, at=end_times.get(last_attempt.number))

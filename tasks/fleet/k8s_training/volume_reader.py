@@ -1,7 +1,7 @@
-"""A pod through which the volume of a training is read: one of its own, else a worker, else one made for it.
+"""Access to a training's volume through a pod: a pod of the training, a worker, or a temporary reader pod.
 
-Once a training has ended its pods take no command any more, and `inv train --job` has taken the workers' place. Then a
-pod without a GPU, with the image and the volumes of the Job's own pods, is made for as long as it is needed.
+The pods of a training that has ended run no commands, and `inv train --job` has replaced the workers. In that case a
+temporary pod without a GPU is created, with the image and the volumes of the Job's pods.
 """
 
 import contextlib
@@ -12,65 +12,65 @@ from bench.records.run import RunRecord
 from remote.cluster.client import Cluster
 from remote.cluster.volume_reader_pod import READER, reader_of
 from remote.hosts.command import Command
-from remote.hosts.host import Host, HostError, one_line
+from remote.hosts.host import Host, HostError, collapse_whitespace
 from remote.pods.host import PodHost
-from tasks.clients.cluster import cluster_of, target_of
-from tasks.clients.workers import pod_hosts, pods_of_component
+from tasks.clients.cluster import open_cluster, resolve_target
+from tasks.clients.workers import component_hosts, pod_hosts
 from tasks.errors import RetryableError
 from tasks.settings.load import Settings
 
-TRAIN = "train"
-_ASK_SEC, _PAUSE_SEC, _DELETE_SEC = 30.0, 1.0, 60.0
+TRAIN_COMPONENT = "train"
+_PROBE_TIMEOUT_SEC, _POLL_SEC, _DELETE_TIMEOUT_SEC = 30.0, 1.0, 60.0
 
 
-def is_ordered(run: RunRecord) -> bool:
-    """Whether a Job runs this training by itself."""
+def is_k8s_training(run: RunRecord) -> bool:
+    """Check whether this training runs as a Kubernetes Job."""
     return "job" in run.provenance.get("inputs", {})
 
 
-def pods_of(settings: Settings, run: RunRecord) -> list[PodHost]:
-    """The pods of the training as hosts, named as the run's workers."""
-    return pods_of_component(settings, TRAIN, size=len(run.workers))
+def training_pods(settings: Settings, run: RunRecord) -> list[PodHost]:
+    """Return the training's pods as hosts with the names of the run's workers."""
+    return component_hosts(settings, TRAIN_COMPONENT, size=len(run.workers))
 
 
 @contextlib.contextmanager
 def open_reader_pod(settings: Settings, run: RunRecord) -> Iterator[Host]:
-    """A host that sees the volume. Raises Resumable, and as `cluster_of`."""
-    for host in (*pods_of(settings, run), *pod_hosts(settings, target_of(settings))):
-        if _refusal(host) is None:
+    """Yield a host that sees the volume. Raises RetryableError, and the errors of `open_cluster`."""
+    for host in (*training_pods(settings, run), *pod_hosts(settings, resolve_target(settings))):
+        if _probe_error(host) is None:
             yield host
             return
-    with cluster_of(settings, changes=True) as cluster, _made(settings, cluster, run) as made:
-        yield made
+    with open_cluster(settings, changes=True) as cluster, _temporary_reader_pod(settings, cluster, run) as reader:
+        yield reader
 
 
 @contextlib.contextmanager
-def _made(settings: Settings, cluster: Cluster, run: RunRecord) -> Iterator[Host]:
-    jobs = [one for kind in ("Job", "JobSet") for one in cluster.list_of(kind)]
-    found = next((reader for job in jobs if (reader := reader_of(job)) is not None), None)
-    if found is None:
+def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) -> Iterator[Host]:
+    jobs = [job for kind in ("Job", "JobSet") for job in cluster.list_of(kind)]
+    reader_pod = next((reader for job in jobs if (reader := reader_of(job)) is not None), None)
+    if reader_pod is None:
         raise RetryableError(
-            f"run {run.run_id}: no pod is there through which the volume can be read; `inv deploy` with "
-            "cluster.overlay pods brings some, then type the same again"
+            f"run {run.run_id}: no pod can read the volume; run `inv deploy` with cluster.overlay: pods, then rerun "
+            "the command"
         )
-    print(f"making pod {READER}, which reads the volume", flush=True)
-    cluster.apply([found])
+    print(f"creating pod {READER} to read the volume", flush=True)
+    cluster.apply([reader_pod])
     try:
-        (host,) = pods_of_component(settings, READER)
-        until = time.monotonic() + settings.cluster.ready_within_sec
-        while (error := _refusal(host)) is not None:
-            if time.monotonic() > until:
-                raise RetryableError(f"{error} (for {settings.cluster.ready_within_sec:g} s); `inv status` says why")
-            time.sleep(_PAUSE_SEC)
+        (host,) = component_hosts(settings, READER)
+        deadline = time.monotonic() + settings.cluster.ready_timeout_sec
+        while (error := _probe_error(host)) is not None:
+            if time.monotonic() > deadline:
+                raise RetryableError(f"{error} (for {settings.cluster.ready_timeout_sec:g} s); see `inv status`")
+            time.sleep(_POLL_SEC)
         yield host
     finally:
-        cluster.delete([found], wait_sec=_DELETE_SEC)
+        cluster.delete([reader_pod], wait_sec=_DELETE_TIMEOUT_SEC)
 
 
-def _refusal(host: Host) -> str | None:
-    """Why this host takes no command; None where it does."""
+def _probe_error(host: Host) -> str | None:
+    """Return why this host cannot run commands; None if it can."""
     try:
-        host.run(Command(argv=(*host.python, "-c", "")), timeout_sec=_ASK_SEC)
+        host.run(Command(argv=(*host.python, "-c", "")), timeout_sec=_PROBE_TIMEOUT_SEC)
     except HostError as error:
-        return one_line(error)
+        return collapse_whitespace(error)
     return None

@@ -1,4 +1,4 @@
-"""What of this subject starts a process."""
+"""`inv monitor` as a real process."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Finding a run by name, and what is said of one that is not there."""
+"""Finding a run by name, and the error for a missing one."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from tasks.errors import UsageError
 from tasks.fleet.run_store import find_run, point_latest_at
 
 
-def test_a_newest_run_that_was_removed_is_said_to_be_gone_and_others_are_named(tmp_path: Path) -> None:
+def test_a_removed_newest_run_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / RUN_FILE).touch()
         point_latest_at(tmp_path / name)
     assert find_run(tmp_path, None) == tmp_path / "new"
     (tmp_path / "new" / RUN_FILE).unlink()
-    with pytest.raises(UsageError, match=r"the newest run is gone; name another one; there are old$"):
+    with pytest.raises(UsageError, match=r": old$"):
         find_run(tmp_path, None)
     (tmp_path / "latest").unlink()  # as in a copy of the folder without its links
-    with pytest.raises(UsageError, match=r"the newest run is gone; name another one; there are old$"):
+    with pytest.raises(UsageError, match=r": old$"):
         find_run(tmp_path, None)

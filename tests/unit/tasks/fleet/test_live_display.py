@@ -1,4 +1,4 @@
-"""The live view: what the table and the plain lines say, at 80 columns, with many threads and with odd names."""
+"""The live view: its table and its plain lines, at 80 columns, with many threads and with odd names."""
 
 import io
 import sys
@@ -15,7 +15,7 @@ from bench.records import suite
 from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
 from remote.fleet.events import EventType, FleetEvent
-from tasks.fleet.live_display import LiveView, dollars, duration, number
+from tasks.fleet.live_display import FleetView, dollars, duration, number
 
 WORKERS = ("worker-0", "worker-1")
 
@@ -49,7 +49,7 @@ class Scene:
             for trial in suite("quick", "tiny", "m", "d")
             for worker in self.workers
         ]
-        self.view = LiveView(
+        self.view = FleetView(
             run_id="20251120-quick",
             planned=planned,
             workers=self.workers,
@@ -60,15 +60,17 @@ class Scene:
             clock=lambda: self.now,
         )
 
-    def tell(
+    def send(
         self, happening: EventType, worker: str = "worker-0", trial: str | None = "baseline", **more: object
     ) -> None:
         trial_id = f"{trial}.{worker}" if trial is not None else None
         self.view.handle(FleetEvent(happening=happening, worker=worker, trial_id=trial_id, **more))  # type: ignore[arg-type]
 
-    def step(self, step: int, phase: str = "measure", rate: float | None = 1.5, worker: str = "worker-0") -> None:
+    def send_progress(
+        self, step: int, phase: str = "measure", rate: float | None = 1.5, worker: str = "worker-0"
+    ) -> None:
         progress = Progress(phase=phase, step=step, steps=18, elapsed_sec=0.0, samples_per_sec=rate)
-        self.tell(EventType.PROGRESS, worker, progress=progress)
+        self.send(EventType.PROGRESS, worker, progress=progress)
 
     def table(self) -> list[str]:
         """The table as it is drawn now, one text a line."""
@@ -76,7 +78,7 @@ class Scene:
             self.console.print(self.view.render())
         return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
 
-    def said(self) -> list[str]:
+    def printed_lines(self) -> list[str]:
         return self.bytes.getvalue().decode(self.encoding).splitlines()
 
 
@@ -86,9 +88,9 @@ def scene() -> Scene:
 
 
 def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left(scene: Scene) -> None:
-    scene.tell(EventType.STARTED)
+    scene.send(EventType.STARTED)
     scene.now += 12
-    scene.step(9)
+    scene.send_progress(9)
     assert scene.table() == [
         "20251120-quick · 0/4 trials ended · 0:12 · about 2:00 left",
         "worker   trial    phase    step             samples/s elapsed left",
@@ -99,10 +101,10 @@ def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left(scen
 
 def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
     scene = Scene(price=2.0)
-    scene.tell(EventType.STARTED)
+    scene.send(EventType.STARTED)
     scene.now += 1800
-    scene.tell(EventType.ENDED, end=TrialStatus.SUCCEEDED)
-    scene.tell(EventType.STARTED, "worker-1")
+    scene.send(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+    scene.send(EventType.STARTED, "worker-1")
     scene.now += 900
     header, cost, _, idle, busy = scene.table()
     assert header.startswith("20251120-quick · 1/4 trials ended · 45:00")
@@ -114,112 +116,112 @@ def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
 
 def test_an_unknown_expectation_is_a_dash_and_promises_nothing() -> None:
     scene = Scene(expected=None)
-    scene.tell(EventType.STARTED)
+    scene.send(EventType.STARTED)
     scene.now += 12
     header, _, row, _ = scene.table()
     assert "left" not in header
     assert row.split()[-2:] == ["0:12", "-"]
 
 
-def test_past_its_expectation_a_trial_says_by_how_much(scene: Scene) -> None:
-    scene.tell(EventType.STARTED)
+def test_a_late_trial_shows_by_how_much(scene: Scene) -> None:
+    scene.send(EventType.STARTED)
     scene.now += 75
     assert scene.table()[2].endswith("1:15 +0:15")
 
 
 def test_failures_are_counted_in_the_header_and_cancelled_trials_apart(scene: Scene) -> None:
-    scene.tell(EventType.ENDED, end=TrialStatus.OUT_OF_MEMORY, reason="x")
-    scene.tell(EventType.ENDED, "worker-1", end=TrialStatus.CANCELLED)
+    scene.send(EventType.ENDED, end=TrialStatus.OUT_OF_MEMORY, reason="x")
+    scene.send(EventType.ENDED, "worker-1", end=TrialStatus.CANCELLED)
     assert scene.table()[0].startswith("20251120-quick · 2/4 trials ended · 1 failed · 1 cancelled · ")
 
 
 def test_a_trial_a_resumed_run_meets_again_keeps_the_time_it_already_took(scene: Scene) -> None:
     with scene.view:
-        scene.tell(EventType.ATTACHED)
-        scene.tell(EventType.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
+        scene.send(EventType.ATTACHED)
+        scene.send(EventType.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
         assert scene.table()[2].endswith("0:40 0:20")
-    assert scene.said()[1] == "[0:00] worker-0 baseline: still there, followed again"
+    assert scene.printed_lines()[1] == "[0:00] worker-0 baseline: still running, reattached"
 
 
 def test_a_retry_is_shown_and_its_attempt_counted(scene: Scene) -> None:
     with scene.view:
-        scene.tell(EventType.STARTED)
-        scene.tell(EventType.RETRYING, reason="worker-0 did not answer")
-        scene.tell(EventType.STARTED, attempt=2)
+        scene.send(EventType.STARTED)
+        scene.send(EventType.RETRYING, reason="worker-0 did not answer")
+        scene.send(EventType.STARTED, attempt=2)
         assert "baseline (attempt 2)" in scene.table()[2]
-    assert scene.said()[1:4] == [
+    assert scene.printed_lines()[1:4] == [
         "[0:00] worker-0 baseline: started",
-        "[0:00] worker-0 baseline: will be tried again: worker-0 did not answer",
+        "[0:00] worker-0 baseline: will be retried: worker-0 did not answer",
         "[0:00] worker-0 baseline: started (attempt 2)",
     ]
 
 
 def test_a_lost_worker_is_shown_until_it_is_back(scene: Scene) -> None:
     with scene.view:
-        scene.tell(EventType.STARTED)
-        scene.tell(EventType.WORKER_LOST, trial=None, reason="silent for 60 s")
+        scene.send(EventType.STARTED)
+        scene.send(EventType.WORKER_LOST, trial=None, reason="silent for 60 s")
         assert scene.table()[2].split()[:3] == ["worker-0", "-", "lost"]
-        scene.tell(EventType.WORKER_BACK, trial=None)
+        scene.send(EventType.WORKER_BACK, trial=None)
         assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
-    assert scene.said()[2:4] == ["[0:00] worker-0: lost: silent for 60 s", "[0:00] worker-0: back"]
+    assert scene.printed_lines()[2:4] == ["[0:00] worker-0: lost: silent for 60 s", "[0:00] worker-0: back"]
 
 
-def test_the_leader_of_a_gang_is_not_called_lost_for_another_worker(scene: Scene) -> None:
+def test_the_leader_of_a_rank_group_is_not_lost_when_it_waits_for_another_worker(scene: Scene) -> None:
     with scene.view:
-        scene.tell(EventType.WORKER_LOST, trial=None, reason="worker-1: no sign of life")
-        scene.tell(EventType.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
-    assert scene.said()[1:3] == [
-        "[0:00] worker-0: waits for worker-1: no sign of life",
+        scene.send(EventType.WORKER_LOST, trial=None, reason="worker-1: no sign of life")
+        scene.send(EventType.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
+    assert scene.printed_lines()[1:3] == [
+        "[0:00] worker-0: waiting for worker-1: no sign of life",
         "[0:00] worker-0: lost: no sign of life",
     ]
 
 
-def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in(scene: Scene) -> None:
+def test_a_rejected_login_prints_one_line_and_one_more_after_login(scene: Scene) -> None:
     with scene.view:
         for worker in ("worker-0", "worker-1"):
-            scene.tell(EventType.STARTED, worker)
+            scene.send(EventType.STARTED, worker)
         for worker in ("worker-0", "worker-1"):
-            scene.tell(EventType.SHUT_OUT, worker, trial=None, reason="log in again")
-        assert scene.table()[2].split()[:4] == ["worker-0", "-", "shut", "out"]
+            scene.send(EventType.SHUT_OUT, worker, trial=None, reason="log in again")
+        assert scene.table()[2].split()[:4] == ["worker-0", "-", "no", "login"]
         for worker in ("worker-0", "worker-1"):
-            scene.tell(EventType.WORKER_BACK, worker, trial=None)
+            scene.send(EventType.WORKER_BACK, worker, trial=None)
         assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
-    assert scene.said()[3:5] == [
-        "[0:00] worker-0: cannot be asked: log in again; what runs goes on, and so does this run once you are let in",
-        "[0:00] worker-0: can be asked again: the run goes on",
-    ]
+    logged_out, logged_in, _ = scene.printed_lines()[3:]
+    assert logged_out.startswith("[0:00] worker-0: ")
+    assert ": log in again; " in logged_out
+    assert logged_in.startswith("[0:00] worker-0: ")
 
 
 @pytest.mark.parametrize(
-    ("began", "end", "reason", "words"),
+    ("began", "end", "reason", "text"),
     [
-        (EventType.ATTACHED, TrialStatus.SUCCEEDED, None, "done"),  # no duration, which nobody measured
+        (EventType.ATTACHED, TrialStatus.SUCCEEDED, None, "done"),  # without a duration, because the start is unknown
         (EventType.STARTED, TrialStatus.CANCELLED, "cancelled by the operator", "cancelled, in 0:01, by the operator"),
         (EventType.STARTED, TrialStatus.FAILED, "because " * 30 + "END", f"FAILED, in 0:01, {'because ' * 30}END"),
         (EventType.STARTED, TrialStatus.FAILED, "a\x1b[2Jb\nc\rd\ud800", "FAILED, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
     ],
-    ids=["followed again", "cancelled", "a long reason", "control characters"],
+    ids=["reattached", "cancelled", "a long reason", "control characters"],
 )
 def test_an_end_is_one_whole_plain_line_with_what_was_measured(
-    began: EventType, end: TrialStatus, reason: str | None, words: str, scene: Scene
+    began: EventType, end: TrialStatus, reason: str | None, text: str, scene: Scene
 ) -> None:
     with scene.view:
-        scene.tell(began)
+        scene.send(began)
         scene.now += 1
-        scene.tell(EventType.ENDED, end=end, reason=reason)
-    assert scene.said()[2:-1] == [f"[0:01] worker-0 baseline: {words}"]
+        scene.send(EventType.ENDED, end=end, reason=reason)
+    assert scene.printed_lines()[2:-1] == [f"[0:01] worker-0 baseline: {text}"]
 
 
 def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
     with scene.view:
-        scene.tell(EventType.STARTED)
-        scene.step(0, "load", None)
+        scene.send(EventType.STARTED)
+        scene.send_progress(0, "load", None)
         for step in range(1, 19):
             scene.now += 2
-            scene.step(step, "warmup" if step < 4 else "measure", None if step < 4 else 1.5)
-        scene.tell(EventType.ENDED, end=TrialStatus.SUCCEEDED)
-        scene.tell(EventType.ENDED, "worker-1", end=TrialStatus.TIMED_OUT, reason="deadline of 300 s passed")
-    assert scene.said() == [
+            scene.send_progress(step, "warmup" if step < 4 else "measure", None if step < 4 else 1.5)
+        scene.send(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+        scene.send(EventType.ENDED, "worker-1", end=TrialStatus.TIMED_OUT, reason="deadline of 300 s passed")
+    assert scene.printed_lines() == [
         "20251120-quick · 0/4 trials ended · 0:00 · about 2:00 left",
         "[0:00] worker-0 baseline: started",
         "[0:00] worker-0 baseline: load",
@@ -233,11 +235,11 @@ def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
 
 def test_a_long_phase_gives_one_plain_sign_of_life_a_minute(scene: Scene) -> None:
     with scene.view:
-        scene.tell(EventType.STARTED)
+        scene.send(EventType.STARTED)
         for step in range(100):
             scene.now += 3
-            scene.step(step)
-    assert [line for line in scene.said() if "measure" in line] == [
+            scene.send_progress(step)
+    assert [line for line in scene.printed_lines() if "measure" in line] == [
         "[0:03] worker-0 baseline: measure, 1.5 samples/s",
         "[1:03] worker-0 baseline: measure 20/18, 1.5 samples/s",
         "[2:03] worker-0 baseline: measure 40/18, 1.5 samples/s",
@@ -246,30 +248,30 @@ def test_a_long_phase_gives_one_plain_sign_of_life_a_minute(scene: Scene) -> Non
     ]
 
 
-def test_names_with_brackets_are_words_not_markup() -> None:
+def test_names_with_brackets_are_not_markup() -> None:
     scene = Scene(workers=("[bold]gpu[bold]", "a [link=x]b"))
-    scene.tell(EventType.STARTED, "[bold]gpu[bold]")
+    scene.send(EventType.STARTED, "[bold]gpu[bold]")
     assert scene.table()[2].startswith("[bold]gpu[bol…"), "shown as it is, cut to the column"
-    scene.tell(EventType.ENDED, "[bold]gpu[bold]", end=TrialStatus.FAILED, reason="[/red] :smile: [x]")
-    assert scene.said()[-1] == "[0:00] [bold]gpu[bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
+    scene.send(EventType.ENDED, "[bold]gpu[bold]", end=TrialStatus.FAILED, reason="[/red] :smile: [x]")
+    assert scene.printed_lines()[-1] == "[0:00] [bold]gpu[bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
 
 
 def test_an_ascii_terminal_gets_ascii() -> None:
     scene = Scene(encoding="ascii")
-    scene.tell(EventType.STARTED)
-    scene.step(9)
+    scene.send(EventType.STARTED)
+    scene.send_progress(9)
     assert scene.table()[2].startswith("worker-0 baseline measure  ####.... 9/18")
-    scene.tell(EventType.ENDED, end=TrialStatus.FAILED, reason="Gerät voll")
-    assert scene.said()[-1].endswith("Ger\\xe4t voll")
+    scene.send(EventType.ENDED, end=TrialStatus.FAILED, reason="Gerät voll")
+    assert scene.printed_lines()[-1].endswith("Ger\\xe4t voll")
 
 
 @pytest.mark.parametrize("price", [None, 2.0])
 def test_every_line_of_a_large_fleet_fits_80_columns_and_the_screen(price: float | None) -> None:
     scene = Scene(workers=tuple(f"oke-node-pool-gpu-{n:04}" for n in range(40)), price=price, height=24)
     for worker in scene.workers[10:]:
-        scene.tell(EventType.STARTED, worker, trial="optimized")
+        scene.send(EventType.STARTED, worker, trial="optimized")
         scene.now += 3600
-        scene.step(18, worker=worker, rate=1234.5)
+        scene.send_progress(18, worker=worker, rate=1234.5)
     lines = scene.table()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 23
@@ -281,12 +283,12 @@ def test_every_line_of_a_large_fleet_fits_80_columns_and_the_screen(price: float
 def test_on_a_terminal_the_table_is_drawn_and_ends_stay_above_it() -> None:
     scene = Scene(terminal=True)
     with scene.view:
-        scene.tell(EventType.STARTED)
-        scene.tell(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+        scene.send(EventType.STARTED)
+        scene.send(EventType.ENDED, end=TrialStatus.SUCCEEDED)
     screen = scene.bytes.getvalue().decode()
     assert "samples/s elapsed" in screen, "the table"
     assert "worker-0 baseline: done, in 0:00" in screen
-    assert "started" not in screen, "the table says it"
+    assert "started" not in screen, "the table shows it"
     assert screen.rstrip().splitlines()[-1].endswith("20251120-quick · 1/4 trials ended · 0:00 · about 2:00 left")
 
 
@@ -296,17 +298,17 @@ def test_a_dumb_terminal_and_the_plain_flag_get_plain_lines(dumb: bool, monkeypa
         monkeypatch.setenv("TERM", "dumb")
     scene = Scene(terminal=True, plain=not dumb)
     with scene.view:
-        scene.tell(EventType.STARTED)
+        scene.send(EventType.STARTED)
     assert b"\x1b" not in scene.bytes.getvalue()
-    assert "[0:00] worker-0 baseline: started" in scene.said()
+    assert "[0:00] worker-0 baseline: started" in scene.printed_lines()
 
 
 def test_events_of_unknown_workers_and_trials_are_shown_too(scene: Scene) -> None:
-    scene.tell(EventType.PROGRESS, "stranger", trial="x", progress=None)
-    scene.tell(EventType.STARTED, "stranger", trial="x")
+    scene.send(EventType.PROGRESS, "stranger", trial="x", progress=None)
+    scene.send(EventType.STARTED, "stranger", trial="x")
     assert scene.table()[-1].startswith("stranger x.stranger starting")
-    scene.tell(EventType.ENDED, "stranger", trial=None)
-    assert scene.said()[-1] == "[0:00] stranger x.stranger: ended, in 0:00"
+    scene.send(EventType.ENDED, "stranger", trial=None)
+    assert scene.printed_lines()[-1] == "[0:00] stranger x.stranger: ended, in 0:00"
 
 
 def test_a_reader_that_went_away_stops_the_lines_not_the_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,8 +321,8 @@ def test_a_reader_that_went_away_stops_the_lines_not_the_run(scene: Scene, monke
 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     scene.console.file = Closed()
-    scene.tell(EventType.ENDED, end=TrialStatus.SUCCEEDED)
-    scene.tell(EventType.ENDED, "worker-1", end=TrialStatus.SUCCEEDED)
+    scene.send(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+    scene.send(EventType.ENDED, "worker-1", end=TrialStatus.SUCCEEDED)
     assert scene.console.quiet
 
 
@@ -332,10 +334,10 @@ def test_events_from_many_threads_are_all_counted(terminal: bool) -> None:
     def work(worker: str) -> None:
         gate.wait(timeout=30)
         for trial in ("baseline", "optimized"):
-            scene.tell(EventType.STARTED, worker, trial=trial)
+            scene.send(EventType.STARTED, worker, trial=trial)
             for step in range(50):
-                scene.step(step, worker=worker)
-            scene.tell(EventType.ENDED, worker, trial=trial, end=TrialStatus.SUCCEEDED)
+                scene.send_progress(step, worker=worker)
+            scene.send(EventType.ENDED, worker, trial=trial, end=TrialStatus.SUCCEEDED)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in scene.workers]
     with scene.view:
@@ -345,7 +347,7 @@ def test_events_from_many_threads_are_all_counted(terminal: bool) -> None:
             thread.join(timeout=60)
         assert not any(thread.is_alive() for thread in threads)
     assert scene.table()[0] == "20251120-quick · 32/32 trials ended · 0:00"
-    assert sum("done" in line for line in scene.said()) == 32
+    assert sum("done" in line for line in scene.printed_lines()) == 32
 
 
 ODD_TEXT = st.text(st.characters(), max_size=30)
@@ -383,7 +385,7 @@ def test_no_event_however_odd_raises(events: list[FleetEvent], encoding: str, pl
     assert not scene.console.quiet
 
 
-def test_amounts_are_short_and_say_when_they_are_unknown() -> None:
+def test_amounts_are_short_and_unknown_ones_are_a_dash() -> None:
     assert [duration(value) for value in (0, 59.6, 3599, 3600, 90_061, -5, float("nan"))] == [
         *("0:00", "1:00", "59:59", "1:00:00", "25:01:01", "0:00", "0:00"),
     ]

@@ -1,4 +1,4 @@
-"""What runs where, how often, and how it is shown, before anything starts; and the file that trials are read from."""
+"""The plan of a run: which trials run where and how often, how they are shown; and the file that trials come from."""
 
 import json
 import os
@@ -22,44 +22,46 @@ from tasks.fleet.plan import (
     expected_total_sec,
     plan_trials,
     read_trials,
-    size_of,
-    steps_of,
+    size_text,
+    steps_text,
 )
 from tasks.settings.load import Settings, load
 from tests.support.reports import synthetic
 
-Make = Callable[..., Context]
+MakeContext = Callable[..., Context]
 TRIALS = suite("quick", "tiny", "models/m", "data/d.jsonl")
 WORKERS = ["worker-0", "worker-1", "worker-2"]
 
 
-def ids(spread: str, repeats: int = 1) -> list[str]:
+def planned_ids(spread: str, repeats: int = 1) -> list[str]:
     return [planned.trial_id for planned in plan_trials(TRIALS, WORKERS, spread, repeats)]
 
 
 def test_replicate_runs_every_trial_on_every_worker() -> None:
-    assert ids("replicate") == [f"{trial.trial_id}.{worker}" for trial in TRIALS for worker in WORKERS]
+    assert planned_ids("replicate") == [f"{trial.trial_id}.{worker}" for trial in TRIALS for worker in WORKERS]
 
 
 def test_shard_runs_every_trial_once_and_anywhere() -> None:
-    assert ids("shard") == [trial.trial_id for trial in TRIALS]
+    assert planned_ids("shard") == [trial.trial_id for trial in TRIALS]
     assert {planned.worker for planned in plan_trials(TRIALS, WORKERS, "shard")} == {None}
 
 
 @pytest.mark.parametrize("spread", ["replicate", "shard"])
 def test_a_round_of_all_trials_ends_before_the_next_begins(spread: str) -> None:
     once, thrice = plan_trials(TRIALS, WORKERS, spread), plan_trials(TRIALS, WORKERS, spread, 3)
-    assert [(planned.trial, planned.worker) for planned in thrice] == 3 * [(one.trial, one.worker) for one in once]
+    assert [(planned.trial, planned.worker) for planned in thrice] == 3 * [
+        (single.trial, single.worker) for single in once
+    ]
 
 
 def test_as_many_trials_as_workers_do_not_meet_the_same_worker_in_every_round() -> None:
     planned = plan_trials(TRIALS, WORKERS[:2], "shard", 2)
-    assert [one.trial for one in planned] == [TRIALS[0], TRIALS[1], TRIALS[1], TRIALS[0]]
+    assert [planned_trial.trial for planned_trial in planned] == [TRIALS[0], TRIALS[1], TRIALS[1], TRIALS[0]]
 
 
 @pytest.mark.parametrize("spread", ["replicate", "shard"])
 def test_each_repeat_has_an_id_of_its_own(spread: str) -> None:
-    named = ids(spread, 3)
+    named = planned_ids(spread, 3)
     assert max(Counter(named).values()) == 1
     assert Counter(name.rsplit(".", 1)[1] for name in named) == dict.fromkeys(("r1", "r2", "r3"), len(named) // 3)
 
@@ -70,26 +72,26 @@ def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_
     known, unknown = synthetic.quick()
     for run_id, first, second, broken in (("20260301", 90.0, 91.0, 92.0), ("20260302", 20.0, 30.0, 40.0)):
         run = synthetic.record((known,), workers=3, run_id=run_id)
-        ends = (TrialStatus.SUCCEEDED, first), (TrialStatus.SUCCEEDED, second), (TrialStatus.FAILED, broken)
+        outcomes = (TrialStatus.SUCCEEDED, first), (TrialStatus.SUCCEEDED, second), (TrialStatus.FAILED, broken)
         results = [
             synthetic.result(
-                one, status=end, reason=None if end is TrialStatus.SUCCEEDED else "it broke", wall_time_sec=sec
+                planned, status=end, reason=None if end is TrialStatus.SUCCEEDED else "it broke", wall_time_sec=sec
             )
-            for one, (end, sec) in zip(run.planned, ends, strict=True)
+            for planned, (end, sec) in zip(run.planned, outcomes, strict=True)
         ]
         synthetic.write_results(tmp_path / "results" / run_id, run, results)
     run = synthetic.record((known, unknown), workers=2, spread="shard")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    each = expected_sec(Settings(root=tmp_path), run)
-    assert each == {known.trial_id: 30.0, unknown.trial_id: None}
-    assert expected_total_sec(run, each) is None
+    expected = expected_sec(Settings(root=tmp_path), run)
+    assert expected == {known.trial_id: 30.0, unknown.trial_id: None}
+    assert expected_total_sec(run, expected) is None
 
 
 @pytest.mark.parametrize(
     ("spread", "workers", "total"),
     [
         ("replicate", 1, 40.0),
-        ("replicate", 10, 40.0),  # each worker runs both, beside the others
+        ("replicate", 10, 40.0),  # each worker runs both, in parallel with the others
         ("shard", 1, 40.0),
         ("shard", 2, 30.0),
         ("shard", 10, 30.0),  # no worker shares a trial
@@ -98,15 +100,15 @@ def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_
 def test_a_run_is_expected_to_take_as_long_as_its_busiest_worker(spread: str, workers: int, total: float) -> None:
     run = synthetic.record(workers=workers, spread=spread)
     known = dict(zip((trial.name for trial in synthetic.quick()), (30.0, 10.0), strict=True))
-    each = {one.trial_id: known[one.trial.name] for one in run.planned}
-    assert expected_total_sec(run, each) == total
+    expected = {planned.trial_id: known[planned.trial.name] for planned in run.planned}
+    assert expected_total_sec(run, expected) == total
 
 
 def test_trials_that_take_several_pods_at_once_are_expected_after_all_others() -> None:
     trials = (*TRIALS, *suite("distributed", "tiny", "models/m", "data/d.jsonl")[:2])
     planned = plan_trials(trials, WORKERS, "replicate", is_over_pods=True)
     run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="pods")
-    assert expected_total_sec(run, {one.trial_id: 10.0 for one in planned}) == 40.0
+    assert expected_total_sec(run, {trial.trial_id: 10.0 for trial in planned}) == 40.0
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,9 @@ def test_workers_that_share_the_cores_of_this_machine_are_expected_to_be_slower(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     before = synthetic.record(workers=1)
     synthetic.write_results(
-        tmp_path / "results" / "1", before, [synthetic.result(one, wall_time_sec=10.0) for one in before.planned]
+        tmp_path / "results" / "1",
+        before,
+        [synthetic.result(planned, wall_time_sec=10.0) for planned in before.planned],
     )
     settings = Settings(root=tmp_path)
     fleet = settings.fleet.model_copy(update={"kind": kind})
@@ -130,12 +134,12 @@ def test_workers_that_share_the_cores_of_this_machine_are_expected_to_be_slower(
 def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
     host = LocalHost(name="worker-0", workdir=str(tmp_path))
     planned = PlannedTrial(trial_id="optimized", trial=TRIALS[1])
-    said = {
+    commands = {
         strict: launcher(Settings(root=tmp_path), "run", strict=strict)(host, planned, 1, "/jobs/1").argv
         for strict in (False, True)
     }
-    assert "--strict" not in said[False]
-    assert said[True] == (*said[False], "--strict")
+    assert "--strict" not in commands[False]
+    assert commands[True] == (*commands[False], "--strict")
 
 
 @pytest.mark.parametrize(
@@ -148,48 +152,50 @@ def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
         ("distributed", ["64 x 8 x 1", "64 x 8 x 2", "64 x 8 x 4"]),
     ],
 )
-def test_each_kind_says_what_it_works_on(name: str, sizes: list[str]) -> None:
-    assert [size_of(trial) for trial in suite(name, "tiny", "m", "d")] == sizes
+def test_each_kind_has_a_size(name: str, sizes: list[str]) -> None:
+    assert [size_text(trial) for trial in suite(name, "tiny", "m", "d")] == sizes
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_only_trials_that_train_have_steps(name: str) -> None:
     for trial in suite(name, "tiny", "m", "d"):
-        assert (steps_of(trial) == "-") == (trial.kind not in KINDS_WITH_STEPS)
+        assert (steps_text(trial) == "-") == (trial.kind not in KINDS_WITH_STEPS)
 
 
-def write(path: Path, trial: Trial) -> None:
+def write_trial(path: Path, trial: Trial) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(trial.to_json()))
 
 
 def test_a_path_typed_in_a_subfolder_is_found_there_and_else_in_the_project(
-    project: Path, context: Make, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+    project: Path, context: MakeContext, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load(context())
-    write(project / "a" / "mine.json", make_trial(name="below"))
-    write(project / "results" / "best.json", make_trial(name="of the project"))
+    write_trial(project / "a" / "mine.json", make_trial(name="below"))
+    write_trial(project / "results" / "best.json", make_trial(name="in the project"))
     monkeypatch.chdir(project / "a")
-    for typed, name in (("mine.json", "below"), ("results/best.json", "of the project"), ("../a/mine.json", "below")):
-        assert [trial.name for trial in read_trials(settings, typed, None)] == [name]
-    write(project / "mine.json", make_trial(name="beside invoke.yaml"))
+    for file, name in (("mine.json", "below"), ("results/best.json", "in the project"), ("../a/mine.json", "below")):
+        assert [trial.name for trial in read_trials(settings, file, None)] == [name]
+    write_trial(project / "mine.json", make_trial(name="next to invoke.yaml"))
     assert [trial.name for trial in read_trials(settings, "mine.json", None)] == ["below"]
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("make", "reason"),
     [
         (str, "No such file or directory"),
-        (Path.mkdir, "it is a folder, not a file"),
-        (os.mkfifo, "it is a pipe, not a file"),
-        (lambda path: path.write_bytes(b"\xff"), "not UTF-8 text"),
-        (lambda path: os.truncate(path.touch() or path, 1 << 40), "it is larger than 16,777,216 bytes"),
+        (Path.mkdir, "folder"),
+        (os.mkfifo, "pipe"),
+        (lambda path: path.write_bytes(b"\xff"), "UTF-8"),
+        (lambda path: os.truncate(path.touch() or path, 1 << 40), "16,777,216 bytes"),
     ],
 )
-def test_what_is_no_file_of_trials_is_refused_and_never_waited_for(
-    make: Callable[[Path], Any], why: str, project: Path, context: Make
+def test_an_invalid_trial_file_is_an_error_and_never_blocks(
+    make: Callable[[Path], Any], reason: str, project: Path, context: MakeContext
 ) -> None:
     make(project / "t.json")
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as error_info:
         read_trials(load(context()), "t.json", None)
-    assert str(refused.value) == f"bench: --trials: t.json: cannot be read: {why}"
+    message = str(error_info.value)
+    assert message.startswith("bench: --trial-file: t.json: ")
+    assert reason in message

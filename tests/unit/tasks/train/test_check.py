@@ -1,13 +1,15 @@
-"""What `inv data.check` asks of a worker, and how its answer looks: also where the data is somebody's prank."""
+"""The request of `inv data.check` to a worker, and the output of its report, also with hostile data."""
 
 import dataclasses
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from bench.records.training_data import ConversationPreview, DataFinding, DataPart, DataReport, FileFacts
 from reports.summary.cost import Amount, Price
+from tasks.errors import RetryableError
 from tasks.settings.load import Settings
 from tasks.train import forecast, output, trial_spec
 from tests.unit.tasks.train.conftest import MakeSettings
@@ -43,24 +45,24 @@ PREDICTED = forecast.TrainingForecast(
     peak_bytes=3 << 30,
     memory_bytes=24 << 30,
     step_sec=9.0,
-    exchange_sec=1.0,
+    all_reduce_sec=1.0,
 )
 
 
 def test_a_validation_file_replaces_the_share(settings: MakeSettings) -> None:
-    spec = trial_spec.data_of(settings(data=["a", "b"], weights=[1.0, 0.5], validation_file="v"))
+    spec = trial_spec.training_data(settings(data=["a", "b"], data_weights=[1.0, 0.5], validation_file="v"))
     assert (spec.files, spec.weights) == (["a", "b"], [1.0, 0.5])
     assert (spec.validation_share, spec.validation_file) == (0.0, "v")
 
 
-def shown(settings: Settings) -> str:
+def report_text(settings: Settings) -> str:
     out = Console(file=io.StringIO(), width=120)
-    output.show(out, REPORT, settings, PREDICTED)
+    output.show_report(out, REPORT, settings, PREDICTED)
     return out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_numbers_that_cost_money_come_first(settings: MakeSettings) -> None:
-    lines = shown(settings(rows_per_step=4)).splitlines()
+    lines = report_text(settings(rows_per_step=4)).splitlines()
     assert lines[:6] == [
         "6 examples to train on, 1 example held out, 1 line left out",
         "600 tokens an epoch, 25.0 % of them trained on (labels: assistant)",
@@ -72,20 +74,20 @@ def test_the_numbers_that_cost_money_come_first(settings: MakeSettings) -> None:
 
 
 def test_thousands_of_hours_and_dollars_are_written_out() -> None:
-    many = Amount(value=3600.0 * 1234.5, low=None, high=None)
-    dear = dataclasses.replace(PREDICTED, seconds=many, usd=Amount(value=2469.0, low=2400.0, high=2560.0))
-    assert output.headline(dear)[0].startswith("3 steps on 2 workers: about 1,234 hours (")
-    assert output.headline(dear)[1] == "$2,469 (2,400 to 2,560) at $2.00 per GPU hour (list price)"
+    long_time = Amount(value=3600.0 * 1234.5, low=None, high=None)
+    expensive = dataclasses.replace(PREDICTED, seconds=long_time, usd=Amount(value=2469.0, low=2400.0, high=2560.0))
+    assert output.headline(expensive)[0].startswith("3 steps on 2 workers: about 1,234 hours (")
+    assert output.headline(expensive)[1] == "$2,469 (2,400 to 2,560) at $2.00 per GPU hour (list price)"
 
 
 def test_no_control_character_of_the_data_reaches_the_terminal(settings: MakeSettings) -> None:
-    text = shown(settings())
+    text = report_text(settings())
     assert not [letter for letter in text if not letter.isprintable() and letter != "\n"]
     assert "Q\\x1b[2J\\x07?" in text
 
 
-def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings: MakeSettings) -> None:
-    page = output.page(REPORT, settings(), PREDICTED)
+def test_the_page_has_the_same_text_and_shows_the_targets_in_another_colour(settings: MakeSettings) -> None:
+    page = output.html_page(REPORT, settings(), PREDICTED)
     assert page.startswith("<!DOCTYPE html>")
     assert "6 examples to train on" in page
     assert "yes&lt;/s&gt;" in page
@@ -93,26 +95,30 @@ def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings
     assert "font-weight: bold" in target
 
 
-def test_an_answer_of_another_bench_is_said_to_be_one() -> None:
-    with pytest.raises(Exception, match="is its bench of another version"):
-        forecast._read({"examples": 1})
+def test_the_answer_of_another_version_of_bench_is_an_error() -> None:
+    with pytest.raises(RetryableError, match="examples: "):
+        forecast._parse_probe({"examples": 1})
 
 
-def test_what_is_not_known_before_a_training_is_said_once_with_its_reason() -> None:
+def test_unknown_figures_have_one_line_with_the_reason() -> None:
     basis = "no run here measured this configuration on CPU"
     unknown = dataclasses.replace(PREDICTED, workers=1, seconds=None, usd=None, peak_bytes=None, basis=basis)
-    assert output.headline(unknown) == [
-        "3 steps on 1 worker; the time is unknown: no run here measured this configuration on CPU",
-        "dollars: unknown as long as the time is; the price is $2.00 per GPU hour (list price)",
-    ]
+    time, dollars = output.headline(unknown)
+    assert time.startswith("3 steps on 1 worker; ")
+    assert time.endswith(f": {basis}")
+    assert dollars.startswith("dollars: unknown")
+    assert dollars.endswith("$2.00 per GPU hour (list price)")
 
 
 @pytest.mark.parametrize(("max_hours", "left"), [(None, None), (1.0, None), (0.5, 1), (1e-9, 0)])
-def test_a_limit_that_stops_a_training_before_its_end_is_said_before_it_begins(
+def test_a_limit_that_stops_a_training_early_is_a_warning_of_the_forecast(
     max_hours: float | None, left: int | None
 ) -> None:
     seconds = Amount(value=3600.0, low=None, high=None)
-    limited = dataclasses.replace(PREDICTED, seconds=seconds, max_hours=max_hours, stops_by="train.budget_usd")
-    said = [line for line in output.headline(limited) if line.startswith("!")]
-    wanted = f"! train.budget_usd stops it after about {left} of these steps; raise that, or take fewer steps"
-    assert said == ([] if left is None else [f"{wanted} (train.max_steps)"])
+    limited = dataclasses.replace(PREDICTED, seconds=seconds, max_hours=max_hours, limiting_setting="train.budget_usd")
+    warnings = [line for line in output.headline(limited) if line.startswith("!")]
+    if left is None:
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert re.fullmatch(rf"! train\.budget_usd .*\b{left} of these steps; .*train\.max_steps.*", warning)

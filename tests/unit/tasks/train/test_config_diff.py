@@ -1,4 +1,4 @@
-"""What is set otherwise than when a training was planned: refused field by field, or taken over as asked."""
+"""Settings that changed since a training was planned: an error, field by field, or applied with --changed."""
 
 import dataclasses
 import json
@@ -12,6 +12,7 @@ from bench.records.run import PlannedTrial, RunRecord
 from bench.records.training import FIXED
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
+from tasks.settings.renamed import RENAMED
 from tasks.train import config_diff, trial_spec
 from tasks.train.trial_spec import TRIAL_ID
 from tests.support.reports import synthetic
@@ -19,63 +20,76 @@ from tests.support.reports import synthetic
 
 @pytest.fixture
 def run(settings: Callable[..., Settings]) -> RunRecord:
-    """A training with the defaults, read again as from its file."""
-    trial = trial_spec.trial_of(settings(), None, workers=2, max_hours=None)
+    """A training with the defaults, as read from its file."""
+    trial = trial_spec.make_trial(settings(), None, workers=2, max_hours=None)
     plan, public = PlannedTrial(trial_id=TRIAL_ID, trial=trial), json.loads(json.dumps(settings().public()))
     return synthetic.record(run_id="20260101-000000-train", suite="train", planned=[plan], settings=public)
 
 
-def test_the_same_settings_change_nothing_and_limits_never_do(run: RunRecord, settings: Any) -> None:
+def test_equal_settings_and_changed_limits_are_no_changes(run: RunRecord, settings: Any) -> None:
     assert config_diff.diff(run, settings()) == []
     assert (
         config_diff.diff(run, settings(max_hours=1.0, budget_usd=9.0, max_restarts=99, elastic=True, workers=1)) == []
     )
 
 
-def test_what_nobody_asked_for_is_refused_field_by_field_with_the_command_that_asks(
-    run: RunRecord, settings: Any
-) -> None:
-    found = config_diff.diff(run, settings(schedule="linear", learning_rate=0.001))
-    with pytest.raises(UsageError) as refused:
-        config_diff.raise_if_changed(run, found, asked=False)
-    said = str(refused.value)
-    assert "train.learning_rate: 0.0002 as planned, 0.001 now; train.schedule: cosine as planned, linear now" in said
-    assert f"`inv train --resume={run.run_id} --changed`" in said
-    config_diff.raise_if_changed(run, found, asked=True)
+def test_unrequested_changes_are_an_error_with_the_command_that_applies_them(run: RunRecord, settings: Any) -> None:
+    changes = config_diff.diff(run, settings(schedule="linear", learning_rate=0.001))
+    with pytest.raises(UsageError) as error_info:
+        config_diff.raise_if_changed(run, changes, is_allowed=False)
+    message = str(error_info.value)
+    assert [change.text in message for change in changes] == [True, True]
+    assert "train.learning_rate: 0.0002 as planned, 0.001 now" in message
+    assert f"`inv train --resume={run.run_id} --changed`" in message
+    config_diff.raise_if_changed(run, changes, is_allowed=True)
 
 
 @pytest.mark.parametrize(
-    ("train", "why"),
+    ("train", "change", "field"),
     [
-        ({"lora_rank": 8}, "train.lora_rank: 16 as planned, 8 now (the checkpoint's adapters have another shape)"),
-        ({"lora_alpha": 16}, "what was learned would be scaled anew"),
-        ({"optimizer": "paged_adamw_8bit"}, "the checkpoint's optimizer is laid out otherwise"),
+        ({"lora_rank": 8}, "train.lora_rank: 16 as planned, 8 now", "lora_rank"),
+        ({"lora_alpha": 16}, "train.lora_alpha: 32 as planned, 16 now", "lora_alpha"),
+        (
+            {"optimizer": "paged_adamw_8bit"},
+            "train.optimizer: adamw_torch as planned, paged_adamw_8bit now",
+            "optimizer",
+        ),
     ],
 )
-def test_what_no_checkpoint_survives_stays_refused_with_its_reason(
-    run: RunRecord, settings: Any, train: dict[str, Any], why: str
+def test_changes_that_no_checkpoint_survives_are_always_an_error_with_the_reason(
+    run: RunRecord, settings: Any, train: dict[str, Any], change: str, field: str
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(why)):
-        config_diff.raise_if_changed(run, config_diff.diff(run, settings(**train)), asked=True)
+    with pytest.raises(UsageError, match=re.escape(f"{change} ({FIXED[field]})")):
+        config_diff.raise_if_changed(run, config_diff.diff(run, settings(**train)), is_allowed=True)
 
 
-def test_what_is_asked_for_is_taken_over_and_nothing_else(run: RunRecord, settings: Any) -> None:
+def test_requested_changes_are_applied_and_nothing_else(run: RunRecord, settings: Any) -> None:
     before = run.planned[0].trial
     now = settings(learning_rate=0.001, schedule="linear", data=["other.jsonl"], max_seq_len=256)
-    made = config_diff.apply_changes(before, now, config_diff.diff(run, now), ["model"])
-    assert made.training is not None
-    assert (made.learning_rate, made.max_seq_len, made.data) == (0.001, 256, "other.jsonl")
-    assert (made.training.schedule, made.training.data.files) == ("linear", ["other.jsonl"])
-    assert made.training.may_differ == ("data", "learning_rate", "max_seq_len", "model", "training.schedule")
-    put_back = dataclasses.replace(
-        made.training, may_differ=(), schedule="cosine", data=before.training.data if before.training else None
+    changed = config_diff.apply_changes(before, now, config_diff.diff(run, now), ["model"])
+    assert changed.training is not None
+    assert (changed.learning_rate, changed.max_seq_len, changed.data) == (0.001, 256, "other.jsonl")
+    assert (changed.training.schedule, changed.training.data.files) == ("linear", ["other.jsonl"])
+    assert changed.training.may_differ == ("data", "learning_rate", "max_seq_len", "model", "training.schedule")
+    restored = dataclasses.replace(
+        changed.training, may_differ=(), schedule="cosine", data=before.training.data if before.training else None
     )
-    assert dataclasses.replace(made, learning_rate=2e-4, max_seq_len=512, data=before.data, training=put_back) == before
+    assert (
+        dataclasses.replace(changed, learning_rate=2e-4, max_seq_len=512, data=before.data, training=restored) == before
+    )
 
 
-def test_every_setting_of_a_training_can_be_taken_over_or_is_fixed(settings: Any) -> None:
-    every = set(settings().public()["train"]) - config_diff.OF_THE_FOLLOWING
-    assert every == config_diff.OF_THE_DATA - {"data.path"} | {
-        *trial_spec.OF_THE_TRIAL, *trial_spec.OF_THE_TRAINING, "lora_targets",
+def test_a_plan_with_old_names_of_settings_is_compared_under_todays(run: RunRecord, settings: Any) -> None:
+    old_names = {new[1]: old[1] for old, new in RENAMED.items() if old[0] == new[0] == "train"}
+    train = {old_names.get(name, name): value for name, value in run.settings["train"].items()}
+    old_run = dataclasses.replace(run, settings={**run.settings, "train": {**train, "patience": 3, "wait": 9.0}})
+    (change,) = config_diff.diff(old_run, settings())
+    assert (change.setting, change.planned, change.current) == ("train.early_stopping_patience", 3, 0)
+
+
+def test_every_setting_of_a_training_can_be_changed_or_is_fixed(settings: Any) -> None:
+    every = set(settings().public()["train"]) - config_diff.OPERATOR_SETTINGS
+    assert every == config_diff.DATA_SETTINGS - {"data.path"} | {
+        *trial_spec.TRIAL_FIELDS, *config_diff.TRAINING_FIELDS, "lora_targets",
     }  # fmt: skip
     assert {name.removeprefix("training.") for name in FIXED} <= every

@@ -1,4 +1,4 @@
-"""The hours that are foreseen from an earlier run's steps. The worker's answer is made here, the results are files."""
+"""The forecast of hours from an earlier run's steps. The worker's answer is made here, the results are files."""
 
 import dataclasses
 import math
@@ -21,53 +21,53 @@ SLOW, STEPS, ROWS = 0.5, 40, 4  # seconds of one slow step; steps and rows a ste
 
 @pytest.fixture
 def trial(settings: Callable[..., Settings]) -> Trial:
-    return trial_spec.trial_of(settings(max_steps=STEPS, rows_per_step=ROWS), None, workers=1, max_hours=None)
+    return trial_spec.make_trial(settings(max_steps=STEPS, rows_per_step=ROWS), None, workers=1, max_hours=None)
 
 
-def seen() -> forecast_module.ProbeResult:
+def make_probe() -> forecast_module.ProbeResult:
     forecast = Forecast(
         model_sha256="0" * 64, gpu=None, gpus=0, gpu_memory_bytes=None, peak_bytes=None, adapter_weights=9, row_sec=None
     )
     return forecast_module.ProbeResult(forecast=forecast, data=dataclasses.replace(REPORT, rows=1000))
 
 
-def measured(settings: Settings, trial: Trial, **changed: Any) -> None:
+def write_measured_run(settings: Settings, trial: Trial, **changed: Any) -> None:
     """A run with one process that measured this configuration, a row a step: 0.1 s each, and one slow step."""
-    alike = dataclasses.replace(trial, kind="training", name="same", training=None, measured_steps=20)
-    (plan,) = synthetic.planned((alike,), ["worker-0"])
-    steps = synthetic.measured_steps(alike, 20, step_time_sec=0.1, exact=True)
+    measured_trial = dataclasses.replace(trial, kind="training", name="same", training=None, measured_steps=20)
+    (plan,) = synthetic.planned((measured_trial,), ["worker-0"])
+    steps = synthetic.measured_steps(measured_trial, 20, step_time_sec=0.1, exact=True)
     steps.step_time_sec[7] = SLOW
-    one = dataclasses.replace(synthetic.result(plan, run_id="1-trials"), steps=steps, **changed)
-    synthetic.write_result(settings.results_folder / "1-trials", one)
+    result = dataclasses.replace(synthetic.result(plan, run_id="1-trials"), steps=steps, **changed)
+    synthetic.write_result(settings.results_folder / "1-trials", result)
 
 
 def test_hours_are_the_sum_of_all_steps_so_slow_ones_count(settings: Callable[..., Settings], trial: Trial) -> None:
-    measured(settings(), trial, measurements=[])
-    predicted = forecast_module.predict(settings(), trial, seen())
+    write_measured_run(settings(), trial, measurements=[])
+    predicted = forecast_module.predict(settings(), trial, make_probe())
     assert predicted.seconds is not None
     assert math.isclose(predicted.seconds.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20)
     assert predicted.basis.startswith("from 20 steps measured on CPU (run 1-trials)")
 
 
 def test_rows_of_one_step_share_its_optimizer_step(settings: Callable[..., Settings], trial: Trial) -> None:
-    measured(settings(), trial, measurements=[synthetic.measurement("step_optimizer_sec", 0.02)])
-    predicted = forecast_module.predict(settings(), trial, seen())
+    write_measured_run(settings(), trial, measurements=[synthetic.measurement("step_optimizer_sec", 0.02)])
+    predicted = forecast_module.predict(settings(), trial, make_probe())
     assert predicted.step_sec is not None
     assert math.isclose(predicted.step_sec, ROWS * 0.12 - (ROWS - 1) * 0.02)
 
 
-def test_the_trial_and_what_is_foreseen_name_the_limit_that_is_reached_first(settings: MakeSettings) -> None:
+def test_the_trial_and_the_forecast_name_the_limit_that_is_reached_first(settings: MakeSettings) -> None:
     priced = settings(max_steps=STEPS, rows_per_step=ROWS, budget_usd=3.0, max_hours=5.0)
     cost = {"price_usd_per_gpu_hour": 2.0, "price_source": "a quote"}
     priced = priced.model_copy(update={"cost": priced.cost.model_copy(update=cost)})
-    trial = forecast_module.cap_steps(priced, trial_spec.trial_of(priced, None, workers=1, max_hours=5.0), "")
+    trial = forecast_module.cap_steps(priced, trial_spec.make_trial(priced, None, workers=1, max_hours=5.0), "")
     assert trial.training is not None
     assert (trial.training.max_hours, trial.training.limited_by) == (1.5, "train.budget_usd")
-    assert forecast_module.predict(priced, trial, seen()).stops_by == "train.budget_usd"
+    assert forecast_module.predict(priced, trial, make_probe()).limiting_setting == "train.budget_usd"
 
 
 def test_the_newest_run_counts_once(settings: Callable[..., Settings], trial: Trial) -> None:
-    measured(settings(), trial)
+    write_measured_run(settings(), trial)
     (settings().results_folder / "latest").symlink_to("1-trials")
-    predicted = forecast_module.predict(settings(), trial, seen())
+    predicted = forecast_module.predict(settings(), trial, make_probe())
     assert predicted.basis.startswith("from 20 steps ")

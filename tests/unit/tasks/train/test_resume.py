@@ -1,4 +1,4 @@
-"""What `inv train --resume` says of a training without touching it, for each way its ledger may end."""
+"""Output of `inv train --resume` that changes nothing, for each end of the ledger."""
 
 import dataclasses
 import json
@@ -18,50 +18,50 @@ from tests.support.reports import synthetic
 from tests.unit.tasks.train.conftest import MakeSettings
 
 RUN = "20260101-000000-train"
-DRY = TrainOptions(
-    workers=None, trial=None, elastic=False, resume=RUN, changed=False, dry_run=True, plain=True, job=False, yes=False,
-    discard_results=False,
+DRY_RUN = TrainOptions(
+    workers=None, trial_file=None, elastic=False, resume=RUN, changed=False, dry_run=True, plain=True, job=False,
+    yes=False, discard_results=False,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("end", "reason", "said"),
+    ("end", "reason", "state"),
     [
-        (TrialStatus.SUCCEEDED, None, "it has ended successfully; there is nothing to resume"),
-        (TrialStatus.LOST, "rank 1 is gone", "ended as LOST: rank 1 is gone; nothing was touched"),
-        (None, None, "goes on; nothing was touched"),
+        (TrialStatus.SUCCEEDED, None, resume.ALREADY_DONE),
+        (TrialStatus.LOST, "rank 1 is gone", "ended as LOST: rank 1 is gone; nothing was changed"),
+        (None, None, "running; nothing was changed"),
     ],
 )
-def test_a_dry_resume_says_how_the_training_stands(
-    end: TrialStatus | None, reason: str | None, said: str, settings: MakeSettings, capsys: pytest.CaptureFixture[str]
+def test_a_dry_resume_prints_the_state_of_the_training(
+    end: TrialStatus | None, reason: str | None, state: str, settings: MakeSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = settings()
-    keep(given, end, reason)
-    resume.resume(given, RUN, DRY)
-    assert capsys.readouterr().out == f"run {RUN}: {said}\n"
+    configured = settings()
+    write_training(configured, end, reason)
+    resume.resume(configured, RUN, DRY_RUN)
+    assert capsys.readouterr().out == f"run {RUN}: {state}\n"
 
 
-def test_of_a_jobs_training_that_succeeded_or_failed_it_says_so_and_what_to_type(
+def test_a_resumed_job_that_has_ended_prints_its_end_and_the_next_command(
     settings: MakeSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given, asked = settings(), dataclasses.replace(DRY, job=True, dry_run=False)
-    folder = keep(given, TrialStatus.SUCCEEDED, None, job={"overlay": "job-1gpu"})
-    resume.resume(given, RUN, asked)
-    said = f"it has ended successfully; there is nothing to resume; `inv collect --run={RUN}` brings the adapter"
-    assert capsys.readouterr().out == f"run {RUN}: {said}\n"
+    configured, options = settings(), dataclasses.replace(DRY_RUN, job=True, dry_run=False)
+    folder = write_training(configured, TrialStatus.SUCCEEDED, None, job={"overlay": "job-1gpu"})
+    resume.resume(configured, RUN, options)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"run {RUN}: {resume.ALREADY_DONE}; `inv collect --run={RUN}` ")
     (folder / LEDGER_FILE).unlink()
-    keep(given, TrialStatus.FAILED, "the loss is nan at step 3", job={"overlay": "job-1gpu"})
+    write_training(configured, TrialStatus.FAILED, "the loss is nan at step 3", job={"overlay": "job-1gpu"})
     with pytest.raises(UsageError, match=rf"FAILED: the loss is nan at step 3; .*`inv train --job --resume={RUN} --ch"):
-        resume.resume(given, RUN, asked)
+        resume.resume(configured, RUN, options)
 
 
-def keep(given: Settings, end: TrialStatus | None, reason: str | None, **inputs: object) -> Path:
-    """The folder of a training of one attempt that ended so; None: it goes on."""
-    plan = PlannedTrial(trial_id=TRIAL_ID, trial=trial_spec.trial_of(given, None, workers=1, max_hours=None))
-    public = json.loads(json.dumps(given.public()))
+def write_training(configured: Settings, end: TrialStatus | None, reason: str | None, **inputs: object) -> Path:
+    """Write a training with one attempt that ended so; None: it is running. Returns its folder."""
+    plan = PlannedTrial(trial_id=TRIAL_ID, trial=trial_spec.make_trial(configured, None, workers=1, max_hours=None))
+    public = json.loads(json.dumps(configured.public()))
     run = synthetic.record(run_id=RUN, suite="train", planned=[plan], settings=public)
     run = dataclasses.replace(run, provenance={**run.provenance, "inputs": inputs})
-    folder = given.results_folder / RUN
+    folder = configured.results_folder / RUN
     folder.mkdir(parents=True, exist_ok=True)
     run.write(folder)
     ledger = Ledger.create(folder / LEDGER_FILE, [TRIAL_ID])

@@ -1,4 +1,4 @@
-"""From settings, flags and a trial file to the trial that a training is, and each refusal by the setting's name."""
+"""The trial of a training, built from settings, flags and a trial file; each error names the setting."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.unit.tasks.train.conftest import MakeSettings
 
 
 def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
-    trial = trial_spec.trial_of(settings(), None, workers=4, max_hours=None)
+    trial = trial_spec.make_trial(settings(), None, workers=4, max_hours=None)
     assert (trial.kind, trial.world_size, trial.layout, trial.suite) == ("finetune", 4, "varlen", "train")
     assert trial.training is not None
     data = trial.training.data
@@ -22,17 +22,25 @@ def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
 
 
 def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
-    chosen = {
+    training_settings = {
         "rows_per_step": 8, "epochs": 2.5, "max_steps": 9, "schedule": "linear", "warmup_share": 0.1,
         "weight_decay": 0.01, "max_gradient_norm": 0.5, "rank_stabilized": True, "lora_plus_ratio": 16.0,
-        "gradients": "bf16", "evaluate_every": 3, "patience": 2, "checkpoint_sec": 9.0, "keep_checkpoints": 5,
-        "answer_tokens": 12,
+        "gradient_dtype": "bf16", "evaluate_every": 3, "early_stopping_patience": 2, "checkpoint_sec": 9.0,
+        "keep_checkpoints": 5, "sample_max_new_tokens": 12,
     }  # fmt: skip
-    own = {"recipe": "stock", "lora_rank": 4, "learning_rate": 1e-3, "seed": 7, "max_seq_len": 64, "lora_dropout": 0.0}
-    given = settings(**chosen, **own, prompts=["Hello?"], lora_targets="all-linear")
-    trial = trial_spec.trial_of(given, None, workers=1, max_hours=1.5)
-    assert {name: getattr(trial.training, name) for name in chosen} == chosen
-    assert {name: getattr(trial, name) for name in own} == own
+    trial_settings = {
+        "recipe": "stock",
+        "lora_rank": 4,
+        "learning_rate": 1e-3,
+        "seed": 7,
+        "max_seq_len": 64,
+        "lora_dropout": 0.0,
+    }
+    configured = settings(**training_settings, **trial_settings, sample_prompts=["Hello?"], lora_targets="all-linear")
+    trial = trial_spec.make_trial(configured, None, workers=1, max_hours=1.5)
+    fields = {setting: field for field, setting in trial_spec.SETTING_NAMES.items()}
+    assert {name: getattr(trial.training, fields.get(name, name)) for name in training_settings} == training_settings
+    assert {name: getattr(trial, name) for name in trial_settings} == trial_settings
     assert trial.training is not None
     assert (trial.training.prompts, trial.training.max_hours) == (("Hello?",), 1.5)
     assert "down_proj" in trial.lora_targets
@@ -47,31 +55,32 @@ def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
         ({"rows_per_step": 2}, None, "train.rows_per_step: 2 packed rows in a step, too few for 4 workers"),
     ],
 )
-def test_workers_that_cannot_be_are_refused(
+def test_an_invalid_number_of_workers_is_an_error(
     train: dict[str, Any], asked: str | None, message: str, settings: MakeSettings
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        trial_spec.how_many(settings(**train), asked)
+        trial_spec.worker_count(settings(**train), asked)
 
 
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"patience": 2}, "train.patience: expected 0 where evaluate_every is 0"),
-        ({"validation": 0.0, "evaluate_every": 5}, "train.evaluate_every: expected 0 where no data is held out"),
-        ({"weights": [1.0, 2.0]}, "train.weights: expected one for each of 1 files, found 2"),
-        ({"weights": [-1.0]}, "train.weights: expected numbers above 0"),
+        ({"early_stopping_patience": 2}, "train.early_stopping_patience: expected 0 where evaluate_every is 0"),
+        (
+            {"validation_fraction": 0.0, "evaluate_every": 5},
+            "train.evaluate_every: expected 0 where no data is held out",
+        ),
+        ({"data_weights": [1.0, 2.0]}, "train.data_weights: expected one for each of 1 files, found 2"),
+        ({"data_weights": [-1.0]}, "train.data_weights: expected numbers above 0"),
         ({"data": ["a", "a"]}, "train.data: expected at least one data file, each named once"),
-        ({"labels": "some"}, 'train.labels: expected one of assistant, all, found "some"'),
-        ({"validation": 0.9}, "train.validation: expected a number from 0 to 0.5, found 0.9"),
+        ({"label_mask": "some"}, 'train.label_mask: expected one of assistant, all, found "some"'),
+        ({"validation_fraction": 0.9}, "train.validation_fraction: expected a number from 0 to 0.5, found 0.9"),
         ({"max_seq_len": 1}, "train.max_seq_len: expected a whole number from 8"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(
-    train: dict[str, Any], message: str, settings: MakeSettings
-) -> None:
+def test_the_error_for_an_invalid_setting_names_it(train: dict[str, Any], message: str, settings: MakeSettings) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        trial_spec.trial_of(settings(**train), None, workers=1, max_hours=None)
+        trial_spec.make_trial(settings(**train), None, workers=1, max_hours=None)
 
 
 def test_the_smaller_of_hours_and_budget_is_the_limit() -> None:
@@ -85,22 +94,26 @@ def test_the_smaller_of_hours_and_budget_is_the_limit() -> None:
 
 
 def test_a_trial_file_gives_the_configuration_and_the_settings_the_rest(settings: MakeSettings, project: Path) -> None:
-    given = settings(learning_rate=5e-4)
-    found = choose(suite("recipes", "tiny", given.model.path, "d"), ("fast-lean",))[0]
-    (project / "best.json").write_text(found.to_text())
-    with_lengths, trial = trial_spec.with_trial_file(given, "best.json")
-    made = trial_spec.trial_of(with_lengths, trial, workers=1, max_hours=None)
-    assert (made.recipe, made.offload_checkpoints, made.max_seq_len) == ("fast", True, found.max_seq_len)
-    assert made.learning_rate == 5e-4
-    assert made.training is not None
-    assert made.training.data.max_seq_len == found.max_seq_len
+    configured = settings(learning_rate=5e-4)
+    file_trial = choose(suite("recipes", "tiny", configured.model.path, "d"), ("fast-lean",))[0]
+    (project / "best.json").write_text(file_trial.to_text())
+    with_lengths, trial = trial_spec.apply_trial_file(configured, "best.json")
+    training = trial_spec.make_trial(with_lengths, trial, workers=1, max_hours=None)
+    assert (training.recipe, training.offload_checkpoints, training.max_seq_len) == (
+        "fast",
+        True,
+        file_trial.max_seq_len,
+    )
+    assert training.learning_rate == 5e-4
+    assert training.training is not None
+    assert training.training.data.max_seq_len == file_trial.max_seq_len
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"model": "elsewhere"}, "is for the model elsewhere, but model.path is"),
-        ({"lora_targets": ["query_key_value"]}, "'query_key_value' is no layer of this architecture"),
+        ({"lora_targets": ["query_key_value"]}, "lora_targets: 'query_key_value'"),
         ({"profile": "gpu"}, "profile gpu, but bench.profile is tiny"),
         ({"speed": 3}, "speed: unknown field"),
     ],
@@ -108,8 +121,8 @@ def test_a_trial_file_gives_the_configuration_and_the_settings_the_rest(settings
 def test_a_trial_file_of_something_else_is_refused(
     changed: dict[str, Any], message: str, settings: MakeSettings, project: Path
 ) -> None:
-    given = settings()
-    found = choose(suite("quick", "tiny", given.model.path, "d"), ("optimized",))[0]
-    (project / "best.json").write_text(json.dumps({**found.to_json(), **changed}))
+    configured = settings()
+    file_trial = choose(suite("quick", "tiny", configured.model.path, "d"), ("optimized",))[0]
+    (project / "best.json").write_text(json.dumps({**file_trial.to_json(), **changed}))
     with pytest.raises(UsageError, match=re.escape(message)):
-        trial_spec.with_trial_file(given, "best.json")
+        trial_spec.apply_trial_file(configured, "best.json")
