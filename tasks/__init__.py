@@ -1,6 +1,6 @@
-"""The operator's verbs. A task body reads the settings, plans, acts, prints; the work is in remote and reports.
+"""Commands of `inv`. A command reads the settings, plans, acts and prints; the work is in remote and reports.
 
-Nothing heavy may be imported here or at the top of a verbs module: `inv --list` reads all of them.
+Only light modules may be imported here and at the top of a commands module: `inv --list` imports all of them.
 """
 
 from invoke.collection import Collection
@@ -45,4 +45,4 @@ ns = Collection(
 )
 for collection in (ns, *ns.collections.values()):
     for task in collection.tasks.values():
-        task.auto_shortflags = False  # one letter would mean different things in different tasks
+        task.auto_shortflags = False  # the same letter would mean different things in different tasks

@@ -1,17 +1,17 @@
-"""The verbs of an adapter: signatures and help. `inv --list` reads this file, so the work is imported when one runs."""
+"""Adapter commands: signatures and help. The work is imported when a command runs, so that `inv --list` is fast."""
 
 from invoke.context import Context
 from invoke.tasks import task
 
-YES = "do not ask before changing a cluster that looks like production"
-RUN = "the training's run id (default: the newest training)"
+YES = "do not ask for confirmation if the cluster looks like production"
+RUN = "run id of the training (default: the newest training)"
 
 
 @task(
     help={
         "run": RUN,
-        "answers": "held-out prompts that every form answers, 0 to 1000",
-        "json": "print what was found as JSON instead",
+        "answers": "number of held-out prompts that every form answers, 0 to 1000 (default: 8)",
+        "json": "print the result as JSON",
     }
 )
 def check(context: Context, run: str | None = None, answers: str = "8", json: bool = False) -> None:
@@ -24,27 +24,27 @@ def check(context: Context, run: str | None = None, answers: str = "8", json: bo
 @task(
     help={
         "run": RUN,
-        "base": "bf16: into the model as it is; nf4: into the model as NF4 held it during the training",
-        "out": "the folder to make, as the worker sees it (default: RUN/merged in results.folder)",
-        "anyway": "merge although the check was not made, or has found another loss than the training's",
+        "base": "bf16: merge into the original weights (default); nf4: into the weights as quantized during training",
+        "out": "folder to create, as the worker sees it (default: RUN/merged in results.folder)",
+        "force": "merge without a check, or if the check found another loss than the training",
     }
 )
 def merge(
-    context: Context, run: str | None = None, base: str = "bf16", out: str | None = None, anyway: bool = False
+    context: Context, run: str | None = None, base: str = "bf16", out: str | None = None, force: bool = False
 ) -> None:
-    """Merge an adapter into a folder for plain transformers."""
+    """Merge an adapter and its base into one model folder."""
     from tasks.adapter.merge import merge_adapter
 
-    merge_adapter(context, run, base=base, out=out, anyway=anyway)
+    merge_adapter(context, run, base=base, out=out, force=force)
 
 
 @task(
     help={
         "run": RUN,
-        "merged": "the merged model instead of the adapter",
-        "folder": "into this folder, in the layout of Hugging Face",
-        "oci": "into a registry as an OCI artifact, HOST/REPOSITORY:TAG",
-        "bucket": "into Oracle's Object Storage, oci://BUCKET@NAMESPACE/PREFIX",
+        "merged": "push the merged model instead of the adapter",
+        "folder": "target folder, in the layout of Hugging Face",
+        "oci": "target registry, as an OCI artifact: HOST/REPOSITORY:TAG",
+        "bucket": "target in Oracle Object Storage: oci://BUCKET@NAMESPACE/PREFIX",
     }
 )
 def push(
@@ -55,7 +55,7 @@ def push(
     oci: str | None = None,
     bucket: str | None = None,
 ) -> None:
-    """Bring an adapter into a folder, registry or bucket."""
+    """Copy an adapter to a folder, registry or bucket."""
     from tasks.adapter.push import push_adapter
 
     push_adapter(context, run, folder=folder, oci=oci, bucket=bucket, merged=merged)
@@ -65,10 +65,10 @@ def push(
     default=True,
     help={
         "run": RUN,
-        "dry-run": "print the plan and what would differ, and change nothing",
+        "dry-run": "print the plan and the differences, and change nothing",
         "yes": YES,
-        "discard-results": "go on though results in the pods were not collected; they are lost",
-        "plain": "plain lines instead of the live table, also on a terminal",
+        "discard-results": "continue if results in the pods have not been collected; they are lost",
+        "plain": "plain lines instead of the live display, also on a terminal",
     },
 )
 def start(
@@ -79,7 +79,7 @@ def start(
     discard_results: bool = False,
     plain: bool = False,
 ) -> None:
-    """Serve an adapter by vLLM, in the workers' place."""
+    """Serve an adapter with vLLM instead of the workers."""
     from tasks.adapter.serve import start_server
 
     start_server(context, run, dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain)
@@ -87,16 +87,16 @@ def start(
 
 @task(help={"yes": YES})
 def stop(context: Context, yes: bool = False) -> None:
-    """Stop the server of `inv serve`, and delete its key."""
+    """Stop the server of `inv serve` and delete its API key."""
     from tasks.adapter.serve import stop_server
 
     stop_server(context, yes=yes)
 
 
 SERVER = {
-    "url": "where the server is, e.g. http://127.0.0.1:8000; cluster: the one of `inv serve`",
-    "model": "which of its models (default: its only one)",
-    "key-file": "file here, mode 0600, with the server's API key alone",
+    "url": "address of the server, e.g. http://127.0.0.1:8000; cluster: the server of `inv serve`",
+    "model": "model name on the server (default: its only model)",
+    "key-file": "local file, mode 0600, with only the API key of the server",
 }
 
 
@@ -104,7 +104,7 @@ SERVER = {
 def served(
     context: Context, url: str, run: str | None = None, model: str | None = None, key_file: str | None = None
 ) -> None:
-    """Ask a server what the training has answered."""
+    """Compare a server's answers with those of the training."""
     from tasks.adapter.serve_check import check_served
 
     check_served(context, url, run, model=model, key_file=key_file)
@@ -114,14 +114,14 @@ def served(
     positional=["url"],
     help={
         **SERVER,
-        "url": f"{SERVER['url']}; adapter: none, the adapter itself on the fleet's first worker",
+        "url": f"{SERVER['url']}; adapter: no server, the adapter on the first worker",
         "run": f"with adapter: {RUN}",
     },
 )
 def chat(
     context: Context, url: str, run: str | None = None, model: str | None = None, key_file: str | None = None
 ) -> None:
-    """Ask an adapter, or a server, what you type."""
+    """Chat with an adapter or a server."""
     from tasks.adapter.chat import chat as ask
 
     ask(context, url, run, model=model, key_file=key_file)

@@ -1,25 +1,40 @@
-"""Flags' values, checked. Numbers are declared as text: Invoke's own cast would end in a traceback."""
+"""Renamed flags, and validation of flag values.
+
+Numbers are declared as text, because Invoke's own conversion ends in a traceback.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 
 from tasks.errors import UsageError
 
+# Old flags by task. `tasks.cli.parser` accepts each with one line that names the new flag; the help omits them.
+RENAMED_FLAGS: dict[str, dict[str, str]] = {
+    "adapter.merge": {"--anyway": "--force"},
+    "bench": {"--trials": "--trial-file"},
+    "build": {"--anew": "--force"},
+    "data.check": {"--page": "--out"},
+    "deploy": {"--replace": "--force", "--take-over": "--force-conflicts"},
+    "push": {"--stale": "--force"},
+    "report": {"--watch": "--follow"},
+    "tenancy.nodes": {"--grow": "--add", "--shrink": "--remove"},
+    "train": {"--trial": "--trial-file"},
+}
 
-def number(flag: str, text: str, expected: str, fits: Callable[[float], bool]) -> float:
-    """The number in `text`, if it `fits`. Raises UsageError, which names the flag and says what was `expected`."""
+
+def parse_number(flag: str, text: str, expected: str, is_valid: Callable[[float], bool]) -> float:
+    """Parse a number. Raises UsageError, with the flag and the `expected` value, if it is not valid."""
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not fits(value):  # NaN, the value of what is no number, fits nothing
+    if not is_valid(value):  # always False for NaN
         raise UsageError(f"{flag}: expected {expected}, found {text!r}")
     return value
 
 
-def one_of_each(flag: str, given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The names given with a flag, each once, several in one value parted by commas. Raises UsageError for one that is
-    not `known`."""
-    names = dict.fromkeys(name.strip() for one in given for name in one.split(",") if name.strip())
+def parse_names(flag: str, values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Split the values of a flag at commas, without duplicates. Raises UsageError for a name that is not `known`."""
+    names = dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip())
     for name in names:
         if name not in known:
             raise UsageError(f"{flag} {name}: expected one of {', '.join(known)}")

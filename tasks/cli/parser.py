@@ -1,49 +1,58 @@
-"""What is typed: `inv bench --resume collect report`, and what is wrong with a word that Invoke does not know."""
+"""Parser of the command line: optional flag values before a task name, and errors with a suggestion."""
 
 import difflib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from invoke.exceptions import ParseError
 from invoke.parser import parser
 
+from tasks.cli.flags import RENAMED_FLAGS
 from tasks.errors import UsageError
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str = "`inv --list` shows all tasks") -> str:
-    """The end of a message about an unknown word."""
+    """Return the end of a message about an unknown word: the nearest known word, or `otherwise`."""
     near = difflib.get_close_matches(word, list(known), 1, 0.3 if len(word) == 2 else 0.6)
     return f"; did you mean {near[0]}?" if near else f"; {otherwise}"
 
 
 def refuse_empty_values(typed: Iterable[Any]) -> None:
-    """Raise UsageError where a flag or argument of a task is blank: an unset variable in a script, as a rule.
+    """Raise UsageError for a blank flag or argument, which is usually an unset variable in a script.
 
-    `typed` are Invoke's parser contexts. Taken as it is, `--run=$UNSET` would mean the newest run.
+    Otherwise `--run=$UNSET` would select the newest run. `contexts` are Invoke's parser contexts.
     """
-    for one in typed:
-        for argument in one.args.values():
-            given = argument.value if argument.kind is list else [argument.raw_value]
-            if any(isinstance(value, str) and not value.strip() for value in given or ()):
+    for context in typed:
+        for argument in context.args.values():
+            values = argument.value if argument.kind is list else [argument.raw_value]
+            if any(isinstance(value, str) and not value.strip() for value in values or ()):
                 name = argument.name if argument.positional else f"--{argument.names[0]}"
                 raise UsageError(
-                    f"{one.name or 'inv'}: {name}: expected a value, found nothing; is a variable of yours unset?"
+                    f"{context.name or 'inv'}: {name}: expected a value, found nothing; is a shell variable unset?"
                 )
 
 
 def patch_parser() -> None:
-    """Give Invoke's parser the words of this module. It makes its machine by a name of its module."""
+    """Make Invoke's parser create a PatchedParser, which it looks up in its module as `ParseMachine`."""
     parser.ParseMachine = PatchedParser  # type: ignore[misc]
 
 
 class PatchedParser(parser.ParseMachine):
-    """Invoke's parser, with two differences: a task's name ends a flag whose value may be left out, and its errors
-    name the task and the word that is nearest."""
+    """Invoke's parser with three differences: a task's name ends a flag with an optional value, renamed flags are
+    accepted, and errors name the task and the nearest known word."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._old_flags: dict[int, str] = {}  # by the id of the argument that it sets
+        for task in RENAMED_FLAGS.keys() & self.contexts.keys():
+            for old, new in RENAMED_FLAGS[task].items():
+                self.contexts[task].flags.alias(old, to=new)
 
     def handle(self, token: str) -> None:
         flag = self.flag
         if flag is not None and flag.optional and flag.raw_value is None and token in self.contexts:
-            self.complete_flag()  # as if the flag stood at the end of the line: without a value
+            self.complete_flag()  # without a value, as at the end of the command line
         elif self._is_unknown(token):
             self._refuse(token)
         super().handle(token)
@@ -55,10 +64,11 @@ class PatchedParser(parser.ParseMachine):
         super().complete_flag()
 
     def switch_to_flag(self, flag: str, inverse: bool = False) -> None:
+        self._check_renamed(flag)
         super().switch_to_flag(flag, inverse)
-        now = self.flag
-        if now is not None and now.takes_value and now.kind is not list and now.raw_value is not None:
-            raise ParseError(f"{self._task}--{now.names[0]}: given twice; give it once")
+        current = self.flag
+        if current is not None and current.takes_value and current.kind is not list and current.raw_value is not None:
+            raise ParseError(f"{self._task}--{current.names[0]}: given twice; give it once")
 
     def see_value(self, value: Any) -> None:
         try:
@@ -70,14 +80,27 @@ class PatchedParser(parser.ParseMachine):
     def complete_context(self) -> None:
         missing = self.context.missing_positional_args if self.context else []
         if missing:
-            names = " and ".join(str(one.name).upper() for one in missing)
+            names = " and ".join(str(argument.name).upper() for argument in missing)
             raise ParseError(f"{self._task}expected {names}; `inv --help {self.context.name}` explains")
         super().complete_context()
+
+    def _check_renamed(self, flag: str) -> None:
+        """Print the new name of an old flag. Raises ParseError if both are given."""
+        flags, renamed = self.context.flags, RENAMED_FLAGS.get(self.context.name or "", {})
+        argument = flags[flag] if flag in flags else None  # noqa: SIM401 - Lexicon.get() does not know aliases
+        old = flag if flag in renamed else self._old_flags.get(id(argument))
+        if argument is None or old is None:
+            return
+        if flag != old or (argument.raw_value is not None and id(argument) not in self._old_flags):
+            raise ParseError(f"{self._task}{old} is now {renamed[old]}, and both are given; leave out {old}")
+        if id(argument) not in self._old_flags:
+            print(f"{self._task}{old} is now {renamed[old]}", file=sys.stderr)
+        self._old_flags[id(argument)] = old
 
     def _is_unknown(self, token: str) -> bool:
         if self.ignore_unknown or self.waiting_for_flag_value or not self.context:
             return False
-        flags = (one for of in (self.context, self.initial) for one in (of.flags, of.inverse_flags))
+        flags = (flags_by_name for of in (self.context, self.initial) for flags_by_name in (of.flags, of.inverse_flags))
         return not self.context.missing_positional_args and not any(token in known for known in (self.contexts, *flags))
 
     def _refuse(self, token: str) -> None:
@@ -92,6 +115,6 @@ class PatchedParser(parser.ParseMachine):
         return f"{self.context.name}: " if self.context and self.context.name else ""
 
 
-# Its metaclass gives each class states of its own, none where the class body names none.
+# The metaclass gives each class its own states; without these lines the subclass would have none.
 PatchedParser._class_states = parser.ParseMachine._class_states
 PatchedParser._class_transitions = parser.ParseMachine._class_transitions

@@ -1,31 +1,31 @@
-"""The cluster's verbs: signatures and help. `inv --list` reads this file, so the work is imported when a verb runs."""
+"""Cluster commands: signatures and help. The work is imported when a command runs, so that `inv --list` is fast."""
 
 from invoke.context import Context
 from invoke.tasks import task
 
-_YES = "do not ask before changing a cluster that looks like production"
-_JSON = "print one JSON object for programs; all else goes to standard error"
-_DISCARD = "go on though results in the pods were not collected; they are lost"
+_YES = "do not ask for confirmation if the cluster looks like production"
+_JSON = "print one JSON object; other output goes to standard error"
+_DISCARD = "continue if results in the pods have not been collected; they are lost"
 
 
 @task(help={"json": _JSON})
 def nodes(context: Context, json: bool = False) -> None:
-    """Check the GPU nodes: which qualify, why not the others."""
-    from tasks.cluster.nodes import check_nodes
+    """Show which GPU nodes qualify, and why others do not."""
+    from tasks.cluster.nodes import show_nodes
 
-    check_nodes(context, as_json=json)
+    show_nodes(context, as_json=json)
 
 
 @task(
     help={
-        "dry-run": "print the plan and what would differ, and change nothing",
+        "dry-run": "print the plan and the differences, and change nothing",
         "yes": _YES,
-        "renew-secret": "read the registry's password again, and write the pull secret anew",
-        "replace": "start Jobs that have failed or completed again",
-        "partial": "go on though fewer nodes qualify than are needed (an autoscaler may add them), and wait for all",
-        "take-over": "take fields that somebody else manages (kubectl's --force-conflicts)",
+        "renew-secret": "read the registry password again and rewrite the pull secret",
+        "force": "delete Jobs that have failed or completed, and start them again",
+        "partial": "deploy even if too few nodes qualify, and wait for all pods (an autoscaler may add nodes)",
+        "force-conflicts": "overwrite fields that another manager owns, like `kubectl apply --force-conflicts`",
         "discard-results": _DISCARD,
-        "plain": "plain lines instead of the live table, also on a terminal",
+        "plain": "plain lines instead of the live display, also on a terminal",
     }
 )
 def deploy(
@@ -33,39 +33,39 @@ def deploy(
     dry_run: bool = False,
     yes: bool = False,
     renew_secret: bool = False,
-    replace: bool = False,
+    force: bool = False,
     partial: bool = False,
-    take_over: bool = False,
+    force_conflicts: bool = False,
     discard_results: bool = False,
     plain: bool = False,
 ) -> None:
-    """Bring the cluster to what is set, and wait for the pods."""
+    """Apply the settings to the cluster and wait for the pods."""
     from tasks.cluster.deploy import DeployOptions, deploy_fleet
 
-    choices = DeployOptions(
+    options = DeployOptions(
         dry_run=dry_run,
         yes=yes,
         renew_secret=renew_secret,
-        replace=replace,
+        force=force,
         partial=partial,
-        take_over=take_over,
+        force_conflicts=force_conflicts,
         discard_results=discard_results,
         plain=plain,
     )
-    deploy_fleet(context, choices)
+    deploy_fleet(context, options)
 
 
 @task(
     help={
-        "dry-run": "print what would be deleted, and change nothing",
-        "yes": "do not ask",
+        "dry-run": "print the objects to delete, and change nothing",
+        "yes": "do not ask for confirmation",
         "discard-results": _DISCARD,
     }
 )
 def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard_results: bool = False) -> None:
-    """Delete what `inv deploy` made.
+    """Delete the objects that `inv deploy` created.
 
-    The namespace stays, and so does what is on the shared volume.
+    The namespace and the files on the shared volume are kept.
     """
     from tasks.cluster.teardown import delete_fleet
 
@@ -74,15 +74,15 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
 
 @task(help={"json": _JSON})
 def status(context: Context, json: bool = False) -> None:
-    """Show every pod, and what is wrong with those not up."""
+    """Show every pod, and the problem of each unready pod."""
     from tasks.cluster.status import show_status
 
     show_status(context, as_json=json)
 
 
-@task(help={"pod": "a pod's name, or its index (default: the first that is Ready)"})
+@task(help={"pod": "name or index of the pod (default: the first that is Ready)"})
 def shell(context: Context, pod: str | None = None) -> None:
-    """Open a shell in a pod, or run what standard input says."""
+    """Open a shell in a pod, or run commands from stdin."""
     from tasks.cluster.status import open_shell
 
     open_shell(context, pod)
@@ -90,18 +90,18 @@ def shell(context: Context, pod: str | None = None) -> None:
 
 @task(
     help={
-        "pod": "a pod's name, or its index (default: all of them, each line with its pod)",
-        "follow": "go on until Ctrl-C",
-        "previous": "of the container that ran before the last restart",
-        "tail": "only the last lines, as many as this (default: 100)",
+        "pod": "name or index of the pod (default: all pods, with the pod's name on each line)",
+        "follow": "print new lines until Ctrl-C",
+        "previous": "show the log of the container before its last restart",
+        "tail": "number of last lines to show (default: 100)",
     },
 )
 def logs(
     context: Context, pod: str | None = None, follow: bool = False, previous: bool = False, tail: str = "100"
 ) -> None:
-    """Show what the pods themselves have written.
+    """Show the logs of the pods.
 
-    A trial's own log comes with `inv collect`.
+    The log of a trial comes with `inv collect`.
     """
     from tasks.cluster.status import show_logs
 

@@ -1,4 +1,4 @@
-"""The doctor's verb: signature and help. `inv --list` reads this file, so the work is imported when it runs."""
+"""Doctor command: signature and help. `inv --list` imports this file; the command imports its work when it runs."""
 
 from invoke.context import Context
 from invoke.tasks import task
@@ -6,13 +6,13 @@ from invoke.tasks import task
 
 @task(
     help={
-        "only": "subjects, e.g. cluster,nodes (default: all); what is named is asked also where no setting needs it",
-        "json": "one JSON document instead of lines",
+        "only": "subjects to check, e.g. cluster,nodes, even if no setting needs them (default: all)",
+        "json": "print one JSON object",
         "document": "write docs/troubleshooting.md from the checks instead of running them",
     }
 )
 def doctor(context: Context, only: str | None = None, json: bool = False, document: bool = False) -> None:
-    """Check everything at once; say what mends what is wrong."""
-    from tasks.doctor.doctor import examine_all
+    """Check the whole set-up and print a fix for each problem."""
+    from tasks.doctor.doctor import run_doctor
 
-    examine_all(context, only, as_json=json, document=document)
+    run_doctor(context, only, as_json=json, document=document)

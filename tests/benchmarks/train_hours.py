@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.train_hours [--rounds 3] [--model DIR]
 
-Each round types `inv bench --trials` with the configuration of the training, then `inv train`: the hours foreseen
+Each round types `inv bench --trial-file` with the configuration of the training, then `inv train`: the hours foreseen
 from these steps are in its plan, the time of its steps is in training.json. One worker: the demo's small model on a
 CPU, or DIR on a GPU with the recipe `fast`. A CPU that others share changes its speed by several percent between one
 minute and the next, and so does what is printed.
@@ -65,7 +65,7 @@ def _round(project: Project) -> float:
         trial = RunRecord.read(project.run_folder() / "run.json").planned[0].trial
         steps = dataclasses.replace(trial, kind="training", suite="custom", name="same", training=None)
         (project.folder / "trial.json").write_text(dataclasses.replace(steps, measured_steps=40).to_text())
-    _typed(project, "bench", "--trials", "trial.json")
+    _typed(project, "bench", "--trial-file", "trial.json")
     _typed(project, "train", "--workers", "1")
     foreseen = RunRecord.read(project.run_folder() / "run.json").provenance["inputs"]["foreseen"]
     record = TrainingRecord.read(project.run_folder() / "training.json")

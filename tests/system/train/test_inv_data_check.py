@@ -1,6 +1,6 @@
-"""`inv data.check` typed in a project: what a training would train on, and each refusal in one line.
+"""`inv data.check` in a project: the data report, and errors of one line.
 
-Not covered: a worker in a pod; it is asked through the same host as every other question of `tasks.clients.workers`.
+Not covered: a worker in a pod; the query uses the same host interface as all of `tasks.clients.workers`.
 """
 
 import json
@@ -13,14 +13,14 @@ def lines(count: int) -> str:
     return "".join(json.dumps({"instruction": f"Say {n}", "input": "", "output": f"{n}!"}) + "\n" for n in range(count))
 
 
-def test_the_data_is_read_shown_and_kept(project: Project) -> None:
+def test_the_data_is_read_shown_and_cached(project: Project) -> None:
     (project.folder / "a.jsonl").write_text(lines(200))
     more = project.folder / "train.json"
     train = {"data": [str(project.folder / "a.jsonl")], "max_seq_len": 64, "validation_fraction": 0.1}
     more.write_text(json.dumps({"train": train}))
     project.options = ("-f", str(more))
     page = project.folder / "page.html"
-    done = project.inv("data.check", "--page", str(page))
+    done = project.inv("data.check", "--out", str(page))
     assert done.stderr == ""
     assert "Alpaca" in done.stdout
     assert "0!" in done.stdout

@@ -1,7 +1,7 @@
-"""A search on this machine: killed in the middle, gone on with, answered, its answer run. No GPU.
+"""A search on this machine: killed, resumed, answered, its answer run. No GPU.
 
-What looks at model and data is forked, as the trials are (tests/support/forked.py); trainings compute nothing.
-Not covered: memory, which nothing predicts on a CPU; tests/unit/tasks/tuning/test_tuning.py has what depends on it.
+The commands that read model and data are forked, as the trials are (tests/support/forked.py); trainings compute
+nothing. Not covered: memory, which has no prediction on a CPU; see tests/unit/tasks/tuning/test_tuning.py.
 """
 
 import json
@@ -13,7 +13,7 @@ from bench.records import Trial
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_trials")]
 SMALL = {"INVOKE_TUNE_TRIALS": "2", "INVOKE_TUNE_FINALISTS": "1", "INVOKE_TUNE_REPEATS": "1"}
-# A limit, which nothing here reaches, so that layers are held, which `fast` alone can.
+# A limit that is never reached, so that layers are held; only the recipe `fast` can do that.
 HOLDING = "tune:\n  recipes: [fast]\n  memory_gib: 8\n"
 
 
@@ -22,12 +22,12 @@ def search_folder(project) -> Path:
     return folder
 
 
-def ends(project, run_id: str) -> list[str]:
+def ended_trials(project, run_id: str) -> list[str]:
     lines = (project.folder / "results" / run_id / "ledger.jsonl").read_text().splitlines()
     return [json.loads(line)["trial_id"] for line in lines if json.loads(line)["event"] == "ended"]
 
 
-def test_a_search_that_is_killed_goes_on_and_its_answer_can_be_run(project, hold: Path) -> None:
+def test_a_killed_search_is_resumed_and_its_answer_can_be_run(project, hold: Path) -> None:
     (project.folder / "holding.yaml").write_text(HOLDING)
     project.options = ("-f", "holding.yaml")
     planned = project.inv("tune", "--dry-run", **SMALL)
@@ -46,38 +46,38 @@ def test_a_search_that_is_killed_goes_on_and_its_answer_can_be_run(project, hold
 
     project.inv("tune", "--resume", **SMALL)
     record = json.loads((folder / "tune.json").read_text())
-    assert record["waves"] == [wave], "the wave was gone on with, not begun again"
-    ended = ends(project, wave)
+    assert record["waves"] == [wave], "the wave was resumed, not started again"
+    ended = ended_trials(project, wave)
     assert len(ended) == len(set(ended)) == 2
 
     answer = json.loads((folder / "answer.json").read_text())
     best = Trial.read(folder / "best.json")
     assert answer["front"][0]["trial"] == best.to_json()
     assert answer["final_run"] == record["final"]
-    finalist, held = sorted(ends(project, record["final"]))
-    assert held.startswith(f"{finalist}-held-"), "the fastest, and the same with its layers held"
+    finalist, held = sorted(ended_trials(project, record["final"]))
+    assert held.startswith(f"{finalist}-held-"), "the fastest, and its variant with held layers"
     assert best.trial_id in (finalist, held)
 
-    project.inv("bench", "--trials", str(folder / "best.json"), "--spread=shard", INVOKE_FLEET_SIZE="1")
+    project.inv("bench", "--trial-file", str(folder / "best.json"), "--spread=shard", INVOKE_FLEET_SIZE="1")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("argv", "token"),
     [
         (("tune", "--memory-gib=much"), "--memory-gib: expected a number above 0, at most 1024, found 'much'"),
-        (("tune", "--resume=none"), "there is no search yet; type `inv tune` to begin one"),
+        (("tune", "--resume=none"), "there is no search yet"),
         (("tune", "--resume", "--memory-gib=3"), "leave out --memory-gib"),
-        (("bench", "--trials=none.json"), "none.json: cannot be read: No such file or directory"),
-        (("bench", "--trials=none.json", "--quick"), "--quick and --trials exclude each other"),
+        (("bench", "--trial-file=none.json"), "none.json: cannot be read: No such file or directory"),
+        (("bench", "--trial-file=none.json", "--quick"), "--quick and --trial-file exclude each other"),
         (("tune", "--memory-gib=0.001"), "tune.memory_gib: 0.001 GiB is below the smallest configuration, "),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(project, words, says) -> None:
-    assert says in project.refused(*words)
+def test_bad_usage_is_refused_in_one_line(project, argv, token) -> None:
+    assert token in project.refused(*argv)
     assert not (project.folder / "results").exists()
 
 
-def test_a_search_is_not_gone_on_with_on_other_data(project, hold: Path, tmp_path: Path) -> None:
+def test_a_search_is_not_resumed_on_other_data(project, hold: Path, tmp_path: Path) -> None:
     hold.touch()
     running = project.start("tune", **SMALL)
     project.wait_until(lambda: project.events("started"), "a trial")
