@@ -1,12 +1,12 @@
-"""From a run's folder to a page one can decide on. Reads results/<run-id>/ alone; never talks to a host.
+"""Reports on runs. They read only results/<run-id>/ and never contact a host.
 
-read: a run's folder to verified results and frames
-statistics: steps to intervals, over one process, several processes, two configurations
-summary: what the report says, as values and sentences
-comparison: two or more runs, may they be compared and what differs
-figures: the figures, and what draws them
+read: load and verify a run's folder; data frames
+statistics: intervals from step times: one process, several processes, two configurations
+summary: the report's values and sentences
+comparison: comparability of two or more runs, and their differences
+figures: the figures and the drawing code
 training: the report of a training
-exports: a run in the files of other tools
-output: page, Markdown, CSV, JSON; `build` is the way in
-text: numbers and names as text, escaped for Markdown and spreadsheets
+exports: a run in the file formats of other tools
+output: page, Markdown, CSV and JSON; the entry point is `build`
+formatting: numbers and names as text, escaped for Markdown and spreadsheets
 """

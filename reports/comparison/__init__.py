@@ -1,8 +1,8 @@
-"""Two or more runs: may they be compared, and what differs.
+"""Comparison of two or more runs.
 
-conditions: what must be equal, by name
-compare: configurations beside each other, with corrected verdicts
-taken: what a run's trials say of each quantity
-verdicts: from differences to words, corrected for how many there are
-written: a comparison as compare.json and as a frame
+comparability: conditions that must be equal, by name
+compare: rows of both runs' configurations, with corrected verdicts
+samples: a run's samples of each quantity
+tests: hypothesis tests, corrected for multiple comparisons
+export: a comparison as compare.json and as a data frame
 """

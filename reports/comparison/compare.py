@@ -1,16 +1,16 @@
-"""Two or more runs beside each other: which configuration became faster or slower, and how sure that is.
+"""Comparison of later runs with a first run: which configurations became faster or slower, and how certain that is.
 
-The first run is what the others are compared with. A configuration is compared where both runs planned the same trial
-(`Trial.digest`, so equal names are not enough). A speed ratio is above 1 where the later run is faster; it is
-taken over processes, never over steps: in a process, steps agree within 0.1 % where the next process is 0.7 % away. So
-what was measured by a single process on a side is "unknown". Where every worker has the very same GPUs in both runs, a
-ratio is taken worker by worker, and how much such differences vary is taken from all configurations together; else each
-configuration has its own Welch's test. `verdicts` corrects for how many there are and finds the words.
+A configuration is compared if both runs planned the same trial (`Trial.digest`; equal names are not enough). A speed
+ratio above 1 means that the later run is faster. It is computed over processes, never over steps: steps within a
+process agree within 0.1 % although the next process is 0.7 % away. So a configuration with a single process on either
+side is "unknown". If every worker has the same GPUs in both runs, ratios are computed per worker, and the noise of
+these differences is pooled over all configurations; else each configuration gets its own Welch's test. `tests` corrects
+for the number of comparisons and determines the verdicts.
 
-A row over all configurations says whether the whole run became faster or slower. Runs of the same code differ, too:
-0.5 % between runs makes 27 % of equal runs look different, and only a repeat of the older run can tell.
+A row over all configurations says whether the run as a whole became faster or slower. Runs of the same code differ too:
+0.5 % between runs makes 27 % of equal runs look different. Only a repetition of the older run can detect that.
 
-Not covered: memory and losses (the report shows them), and a cause: compare says that something changed, not what.
+Not covered: memory and losses (the report shows them), and causes: compare reports that something changed, not what.
 """
 
 import math
@@ -22,12 +22,12 @@ from statistics import median_high
 from bench.records.result import TrialStatus
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
-from reports.comparison.samples import STEP_METRICS, SampleSet, Value, What
-from reports.comparison.tests import DECIDING, Hypothesis, Word, family_of, judge
+from reports.comparison.samples import STEP_METRICS, Quantity, SampleSet, Value
+from reports.comparison.tests import DECIDING_FAMILIES, Hypothesis, VerdictLabel, family_of, judge
 from reports.read import measurements
 from reports.read.run import KINDS_WITH_STEPS, Run
 from reports.statistics import per_config, pooling
-from reports.statistics.per_config import Mean, Sample, by_worker
+from reports.statistics.per_config import Mean, Sample, mean_by_worker
 from reports.statistics.pooling import Spread
 
 RESOLUTION = 0.03  # a comparison that could not have shown 3 % does not call two runs the same
@@ -36,15 +36,15 @@ ALLOWABLE = (*comparability.NAMES, ALLOW_UNKNOWN)
 
 
 class CompareError(ValueError):
-    """Runs that cannot be put beside each other at all; the message says which and why."""
+    """Raised if runs cannot be compared at all; the message names the run and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSide:
-    """What one run says of one quantity: the value, its 95 % interval, and over how many workers and processes.
+    """One run's value of a quantity, with its 95 % interval and the numbers of workers and processes.
 
-    Noise is a standard deviation in percent: of steps within a process, and between processes, workers included; None
-    where it could not be measured.
+    Noise is a standard deviation in percent: of steps within a process, and between processes (including workers);
+    None if it could not be measured.
     """
 
     value: float
@@ -60,10 +60,10 @@ class RunSide:
 class ComparedRow:
     """One metric of one configuration in one later run, against the first run.
 
-    `speed_ratio` is above 1 where `run_id` is faster, also for durations, or takes less energy; `low` and `high` are
-    its 95 % interval, not widened for the other rows. `family` are the rows that are corrected together; `p_value` is
-    this row's own, `p_corrected` after that; both None where nothing was tested. `shows_percent` is the smallest
-    difference that this comparison could have found at its place in Holm's order. `why` says what `verdict` rests on.
+    `speed_ratio` is above 1 if `run_id` is faster (for durations too) or takes less energy; `low` and `high` are its
+    95 % interval, not widened for the other rows. Rows of one `family` are corrected together; `p_value` is before that
+    correction, `p_corrected` after it; both are None without a test. `shows_percent` is the smallest difference that
+    this comparison could have detected at its rank in Holm's order. `why` is the reason for `verdict`.
     """
 
     configuration: str
@@ -80,49 +80,49 @@ class ComparedRow:
     p_value: float | None = None
     p_corrected: float | None = None
     shows_percent: float | None = None
-    verdict: Word
+    verdict: VerdictLabel
     why: str
 
     @property
     def decides(self) -> bool:
-        """True where the exit code counts it: parts of a step and energy explain, they do not decide."""
-        return self.family in DECIDING
+        """True if the exit code depends on this row; parts of a step and energy only explain."""
+        return self.family in DECIDING_FAMILIES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs compared. `refused` are the unlike conditions that nobody allowed: with any, there are no rows. `over_all`
-    has a row for each later run, over all its configurations; none where fewer than two can be put together.
+    """The result of comparing runs. `refused` are the `differences` that were not allowed; with any, there are no rows.
 
-    `only_in` maps a run's id to configurations that it alone planned; `half_known` are those of which less is known
-    than of others, because they were not collected. `tolerance` is a share: 0.01 for 1 %.
+    `over_all` has a row over all configurations for each later run in which at least two can be combined. `only_in`
+    maps a run's id to the configurations that no other run planned. `incomplete_runs` were not fully collected, so less
+    is known of their conditions. `tolerance` is a fraction: 0.01 for 1 %.
     """
 
     run_ids: tuple[str, ...]
     rows: tuple[ComparedRow, ...]
     over_all: tuple[ComparedRow, ...]
-    unlike: tuple[ConditionDifference, ...]
+    differences: tuple[ConditionDifference, ...]
     refused: tuple[ConditionDifference, ...]
     allowed: tuple[str, ...]
     only_in: Mapping[str, tuple[str, ...]]
     rejected: Mapping[str, int]
-    half_known: tuple[str, ...]
+    incomplete_runs: tuple[str, ...]
     tolerance: float
 
     @property
     def remedy(self) -> str:
-        """What to type where `refused` is not empty."""
-        if self.half_known:
-            first = " and ".join(f"`inv collect --run={run_id}`" for run_id in self.half_known)
-            return f"type {first} first: the environment of its trials has not been fetched"
+        """The command to run if `refused` is not empty."""
+        if self.incomplete_runs:
+            first = " and ".join(f"`inv collect --run={run_id}`" for run_id in self.incomplete_runs)
+            return f"run {first} first: the environment of its trials has not been fetched"
         first, second, *others = self.run_ids
         also = "".join(f" --also={run_id}" for run_id in others)
-        names = ",".join(one.name for one in self.refused)
-        return f"if that is what you mean: `inv compare {first} {second}{also} --allow={names}`"
+        names = ",".join(condition.name for condition in self.refused)
+        return f"to compare anyway: `inv compare {first} {second}{also} --allow={names}`"
 
     @property
     def slower(self) -> tuple[ComparedRow, ...]:
-        """Rows shown to be slower, by more than the tolerance."""
+        """Rows that were shown to be slower by more than the tolerance."""
         return tuple(
             row
             for row in (*self.rows, *self.over_all)
@@ -138,7 +138,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 same or faster, 1 slower beyond the tolerance, 2 not comparable: refused, nothing in common, or unknown."""
+        """0: same or faster; 1: slower by more than the tolerance; 2: not comparable (refused, no rows, unknown)."""
         if self.refused or not self.rows:
             return 2
         if self.slower:
@@ -147,73 +147,77 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float = 0.01) -> Comparison:
-    """Compare every later run with the first. Raises CompareError for fewer than two runs or one run twice."""
+    """Compare every later run with the first. Raises CompareError for fewer than two runs or a repeated run."""
     ids = [run.record.run_id for run in runs]
     twice = [run_id for run_id, count in Counter(ids).items() if count > 1]
     if len(runs) < 2 or twice:
         raise CompareError(f"run {twice[0]} is named twice" if twice else "a comparison needs two runs")
     allowed = tuple(dict.fromkeys(allow))
-    made_under = [comparability.conditions(run) for run in runs]
-    found = comparability.unlike(made_under)
-    refused = tuple(one for one in found if one.name not in allowed)
-    plans = [_plans(run) for run in runs]
-    any_is_full = any(one.is_full for one in made_under)
-    rows, over_all = ((), ()) if refused else _rows(runs, made_under, tolerance)
+    conditions = [comparability.read_conditions(run) for run in runs]
+    differences = comparability.find_differences(conditions)
+    refused = tuple(difference for difference in differences if difference.name not in allowed)
+    plans = [_label_by_digest(run) for run in runs]
+    any_is_complete = any(condition.is_complete for condition in conditions)
+    rows, over_all = ((), ()) if refused else _compare_all(runs, conditions, tolerance)
     return Comparison(
         run_ids=tuple(ids),
         rows=rows,
         over_all=over_all,
-        unlike=found,
+        differences=differences,
         refused=refused,
         allowed=allowed,
         only_in={
             run_id: tuple(label for digest, label in plan.items() if not any(digest in other for other in others))
             for run_id, plan, others in (
-                (run_id, plans[at], plans[:at] + plans[at + 1 :]) for at, run_id in enumerate(ids)
+                (run_id, plans[index], plans[:index] + plans[index + 1 :]) for index, run_id in enumerate(ids)
             )
         },
         rejected={run.record.run_id: len(run.rejected) for run in runs if run.rejected},
-        half_known=tuple(one.run_id for one in made_under if any_is_full and not one.is_full),
+        incomplete_runs=tuple(
+            condition.run_id for condition in conditions if any_is_complete and not condition.is_complete
+        ),
         tolerance=tolerance,
     )
 
 
-def _plans(run: Run) -> dict[str, str]:
-    """Digest of what was planned -> label."""
+def _label_by_digest(run: Run) -> dict[str, str]:
+    """Map each planned trial's digest to its configuration's label."""
     return {configuration.planned[0].trial.digest(): configuration.label for configuration in run.configurations}
 
 
-_Rows = list[tuple[ComparedRow, Mean | None]]
-_Judged = tuple[ComparedRow, ...]
+_RowsWithMeans = list[tuple[ComparedRow, Mean | None]]
+_JudgedRows = tuple[ComparedRow, ...]
 
 
-def _rows(runs: Sequence[Run], made_under: Sequence[Conditions], tolerance: float) -> tuple[_Judged, _Judged]:
-    """The rows of every later run, and a row a later run over all of its configurations, judged together."""
-    first, taken = runs[0], [SampleSet.of(run) for run in runs]
-    rows: _Rows = []
-    over_all: _Rows = []
-    for run, there, under in zip(runs[1:], taken[1:], made_under[1:], strict=True):
-        same_gpus = comparability.same_gpus(made_under[0], under)
-        blanks = _blanks(first, run, taken[0], there)
-        own = _against(blanks, taken[0], there, same_gpus=same_gpus)
-        rows += own
-        over_all += _over_all(own, blanks, taken[0], there, same_gpus=same_gpus)
-    same_data = len({one.values["data"] for one in made_under}) == 1
-    asked = [
-        None if mean is None else Hypothesis(mean=mean, family=row.family, test=_test_of(row, same_data=same_data))
+def _compare_all(
+    runs: Sequence[Run], conditions: Sequence[Conditions], tolerance: float
+) -> tuple[_JudgedRows, _JudgedRows]:
+    """Return the rows of every later run, and one overall row for each later run; all are judged together."""
+    first, sample_sets = runs[0], [SampleSet.from_run(run) for run in runs]
+    rows: _RowsWithMeans = []
+    over_all: _RowsWithMeans = []
+    for run, samples, run_conditions in zip(runs[1:], sample_sets[1:], conditions[1:], strict=True):
+        same_gpus = comparability.same_gpus(conditions[0], run_conditions)
+        blanks = _blank_rows(first, run, sample_sets[0], samples)
+        run_rows = _compare_configurations(blanks, sample_sets[0], samples, same_gpus=same_gpus)
+        rows += run_rows
+        over_all += _overall_row(run_rows, blanks, sample_sets[0], samples, same_gpus=same_gpus)
+    same_data = len({condition.values["data"] for condition in conditions}) == 1
+    hypotheses = [
+        None if mean is None else Hypothesis(mean=mean, family=row.family, test=_test_key(row, same_data=same_data))
         for row, mean in (*rows, *over_all)
     ]
-    answers = judge([one for one in asked if one is not None], max(RESOLUTION, tolerance))
-    told = iter(answers)
-    found = tuple(row if mean is None else replace(row, **asdict(next(told))) for row, mean in (*rows, *over_all))
-    broke = {run.record.run_id: _broke(first, run) for run in runs[1:]}
-    passing = tuple(_unless(broke[row.run_id].get(row.configuration), row) for row in found[: len(rows)])
-    return passing, found[len(rows) :]
+    tested = [hypothesis for hypothesis in hypotheses if hypothesis is not None]
+    verdicts = iter(judge(tested, max(RESOLUTION, tolerance)))
+    judged = tuple(row if mean is None else replace(row, **asdict(next(verdicts))) for row, mean in (*rows, *over_all))
+    worse = {run.record.run_id: _worse_outcomes(first, run) for run in runs[1:]}
+    checked = tuple(_withhold_verdict(worse[row.run_id].get(row.configuration), row) for row in judged[: len(rows)])
+    return checked, judged[len(rows) :]
 
 
-def _broke(first: Run, run: Run) -> dict[str, str]:
-    """Configuration to why it is worse: more trials than in the first run ran out of memory, failed or timed out."""
-    planned = _plans(first)
+def _worse_outcomes(first: Run, run: Run) -> dict[str, str]:
+    """Map each configuration of which more trials failed, timed out or ran out of memory to a sentence that says so."""
+    planned = _label_by_digest(first)
     before, after = (
         Counter((planned.get(result.trial.digest()), result.status) for result in each.results) for each in (first, run)
     )
@@ -227,98 +231,104 @@ def _broke(first: Run, run: Run) -> dict[str, str]:
     }
 
 
-def _unless(broke: str | None, row: ComparedRow) -> ComparedRow:
-    """The speed of the trials that are left does not stand for the configuration."""
-    if broke is None or row.verdict not in ("same", "faster"):
+def _withhold_verdict(reason: str | None, row: ComparedRow) -> ComparedRow:
+    """Replace "same" or "faster" by "unknown": the remaining trials' speed does not represent the configuration."""
+    if reason is None or row.verdict not in ("same", "faster"):
         return row
-    return replace(row, verdict="unknown", why=broke)
+    return replace(row, verdict="unknown", why=reason)
 
 
-def _test_of(row: ComparedRow, *, same_data: bool) -> tuple[str, ...]:
-    """Samples and useful tokens of the same data are one test in two units."""
+def _test_key(row: ComparedRow, *, same_data: bool) -> tuple[str, ...]:
+    """Identify the test of a row; samples and useful tokens of the same data are one test in two units."""
     unit = "steps" if row.metric in STEP_METRICS and same_data else row.metric
     return (row.run_id, row.configuration, unit, row.context)
 
 
-def _blanks(first: Run, run: Run, old: SampleSet, new: SampleSet) -> dict[str, ComparedRow]:
-    """Digest of what both runs planned to a row that says nothing yet."""
-    planned, kinds = _plans(run), {configuration.label: configuration.kind for configuration in first.configurations}
-    found = {}
-    for digest, label in _plans(first).items():
+def _blank_rows(first: Run, run: Run, old: SampleSet, new: SampleSet) -> dict[str, ComparedRow]:
+    """Map the digest of each trial that both runs planned to a row without values."""
+    planned = _label_by_digest(run)
+    kinds = {configuration.label: configuration.kind for configuration in first.configurations}
+    rows = {}
+    for digest, label in _label_by_digest(first).items():
         if digest not in planned:
             continue
         kind = kinds[label]
-        missing = [one.record.run_id for one, there in ((first, old), (run, new)) if not there.by_digest.get(digest)]
+        sides = ((first, old), (run, new))
+        missing = [side.record.run_id for side, samples in sides if not samples.by_digest.get(digest)]
         metric = STEP_METRICS[-1] if kind in KINDS_WITH_STEPS else kind
-        found[digest] = ComparedRow(
+        rows[digest] = ComparedRow(
             configuration=label, kind=kind, metric=metric, context="", run_id=run.record.run_id,
             family=family_of(kind, metric), verdict="unknown",
-            why=f"no trial of it succeeded in {missing[0]}" if missing else "",
+            why=f"none of its trials succeeded in {missing[0]}" if missing else "",
         )  # fmt: skip
-    return found
+    return rows
 
 
-def _against(blanks: Mapping[str, ComparedRow], old: SampleSet, new: SampleSet, *, same_gpus: bool) -> _Rows:
-    shared: dict[What, dict[str, Spread]] = {}
-    found: _Rows = []
+def _compare_configurations(
+    blanks: Mapping[str, ComparedRow], old: SampleSet, new: SampleSet, *, same_gpus: bool
+) -> _RowsWithMeans:
+    noises: dict[Quantity, dict[str, Spread]] = {}
+    rows: _RowsWithMeans = []
     for digest, blank in blanks.items():
         before, after = old.by_digest.get(digest, {}), new.by_digest.get(digest, {})
         if not before or not after:
-            found.append((blank, None))
+            rows.append((blank, None))
             continue
-        for what in before:
-            if what not in after:
+        for quantity in before:
+            if quantity not in after:
                 continue
-            if what not in shared:
-                shared[what] = _noise(what, blanks, old, new) if same_gpus else {}
-            row = replace(blank, metric=what[0], context=what[1], family=family_of(blank.kind, what[0]))
-            found.append(_difference(row, before[what], after[what], shared[what].get(digest), same_gpus=same_gpus))
-    return found
+            if quantity not in noises:
+                noises[quantity] = _paired_noise(quantity, blanks, old, new) if same_gpus else {}
+            noise = noises[quantity].get(digest)
+            row = replace(blank, metric=quantity[0], context=quantity[1], family=family_of(blank.kind, quantity[0]))
+            rows.append(_difference(row, before[quantity], after[quantity], noise, same_gpus=same_gpus))
+    return rows
 
 
-def _noise(what: What, blanks: Iterable[str], old: SampleSet, new: SampleSet) -> dict[str, Spread]:
-    """Digest to the noise of one quantity's difference on one worker, from all configurations that have it."""
+def _paired_noise(quantity: Quantity, blanks: Iterable[str], old: SampleSet, new: SampleSet) -> dict[str, Spread]:
+    """Map each digest to the noise of a quantity's difference on one worker, pooled over configurations."""
     cells = {}
     for digest in blanks:
         before, after = (
-            by_worker(one.sample for one in run.by_digest.get(digest, {}).get(what, ())) for run in (old, new)
+            mean_by_worker(value.sample for value in samples.by_digest.get(digest, {}).get(quantity, ()))
+            for samples in (old, new)
         )
         cells[digest] = {worker: after[worker] - before[worker] for worker in after if worker in before}
-    return pooling.of_differences(cells)
+    return pooling.difference_spreads(cells)
 
 
 def _difference(
-    row: ComparedRow, before: list[Value], after: list[Value], shared: Spread | None, *, same_gpus: bool
+    row: ComparedRow, before: list[Value], after: list[Value], noise: Spread | None, *, same_gpus: bool
 ) -> tuple[ComparedRow, Mean | None]:
-    old, new = [one.sample for one in before], [one.sample for one in after]
-    mean = per_config.difference(new, old, same_workers=same_gpus, paired=shared)
+    old, new = [value.sample for value in before], [value.sample for value in after]
+    mean = per_config.difference(new, old, same_workers=same_gpus, paired_noise=noise)
     if not measurements.is_rate(row.metric):
-        mean = replace(mean, value=-mean.value)  # of a duration or an energy, less is better
-    row = replace(row, before=_side(before), after=_side(after), speed_ratio=math.exp(mean.value))
+        mean = replace(mean, value=-mean.value)  # durations and energies: less is better
+    row = replace(row, before=_run_side(before), after=_run_side(after), speed_ratio=math.exp(mean.value))
     if mean.half is not None:
         row = replace(row, low=math.exp(mean.value - mean.half), high=math.exp(mean.value + mean.half))
-    lonely = min(len(old), len(new)) < 2
-    is_one_worker = same_gpus and len({one.worker for one in (*old, *new)}) == 1
-    if lonely or mean.df is None or (mean.over == "processes" and not is_one_worker):
+    is_single_process = min(len(old), len(new)) < 2
+    is_one_worker = same_gpus and len({sample.worker for sample in (*old, *new)}) == 1
+    if is_single_process or mean.df is None or (mean.over == "processes" and not is_one_worker):
         why = (
-            "a single process on a side cannot show how processes differ"
-            if lonely
-            else "a single worker on a side cannot show how workers differ"
+            "a single process in a run cannot show how processes differ"
+            if is_single_process
+            else "a single worker in a run cannot show how workers differ"
         )
         return replace(row, why=why), None
     return row, mean
 
 
-def _over_all(
-    rows: _Rows, blanks: Mapping[str, ComparedRow], old: SampleSet, new: SampleSet, *, same_gpus: bool
-) -> _Rows:
-    """A row over all configurations that every worker of both runs ran; none with fewer than two of them."""
+def _overall_row(
+    rows: _RowsWithMeans, blanks: Mapping[str, ComparedRow], old: SampleSet, new: SampleSet, *, same_gpus: bool
+) -> _RowsWithMeans:
+    """Return a row over the configurations that every worker of both runs ran; [] with fewer than two of them."""
     metric = STEP_METRICS[-1]
     tested = {row.configuration for row, mean in rows if row.metric == metric and mean is not None}
     sides = []
-    for run in (old, new):
+    for samples in (old, new):
         logs = {
-            digest: by_worker(one.sample for one in run.by_digest[digest][metric, ""])
+            digest: mean_by_worker(value.sample for value in samples.by_digest[digest][metric, ""])
             for digest, row in blanks.items()
             if row.configuration in tested
         }
@@ -326,7 +336,10 @@ def _over_all(
     whole = [
         digest
         for digest in sides[0]
-        if all(len(side[digest]) == len({worker for found in side.values() for worker in found}) for side in sides)
+        if all(
+            len(side[digest]) == len({worker for by_worker_logs in side.values() for worker in by_worker_logs})
+            for side in sides
+        )
     ]
     if len(whole) < 2:
         return []
@@ -346,9 +359,9 @@ def _over_all(
     return [_difference(replace(blank, family="speed"), values[0], values[1], None, same_gpus=same_gpus)]
 
 
-def _side(values: Sequence[Value]) -> RunSide:
+def _run_side(values: Sequence[Value]) -> RunSide:
     mean = per_config.mean_of_logs([value.sample for value in values])
-    value, low, high = mean.ends
+    value, low, high = mean.value_and_interval
     noises = [value.steps_noise_percent for value in values if value.steps_noise_percent is not None]
     between = None if mean.df is None else 100.0 * math.expm1(mean.error * math.sqrt(mean.units))
     return RunSide(

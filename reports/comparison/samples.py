@@ -1,4 +1,4 @@
-"""What a run's successful trials say, quantity by quantity and process by process: speeds, durations, energy."""
+"""Samples of a run: speeds, durations and energy of its successful trials, by quantity and process."""
 
 import math
 from collections.abc import Iterable
@@ -24,23 +24,23 @@ class Value:
     steps_noise_percent: float | None
 
 
-What = tuple[str, str]  # a quantity's name, and its context as JSON; empty for steps
+Quantity = tuple[str, str]  # name, and context as JSON ("" for steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSet:
-    """What a run's successful trials say: digest -> quantity -> processes."""
+    """The values of a run's successful trials: digest -> quantity -> processes."""
 
-    by_digest: dict[str, dict[What, list[Value]]]
+    by_digest: dict[str, dict[Quantity, list[Value]]]
 
     @classmethod
-    def of(cls, run: Run) -> Self:
+    def from_run(cls, run: Run) -> Self:
         good = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
-        found: dict[str, dict[What, list[Value]]] = {}
-        with_steps = [one for one in good if one.trial.kind in KINDS_WITH_STEPS]
-        described = describe([ProcessSteps.of(with_step) for with_step in with_steps])
+        by_digest: dict[str, dict[Quantity, list[Value]]] = {}
+        with_steps = [result for result in good if result.trial.kind in KINDS_WITH_STEPS]
+        described = describe([ProcessSteps.from_result(result) for result in with_steps])
         for result, process in zip(with_steps, described, strict=True):
-            quantities = found.setdefault(result.trial.digest(), {})
+            quantities = by_digest.setdefault(result.trial.digest(), {})
             for name in STEP_METRICS:
                 (sample,) = per_config.samples([process], name)
                 quantities.setdefault((name, ""), []).append(
@@ -52,33 +52,33 @@ class SampleSet:
                 value = Value(sample=sample, steps_noise_percent=None)
                 quantities.setdefault((ENERGY, ""), []).append(value)
         for result in good:
-            quantities = found.setdefault(result.trial.digest(), {})
-            for what, value in _measured(result):
-                quantities.setdefault(what, []).append(value)
-        return cls(by_digest=found)
+            quantities = by_digest.setdefault(result.trial.digest(), {})
+            for quantity, value in _measured_values(result):
+                quantities.setdefault(quantity, []).append(value)
+        return cls(by_digest=by_digest)
 
 
-def _measured(result: TrialResult) -> Iterable[tuple[What, Value]]:
-    """Rates and durations of a trial; what telemetry saw, and a rank's own step, are not speeds of a configuration."""
+def _measured_values(result: TrialResult) -> Iterable[tuple[Quantity, Value]]:
+    """Yield a trial's rates and durations; telemetry and a single rank's steps are not speeds of a configuration."""
     for measurement in result.measurements:
         is_speed = measurements.is_rate(measurement.name) or measurement.name.endswith("_sec")
         if not is_speed or measurement.value is None or measurement.value <= 0 or "rank" in measurement.context:
             continue
         if measurements.section_of(result.trial.kind, measurement) == measurements.TELEMETRY:
             continue
-        # A context may hold results of its own (a share that was computed): those never agree, and name nothing.
+        # A context may hold computed results, such as a share: they differ between runs and identify nothing.
         context = {name: value for name, value in measurement.context.items() if not isinstance(value, float)}
-        error, noise = _error(measurement)
+        error, noise = _error_and_noise(measurement)
         sample = Sample(worker=result.worker or "unknown", log=math.log(measurement.value), error=error)
         yield (
-            (measurement.name, measurements.as_json(context) if context else ""),
+            (measurement.name, measurements.context_json(context) if context else ""),
             Value(sample=sample, steps_noise_percent=noise),
         )
 
 
-def _error(one: Measurement) -> tuple[float, float | None]:
-    """The standard error that a measurement's own interval tells, and its repeats' spread in percent."""
-    spread = one.interval
+def _error_and_noise(measurement: Measurement) -> tuple[float, float | None]:
+    """Return the standard error implied by a measurement's interval, and its repeats' spread in percent."""
+    spread = measurement.interval
     if spread is None or not 0 < spread.low <= spread.high:
         return 0.0, None
     noise = 100.0 * (spread.p90 - spread.p10) / 2.563 / spread.median if spread.median > 0 else None

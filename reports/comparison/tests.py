@@ -1,9 +1,9 @@
-"""From differences to words: faster, slower, same, unknown. Pure.
+"""Hypothesis tests that turn differences into verdicts: faster, slower, same, unknown. Pure.
 
-Many comparisons find differences by chance. Their p values (Student's t on logarithms) are corrected by Holm's method
-within families, and the families share ALPHA, so that the chance of a single false word in all of them stays at 5 %:
-speeds get most of it, and do not pay for the many parts of a step. "same" wants more than no difference found: the
-interval holds 1 and lies within 3 % of it, or within the tolerance where that is wider. What is neither is "unknown".
+Many comparisons find some differences by chance. So the p values (Student's t on logarithms) are corrected by Holm's
+method within families, and the families share ALPHA: the chance of any false verdict stays at 5 %. Speeds get most of
+ALPHA, so the many parts of a step do not weaken them. "same" requires an interval that contains 1 and lies within 3 %
+of it, or within the tolerance if that is wider. Everything else is "unknown".
 """
 
 import math
@@ -17,17 +17,17 @@ from reports.statistics import per_config, student
 from reports.statistics.energy import ENERGY
 from reports.statistics.per_config import Mean
 
-Word = Literal["faster", "same", "slower", "unknown"]
+VerdictLabel = Literal["faster", "same", "slower", "unknown"]
 ALPHA = 0.05
-SPEED, PARTS, USED = "speed", "parts of a step", "energy"
-SPEEDS_SHARE = 0.6  # of ALPHA, where there are other families, too
-DECIDING = (SPEED, "hardware", "loading", "inference", "distributed")  # what an exit code rests on
-_MOST_PERCENT = 100.0  # a test that shows no less than this shows nothing
+SPEED, STEP_PARTS, ENERGY_USE = "speed", "parts of a step", "energy"
+SPEED_ALPHA_SHARE = 0.6  # applies when other families are tested too
+DECIDING_FAMILIES = (SPEED, "hardware", "loading", "inference", "distributed")  # the exit code depends on these
+_MAX_USEFUL_PERCENT = 100.0  # a test that detects only larger differences is useless
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A difference to judge; those of one `test` are the same one in several units."""
+    """A difference to judge; those with the same `test` are one difference in several units."""
 
     mean: Mean
     family: str
@@ -36,62 +36,71 @@ class Hypothesis:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the rows of `compare` say of it; see `compare.ComparedRow`."""
+    """The judgement of a hypothesis; `compare.ComparedRow` describes the fields."""
 
     p_value: float
     p_corrected: float
     shows_percent: float
-    verdict: Word
+    verdict: VerdictLabel
     why: str
 
 
 def family_of(kind: str, metric: str) -> str:
-    """Which comparisons are corrected together."""
+    """Return the family of a metric: the comparisons that are corrected together."""
     if metric in STEP_METRICS:
         return SPEED
     if metric == ENERGY:
-        return USED
+        return ENERGY_USE
     is_part = kind == "training" or (kind in KINDS_WITH_STEPS and metric.startswith("step_"))
-    return PARTS if is_part else kind
+    return STEP_PARTS if is_part else kind
 
 
-def judge(asked: Sequence[Hypothesis], within: float) -> list[Verdict]:
-    """An answer to each question, in their order. `within` is the share of 1 that still is the same."""
-    families = {one.family for one in asked}
-    found: dict[int, Verdict] = {}
+def judge(hypotheses: Sequence[Hypothesis], tolerance: float) -> list[Verdict]:
+    """Judge the hypotheses, in their order. `tolerance` is the distance from 1 that still counts as the same."""
+    families = {hypothesis.family for hypothesis in hypotheses}
+    verdicts: dict[int, Verdict] = {}
     for family in families:
-        places = [place for place, one in enumerate(asked) if one.family == family]
-        answers = _holm([asked[place] for place in places], _share(family, families), within)
-        found |= dict(zip(places, answers, strict=True))
-    return [found[place] for place in range(len(asked))]
+        indices = [index for index, hypothesis in enumerate(hypotheses) if hypothesis.family == family]
+        judged = _holm([hypotheses[index] for index in indices], _alpha_share(family, families), tolerance)
+        verdicts |= dict(zip(indices, judged, strict=True))
+    return [verdicts[index] for index in range(len(hypotheses))]
 
 
-def _share(family: str, families: set[str]) -> float:
-    """The part of ALPHA that a family gets."""
+def _alpha_share(family: str, families: set[str]) -> float:
+    """Return the part of ALPHA that a family gets."""
     others = len(families - {SPEED})
     if SPEED not in families:
         return ALPHA / others
-    return ALPHA * (1.0 if not others else SPEEDS_SHARE if family == SPEED else (1.0 - SPEEDS_SHARE) / others)
+    return ALPHA * (1.0 if not others else SPEED_ALPHA_SHARE if family == SPEED else (1.0 - SPEED_ALPHA_SHARE) / others)
 
 
-def _holm(asked: Sequence[Hypothesis], alpha: float, within: float) -> list[Verdict]:
-    """The smallest p is held against alpha over all tests, the next against one fewer."""
-    own: dict[tuple[str, ...], float] = {}
-    for one in asked:
-        own[one.test] = max(own.get(one.test, 0.0), _p_value(one.mean))
+def _holm(hypotheses: Sequence[Hypothesis], alpha: float, tolerance: float) -> list[Verdict]:
+    """Apply Holm's method: the smallest p is compared with alpha / n, the next with alpha / (n - 1), and so on."""
+    p_values: dict[tuple[str, ...], float] = {}
+    for hypothesis in hypotheses:
+        p_values[hypothesis.test] = max(p_values.get(hypothesis.test, 0.0), _p_value(hypothesis.mean))
     corrected: dict[tuple[str, ...], float] = {}
     levels: dict[tuple[str, ...], float] = {}
     largest = 0.0
-    for rank, (test, p) in enumerate(sorted(own.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, p * (len(own) - rank) * ALPHA / alpha))
-        corrected[test], levels[test] = largest, alpha / (len(own) - rank)
+    for rank, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        remaining = len(p_values) - rank
+        largest = max(largest, min(1.0, p * remaining * ALPHA / alpha))
+        corrected[test], levels[test] = largest, alpha / remaining
     return [
-        _answer(one.mean, _p_value(one.mean), corrected[one.test], levels[one.test], len(own), within) for one in asked
+        _verdict(
+            hypothesis.mean,
+            _p_value(hypothesis.mean),
+            corrected[hypothesis.test],
+            levels[hypothesis.test],
+            len(p_values),
+            tolerance,
+        )
+        for hypothesis in hypotheses
     ]
 
 
 def _p_value(mean: Mean) -> float:
-    """Two-sided, Student's; never surer than the noise of the steps alone allows."""
+    """Return the two-sided p value of Student's t; at least the one that the noise of the steps allows."""
     if mean.value == 0.0:
         return 1.0
     by_units = 0.0 if mean.error == 0.0 else student.two_sided_p(mean.value / mean.error, mean.df or 1.0)
@@ -99,25 +108,25 @@ def _p_value(mean: Mean) -> float:
     return max(by_units, by_steps)
 
 
-def _answer(mean: Mean, p: float, corrected: float, level: float, tests: int, within: float) -> Verdict:
-    shows = 100.0 * math.expm1(min(_half(mean, level), 50.0))
+def _verdict(mean: Mean, p: float, corrected: float, level: float, tests: int, tolerance: float) -> Verdict:
+    shows = 100.0 * math.expm1(min(_half_width(mean, level), 50.0))
     half = mean.half or 0.0
     low, high = math.exp(mean.value - half), math.exp(mean.value + half)
     if corrected < ALPHA:
-        word: Word = "faster" if mean.value > 0.0 else "slower"
+        label: VerdictLabel = "faster" if mean.value > 0.0 else "slower"
         why = f"p = {corrected:.2g} after correction for {tests} comparisons"
     elif low > 1.0 or high < 1.0:
-        word, why = "unknown", f"it excludes 1, which chance may do in one of {tests} comparisons"
-    elif low > 1.0 - within and high < 1.0 + within:
-        word, why = "same", f"the interval is within {100 * within:g} % of 1"
-    elif shows > _MOST_PERCENT:
-        word, why = "unknown", "too noisy to show any difference"
+        label, why = "unknown", f"the interval excludes 1, but so may one of {tests} comparisons by chance"
+    elif low > 1.0 - tolerance and high < 1.0 + tolerance:
+        label, why = "same", f"the interval is within {100 * tolerance:g} % of 1"
+    elif shows > _MAX_USEFUL_PERCENT:
+        label, why = "unknown", "too noisy to show any difference"
     else:
-        word, why = "unknown", f"too noisy to show a difference below {shows:.2g} %"
-    return Verdict(p_value=p, p_corrected=corrected, shows_percent=shows, verdict=word, why=why)
+        label, why = "unknown", f"too noisy to show a difference below {shows:.2g} %"
+    return Verdict(p_value=p, p_corrected=corrected, shows_percent=shows, verdict=label, why=why)
 
 
-def _half(mean: Mean, level: float) -> float:
-    """Half the width of the interval that misses the truth at this level."""
+def _half_width(mean: Mean, level: float) -> float:
+    """Return half the width of the interval at this significance level."""
     by_units = mean.error * student.quantile(1.0 - level, round(mean.df or 1.0, 2))
     return max(by_units, mean.floor * per_config.NORMAL)

@@ -1,7 +1,7 @@
-"""What the workers' fingerprints say about a run as a whole: the device, what differs, and whether they contended.
+"""Fingerprints of a run's workers: the device, differences between trials, and CPU contention.
 
-A fingerprint is `bench.machine.fingerprint`'s allow-list. Its keys are read as they come; only the device, the cores
-and the threads are known here by name.
+A fingerprint has the keys of the allow-list in `bench.machine.fingerprint`. They are handled generically, except those
+named here: device, cores, threads, and the groups below.
 """
 
 import marshal
@@ -14,10 +14,10 @@ from bench.records.run import RunRecord
 from reports import formatting
 
 CPU = "CPU"
-NO_DEVICE = "device unknown"
+UNKNOWN_DEVICE = "device unknown"
 
-# What differs from trial to trial by nature: what it trained, the moment, and which of several equal GPUs it had.
-_OWN = frozenset(
+# Facts that always differ between trials: the training itself, the time, and the choice among equal GPUs.
+_TRIAL_SPECIFIC = frozenset(
     {
         "trial_digest",
         "load_average_1min_at_start",
@@ -31,18 +31,19 @@ _OWN = frozenset(
         "gradient_buckets_bytes",
     }
 )
-# What a configuration asks for. Two of them may differ in it; two trials of one do where a machine could not have it.
-_ASKED = frozenset({"recipe", "recipe_notes", "step_captured", "optimizer", "trained_parameters"})
-# Machines of one kind tell their memory to within what their firmware took.
-_SIZES = frozenset({"memory_total_bytes", "gpu_memory_bytes"})
-_ALIKE = 1.01
+# Facts that a configuration requests. They may differ between configurations, but two trials of one configuration
+# differ only if a machine could not provide the requested value.
+_REQUESTED = frozenset({"recipe", "recipe_notes", "step_captured", "optimizer", "trained_parameters"})
+# Equal machines report slightly different memory sizes, because their firmware reserves a part.
+_MEMORY_SIZES = frozenset({"memory_total_bytes", "gpu_memory_bytes"})
+_MAX_SIZE_RATIO = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class FingerprintDifference:
-    """A key on which the trials disagree: each value, as text, with where it was found.
+    """A key on which the trials disagree, with the places where each value (as text) was found.
 
-    Where are workers when each worker has one value, trial ids when the value changed on a worker during the run.
+    The places are workers if each worker has one value, else trial ids: the value changed on a worker during the run.
     """
 
     key: str
@@ -51,9 +52,9 @@ class FingerprintDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """What a run ran on. `devices` are the distinct GPUs, or "CPU"; `device` says them in one phrase.
+    """The hosts of a run. `devices` are the distinct GPUs, or "CPU"; `device` joins them to one phrase.
 
-    `common` holds the keys on which all trials agree. `contention` is a sentence where workers shared too few cores.
+    `common` has the keys on which all trials agree. `contention` is a sentence if workers shared too few cores.
     """
 
     devices: tuple[str, ...]
@@ -63,21 +64,21 @@ class Hosts:
     contention: str | None
 
 
-def hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
-    """Read every result's fingerprint. Results without one (written by collect) say nothing."""
+def describe_hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
+    """Combine the results' fingerprints. Ignores results without one (collect writes such results)."""
     known = [result for result in results if result.fingerprint]
-    told = dict.fromkeys(device(result.fingerprint) for result in known)
-    # A trial that was stopped before it looked says nothing of its device.
-    devices = tuple(one for one in told if one != NO_DEVICE) or tuple(told)
-    flat: dict[bytes, dict[str, str]] = {}  # a worker's trials say the same
-    packed = [marshal.dumps(result.fingerprint, 2) for result in known]  # in this version equal bytes are equal values
+    all_devices = dict.fromkeys(device(result.fingerprint) for result in known)
+    # A trial that was stopped early has not detected its device.
+    devices = tuple(name for name in all_devices if name != UNKNOWN_DEVICE) or tuple(all_devices)
+    flat: dict[bytes, dict[str, str]] = {}  # trials of one worker usually have equal fingerprints
+    packed = [marshal.dumps(result.fingerprint, 2) for result in known]  # marshal version 2: equal bytes, equal values
     for document, result in zip(packed, known, strict=True):
         if document not in flat:
             flat[document] = flatten(result.fingerprint)
     common, differences = _compare([(result, flat[document]) for result, document in zip(known, packed, strict=True)])
     return Hosts(
         devices=devices,
-        device=" and ".join(devices) or NO_DEVICE,
+        device=" and ".join(devices) or UNKNOWN_DEVICE,
         common=common,
         differences=differences,
         contention=_contention(record, [result.fingerprint for result in known]),
@@ -85,7 +86,7 @@ def hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
 
 
 def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested JSON as `outer.inner` -> text; None is "none", an empty object is left out."""
+    """Flatten nested JSON to `outer.inner` -> text; None becomes "none", empty objects are left out."""
     flat: dict[str, str] = {}
     for key, value in document.items():
         name = f"{prefix}{key}"
@@ -104,51 +105,52 @@ def _compare(
     common: dict[str, str] = {}
     differences = []
     for key in dict.fromkeys(key for _, document in flat for key in document):
-        # A kind of trial that never says a key does not differ in it: only a training has an optimizer.
+        # Some keys exist only for some kinds of trial: only a training has an optimizer.
         kinds = {result.trial.kind for result, document in flat if key in document}
         holders: dict[str, list[TrialResult]] = {}
         for result, document in flat:
             if result.trial.kind not in kinds:
                 continue
             if key not in document and result.status is not TrialStatus.SUCCEEDED:
-                continue  # it ended before it knew
+                continue  # it may have ended before it reported this key
             holders.setdefault(document.get(key, "not reported"), []).append(result)
-        if len(holders) == 1 or (key in _SIZES and _are_alike(list(holders))):
+        if len(holders) == 1 or (key in _MEMORY_SIZES and _are_nearly_equal(list(holders))):
             common[key] = next(iter(holders))
-        elif key not in _OWN and not (key in _ASKED and _is_as_asked(holders)):
-            differences.append(FingerprintDifference(key=key, where_by_value=_places(holders)))
+        elif key not in _TRIAL_SPECIFIC and not (key in _REQUESTED and _is_per_configuration(holders)):
+            differences.append(FingerprintDifference(key=key, where_by_value=_where_by_value(holders)))
     return common, tuple(differences)
 
 
-def _are_alike(sizes: list[str]) -> bool:
+def _are_nearly_equal(sizes: list[str]) -> bool:
     known = [float(size) for size in sizes if size.isdecimal()]
-    return len(known) == len(sizes) and max(known) <= _ALIKE * min(known)
+    return len(known) == len(sizes) and max(known) <= _MAX_SIZE_RATIO * min(known)
 
 
-def _is_as_asked(holders: Mapping[str, list[TrialResult]]) -> bool:
-    """True where each configuration has one value."""
-    names = [{result.trial.name for result in found} for found in holders.values()]
+def _is_per_configuration(holders: Mapping[str, list[TrialResult]]) -> bool:
+    """Return whether each configuration has a single value."""
+    names = [{result.trial.name for result in results} for results in holders.values()]
     return sum(map(len, names)) == len(set().union(*names))
 
 
-def _places(holders: Mapping[str, list[TrialResult]]) -> dict[str, tuple[str, ...]]:
-    """Workers where each has one value, else trials."""
+def _where_by_value(holders: Mapping[str, list[TrialResult]]) -> dict[str, tuple[str, ...]]:
+    """Map each value to its workers if each worker has one value, else to its trials."""
     workers = {
-        value: tuple(dict.fromkeys(one.worker or "unknown" for one in found)) for value, found in holders.items()
+        value: tuple(dict.fromkeys(result.worker or "unknown" for result in results))
+        for value, results in holders.items()
     }
-    if sum(map(len, workers.values())) == len({worker for found in workers.values() for worker in found}):
+    if sum(map(len, workers.values())) == len({worker for names in workers.values() for worker in names}):
         return workers
-    return {value: tuple(one.trial_id for one in found) for value, found in holders.items()}
+    return {value: tuple(result.trial_id for result in results) for value, results in holders.items()}
 
 
 def device(document: Mapping[str, Any]) -> str:
-    """The GPU's name, "CPU", or NO_DEVICE."""
+    """Return the GPU's name, CPU, or UNKNOWN_DEVICE."""
     name = document.get("gpu_name")
-    return str(name) if name else CPU if document.get("device") == "cpu" else NO_DEVICE
+    return str(name) if name else CPU if document.get("device") == "cpu" else UNKNOWN_DEVICE
 
 
 def _contention(record: RunRecord, known: list[dict[str, Any]]) -> str | None:
-    """A sentence when the workers of one machine want more threads than it has cores. None where that is not known."""
+    """Return a sentence if the workers of one machine use more threads than it has cores; None if not or unknown."""
     if record.fleet_kind != "local":
         return None
     threads = max((document.get("torch_threads") or 0 for document in known), default=0)
@@ -157,7 +159,7 @@ def _contention(record: RunRecord, known: list[dict[str, Any]]) -> str | None:
     if not cores or workers * threads <= cores:
         return None
     return (
-        f"{workers} workers of {formatting.count(threads, 'thread')} shared {formatting.count(cores, 'core')} of one machine, so "
-        "they contended: a worker alone would be faster. Compare these configurations with each other, not with "
+        f"{workers} workers with {formatting.count(threads, 'thread')} each shared {formatting.count(cores, 'core')} "
+        "of one machine, so they slowed each other down. Compare these configurations only with each other, not with "
         "other machines."
     )

@@ -1,7 +1,7 @@
-"""A run's folder as tables: every result verified, and what cannot be used listed by file and reason.
+"""Loading of a run's folder: verifies every result, and lists unusable files with the reason.
 
-Nothing is dropped silently. A planned trial is in exactly one place: among the results, or among the missing. A file
-that may not be averaged in (damaged, foreign, not in the plan) is among the rejected.
+Nothing is dropped silently. Each planned trial is either a result or missing. A file that must not be averaged in
+(damaged, of another run, not in the plan) is rejected.
 """
 
 import os
@@ -19,15 +19,16 @@ from reports.read.run import KINDS_WITH_STEPS, Configuration, Missing, Rejected,
 
 
 def load(folder: Path) -> Run:
-    """Read `folder` (results/<run-id>). Raises ReportError when its run.json cannot be trusted."""
+    """Read `folder` (results/<run-id>). Raises ReportError if its run.json is invalid."""
     try:
         record = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
-        hint = "is this a run's folder?" if not (folder / RUN_FILE).exists() else "without its plan no report is made"
+        exists = (folder / RUN_FILE).exists()
+        hint = "a report needs the run's plan" if exists else "expected a run's folder, results/<run-id>"
         raise ReportError(f"{error}; {hint}") from None
     if not record.planned:
-        raise ReportError(f"{folder / RUN_FILE}: it plans no trial; there is nothing to report")
-    record, rejected = _planned_once(record)
+        raise ReportError(f"{folder / RUN_FILE}: the plan has no trial; there is nothing to report")
+    record, rejected = _deduplicate_plan(record)
     configurations = _configurations(record)
     label_of = {
         plan.trial_id: configuration.label for configuration in configurations for plan in configuration.planned
@@ -37,11 +38,11 @@ def load(folder: Path) -> Run:
     rejected += refused
     started: attempts.Starts = {}
     try:
-        started = attempts.starts(folder)
+        started = attempts.read_starts(folder)
     except OSError as error:
         rejected.append(Rejected(file=LEDGER_FILE, reason=f"cannot be read: {error.strerror}"))
-    if (why := _misleads(record, results)) is not None:
-        results = {trial_id: measurements.without_misleading(one, why) for trial_id, one in results.items()}
+    if (reason := _misleading_reason(record, results)) is not None:
+        results = {trial_id: measurements.without_misleading(result, reason) for trial_id, result in results.items()}
     return Run(
         folder=folder,
         record=record,
@@ -56,36 +57,36 @@ def load(folder: Path) -> Run:
     )
 
 
-def _planned_once(record: RunRecord) -> tuple[RunRecord, list[Rejected]]:
-    """The plan with each trial once, and what names one again: it would be counted as a trial of its own."""
+def _deduplicate_plan(record: RunRecord) -> tuple[RunRecord, list[Rejected]]:
+    """Return the plan with each trial once, and an entry for each repeated one, which would be counted twice."""
     first = {plan.trial_id: plan for plan in reversed(record.planned)}
-    again = [trial_id for trial_id, times in Counter(plan.trial_id for plan in record.planned).items() if times > 1]
-    if not again:
+    repeated = [trial_id for trial_id, times in Counter(plan.trial_id for plan in record.planned).items() if times > 1]
+    if not repeated:
         return record, []
     planned = [plan for plan in record.planned if first.pop(plan.trial_id, None) is not None]
     return replace(record, planned=planned), [
         Rejected(file=RUN_FILE, reason=f"plans trial {trial_id!r} more than once; it is counted once")
-        for trial_id in again
+        for trial_id in repeated
     ]
 
 
-def _misleads(record: RunRecord, results: dict[str, TrialResult]) -> str | None:
-    """Why a share of the hardware's peak would mislead in this run, or None."""
+def _misleading_reason(record: RunRecord, results: dict[str, TrialResult]) -> str | None:
+    """Return why a percentage of the hardware's peak would be misleading in this run, or None."""
     if record.profile == "tiny":
-        return "not shown for profile tiny, whose model is too small to say anything about a chip"
-    if fingerprint.hosts(record, results.values()).contention is not None:
-        return "not shown where workers share too few cores"
+        return "not shown for profile tiny: its model is too small to measure a chip"
+    if fingerprint.describe_hosts(record, results.values()).contention is not None:
+        return "not shown: the workers share too few cores"
     return None
 
 
 def _configurations(record: RunRecord) -> tuple[Configuration, ...]:
     groups: dict[tuple[str, str], list[PlannedTrial]] = {}
-    digests: dict[Any, str] = {}  # every worker's copy of a trial has the same
+    digests: dict[Any, str] = {}  # the copies of a trial for each worker have one digest
     for plan in record.planned:
         digest = digests.get(plan.trial) or digests.setdefault(plan.trial, plan.trial.digest())
         groups.setdefault((plan.trial.name, digest), []).append(plan)
     uses = Counter(name for name, _ in groups)
-    # One name over two configurations would merge two rows of every table; the digest tells them apart.
+    # Configurations with equal names would be merged in every table, so their labels include the digest.
     return tuple(
         Configuration(label=name if uses[name] == 1 else f"{name} ({digest[:8]})", planned=tuple(plans))
         for (name, digest), plans in groups.items()
@@ -99,54 +100,57 @@ def _read_results(
     rejected: list[Rejected] = []
     trials = folder / TRIALS_FOLDER
     try:
-        names = sorted(place.name for place in trials.iterdir())
+        names = sorted(path.name for path in trials.iterdir())
     except FileNotFoundError:
         return results, rejected
     except OSError as error:
         raise ReportError(f"{trials}: cannot be read: {error.strerror}") from None
     for name in names:
-        path = Path(f"{trials}/{name}/{RESULT_FILE}")  # joined as text: of ten thousand paths, joining takes a second
+        path = Path(f"{trials}/{name}/{RESULT_FILE}")  # joining 10,000 Path objects takes a second
         if not os.path.lexists(path):
             if name not in plans:
-                rejected.append(Rejected(file=_relative(path.parent, folder), reason="not a trial of this run's plan"))
+                file = _relative_path(path.parent, folder)
+                rejected.append(Rejected(file=file, reason="not a trial of this run's plan"))
             continue
         try:
             result = TrialResult.read(path)
         except ResultError as error:
-            # The path is left out: the row names the file already.
-            rejected.append(Rejected(file=_relative(path, folder), reason=str(error).removeprefix(f"{path}: ")))
+            # The path is removed from the reason, because the row already names the file.
+            rejected.append(Rejected(file=_relative_path(path, folder), reason=str(error).removeprefix(f"{path}: ")))
             continue
-        if (reason := _objection(result, name, record, plans)) is not None:
-            rejected.append(Rejected(file=_relative(path, folder), reason=reason))
+        if (reason := _rejection_reason(result, name, record, plans)) is not None:
+            rejected.append(Rejected(file=_relative_path(path, folder), reason=reason))
             continue
         results[result.trial_id] = result
-        beside = f"{trials}/{name}/{TELEMETRY_FILE}"
-        if os.path.lexists(beside) and (reason := telemetry.objection(Path(beside))) is not None:
-            rejected.append(Rejected(file=_relative(Path(beside), folder), reason=reason))
+        samples = Path(f"{trials}/{name}/{TELEMETRY_FILE}")
+        if os.path.lexists(samples) and (reason := telemetry.unusable_reason(samples)) is not None:
+            rejected.append(Rejected(file=_relative_path(samples, folder), reason=reason))
     return results, rejected
 
 
-def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: dict[str, PlannedTrial]) -> str | None:
-    """Why a verified record still may not be averaged in, or None."""
+def _rejection_reason(
+    result: TrialResult, folder_name: str, record: RunRecord, plans: dict[str, PlannedTrial]
+) -> str | None:
+    """Return why a record with a valid checksum still must not be averaged in, or None."""
     if result.trial_id != folder_name:
-        return f"holds trial {result.trial_id!r}, but stands in the folder of {folder_name!r}"
+        return f"holds trial {result.trial_id!r}, but is in the folder of {folder_name!r}"
     if result.run_id != record.run_id:
         return f"belongs to run {result.run_id!r}, not to {record.run_id!r}"
     plan = plans.get(result.trial_id)
     if plan is None:
         return f"trial {result.trial_id!r} is not in this run's plan"
     if result.trial is not plan.trial and result.trial != plan.trial and result.trial.digest() != plan.trial.digest():
-        return f"measured another configuration than the plan's: {_first_difference(result, plan)}"
+        return f"measured another configuration than planned: {_first_difference(result, plan)}"
     if plan.worker is not None and result.worker != plan.worker:
         return f"ran on {result.worker!r}, but the plan pins it to {plan.worker!r}"
-    if (fault := validation.fault(result)) is not None:
+    if (fault := validation.result_fault(result)) is not None:
         return fault
     if result.status is not TrialStatus.SUCCEEDED:
         return None
     if result.trial.kind in KINDS_WITH_STEPS:
         has_steps = result.metrics is not None and result.steps.step_time_sec
-        return None if has_steps else "says SUCCEEDED but holds no measured step"
-    return None if result.measurements else "says SUCCEEDED but holds no measurement"
+        return None if has_steps else "status is SUCCEEDED, but it has no measured step"
+    return None if result.measurements else "status is SUCCEEDED, but it has no measurement"
 
 
 def _missing(
@@ -156,7 +160,7 @@ def _missing(
     results: dict[str, TrialResult],
     rejected: list[Rejected],
 ) -> list[Missing]:
-    refused = {path.parent.name for one in rejected if (path := Path(one.file)).name == RESULT_FILE}
+    refused = {path.parent.name for entry in rejected if (path := Path(entry.file)).name == RESULT_FILE}
     missing = []
     for trial_id, plan in plans.items():
         if trial_id in results:
@@ -164,7 +168,7 @@ def _missing(
         if trial_id in refused:
             reason = "its result was rejected"
         elif (folder / TRIALS_FOLDER / trial_id).is_dir():
-            reason = f"its folder holds no {RESULT_FILE}"
+            reason = f"its folder has no {RESULT_FILE}"
         else:
             reason = "nothing was collected"
         missing.append(Missing(trial_id=trial_id, configuration=label_of[trial_id], worker=plan.worker, reason=reason))
@@ -172,15 +176,15 @@ def _missing(
 
 
 def _first_difference(result: TrialResult, plan: PlannedTrial) -> str:
-    found, expected = result.trial.to_json(), plan.trial.to_json()
+    measured, expected = result.trial.to_json(), plan.trial.to_json()
     labels = ("name", "reason", "suite")
     return next(
-        f"{key} is {found[key]!r}, planned {expected[key]!r}"
+        f"{key} is {measured[key]!r}, planned {expected[key]!r}"
         for key in expected
-        if key not in labels and found[key] != expected[key]
+        if key not in labels and measured[key] != expected[key]
     )
 
 
-def _relative(path: Path, folder: Path) -> str:
-    """As text that can be written as UTF-8: bytes that are none as escapes."""
+def _relative_path(path: Path, folder: Path) -> str:
+    """Return the relative path as text; bytes that are not valid UTF-8 are escaped."""
     return path.relative_to(folder).as_posix().encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -1,19 +1,19 @@
-"""Measurements as a tidy frame: what trials of every kind measured, beside or instead of training steps.
+"""Measurements of trials of every kind as a tidy data frame; training steps are in another one.
 
 Frame `measurements`, one row per measurement of an accepted result:
 
 | column | meaning |
 |---|---|
-| trial_id, configuration, kind | which trial, the configuration's label, what it measures |
-| worker, status | where it ran, and its end |
-| section | the table it belongs to: the trial's kind, or "telemetry" for what was sampled beside the work |
-| name | what was measured; it ends in its unit |
-| value | as measured, in the name's unit; missing where it could not be had, and note says why |
-| low, high, n | its 95 % interval and over how many repeats; missing where it was measured once |
-| share_percent | of the chip's published figure; missing where none is known |
-| context | what it was measured on, as JSON with sorted keys |
-| note | a remark of whoever measured |
-| context.KEY | each key of the contexts on its own, the most used first, MOST_CONTEXT_COLUMNS at most |
+| trial_id, configuration, kind | the trial, its configuration's label, its kind of workload |
+| worker, status | the worker it ran on, and how it ended |
+| section | the table it belongs to: the trial's kind, or "telemetry" for values sampled during the work |
+| name | the measured quantity; it ends in its unit |
+| value | the measured value in the name's unit; if missing, `note` says why |
+| low, high, n | its 95 % interval and the number of repeats; missing if measured once |
+| share_percent | percentage of the chip's published value; missing if that is unknown |
+| context | the conditions of the measurement, as JSON with sorted keys |
+| note | a remark by the workload |
+| context.KEY | a column per context key, the most used first, at most MAX_CONTEXT_COLUMNS |
 """
 
 import json
@@ -27,9 +27,9 @@ import pandas as pd
 from bench.records.result import Measurement, TrialResult
 
 TELEMETRY = "telemetry"
-# Of a scaled-down model, or of processes that share too few cores, the share of a peak says nothing; people quote it.
+# Percentages of a peak mean nothing for a scaled-down model or processes that share too few cores, yet they get quoted.
 MISLEADING_ON_CPUS = frozenset({"mfu_percent"})
-MOST_CONTEXT_COLUMNS = 24
+MAX_CONTEXT_COLUMNS = 24
 COLUMNS = {
     **dict.fromkeys(("trial_id", "configuration", "kind", "section", "worker", "status", "name"), "str"),
     **dict.fromkeys(("value", "low", "high"), "float64"),
@@ -38,7 +38,7 @@ COLUMNS = {
     **dict.fromkeys(("context", "note"), "str"),
 }
 
-# A name's ending, the unit in words, and what to divide by to get there. The first that fits counts.
+# Suffix of a name, displayed unit, and divisor that converts a value to it. The first match applies.
 UNITS: tuple[tuple[str, str, float], ...] = (
     ("_gb_per_sec", "GB/s", 1.0),
     ("_bytes_per_sec", "GB/s", 1e9),
@@ -55,30 +55,30 @@ UNITS: tuple[tuple[str, str, float], ...] = (
     ("_celsius", "\N{DEGREE SIGN}C", 1.0),
 )
 RATES = ("_per_sec", "_tflops")
-NEVER_NEGATIVE = (*RATES, "_sec", "_watts", "_mhz")  # differences of memory and of shares may be
+NEVER_NEGATIVE = (*RATES, "_sec", "_watts", "_mhz")  # not bytes or percentages: their differences may be negative
 
 
 def is_rate(name: str) -> bool:
-    """True where more is better and below zero is impossible: an amount of something in a second."""
+    """Return whether a name is an amount per second: more is better, and it cannot be negative."""
     return name.endswith(RATES)
 
 
-def words_unit_scale(name: str) -> tuple[str, str, float]:
-    """`decode_tokens_per_sec` as what it is ("decode"), its unit ("tokens/s") and what to divide its value by."""
+def title_unit_scale(name: str) -> tuple[str, str, float]:
+    """Split `decode_tokens_per_sec` into a title ("decode"), its unit ("tokens/s") and the divisor of its values."""
     for ending, unit, scale in UNITS:
         if name.endswith(ending) and name != ending:
             return name.removesuffix(ending).replace("_", " ").strip() or name, unit, scale
     return name.replace("_", " "), "", 1.0
 
 
-def without_misleading(result: TrialResult, why: str) -> TrialResult:
-    """The result with the value of MISLEADING_ON_CPUS taken out and `why` in its place; result.json keeps it."""
+def without_misleading(result: TrialResult, reason: str) -> TrialResult:
+    """Return the result with the values of MISLEADING_ON_CPUS replaced by a note with `reason`."""
     if not any(
         measurement.name in MISLEADING_ON_CPUS and measurement.value is not None for measurement in result.measurements
     ):
         return result
     kept = [
-        replace(measurement, value=None, interval=None, share_percent=None, note=why)
+        replace(measurement, value=None, interval=None, share_percent=None, note=reason)
         if measurement.name in MISLEADING_ON_CPUS
         else measurement
         for measurement in result.measurements
@@ -86,13 +86,13 @@ def without_misleading(result: TrialResult, why: str) -> TrialResult:
     return replace(result, measurements=kept)
 
 
-def section_of(kind: str, one: Measurement) -> str:
-    """The table a measurement belongs to: its trial's kind, but telemetry's samples of any kind stand together."""
-    return TELEMETRY if "window" in one.context else kind  # the sampler says over which window it looked
+def section_of(kind: str, measurement: Measurement) -> str:
+    """Return the table of a measurement: TELEMETRY for sampled values, else its trial's kind."""
+    return TELEMETRY if "window" in measurement.context else kind  # only the sampler states a window
 
 
 def frame(results: Mapping[str, TrialResult], label_of: Mapping[str, str]) -> pd.DataFrame:
-    """All measurements of `results`, in the plan's order and then as measured."""
+    """Return all measurements of `results`, in the plan's order and then as measured."""
     rows: list[dict[str, Any]] = []
     uses: Counter[str] = Counter()
     for trial_id, label in label_of.items():
@@ -101,36 +101,36 @@ def frame(results: Mapping[str, TrialResult], label_of: Mapping[str, str]) -> pd
         for measurement in result.measurements:
             uses.update(list(measurement.context))
             rows.append(_row(trial_id, label, result, measurement))
-    keys = [f"context.{key}" for key, _ in uses.most_common(MOST_CONTEXT_COLUMNS)]
+    keys = [f"context.{key}" for key, _ in uses.most_common(MAX_CONTEXT_COLUMNS)]
     table = pd.DataFrame(rows, columns=[*COLUMNS, *keys])
     return table.astype(COLUMNS | dict.fromkeys(keys, "object"))
 
 
-def as_json(context: Mapping[str, Any]) -> str:
-    """A context as one line of JSON with sorted keys: equal contexts, equal text."""
+def context_json(context: Mapping[str, Any]) -> str:
+    """Render a context as one line of JSON with sorted keys, so that equal contexts have equal text."""
     return json.dumps(context, sort_keys=True, ensure_ascii=False)
 
 
-def plain(value: object) -> object:
-    """A context's value for one cell: scalars as they are, anything deeper as JSON."""
+def cell_value(value: object) -> object:
+    """Return a context's value for a table cell: scalars unchanged, lists and objects as JSON."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False) if isinstance(value, (dict, list)) else value
 
 
-def _row(trial_id: str, label: str, result: TrialResult, one: Measurement) -> dict[str, Any]:
-    spread = one.interval
+def _row(trial_id: str, label: str, result: TrialResult, measurement: Measurement) -> dict[str, Any]:
+    spread = measurement.interval
     return {
         "trial_id": trial_id,
         "configuration": label,
         "kind": result.trial.kind,
-        "section": section_of(result.trial.kind, one),
+        "section": section_of(result.trial.kind, measurement),
         "worker": result.worker,
         "status": result.status.value,
-        "name": one.name,
-        "value": one.value,
+        "name": measurement.name,
+        "value": measurement.value,
         "low": None if spread is None else spread.low,
         "high": None if spread is None else spread.high,
         "n": None if spread is None else spread.n,
-        "share_percent": one.share_percent,
-        "context": as_json(one.context),
-        "note": one.note,
-    } | {f"context.{key}": plain(value) for key, value in one.context.items()}
+        "share_percent": measurement.share_percent,
+        "context": context_json(measurement.context),
+        "note": measurement.note,
+    } | {f"context.{key}": cell_value(value) for key, value in measurement.context.items()}

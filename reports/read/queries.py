@@ -1,4 +1,4 @@
-"""Measurements picked out of a run for figures: by name, one value per configuration and context, over its workers."""
+"""Selection of a run's measurements for figures: one value per configuration and context, combined over workers."""
 
 import json
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from reports.read.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredValue:
-    """One quantity. Several workers' values become their median, with the range from smallest to largest.
+    """A measured quantity; for several workers the median, with `low` and `high` as the range.
 
-    `value` is None where it is unknown; `note` then says why. `n` counts repeats, or workers where there are several.
+    `value` is None if unknown; `note` then says why. `n` counts repeats, or workers if there are several.
     """
 
     configuration: str
@@ -26,19 +26,19 @@ class MeasuredValue:
     share_percent: float | None
     note: str | None
 
-    def words(self, unit: str, *, scale: float = 1.0) -> str:
-        """`8.93 GB (8.91 to 8.95)`; `unknown` without a value."""
+    def format(self, unit: str, *, scale: float = 1.0) -> str:
+        """Format as `8.93 GB (8.91 to 8.95)`, or `unknown` without a value."""
         if self.value is None:
             return formatting.UNKNOWN
-        places = formatting.decimals(self.value / scale)
-        value = f"{formatting.number(self.value / scale, places)} {unit}".rstrip()
+        decimals = formatting.significant_decimals(self.value / scale)
+        value = f"{formatting.number(self.value / scale, decimals)} {unit}".rstrip()
         if self.low is None or self.high is None:
             return value
-        return f"{value} {formatting.span(self.low / scale, self.high / scale, places)}".rstrip()
+        return f"{value} {formatting.span(self.low / scale, self.high / scale, decimals)}".rstrip()
 
 
-def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[MeasuredValue]:
-    """Readings of measurement `name` of trials that succeeded, in the run's order; told apart by `keys` of context."""
+def select(run: Run, name: str, *keys: str, kind: str | None = None) -> list[MeasuredValue]:
+    """Select measurement `name` of successful trials, in the run's order: one value per configuration and `keys`."""
     if name not in run.measured:
         return []
     groups: dict[tuple[str, ...], list[MeasuredValue]] = {}
@@ -46,27 +46,30 @@ def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Measu
         if kind is not None and row.kind != kind:
             continue
         context = json.loads(str(row.context))
-        one = MeasuredValue(
+        value = MeasuredValue(
             configuration=str(row.configuration),
             context=context,
-            value=_known(row.value),
-            low=_known(row.low),
-            high=_known(row.high),
-            n=None if (n := _known(row.n)) is None else int(n),
-            share_percent=_known(row.share_percent),
+            value=_number_or_none(row.value),
+            low=_number_or_none(row.low),
+            high=_number_or_none(row.high),
+            n=None if (n := _number_or_none(row.n)) is None else int(n),
+            share_percent=_number_or_none(row.share_percent),
             note=row.note if isinstance(row.note, str) else None,
         )
-        on = (one.configuration, *(json.dumps(context.get(key)) for key in keys))
-        groups.setdefault(on, []).append(one)
-    return [_combined(found) for found in groups.values()]
+        group = (value.configuration, *(json.dumps(context.get(key)) for key in keys))
+        groups.setdefault(group, []).append(value)
+    return [_combine(values) for values in groups.values()]
 
 
-def _combined(found: list[MeasuredValue]) -> MeasuredValue:
-    known = sorted((one for one in found if one.value is not None), key=lambda one: one.value or 0.0)
+def _combine(candidates: list[MeasuredValue]) -> MeasuredValue:
+    known = sorted(
+        (candidate for candidate in candidates if candidate.value is not None),
+        key=lambda candidate: candidate.value or 0.0,
+    )
     if len(known) < 2:
-        return (known or found)[0]
-    values = [one.value for one in known if one.value is not None]
-    shares = [one.share_percent for one in known if one.share_percent is not None]
+        return (known or candidates)[0]
+    values = [value.value for value in known if value.value is not None]
+    shares = [value.share_percent for value in known if value.share_percent is not None]
     return replace(
         known[0],
         value=median(values),
@@ -77,15 +80,15 @@ def _combined(found: list[MeasuredValue]) -> MeasuredValue:
     )
 
 
-def spread_words(readings: Iterable[MeasuredValue]) -> str:
-    """What n and the ranges of these readings are, for a figure's head."""
-    counts = [reading.n for reading in readings if reading.n is not None]
+def describe_spread(values: Iterable[MeasuredValue]) -> str:
+    """Describe n and the ranges of these values, for a figure's heading."""
+    counts = [value.n for value in values if value.n is not None]
     if not counts:
         return "each measured once"
-    return f"n = {formatting.from_to(counts)}; medians with 95 % intervals; over several workers, their range"
+    return f"n = {formatting.number_range(counts)}; medians with 95 % intervals; over several workers, their range"
 
 
-def _known(value: object) -> float | None:
+def _number_or_none(value: object) -> float | None:
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # pandas' NA

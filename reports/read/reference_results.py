@@ -1,7 +1,7 @@
-"""Published results as data (`published.yaml`), and whether a run measured the same thing.
+"""Published reference results (`published.yaml`), and whether a run measured the same thing.
 
-Only a run of profile gpu whose model has the published one's number of parameters stands beside them; on a model of
-another size, or scaled down, the same words would mean something else.
+A run is compared with them only if its profile is gpu and its model has the published number of parameters: with
+another model the numbers mean something else.
 """
 
 import functools
@@ -15,7 +15,7 @@ import yaml
 from reports.read.run import Run
 
 _FILE = Path(__file__).parents[1] / "published.yaml"
-# What every published training has in common; a row that differs in one of these measured something else.
+# Settings of every published training; a configuration that differs in one of them is not comparable.
 _COMMON = {
     "gradient_accumulation_steps": 1,
     "layout": "pad",
@@ -29,7 +29,7 @@ _COMMON = {
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTraining:
-    """One published configuration. Several rates where several were published."""
+    """A published configuration, with every rate that was published for it."""
 
     max_seq_len: int
     micro_batch_size: int
@@ -40,17 +40,17 @@ class PublishedTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class Factor:
-    """What one changed field does to samples per second; `samples_ratio` is None where it ended in `words`."""
+    """The effect of one changed field on samples per second, also as text; `samples_ratio` is None if it failed."""
 
     field: str
     value: Any
     samples_ratio: float | None
-    words: str
+    words: str  # vocabulary: a key of published.yaml
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedScaling:
-    """One record of scaling: samples per second of all GPUs, and percent of linear, by number of GPUs."""
+    """A published scaling record: samples per second of all GPUs, and percent of linear, by number of GPUs."""
 
     name: str
     samples_per_sec: Mapping[int, float]
@@ -58,8 +58,8 @@ class PublishedScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    """All of published.yaml. `loading` maps precision to name to value; `inference` precision to batch to tokens/s."""
+class PublishedResults:
+    """The published.yaml data. `loading`: precision -> name -> value. `inference`: precision -> batch -> tokens/s."""
 
     source: str
     model_parameters: int
@@ -71,44 +71,46 @@ class Published:
     scaling: tuple[PublishedScaling, ...]
     cost_10000_samples: Mapping[str, Any]
 
-    def training_like(self, trial: Any) -> PublishedTraining | None:
-        """The published configuration that a trial measured again, or None."""
+    def find_training(self, trial: Any) -> PublishedTraining | None:
+        """Return the published configuration that a trial repeats, or None."""
         if any(getattr(trial, name) != value for name, value in _COMMON.items()):
             return None
-        like = (trial.max_seq_len, trial.micro_batch_size)
-        return next((one for one in self.training if (one.max_seq_len, one.micro_batch_size) == like), None)
+        shape = (trial.max_seq_len, trial.micro_batch_size)
+        return next(
+            (training for training in self.training if (training.max_seq_len, training.micro_batch_size) == shape), None
+        )
 
 
 @functools.cache
-def read() -> Published:
-    """published.yaml."""
+def read() -> PublishedResults:
+    """Read published.yaml."""
     document: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
     document["training"] = tuple(
-        PublishedTraining(**(one | {"samples_per_sec": tuple(one["samples_per_sec"])})) for one in document["training"]
+        PublishedTraining(**(row | {"samples_per_sec": tuple(row["samples_per_sec"])})) for row in document["training"]
     )
-    document["factors"] = tuple(Factor(**one) for one in document["factors"])
-    document["scaling"] = tuple(PublishedScaling(**one) for one in document["scaling"])
-    return Published(**document)
+    document["factors"] = tuple(Factor(**row) for row in document["factors"])
+    document["scaling"] = tuple(PublishedScaling(**row) for row in document["scaling"])
+    return PublishedResults(**document)
 
 
-def beside(run: Run) -> Published | None:
-    """The published results where this run measured the same thing, else None."""
+def matching_results(run: Run) -> PublishedResults | None:
+    """Return the published results if this run measured the same thing, else None."""
     if run.record.profile != "gpu":
         return None
-    found = read()
+    published = read()
     parameters = {
         result.fingerprint["model_parameters"] for result in run.results if "model_parameters" in result.fingerprint
     }
-    return found if parameters == {found.model_parameters} else None
+    return published if parameters == {published.model_parameters} else None
 
 
-def training_by_label(run: Run, known: Published | None) -> dict[str, PublishedTraining]:
-    """Configuration's label -> the published one it measured again; configurations without one are left out."""
-    if known is None:
+def training_by_label(run: Run, published: PublishedResults | None) -> dict[str, PublishedTraining]:
+    """Map each configuration that repeats a published one to that one."""
+    if published is None:
         return {}
-    found = {
-        configuration.label: known.training_like(configuration.planned[0].trial)
+    matches = {
+        configuration.label: published.find_training(configuration.planned[0].trial)
         for configuration in run.configurations
         if configuration.kind == "training"
     }
-    return {label: like for label, like in found.items() if like is not None}
+    return {label: training for label, training in matches.items() if training is not None}

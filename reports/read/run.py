@@ -1,18 +1,18 @@
-"""A run's folder as read: its configurations, its verified results, what cannot be used, and two frames.
+"""A loaded run: its configurations, verified results, unusable files, and two data frames.
 
 Frame `trials`, one row per accepted result:
 
 | column | meaning |
 |---|---|
-| trial_id, configuration, kind, worker | which trial, the configuration's label, what it measures, and where it ran |
-| status, reason, attempt, written_by, started_at | its end, in `bench.records.result.TrialResult`'s words |
+| trial_id, configuration, kind, worker | the trial, its configuration's label, its kind of workload, its worker |
+| status, reason, attempt, written_by, started_at | fields of `bench.records.result.TrialResult` |
 | wall_time_sec, load_time_sec | seconds |
-| n_steps, n_measurements | measured steps and other measurements the record holds |
+| n_steps, n_measurements | numbers of measured steps and of other measurements |
 | step_time_sec | median over its measured steps, seconds |
 | samples_per_sec, tokens_per_sec, useful_tokens_per_sec | per worker |
 | padding_percent | share of token positions spent on padding |
-| first_loss, last_loss | of the measured steps |
-| peak_vram_bytes, peak_rss_bytes | bytes; VRAM missing where there is no GPU |
+| first_loss, last_loss | loss of the first and last measured step |
+| peak_vram_bytes, peak_rss_bytes | bytes; VRAM missing without a GPU |
 
 Frame `steps`, one row per optimizer step of an accepted result: trial_id, configuration, worker, status, phase
 ("warmup" or "measure"), step (from 1, counted over both phases), step_time_sec (seconds), loss, samples, tokens,
@@ -32,41 +32,52 @@ from bench.records.run import PlannedTrial, RunRecord
 from reports.read.attempts import Starts
 
 KINDS_WITH_STEPS = ("training", "distributed")
-_PICKED = ["name", "configuration", "kind", "value", "low", "high", "n", "share_percent", "context", "note"]
+_MEASUREMENT_COLUMNS = [
+    "name",
+    "configuration",
+    "kind",
+    "value",
+    "low",
+    "high",
+    "n",
+    "share_percent",
+    "context",
+    "note",
+]
 
 
 class ReportError(ValueError):
-    """No report can be made at all; the message names the file or folder and what to do."""
+    """Raised if no report can be made; the message names the file or folder and the remedy."""
 
 
-class NotWritten(ReportError):
-    """A file of the report cannot be written: the disk is full, or the folder is somebody else's. That may pass."""
+class ReportWriteError(ReportError):
+    """Raised if a file of the report cannot be written: full disk, or another owner. A retry may succeed."""
 
     def __init__(self, path: object, error: OSError) -> None:
         super().__init__(
-            f"{path}: cannot be written: {error.strerror}; check owner, permissions and free space, then type the same "
-            "again"
+            f"{path}: cannot be written: {error.strerror}; check owner, permissions and free space, then retry"
         )
 
 
-def report_folder(run_folder: Path, *below: str) -> Path:
-    """The folder of a run's report, made, with those `below` it. Raises NotWritten; ReportError for a link: somebody
-    else may have chosen where it leads, and a report removes old figures.
+def make_report_folder(run_folder: Path, *subfolders: str) -> Path:
+    """Create the folder of a run's report and its subfolders. Raises ReportWriteError.
+
+    Raises ReportError for a symbolic link: another user may control its target, and a report removes old figures.
     """
     folder = run_folder / REPORT_FOLDER
-    for path in (folder, *(folder / name for name in below)):
+    for path in (folder, *(folder / name for name in subfolders)):
         if path.is_symlink():
-            raise ReportError(f"{path}: it is a symbolic link; remove it, then type the same again")
+            raise ReportError(f"{path}: it is a symbolic link; remove it, then retry")
         try:
             path.mkdir(exist_ok=True)
         except OSError as error:
-            raise NotWritten(path, error) from None
+            raise ReportWriteError(path, error) from None
     return folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A file that was not averaged in, relative to the run's folder, and why."""
+    """A file that was not averaged in (path relative to the run's folder), and why."""
 
     file: str
     reason: str
@@ -74,7 +85,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A planned trial without a usable result. `worker` is None where any worker could have taken it."""
+    """A planned trial without a usable result. `worker` is None if the plan does not pin it to a worker."""
 
     trial_id: str
     configuration: str
@@ -84,7 +95,7 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """One thing that was measured, by one or more planned trials. `label` is unique within its run."""
+    """A configuration and its planned trials. `label` is unique within its run."""
 
     label: str
     planned: tuple[PlannedTrial, ...]
@@ -96,7 +107,7 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run's folder as read. `configurations` keep the plan's order; `results` too. `started` is the ledger's word."""
+    """A loaded run. `configurations` and `results` keep the plan's order. `started` are start times from the ledger."""
 
     folder: Path
     record: RunRecord
@@ -111,27 +122,27 @@ class Run:
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
-        """Made when it is first asked for: of ten thousand trials it has a row for each of their steps."""
+        """The frame `steps`, computed on first use: it has a row for each step of each trial."""
         return _steps_frame({result.trial_id: result for result in self.results}, self.label_of)
 
     @functools.cached_property
     def measured(self) -> dict[str, pd.DataFrame]:
-        """Name to the measurements of trials that succeeded, in the run's order."""
+        """The measurements of successful trials by name, in the run's order."""
         table = self.measurements
-        good = table.loc[table["status"] == TrialStatus.SUCCEEDED.value, _PICKED]
+        good = table.loc[table["status"] == TrialStatus.SUCCEEDED.value, _MEASUREMENT_COLUMNS]
         return {str(name): rows for name, rows in good.groupby("name", sort=False, observed=True)}
 
 
-_MEASURED = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec", "padding_percent", "first_loss", "last_loss")
+_METRICS = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec", "padding_percent", "first_loss", "last_loss")
 _PEAKS = ("peak_vram_bytes", "peak_rss_bytes")
-_OF_RESULT = ("worker", "reason", "attempt", "written_by", "started_at", "wall_time_sec")
+_RESULT_FIELDS = ("worker", "reason", "attempt", "written_by", "started_at", "wall_time_sec")
 _TRIAL_COLUMNS = {
     **dict.fromkeys(("trial_id", "configuration", "kind", "worker", "status", "reason"), "str"),
     "attempt": "int64",
     **dict.fromkeys(("written_by", "started_at"), "str"),
     **dict.fromkeys(("wall_time_sec", "load_time_sec"), "float64"),
     **dict.fromkeys(("n_steps", "n_measurements"), "int64"),
-    **dict.fromkeys(("step_time_sec", *_MEASURED), "float64"),
+    **dict.fromkeys(("step_time_sec", *_METRICS), "float64"),
     **dict.fromkeys(_PEAKS, "Int64"),
 }
 _STEP_COLUMNS = {
@@ -154,10 +165,10 @@ def trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> p
             "status": result.status.value,
             "n_steps": len(result.steps.step_time_sec),
             "n_measurements": len(result.measurements),
-        } | {name: getattr(result, name) for name in _OF_RESULT}
+        } | {name: getattr(result, name) for name in _RESULT_FIELDS}
         if (metrics := result.metrics) is not None:
             row["step_time_sec"] = metrics.step_time_sec.median
-            row |= {name: getattr(metrics, name) for name in ("load_time_sec", *_MEASURED, *_PEAKS)}
+            row |= {name: getattr(metrics, name) for name in ("load_time_sec", *_METRICS, *_PEAKS)}
         rows.append(row)
     return pd.DataFrame(rows, columns=list(_TRIAL_COLUMNS)).astype(_TRIAL_COLUMNS)
 

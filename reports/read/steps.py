@@ -1,4 +1,4 @@
-"""A training's steps.jsonl: what it has measured so far, a line for each step and each held-out loss."""
+"""A training's steps.jsonl: its steps and held-out losses so far, one per line."""
 
 import dataclasses
 from pathlib import Path
@@ -8,15 +8,17 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.training import Evaluation, TrainedSteps
 
-_MOST_BYTES = 1 << 30
-_COLUMNS = [each.name for each in dataclasses.fields(TrainedSteps)]
+_MAX_STEPS_BYTES = 1 << 30
+_COLUMNS = [field.name for field in dataclasses.fields(TrainedSteps)]
 
 
 def read(path: Path) -> tuple[TrainedSteps, list[Evaluation]]:
-    """The steps and held-out losses there are; none without the file. Left out is what is no line of ours, such as a
-    last line that was cut. Raises OSError."""
+    """Read the steps and held-out losses; empty without the file. Raises OSError.
+
+    Skips invalid lines, such as a truncated last line.
+    """
     try:
-        lines = read_regular(path, most_bytes=_MOST_BYTES, follow=False).splitlines()
+        lines = read_regular(path, most_bytes=_MAX_STEPS_BYTES, follow=False).splitlines()
     except FileNotFoundError:
         lines = []
     rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
@@ -27,9 +29,9 @@ def read(path: Path) -> tuple[TrainedSteps, list[Evaluation]]:
             if "evaluation" in document:
                 evaluations.append(schema.from_json(Evaluation, document["evaluation"]))
                 continue
-            one = schema.from_json(TrainedSteps, {name: [document[name]] for name in _COLUMNS})
+            step = schema.from_json(TrainedSteps, {name: [document[name]] for name in _COLUMNS})
         except (ValueError, TypeError, KeyError):
             continue
         for name in _COLUMNS:
-            rows[name] += getattr(one, name)
+            rows[name] += getattr(step, name)
     return TrainedSteps(**rows), evaluations

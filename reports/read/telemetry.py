@@ -1,13 +1,13 @@
-"""telemetry.csv beside a trial's result, as a frame: what the machine did while the trial ran, sample by sample.
+"""telemetry.csv of a trial as a data frame: samples of the machine taken while the trial ran.
 
 | column | meaning |
 |---|---|
 | elapsed_sec | seconds since the trial's process began |
-| phase | import, load, data, warmup, measure, ceilings: what the trial was doing |
-| gpu | number of the GPU; missing where there is none |
-| gpu_utilization_percent, gpu_power_watts, gpu_sm_clock_mhz | of that GPU |
-| gpu_memory_used_bytes, gpu_temperature_celsius | of that GPU |
-| process_cpu_percent | of one core, over the trial's process tree |
+| phase | phase of the trial: import, load, data, warmup, measure, ceilings |
+| gpu | number of the GPU; missing without a GPU |
+| gpu_utilization_percent, gpu_power_watts, gpu_sm_clock_mhz | utilization, power and SM clock of that GPU |
+| gpu_memory_used_bytes, gpu_temperature_celsius | memory and temperature of that GPU |
+| process_cpu_percent | percent of one core, summed over the trial's process tree |
 | process_rss_bytes | resident bytes of that tree |
 """
 
@@ -35,64 +35,64 @@ NUMBERS = (
     "process_cpu_percent",
     "process_rss_bytes",
 )
-_MOST_BYTES = 32_000_000  # ten hours of one GPU at five samples a second take 20 MB
-_MOST_ROWS = 400_000  # of what a sampler writes, twice as many as fit
-_MOST_LINE_BYTES = 4_000
-_MOST_SEC, _MOST = 1e9, 1e18
+_MAX_TELEMETRY_BYTES = 32_000_000  # ten hours of one GPU at five samples a second take 20 MB
+_MAX_ROWS = 400_000  # twice as many as the sampler can write into _MAX_TELEMETRY_BYTES
+_MAX_LINE_BYTES = 4_000
+_MAX_ELAPSED_SEC, _MAX_VALUE = 1e9, 1e18
 
 
-def objection(path: Path) -> str | None:
-    """Why the file at `path` is not read, or None; None where there is none, too."""
+def unusable_reason(path: Path) -> str | None:
+    """Return why the file at `path` cannot be used; None if it can, or does not exist."""
     try:
-        if regular_size(path, follow=False) > _MOST_BYTES:
-            return f"it is larger than {_MOST_BYTES / 1e6:.0f} MB"
+        if regular_size(path, follow=False) > _MAX_TELEMETRY_BYTES:
+            return f"it is larger than {_MAX_TELEMETRY_BYTES / 1e6:.0f} MB"
         with path.open("rb") as file:
-            heads = file.readline(_MOST_LINE_BYTES).strip().split(b",")
+            columns = file.readline(_MAX_LINE_BYTES).strip().split(b",")
     except FileNotFoundError:
         return None
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return None if {b"elapsed_sec", b"phase"} <= set(heads) else "its first line does not name elapsed_sec and phase"
+    return None if {b"elapsed_sec", b"phase"} <= set(columns) else "its header lacks elapsed_sec or phase"
 
 
 def read(path: Path) -> pd.DataFrame | None:
-    """The samples, in order of time; None where the file is not there, is too large, or holds no usable row.
+    """Read the samples, in order of time; None if the file is missing, too large, or has no usable row.
 
-    A row that was cut short, or whose time is no number, is left out: a killed trial's last row often is.
+    Skips truncated rows and rows with an invalid time: the last row of a killed trial is often truncated.
     """
     try:
-        return _frame(csv.reader(_lines(read_regular(path, most_bytes=_MOST_BYTES, follow=False))))
+        return _frame(csv.reader(_lines(read_regular(path, most_bytes=_MAX_TELEMETRY_BYTES, follow=False))))
     except (OSError, csv.Error):
         return None
 
 
 def _frame(lines: Iterator[list[str]]) -> pd.DataFrame | None:
-    heads = next(lines, [])
-    if not {"elapsed_sec", "phase"} <= set(heads):
+    header = next(lines, [])
+    if not {"elapsed_sec", "phase"} <= set(header):
         return None
-    places = {name: heads.index(name) for name in NUMBERS if name in heads}
-    found = {name: array("d") for name in NUMBERS}
+    indices = {name: header.index(name) for name in NUMBERS if name in header}
+    columns = {name: array("d") for name in NUMBERS}
     phases = []
-    for cells in itertools.islice(lines, _MOST_ROWS):
-        if len(cells) != len(heads) or not abs(_number(cells[places["elapsed_sec"]])) < _MOST_SEC:
+    for cells in itertools.islice(lines, _MAX_ROWS):
+        if len(cells) != len(header) or not abs(_number(cells[indices["elapsed_sec"]])) < _MAX_ELAPSED_SEC:
             continue
-        phases.append(cells[heads.index("phase")])
-        for name, values in found.items():
-            values.append(_number(cells[places[name]]) if name in places else math.nan)
-    frame = pd.DataFrame({name: np.array(values) for name, values in found.items()})
+        phases.append(cells[header.index("phase")])
+        for name, values in columns.items():
+            values.append(_number(cells[indices[name]]) if name in indices else math.nan)
+    frame = pd.DataFrame({name: np.array(values) for name, values in columns.items()})
     frame["phase"] = pd.Series(phases, dtype="object")
     return None if frame.empty else frame.sort_values("elapsed_sec", kind="stable").reset_index(drop=True)
 
 
 def _lines(content: bytes) -> Iterator[str]:
-    """The lines that a sampler can have written; the others are left out."""
-    return (line.decode(errors="replace") for line in io.BytesIO(content) if len(line) <= _MOST_LINE_BYTES)
+    """Decode the lines; skip those longer than a sampler writes."""
+    return (line.decode(errors="replace") for line in io.BytesIO(content) if len(line) <= _MAX_LINE_BYTES)
 
 
 def _number(cell: str) -> float:
-    """NaN where it is none, or none that can be drawn."""
+    """Parse a number; NaN if it is missing, not finite or too large to draw."""
     try:
         value = float(cell)
     except ValueError:
         return math.nan
-    return value if abs(value) < _MOST else math.nan
+    return value if abs(value) < _MAX_VALUE else math.nan

@@ -1,9 +1,9 @@
-"""From steps to intervals: over one process, several processes, two configurations.
+"""Statistics of step times: intervals over one process, several processes, two configurations.
 
-values: what the statistics say
-processes: one process's steps: median, noise, outliers, drift
-pooling: how much processes differ, from all configurations of a run
-configurations: several processes to an estimate; two configurations to a ratio
+types: dataclasses of the results
+per_process: one process's steps: median, noise, outliers, drift
+pooling: differences between processes, pooled over all configurations of a run
+per_config: estimates from several processes; ratios of two configurations
 energy: joules from sampled watts
-student: Student's t distribution
+student: Student's t and the F distribution
 """

@@ -1,4 +1,4 @@
-"""Energy from what was sampled: watts of the GPU over the measured window, and how fast it worked meanwhile."""
+"""Energy from the GPU's sampled power over the measured window, and the throughput in that window."""
 
 from bench.records.result import TrialResult
 from reports.statistics.types import Process
@@ -9,8 +9,9 @@ WINDOW = "measure"
 
 
 def joules_per_1000_useful_tokens(result: TrialResult, process: Process) -> float | None:
-    """The GPU's energy for 1,000 useful tokens, by elapsed throughput; None where its power was not sampled in that
-    window. A result of several ranks has the mean of their GPUs; the host's own energy is in none of them.
+    """Return the GPU's energy for 1,000 useful tokens at elapsed throughput; None if its power was not sampled.
+
+    A result of several ranks has the mean power of their GPUs. The host's energy is not included.
     """
     watts = next(
         (

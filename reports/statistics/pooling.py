@@ -1,9 +1,9 @@
-"""How much processes of one run differ, from all its configurations together. Pure numpy.
+"""Noise between processes of one run, pooled over all its configurations. Pure numpy.
 
-A configuration on four workers tells its own noise with three degrees of freedom; twelve of them on the same workers
-tell the noise they share with 33. What is left of the logarithms after each configuration's and each worker's own mean
-is that noise. A configuration whose share of it is larger than chance allows (an F test at 1 % over all of them) keeps
-its own, and the others' is taken without it.
+A configuration on four workers measures its own noise with three degrees of freedom; twelve configurations on the same
+workers measure their common noise with 33. The noise is the residual of the logarithms after subtracting each
+configuration's and each worker's mean. A configuration with significantly more noise (F test, 1 % over all of them)
+keeps its own noise, and the others are pooled without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from reports.statistics import student
 
 Floats = NDArray[np.float64]
-NOISIER = 0.01
-_ROUNDS = 50  # of taking out rows' and columns' means by turns, where cells are missing
-_SETTLED = 1e-12
+NOISIER_LEVEL = 0.01  # significance level over all configurations
+_MAX_ROUNDS = 50  # limit for subtracting column and row means alternately, needed if cells are missing
+_CONVERGED = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The standard deviation of one unit's logarithm (a worker's mean, or a process on the only worker), and how many
-    degrees of freedom it was measured with. `is_own` where the configuration is noisier than the others.
+    """The standard deviation of a unit's logarithm (a worker's mean, or a process on the only worker), and its degrees
+    of freedom. `is_own`: the configuration is noisier than the others, so it was not pooled.
     """
 
     sd: float
@@ -32,107 +32,108 @@ class Spread:
 
 
 def spreads(cells: Mapping[str, Mapping[str, float]], *, by_worker: bool) -> dict[str, Spread]:
-    """Configuration to its spread, from logarithms by configuration and unit; empty where nothing was repeated.
+    """Map each configuration to its spread, from logarithms by configuration and unit; {} if nothing was repeated.
 
-    With `by_worker` units are workers, the same for every configuration, and a worker's own speed is no noise.
+    With `by_worker`, units are workers, shared by the configurations, and a worker's own speed is not counted as noise.
     """
-    rows = {label: found for label, found in cells.items() if len(found) > 1}
+    rows = {label: units for label, units in cells.items() if len(units) > 1}
     columns = {
-        unit: place for place, unit in enumerate(dict.fromkeys(unit for found in rows.values() for unit in found))
+        unit: index for index, unit in enumerate(dict.fromkeys(unit for units in rows.values() for unit in units))
     }
     if not rows:
         return {}
     table = np.full((len(rows), len(columns)), np.nan)
-    for place, found in enumerate(rows.values()):
-        table[place, [columns[unit] for unit in found]] = list(found.values())
+    for row, logs in enumerate(rows.values()):
+        table[row, [columns[unit] for unit in logs]] = list(logs.values())
     known = ~np.isnan(table)
-    squares, sizes = _left_over(table, by_worker=by_worker), known.sum(axis=1)
-    labels, noisier = list(rows), _noisier(squares, sizes, len(columns) if by_worker else 1, by_worker=by_worker)
-    calm = [place for place in range(len(labels)) if place not in noisier]
+    squares, sizes = _residual_squares(table, by_worker=by_worker), known.sum(axis=1)
+    labels, noisier = list(rows), _find_noisier(squares, sizes, len(columns) if by_worker else 1, by_worker=by_worker)
+    pooled = [index for index in range(len(labels)) if index not in noisier]
     if noisier:
-        squares[calm] = _left_over(table[calm], by_worker=by_worker)
-    shared = _shared(float(squares[calm].sum()), sizes[calm], len(columns) if by_worker else 1)
+        squares[pooled] = _residual_squares(table[pooled], by_worker=by_worker)
+    shared = _pooled_spread(float(squares[pooled].sum()), sizes[pooled], len(columns) if by_worker else 1)
     if shared is None:
         return {}
-    own = {labels[place]: spread for place, spread in noisier.items()}
+    own = {labels[index]: spread for index, spread in noisier.items()}
     return {label: own.get(label, shared) for label in cells}
 
 
-def of_differences(cells: Mapping[str, Mapping[str, float]]) -> dict[str, Spread]:
-    """Configuration to the spread of one worker's difference between two runs, from differences by configuration and
-    worker; only configurations with several workers have one.
+def difference_spreads(cells: Mapping[str, Mapping[str, float]]) -> dict[str, Spread]:
+    """Map each configuration with several workers to the spread of a worker's difference between two runs.
 
-    A worker may have changed between the runs, for all configurations alike; so the variance has a part of workers and
-    a part of what is left, and the degrees of freedom are Satterthwaite's for their sum.
+    A worker may have changed between the runs, equally for all configurations. So the variance is that of workers plus
+    the residual one, and the degrees of freedom are Satterthwaite's for their sum.
     """
-    workers = {worker for found in cells.values() for worker in found}
-    whole = [label for label, found in cells.items() if len(found) == len(workers) > 1]
-    own = {label: _own(list(found.values())) for label, found in cells.items() if len(found) > 1}
-    table = np.array([[cells[label][worker] for worker in sorted(workers)] for label in whole])
-    if len(whole) < 2:
+    workers = {worker for by_worker in cells.values() for worker in by_worker}
+    complete = [label for label, by_worker in cells.items() if len(by_worker) == len(workers) > 1]
+    own = {label: _own_spread(list(by_worker.values())) for label, by_worker in cells.items() if len(by_worker) > 1}
+    table = np.array([[cells[label][worker] for worker in sorted(workers)] for label in complete])
+    if len(complete) < 2:
         return own
-    sizes = np.full(len(whole), len(workers))
-    noisier = _noisier(_left_over(table, by_worker=True), sizes, len(workers), by_worker=True)
-    calm = [place for place in range(len(whole)) if place not in noisier]
-    kinds, freedom = len(calm), len(workers) - 1.0
-    of_workers = kinds * float(table[calm].mean(axis=0).var(ddof=1))
-    left = float(_left_over(table[calm], by_worker=True).sum()) / ((kinds - 1.0) * freedom)
-    parts = (of_workers / kinds, left * (kinds - 1.0) / kinds)
-    lost = parts[0] ** 2 / freedom + parts[1] ** 2 / ((kinds - 1.0) * freedom)
-    shared = Spread(sd=sum(parts) ** 0.5, df=sum(parts) ** 2 / lost if lost > 0 else kinds * freedom)
-    return own | {whole[place]: shared for place in calm}
+    sizes = np.full(len(complete), len(workers))
+    noisier = _find_noisier(_residual_squares(table, by_worker=True), sizes, len(workers), by_worker=True)
+    pooled = [index for index in range(len(complete)) if index not in noisier]
+    n_pooled, worker_df = len(pooled), len(workers) - 1.0
+    workers_variance = n_pooled * float(table[pooled].mean(axis=0).var(ddof=1))
+    residual_variance = float(_residual_squares(table[pooled], by_worker=True).sum()) / ((n_pooled - 1.0) * worker_df)
+    parts = (workers_variance / n_pooled, residual_variance * (n_pooled - 1.0) / n_pooled)
+    denominator = parts[0] ** 2 / worker_df + parts[1] ** 2 / ((n_pooled - 1.0) * worker_df)
+    shared = Spread(sd=sum(parts) ** 0.5, df=sum(parts) ** 2 / denominator if denominator > 0 else n_pooled * worker_df)
+    return own | {complete[index]: shared for index in pooled}
 
 
-def _own(values: Sequence[float]) -> Spread:
+def _own_spread(values: Sequence[float]) -> Spread:
     return Spread(sd=float(np.std(values, ddof=1)), df=len(values) - 1.0, is_own=True)
 
 
 def slower_workers(cells: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Worker to how much more than the middle worker it takes, as a logarithm, in at least three quarters of the
-    configurations that every worker ran. Empty with fewer than three workers: nobody can say which is the odd one.
+    """Map each worker to its time relative to the median worker, as a logarithm.
+
+    At least three quarters of the configurations that every worker ran reach this value. {} with fewer than three
+    workers: of two, neither can be called the slow one.
     """
-    workers = sorted({worker for found in cells.values() for worker in found})
-    shared = [found for found in cells.values() if len(found) == len(workers)]
+    workers = sorted({worker for by_worker in cells.values() for worker in by_worker})
+    shared = [by_worker for by_worker in cells.values() if len(by_worker) == len(workers)]
     if len(workers) < 3 or not shared:
         return {}
-    table = np.array([[found[worker] for worker in workers] for found in shared])
-    away = table - np.median(table, axis=1, keepdims=True)
-    return dict(zip(workers, np.quantile(away, 0.25, axis=0, method="lower").tolist(), strict=True))
+    table = np.array([[by_worker[worker] for worker in workers] for by_worker in shared])
+    deviations = table - np.median(table, axis=1, keepdims=True)
+    return dict(zip(workers, np.quantile(deviations, 0.25, axis=0, method="lower").tolist(), strict=True))
 
 
-def _left_over(table: Floats, *, by_worker: bool) -> Floats:
-    """Per row, the sum of squares that means of rows (and of columns) leave; missing cells are NaN."""
-    rest = table - np.nanmean(table, axis=1, keepdims=True)
+def _residual_squares(table: Floats, *, by_worker: bool) -> Floats:
+    """Return each row's residual sum of squares after subtracting row (and column) means; missing cells are NaN."""
+    residuals = table - np.nanmean(table, axis=1, keepdims=True)
     if by_worker:
-        for _ in range(_ROUNDS):
-            columns = np.nanmean(rest, axis=0)
-            rest = rest - columns
-            rows = np.nanmean(rest, axis=1, keepdims=True)
-            rest = rest - rows
-            if max(np.abs(columns).max(), np.abs(rows).max()) < _SETTLED:
+        for _ in range(_MAX_ROUNDS):
+            columns = np.nanmean(residuals, axis=0)
+            residuals = residuals - columns
+            rows = np.nanmean(residuals, axis=1, keepdims=True)
+            residuals = residuals - rows
+            if max(np.abs(columns).max(), np.abs(rows).max()) < _CONVERGED:
                 break
-    return np.asarray(np.nansum(rest * rest, axis=1))
+    return np.asarray(np.nansum(residuals * residuals, axis=1))
 
 
-def _noisier(squares: Floats, sizes: NDArray[np.int64], columns: int, *, by_worker: bool) -> dict[int, Spread]:
-    """Rows that are noisier than the rest together, the worst first; a third of the rows at most."""
-    left, found = list(range(len(squares))), {}
+def _find_noisier(squares: Floats, sizes: NDArray[np.int64], columns: int, *, by_worker: bool) -> dict[int, Spread]:
+    """Return the rows that are noisier than the others together, the noisiest first; at most a third of the rows."""
+    remaining, noisier = list(range(len(squares))), {}
     for _ in range(len(squares) // 3):
-        # What a row adds to the squares is more than what it keeps: its own mean was drawn towards it.
-        added = len(left) / (len(left) - 1.0) if by_worker else 1.0
-        worst = max(left, key=lambda place: squares[place] / (sizes[place] - 1))
-        others = [place for place in left if place != worst]
-        rest = _shared(float(squares[left].sum() - squares[worst] * added), sizes[others], columns)
+        # A row contributes more than its own residuals, because the column means were shifted towards it.
+        added = len(remaining) / (len(remaining) - 1.0) if by_worker else 1.0
+        worst = max(remaining, key=lambda row: squares[row] / (sizes[row] - 1))
+        others = [row for row in remaining if row != worst]
+        rest = _pooled_spread(float(squares[remaining].sum() - squares[worst] * added), sizes[others], columns)
         if rest is None or rest.sd == 0.0:
             break
         own, df = float(squares[worst]) * added / (sizes[worst] - 1), float(sizes[worst] - 1)
-        if student.f_tail(own / rest.sd**2, df, rest.df) * len(left) > NOISIER:
+        if student.f_tail(own / rest.sd**2, df, rest.df) * len(remaining) > NOISIER_LEVEL:
             break
-        found[worst] = Spread(sd=own**0.5, df=df, is_own=True)
-        left = others
-    return found
+        noisier[worst] = Spread(sd=own**0.5, df=df, is_own=True)
+        remaining = others
+    return noisier
 
 
-def _shared(squares: float, sizes: NDArray[np.int64], columns: int) -> Spread | None:
+def _pooled_spread(squares: float, sizes: NDArray[np.int64], columns: int) -> Spread | None:
     df = float(sizes.sum() - len(sizes) - columns + 1)
     return Spread(sd=max(0.0, squares / df) ** 0.5, df=df) if df >= 1 else None

@@ -1,35 +1,37 @@
-"""Student's t distribution and the F distribution's tail, for intervals and tests over a handful of processes. Standard
-library alone.
+"""Student's t distribution and the F distribution's tail, for intervals and tests over a few processes.
 
-SciPy would bring 100 MB for these three functions. The distribution function is a regularised incomplete beta function,
-computed by its continued fraction (NIST Digital Library of Mathematical Functions, 8.17.22) with Lentz's method.
+It uses only the standard library: SciPy would add 100 MB for these three functions. The distribution function is a
+regularised incomplete beta function, computed by its continued fraction (NIST Digital Library of Mathematical
+Functions, 8.17.22) with Lentz's method.
 """
 
 import functools
 import math
 
 _TINY = 1e-300
-_CLOSE = 1e-15
-_MOST_TERMS = 500
+_CONVERGED = 1e-15
+_MAX_TERMS = 500
 
 
 def two_sided_p(t: float, df: float) -> float:
-    """The chance of a value as far from 0 as `t`, or further, on either side. `df` above 0, whole or not."""
+    """Return the probability of a value at least as far from 0 as `t`. `df` is above 0 and need not be an integer."""
     if not df > 0:
         raise ValueError(f"degrees of freedom: expected more than 0, found {df}")
     if math.isinf(t):
         return 0.0
-    return _beta_share(df / 2.0, 0.5, df / (df + t * t))
+    return _regularised_beta(df / 2.0, 0.5, df / (df + t * t))
 
 
-def f_tail(ratio: float, above: float, below: float) -> float:
-    """The chance that a ratio of two equal variances, with so many degrees of freedom, is `ratio` or more."""
-    return _beta_share(below / 2.0, above / 2.0, below / (below + above * ratio))
+def f_tail(ratio: float, numerator_df: float, denominator_df: float) -> float:
+    """Return the probability that the ratio of two equal variances is at least `ratio`."""
+    return _regularised_beta(
+        denominator_df / 2.0, numerator_df / 2.0, denominator_df / (denominator_df + numerator_df * ratio)
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def quantile(confidence: float, df: float) -> float:
-    """The t that a value stays within, on both sides, with this `confidence`: 12.706 for 0.95 and one degree."""
+    """Return the two-sided quantile of t: 12.706 for confidence 0.95 and one degree of freedom."""
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence: expected between 0 and 1, found {confidence}")
     low, high = 0.0, 1.0
@@ -41,22 +43,22 @@ def quantile(confidence: float, df: float) -> float:
     return (low + high) / 2.0
 
 
-def _beta_share(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), x from 0 to 1."""
+def _regularised_beta(a: float, b: float, x: float) -> float:
+    """Compute the regularised incomplete beta function I_x(a, b), x from 0 to 1."""
     if x <= 0.0 or x >= 1.0:
         return min(1.0, max(0.0, x))
     front = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x),
     )
-    if x < (a + 1.0) / (a + b + 2.0):  # where the fraction converges fast
-        return front * _fraction(a, b, x) / a
-    return 1.0 - front * _fraction(b, a, 1.0 - x) / b
+    if x < (a + 1.0) / (a + b + 2.0):  # the fraction converges fast here
+        return front * _continued_fraction(a, b, x) / a
+    return 1.0 - front * _continued_fraction(b, a, 1.0 - x) / b
 
 
-def _fraction(a: float, b: float, x: float) -> float:
+def _continued_fraction(a: float, b: float, x: float) -> float:
     c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
     value = d
-    for m in range(1, _MOST_TERMS):
+    for m in range(1, _MAX_TERMS):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         change = 1.0
@@ -65,7 +67,7 @@ def _fraction(a: float, b: float, x: float) -> float:
             c = _away_from_zero(1.0 + term / c)
             change = c * d
             value *= change
-        if abs(change - 1.0) < _CLOSE:
+        if abs(change - 1.0) < _CONVERGED:
             return value
     raise ArithmeticError(f"incomplete beta function: no convergence for a={a}, b={b}, x={x}")
 

@@ -1,4 +1,4 @@
-"""What the statistics say, as values: one process, one configuration, a ratio of two. No arithmetic."""
+"""Results of the statistics: one process, one configuration, a ratio of two. No arithmetic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,15 +14,14 @@ Over = Literal["workers", "processes", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process, described. Rates are the mean amount per step over the median step time: its steady state. Elapsed
-    rates are all amounts over the time of all steps; `elapsed_error` is the standard error of their logarithm.
+    """Description of one process. Rates are the mean amount per step over the median step time (steady state).
 
-    `steps` are the step times in seconds, `amounts` what each step held, by the names of AMOUNTS. `noise_percent` is a
-    step's standard deviation without its outliers, and `standard_error` that of the logarithm of `step_time_sec`,
-    autocorrelation respected. `effective_steps` is how many independent steps these are worth. `levels_percent` is how
-    far apart the two speeds are between which its steps jump, None where they do not. `drift_percent` is how much
-    slower the last step is than the first along a straight line, None below DRIFT_LEAST_STEPS steps; `drifts` says that
-    this is more than noise.
+    Elapsed rates are all amounts over the time of all steps; `elapsed_error` is the standard error of their logarithm.
+    `steps` are the step times in seconds, `amounts` each step's amounts by the names of AMOUNTS. `noise_percent` is the
+    standard deviation of a step without outliers. `standard_error` is that of the logarithm of `step_time_sec`,
+    corrected for autocorrelation; `effective_steps` is the equivalent number of independent steps. `levels_percent` is
+    the distance of the two speeds if the steps jump between two, else None. `drift_percent` is how much slower the last
+    step is than the first along a fitted line, None below DRIFT_MIN_STEPS steps; `drifts`: it is more than noise.
     """
 
     process: str
@@ -50,17 +49,17 @@ class Process:
         return len(self.steps)
 
     @property
-    def freedom(self) -> float:
-        """Degrees of freedom of an interval over its steps."""
+    def degrees_of_freedom(self) -> float:
+        """The degrees of freedom of an interval over its steps."""
         return round(max(self.effective_steps - 1.0, 1.0), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A value with its 95 % interval over `n` steps. `low`, `high` and `over` are None where one step allows none.
+    """A value with its 95 % interval over `n` steps. `low`, `high` and `over` are None if there is a single step.
 
-    `over` is what the interval is of: the next worker's mean ("workers"), the next process on this worker
-    ("processes"), or only this one process measured longer ("steps").
+    `over` says what the interval predicts: the next worker's mean ("workers"), the next process on this worker
+    ("processes"), or only a longer measurement of this process ("steps").
     """
 
     value: float
@@ -72,10 +71,10 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """How much equal things differ, each a standard deviation in percent; None where one alone cannot tell.
+    """Standard deviations in percent; None if there is only one process or worker.
 
     `steps_percent` is within a process, without outliers; `processes_percent` between processes on one worker;
-    `workers_percent` between workers, whatever their processes add included.
+    `workers_percent` between workers, including the noise of their processes.
     """
 
     steps_percent: float
@@ -88,9 +87,9 @@ class MeasuredRate:
     """One configuration over all its processes. Rates are per worker and per second.
 
     `worker_spread` is the slowest worker's step time over the fastest's, None with a single worker; `worker_medians`
-    maps worker to its step time in seconds. `flags` are what makes the numbers doubtful, a sentence each. `half_width`
-    is half the 95 % interval of the logarithm of a single process's median, None with several processes or one step.
-    `spreads` maps a quantity to the noise of its units as the whole run tells it, where anything was repeated.
+    maps worker to its step time in seconds. `flags` are sentences about doubtful numbers. `half_width` is half the 95 %
+    interval of the logarithm of a single process's median, None with several processes or one step. `spreads` maps a
+    quantity to the noise of its units, pooled over the whole run, if anything was repeated.
     """
 
     n_workers: int
@@ -115,7 +114,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How many times the baseline's rate a configuration reaches. `verdict` is None unless the interval excludes 1."""
+    """A configuration's rate over the baseline's. `verdict` is None unless the interval excludes 1."""
 
     value: float
     low: float | None

@@ -1,14 +1,14 @@
-"""What the report says, as values: every writer and figure reads these and computes nothing of its own.
+"""The report's values. Writers and figures read them and compute nothing themselves.
 
-summary: the values of a whole report, a row per configuration
-summarize: a loaded run and prices to a summary
-choice: which configuration to train with, and what cannot be told from it
-sentences: recommendation and finding
-cautions: what to keep in mind, a line for each cause, the worst first
-highlights: the numbers of the first screen
-cost: speed to dollars
+summary: dataclasses of a whole report, with a row per configuration
+summarize: computation of a summary from a loaded run and prices
+recommendation: choice of the configuration to train with
+text: sentences: recommendation and finding
+warnings: cautions for the reader, one line per cause, the most important first
+headline: numbers of the first screen
+cost: conversion of speed to dollars
 energy: joules, kilowatt hours and CO2
-prices: the table of prices, read and checked
-scaling: how much faster several GPUs are, measured or assumed
-pivot: measurements as tables for people
+prices: loading and validation of the price table
+scaling: speed-up of several GPUs, measured or assumed
+tables: measurements as tables for readers
 """

@@ -1,12 +1,11 @@
-"""What measured speed costs. Pure arithmetic; every amount carries its price, and every price its source.
+"""Cost of measured speed. Pure arithmetic; every amount has its price, and every price its source.
 
-GPU time is priced by the GPU hour. What is measured is training; what is billed is more: pulling the image, loading,
-warming up, idling. `FineTuning` says both where both are known, and `Billed` says where a run's own hours went.
-Several GPUs are priced by a measured speed-up where a distributed trial gives one, else by an assumption that says so.
+GPU time is priced by the GPU hour. Training is measured, but more is billed: pulling the image, loading, warm-up,
+idling. `FineTuning` has both if both are known, and `WorkerTime` says how a run's own hours were used. Several GPUs are
+priced by a measured speed-up if a distributed trial has one, else by an assumption that is stated.
 
-What is paid for by the month or by traffic is named with its price (`Beside`) and added to nothing: how much of it a
-training needs is not measured. Not covered: the control plane, the machine that builds, and interruptions of
-preemptible nodes.
+Monthly and traffic prices (`PublishedPrice`) are listed but added to no amount: how much of these a training needs is
+not measured. Not covered: the control plane, the build VM, and interruptions of preemptible nodes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +21,9 @@ from reports.statistics.types import Estimate
 SAMPLES = 1000
 FINE_TUNING_SAMPLES = 10_000
 FINE_TUNING_GPUS = (1, 2, 4)
-HOURS_A_MONTH = 730.0  # as clouds bill a month
+HOURS_PER_MONTH = 730.0  # the length of a month that clouds bill
 MEASURED_PHASE = "measure"
-_NEVER_KNOWN = ("pulling the image", "time before the first and after the last trial")
+_ALWAYS_UNKNOWN = ("pulling the image", "time before the first and after the last trial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +37,14 @@ class BootVolume:
 
     @property
     def usd_per_hour(self) -> float:
-        return self.size_gb * self.usd_per_gb_month / HOURS_A_MONTH
+        return self.size_gb * self.usd_per_gb_month / HOURS_PER_MONTH
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedPrice:
-    """What else is paid for: so many US dollars for a unit, the first `free_gb` of a month for nothing."""
+    """Another billed item: US dollars per unit; the first `free_gb` of a month are free."""
 
-    what: str
+    label: str
     amount: float
     unit: str
     free_gb: float
@@ -53,18 +52,18 @@ class PublishedPrice:
     dated: date
 
     @property
-    def words(self) -> str:
-        """`file storage 0.3 USD per GB month (list price, 2026-11-20)`."""
+    def description(self) -> str:
+        """Text such as `file storage 0.3 USD per GB month (list price, 2026-11-20)`."""
         free = f" after {self.free_gb:,.0f} GB a month" if self.free_gb else ""
-        return f"{self.what} {self.amount:g} {self.unit}{free} ({self.source}, {self.dated.isoformat()})"
+        return f"{self.label} {self.amount:g} {self.unit}{free} ({self.source}, {self.dated.isoformat()})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """US dollars for one GPU for one hour, and where that number comes from.
+    """The price of one GPU for one hour in US dollars, and its source.
 
-    `name` is "on-demand", "preemptible", an alternative's name, or "set" where a setting gives the price. `dated` is
-    the day it was written down, None where a setting's source says what it says.
+    `name` is "on-demand", "preemptible", an alternative's name, or "set" for a price from a setting. `dated` is the day
+    when it was recorded, None for a price from a setting.
     """
 
     usd_per_gpu_hour: float
@@ -74,19 +73,19 @@ class Price:
     shape: str | None = None
     gpus_per_node: int = 1
     boot_volume: BootVolume | None = None
-    others: tuple[PublishedPrice, ...] = ()
+    other_prices: tuple[PublishedPrice, ...] = ()
 
     @property
-    def words(self) -> str:
-        """`$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)`."""
-        called = "" if self.name == "set" else f", {self.name}"
-        when = "" if self.dated is None else f", {self.dated.isoformat()}"
-        return f"${self.usd_per_gpu_hour:,.2f} per GPU hour{called} ({self.source}{when})"
+    def description(self) -> str:
+        """Text such as `$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)`."""
+        name = "" if self.name == "set" else f", {self.name}"
+        day = "" if self.dated is None else f", {self.dated.isoformat()}"
+        return f"${self.usd_per_gpu_hour:,.2f} per GPU hour{name} ({self.source}{day})"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosted:
-    """What a hosted service asks for fine-tuning on FINE_TUNING_SAMPLES samples: the reader's own number and source."""
+class HostedPrice:
+    """A hosted service's price for fine-tuning on FINE_TUNING_SAMPLES samples, as set by the user, and its source."""
 
     usd_per_10000_samples: float
     source: str
@@ -94,14 +93,14 @@ class Hosted:
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """A value with the ends of its interval, None where the speed behind it has none."""
+    """A value with its interval; the ends are None if the speed behind it has no interval."""
 
     value: float
     low: float | None
     high: float | None
 
     def times(self, factor: float) -> Self:
-        """Value and ends times a factor above 0."""
+        """Multiply value and interval by a factor above 0."""
         low, high = self.low, self.high
         return replace(
             self,
@@ -113,7 +112,7 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingCost:
-    """How many times as fast as one GPU `gpus` are together, whether this run measured that, and the source."""
+    """The speed-up of `gpus` GPUs over one, whether this run measured it, and the source."""
 
     gpus: int
     speedup: float
@@ -123,11 +122,11 @@ class ScalingCost:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """Training on FINE_TUNING_SAMPLES samples on `gpus` GPUs.
+    """A fine-tuning on FINE_TUNING_SAMPLES samples on `gpus` GPUs.
 
-    `training_sec` and `usd` are the steps alone. `startup_sec` is what a process was measured to spend before its first
-    step (imports, loading, data, warm-up), None where unknown; `usd_billed` adds that time and the boot volumes. The
-    intervals are the speed's; that of the speed-up is not in them.
+    `training_sec` and `usd` are for the steps only. `startup_sec` is the measured time of a process before its first
+    step (imports, loading, data, warm-up), None if unknown; `usd_billed` adds that time and the boot volumes. The
+    intervals are those of the speed, without the uncertainty of the speed-up.
     """
 
     gpus: int
@@ -141,7 +140,7 @@ class FineTuning:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one configuration costs at one price. Intervals are the speed's, turned over: faster is cheaper."""
+    """The cost of one configuration at one price. Its intervals are those of the speed, inverted: faster is cheaper."""
 
     price: Price
     usd_per_1000_samples: Amount
@@ -150,11 +149,11 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Billed:
-    """Where a run's GPU time went, in seconds summed over its workers; what cannot be known is named in `unknown`.
+class WorkerTime:
+    """The use of a run's GPU time in seconds, summed over its workers; `unknown` names what was not measured.
 
-    A worker is held from its first trial's start, by the operator's clock, to its last trial's end. `useful_sec` is the
-    time in measured steps, `by_phase` the rest of the trials' time by phase, `idle_sec` the time between trials.
+    A worker is held from its first trial's start (operator's clock) to its last trial's end. `useful_sec` is the time
+    in measured steps, `by_phase` the rest of the trials' time by phase, `idle_sec` the time between trials.
     """
 
     workers: int
@@ -162,7 +161,7 @@ class Billed:
     useful_sec: float
     by_phase: Mapping[str, float] = field(default_factory=dict)
     idle_sec: float = 0.0
-    unknown: tuple[str, ...] = _NEVER_KNOWN
+    unknown: tuple[str, ...] = _ALWAYS_UNKNOWN
 
     @property
     def useful_percent(self) -> float:
@@ -170,7 +169,7 @@ class Billed:
 
 
 def seconds_for(amount: float, rate: Estimate) -> Amount:
-    """How long `amount` takes at a rate per second."""
+    """Return how long `amount` takes at a rate per second."""
     return Amount(
         value=amount / rate.value,
         low=None if rate.high is None else amount / rate.high,
@@ -181,106 +180,110 @@ def seconds_for(amount: float, rate: Estimate) -> Amount:
 def cost(
     samples_per_sec: Estimate,
     useful_tokens_per_sec: Estimate,
-    at: Price,
+    price: Price,
     *,
     scalings: Sequence[ScalingCost] | None = None,
     startup_sec: float | None = None,
 ) -> Cost:
-    """What one worker's speed costs at a price. Without `scalings`, n GPUs are assumed to be n times as fast."""
-    per_sec = at.usd_per_gpu_hour / 3600.0
-    plans = [assumed(gpus) for gpus in FINE_TUNING_GPUS] if scalings is None else scalings
+    """Compute the cost of one worker's speed. Without `scalings`, n GPUs are assumed to be n times as fast."""
+    per_sec = price.usd_per_gpu_hour / 3600.0
+    plans = [assumed_scaling(gpus) for gpus in FINE_TUNING_GPUS] if scalings is None else scalings
     return Cost(
-        price=at,
+        price=price,
         usd_per_1000_samples=seconds_for(SAMPLES, samples_per_sec).times(per_sec),
         usd_per_million_useful_tokens=seconds_for(1e6, useful_tokens_per_sec).times(per_sec),
-        fine_tunings=tuple(_fine_tuning(samples_per_sec, at, plan, startup_sec) for plan in plans),
+        fine_tunings=tuple(_fine_tuning(samples_per_sec, price, plan, startup_sec) for plan in plans),
     )
 
 
-def assumed(gpus: int) -> ScalingCost:
-    """Perfect scaling, marked as the assumption it is; on one GPU there is nothing to assume."""
+def assumed_scaling(gpus: int) -> ScalingCost:
+    """Return linear scaling, marked as an assumption; on one GPU nothing is assumed."""
     if gpus == 1:
         return ScalingCost(gpus=1, speedup=1.0, is_measured=True, source="measured on one GPU")
-    source = f"assumed: {gpus} GPUs are {gpus} times as fast as one; no distributed trial in this run says"
+    source = (
+        f"assumed: {gpus} GPUs are {gpus} times as fast as one, because no distributed trial of this run measured it"
+    )
     return ScalingCost(gpus=gpus, speedup=float(gpus), is_measured=False, source=source)
 
 
-def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Billed | None:
-    """Where the workers' time went; None where no trial says when it ran.
+def worker_time(results: Iterable[TrialResult], starts: Starts | None = None) -> WorkerTime | None:
+    """Compute how the workers' time was used; None if no trial recorded when it ran.
 
-    `started` is when the ledger says attempts were. Where it lacks one of them, all go by their workers' clocks, and
-    that these may have jumped is among the unknown.
+    `starts` are the attempts' start times from the ledger. If one is missing, the workers' clocks are used for all, and
+    `unknown` says that these may have jumped.
     """
     ran = [result for result in results if result.worker is not None and result.wall_time_sec is not None]
-    ledger = started or {}
-    by_ledger = all((one.trial_id, one.attempt) in ledger for one in ran)
+    ledger = starts or {}
+    is_in_ledger = all((result.trial_id, result.attempt) in ledger for result in ran)
     spans: dict[str, list[tuple[float, float]]] = {}
     by_phase: dict[str, float] = {}
     useful = 0.0
-    for one in ran:
-        began = ledger[one.trial_id, one.attempt] if by_ledger else _moment(one.started_at)
-        if began is None or one.worker is None or one.wall_time_sec is None:
+    for trial in ran:
+        began = ledger[trial.trial_id, trial.attempt] if is_in_ledger else _timestamp(trial.started_at)
+        if began is None or trial.worker is None or trial.wall_time_sec is None:
             continue
-        spans.setdefault(one.worker, []).append((began, began + one.wall_time_sec))
-        measured = sum(one.steps.step_time_sec)
+        spans.setdefault(trial.worker, []).append((began, began + trial.wall_time_sec))
+        measured = sum(trial.steps.step_time_sec)
         useful += measured
-        for phase, seconds in one.phases.items():
+        for phase, seconds in trial.phases.items():
             seconds -= measured if phase == MEASURED_PHASE else 0.0
             by_phase[phase] = by_phase.get(phase, 0.0) + max(0.0, seconds)
     if not spans:
         return None
-    held = sum(max(end for _, end in own) - min(begin for begin, _ in own) for own in spans.values())
-    busy = sum(end - begin for own in spans.values() for begin, end in own)
+    held = sum(max(end for _, end in trials) - min(begin for begin, _ in trials) for trials in spans.values())
+    busy = sum(end - begin for trials in spans.values() for begin, end in trials)
     if not held > 0:
         return None
     by_phase["other"] = max(0.0, busy - useful - sum(by_phase.values()))
-    others = ("the other workers of trials over several",) if any(one.trial.world_size > 1 for one in ran) else ()
-    jumps = () if by_ledger else ("whether the workers' clocks jumped: the run's ledger is missing or incomplete",)
-    return Billed(
+    others = ("the other workers of distributed trials",) if any(result.trial.world_size > 1 for result in ran) else ()
+    jumps = () if is_in_ledger else ("whether the workers' clocks jumped: the run's ledger is missing or incomplete",)
+    return WorkerTime(
         workers=len(spans),
         held_sec=held,
         useful_sec=useful,
         by_phase=by_phase,
         idle_sec=max(0.0, held - busy),
-        unknown=(*_NEVER_KNOWN, *others, *jumps),
+        unknown=(*_ALWAYS_UNKNOWN, *others, *jumps),
     )
 
 
 def startup_sec(results: Iterable[TrialResult]) -> float | None:
-    """The median time of these trials before their first measured step, None where none says."""
-    found = [
+    """Return the trials' median time before their first measured step; None if no trial has phases."""
+    startups = [
         sum((result.phases.get(phase, 0.0) for phase in ("import", "load", "data", "warmup")), 0.0)
         for result in results
         if result.phases
     ]
-    return median(found) if found else None
+    return median(startups) if startups else None
 
 
-def _fine_tuning(rate: Estimate, at: Price, scaling: ScalingCost, startup: float | None) -> FineTuning:
+def _fine_tuning(rate: Estimate, price: Price, scaling: ScalingCost, startup: float | None) -> FineTuning:
     training = seconds_for(FINE_TUNING_SAMPLES, rate).times(1.0 / scaling.speedup)
-    gpu_sec = at.usd_per_gpu_hour / 3600.0 * scaling.gpus
-    nodes = -(-scaling.gpus // at.gpus_per_node)
-    volume_sec = 0.0 if at.boot_volume is None else at.boot_volume.usd_per_hour / 3600.0 * nodes
-    more = startup or 0.0
+    gpu_usd_per_sec = price.usd_per_gpu_hour / 3600.0 * scaling.gpus
+    nodes = -(-scaling.gpus // price.gpus_per_node)
+    volume_usd_per_sec = 0.0 if price.boot_volume is None else price.boot_volume.usd_per_hour / 3600.0 * nodes
+    startup_or_zero = startup or 0.0
 
     def with_startup(seconds: float | None) -> float | None:
-        return None if seconds is None else seconds + more
+        return None if seconds is None else seconds + startup_or_zero
 
-    all_of_it = Amount(value=training.value + more, low=with_startup(training.low), high=with_startup(training.high))
+    total = Amount(
+        value=training.value + startup_or_zero, low=with_startup(training.low), high=with_startup(training.high)
+    )
     return FineTuning(
         gpus=scaling.gpus,
         scaling=scaling,
         training_sec=training,
-        usd=training.times(gpu_sec),
+        usd=training.times(gpu_usd_per_sec),
         startup_sec=startup,
-        boot_volume_usd=None if at.boot_volume is None else all_of_it.value * volume_sec,
-        usd_billed=all_of_it.times(gpu_sec + volume_sec),
+        boot_volume_usd=None if price.boot_volume is None else total.value * volume_usd_per_sec,
+        usd_billed=total.times(gpu_usd_per_sec + volume_usd_per_sec),
     )
 
 
-def _moment(iso: str | None) -> float | None:
-    """Seconds since 1970 of an ISO 8601 moment, None where it is none."""
+def _timestamp(iso: str | None) -> float | None:
+    """Parse an ISO 8601 timestamp to Unix time; None if it is missing or invalid."""
     try:
         return None if iso is None else datetime.fromisoformat(iso).timestamp()
-    except (ValueError, OverflowError):  # the year 1, which some clocks begin with
+    except (ValueError, OverflowError):  # OverflowError: the year 1, at which some clocks start
         return None

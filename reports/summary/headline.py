@@ -1,4 +1,4 @@
-"""What the first screen shows besides the recommendation: a few large numbers, and what a fine-tuning costs."""
+"""Numbers of the first screen: a few large ones, the cost of a fine-tuning, the use of the workers' time."""
 
 from dataclasses import dataclass
 
@@ -11,26 +11,26 @@ from reports.summary.summary import ConfigurationRow, Summary
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One number with its name, and its interval or source in small print."""
+    """A number with its name, and a detail in small print: interval or source."""
 
     name: str
     value: str
-    under: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostLine:
-    """A number of GPUs: how long 10,000 samples take, and what they cost at each price."""
+    """A number of GPUs, with the time for 10,000 samples and their cost at each price."""
 
     name: str
-    under: str
+    detail: str
     time: tables.Cell
     amounts: tuple[tables.Cell, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """A fine-tuning with one configuration. `sources` name every price's source and date."""
+    """The cost of a fine-tuning with one configuration. `sources` has every price's source and date."""
 
     configuration: str
     prices: tuple[Tile, ...]
@@ -40,145 +40,150 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class BilledTime:
-    """Where the workers' hours went, in a sentence and in parts."""
+    """The use of the workers' time, as a sentence and by parts."""
 
     sentence: str
     parts: tuple[tuple[str, str], ...]
 
 
-def best(summary: Summary) -> ConfigurationRow | None:
-    """The configuration to train with (`choice.choose`), None where nothing was measured."""
+def best_row(summary: Summary) -> ConfigurationRow | None:
+    """Return the configuration to train with (`recommendation.choose`); None if nothing was measured."""
     chosen = recommendation.recommended_choice(summary)
     return None if chosen is None else chosen.row
 
 
-def recommended(summary: Summary) -> str | None:
-    """Its label; None where it was compared with no other."""
-    row, measured = best(summary), summary.measured_rows
-    return row.label if row is not None and len(measured) > 1 and any(one.is_baseline for one in measured) else None
+def recommended_label(summary: Summary) -> str | None:
+    """Return the label of `best_row`; None if it was not compared with another configuration."""
+    row, measured = best_row(summary), summary.measured_rows
+    return row.label if row is not None and len(measured) > 1 and any(other.is_baseline for other in measured) else None
 
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:
-    """At most four numbers about the best configuration; none where nothing was measured."""
-    row = best(summary)
+    """Return at most four numbers about the best configuration; () if nothing was measured."""
+    row = best_row(summary)
     if row is None or row.measured is None:
         return ()
     rate = row.measured.useful_tokens_per_sec
-    found = [
+    numbers = [
         Tile(
             name="Useful tokens per second and worker",
             value=formatting.number(rate.value),
-            under=_under(rate, formatting.places(rate)),
+            detail=_detail(rate, formatting.estimate_decimals(rate)),
         )
     ]
     ratio = row.useful_tokens_ratio
     if ratio is not None:
-        at = formatting.ratio_places(ratio.low, ratio.high)
-        under = f"{_under(ratio, at)} {ratio.verdict or 'not shown to differ'}".strip()
-        found.append(
-            Tile(name=f"Against {summary.baseline}", value=f"{formatting.number(ratio.value, at)}x", under=under)
+        decimals = formatting.ratio_decimals(ratio.low, ratio.high)
+        detail = f"{_detail(ratio, decimals)} {ratio.verdict or 'not shown to differ'}".strip()
+        numbers.append(
+            Tile(
+                name=f"Against {summary.baseline}", value=f"{formatting.number(ratio.value, decimals)}x", detail=detail
+            )
         )
     if row.cost is not None:
         amount = row.cost.usd_per_million_useful_tokens
-        found.append(Tile(name="Per million useful tokens", value=_dollars(amount), under=_price(row.cost.price)))
+        numbers.append(Tile(name="Per million useful tokens", value=_dollars(amount), detail=_price(row.cost.price)))
         tuning = next(iter(row.cost.fine_tunings), None)
         if tuning is not None:
-            under = f"in {duration(tuning.training_sec.value)} on {formatting.count(tuning.gpus, 'GPU')}"
-            found.append(Tile(name="10,000 samples", value=_dollars(tuning.usd), under=under))
+            detail = f"in {duration(tuning.training_sec.value)} on {formatting.count(tuning.gpus, 'GPU')}"
+            numbers.append(Tile(name="10,000 samples", value=_dollars(tuning.usd), detail=detail))
     else:
         where = "GPU" if row.peak_vram_bytes is not None else "process"
-        found.append(Tile(name=f"Peak {where} memory", value=formatting.gigabytes(row.peak_bytes)))
-    return tuple(found)
+        numbers.append(Tile(name=f"Peak {where} memory", value=formatting.gigabytes(row.peak_bytes)))
+    return tuple(numbers)
 
 
 def costs(summary: Summary) -> Costs | None:
-    """The best configuration's fine-tunings at every price; None without a price."""
-    row = best(summary)
+    """Return the cost of the best configuration's fine-tunings at every price; None without a price."""
+    row = best_row(summary)
     if row is None or not row.costs or not row.costs[0].fine_tunings:
         return None
     lines = [
         CostLine(
             name=formatting.count(plan.gpus, "GPU"),
-            under=plan.scaling.source,
-            time=tables.Cell(value=duration(plan.training_sec.value), under=_between(plan)),
+            detail=plan.scaling.source,
+            time=tables.Cell(value=duration(plan.training_sec.value), details=_interval_details(plan)),
             amounts=tuple(_amount(cost.fine_tunings[number]) for cost in row.costs),
         )
         for number, plan in enumerate(row.costs[0].fine_tunings)
     ]
-    sources = [price.words for price in summary.prices]
+    sources = [price.description for price in summary.prices]
     if summary.hosted is not None:
-        asked = summary.hosted
-        sources.append(f"A hosted service asks ${formatting.number(asked.usd_per_10000_samples)} ({asked.source}).")
+        hosted = summary.hosted
+        sources.append(
+            f"A hosted service charges ${formatting.number(hosted.usd_per_10000_samples)} ({hosted.source})."
+        )
     return Costs(
         configuration=row.label,
-        prices=tuple(Tile(name=_price(cost.price), value="", under=_called(cost.price)) for cost in row.costs),
+        prices=tuple(Tile(name=_price(cost.price), value="", detail=_price_name(cost.price)) for cost in row.costs),
         lines=tuple(lines),
         sources=tuple(sources),
     )
 
 
-def energy(summary: Summary) -> str | None:
-    """What the GPU uses for a fine-tuning with the configuration to train with; None where no power was sampled."""
-    row = best(summary)
+def energy_sentence(summary: Summary) -> str | None:
+    """Describe the GPU energy of a fine-tuning with `best_row`; None if no power was sampled."""
+    row = best_row(summary)
     if row is None or row.energy is None:
         return None
-    each = formatting.estimate(row.energy.joules_per_1000_useful_tokens, " J")
-    return f"With {row.label}: {each} per 1,000 useful tokens. {row.energy.words}"
+    joules = formatting.estimate(row.energy.joules_per_1000_useful_tokens, " J")
+    return f"With {row.label}: {joules} per 1,000 useful tokens. {row.energy.sentence}"
 
 
-def billed(summary: Summary) -> BilledTime | None:
-    """How much of the time that workers were held was spent in measured steps; None where no trial says when it ran."""
-    found = summary.billed
-    if found is None:
+def billed_time(summary: Summary) -> BilledTime | None:
+    """Describe how the workers' time was used; None if no trial recorded when it ran."""
+    used = summary.billed
+    if used is None:
         return None
     sentence = (
-        f"{formatting.count(found.workers, 'worker was', 'workers were')} held for {duration(found.held_sec)} in all; "
-        f"{formatting.number(found.useful_percent, 0)} % of that was measured steps. "
-        f"Not known: {formatting.listing(list(found.unknown))}."
+        f"{formatting.count(used.workers, 'worker was', 'workers were')} held for {duration(used.held_sec)} in total; "
+        f"{formatting.number(used.useful_percent, 0)} % of it in measured steps. "
+        f"Not measured: {formatting.join_with_and(list(used.unknown))}."
     )
     phases = [
-        (f"{name}, between steps" if name == MEASURED_PHASE else name, sec) for name, sec in found.by_phase.items()
+        (f"{name}, between steps" if name == MEASURED_PHASE else name, sec) for name, sec in used.by_phase.items()
     ]
-    parts = [("measured steps", found.useful_sec), *phases, ("between trials", found.idle_sec)]
+    parts = [("measured steps", used.useful_sec), *phases, ("between trials", used.idle_sec)]
     return BilledTime(
         sentence=sentence, parts=tuple((name, duration(seconds)) for name, seconds in parts if seconds > 0)
     )
 
 
 def duration(seconds: float) -> str:
-    """`12.4 s`, `20 min 24 s`, `3 h 48 min`."""
+    """Format `12.4 s`, `20 min 24 s`, `3 h 48 min`."""
     if seconds < 100:
         return f"{formatting.number(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 100:
         return f"{minutes} min {rest} s"
-    hours, left = divmod(round(seconds / 60), 60)
-    return f"{hours:,} h {left} min"
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {rest} min"
 
 
-def _under(of: Estimate | Ratio, places: int) -> str:
-    return formatting.span(of.low, of.high, places) + (", of one process" if formatting.mark(of) else "")
+def _detail(rate: Estimate | Ratio, decimals: int) -> str:
+    mark = ", of one process" if formatting.interval_mark(rate) else ""
+    return f"{formatting.span(rate.low, rate.high, decimals)}{mark}"
 
 
-def _dollars(of: Amount) -> str:
-    return f"${formatting.number(of.value)}"
+def _dollars(amount: Amount) -> str:
+    return f"${formatting.number(amount.value)}"
 
 
 def _price(price: Price) -> str:
     return f"${price.usd_per_gpu_hour:,.2f} per GPU hour"
 
 
-def _called(price: Price) -> str:
+def _price_name(price: Price) -> str:
     return "as set" if price.name == "set" else price.name
 
 
-def _between(plan: FineTuning) -> tuple[str, ...]:
+def _interval_details(plan: FineTuning) -> tuple[str, ...]:
     low, high = plan.training_sec.low, plan.training_sec.high
     return () if low is None or high is None else (f"{duration(low)} to {duration(high)}",)
 
 
 def _amount(plan: FineTuning) -> tables.Cell:
-    usd, places = plan.usd, formatting.decimals(plan.usd.value)
-    spread = formatting.span(usd.low, usd.high, places).strip("()")
-    more = f"billed {formatting.number(plan.usd_billed.value, places)}" if plan.startup_sec is not None else ""
-    return tables.Cell(value=_dollars(usd), under=tuple(filter(None, (spread, more))))
+    usd, decimals = plan.usd, formatting.significant_decimals(plan.usd.value)
+    spread = formatting.span(usd.low, usd.high, decimals).strip("()")
+    billed = f"billed {formatting.number(plan.usd_billed.value, decimals)}" if plan.startup_sec is not None else ""
+    return tables.Cell(value=_dollars(usd), details=tuple(filter(None, (spread, billed))))

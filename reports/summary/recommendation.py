@@ -1,9 +1,9 @@
-"""Which configuration to train with: the fastest of those that can be relied on, and what cannot be told from it.
+"""Recommendation of a configuration to train with: the fastest reliable one, and those not shown to differ from it.
 
-Fastest is by useful tokens per second; samples per second would favour whatever cuts samples short, and padding is work
-for nothing. A configuration that ran out of memory, failed or timed out in any trial is passed over, however fast its
-other trials were. Differences count where the interval excludes 1; all intervals of a run are widened together for how
-many there are, so that of equal configurations one is called faster in at most 5 % of runs.
+The criterion is useful tokens per second: samples per second would favour truncated samples, and padding is wasted
+work. A configuration of which any trial ran out of memory, failed or timed out is passed over, however fast its other
+trials were. A difference counts if its interval excludes 1. The intervals of a run are widened for their number, so
+that one of several equal configurations is called faster in at most 5 % of runs.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from reports.summary.summary import ConfigurationRow, Summary
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The configuration to train with. `fastest` is the one with the most useful tokens per second of those that may be
-    recommended, `row` that one where it was shown to be faster than the baseline, else the baseline.
+    """The configuration to train with: `row`.
 
-    `tied` were not shown to differ from `fastest`, the fastest first, baseline included. `passed_over` were faster but
-    did not succeed in every trial.
+    `fastest` is the reliable configuration with the most useful tokens per second. `row` is `fastest` if that was shown
+    to be faster than the baseline, else the baseline. `tied` were not shown to differ from `fastest` (fastest first,
+    including the baseline). `passed_over` were faster, but are not reliable.
     """
 
     row: ConfigurationRow
@@ -28,37 +28,40 @@ class Choice:
     passed_over: tuple[ConfigurationRow, ...]
 
     @property
-    def is_shown(self) -> bool:
-        """True where the fastest was shown to be faster than the baseline."""
+    def is_shown_faster(self) -> bool:
+        """True if `fastest` was shown to be faster than the baseline."""
         return self.fastest.useful_tokens_ratio is not None and self.fastest.useful_tokens_ratio.verdict == "faster"
 
 
 def recommended_choice(summary: Summary) -> Choice | None:
-    """`choose` of a summary's rows, made once: sentences, tiles and figures all ask."""
-    kept = vars(summary)  # as functools.cached_property does; there it would close a circle of imports
-    if "choice" not in kept:
-        kept["choice"] = choose(summary.rows)
-    found: Choice | None = kept["choice"]
-    return found
+    """Return `choose` of a summary's rows, computed once per summary."""
+    cache = vars(summary)  # like functools.cached_property, which would need a circular import here
+    if "choice" not in cache:
+        cache["choice"] = choose(summary.rows)
+    choice: Choice | None = cache["choice"]
+    return choice
 
 
 def choose(rows: Sequence[ConfigurationRow]) -> Choice | None:
-    """None where nothing was measured. Where no configuration succeeded throughout, all that were measured count."""
+    """Choose a configuration; None if nothing was measured. If none is reliable, all measured ones are considered."""
     measured = sorted((row for row in rows if row.measured is not None), key=lambda row: -row.useful_rate)
     if not measured:
         return None
     reliable = [row for row in measured if row.is_reliable] or measured
     fastest = reliable[0]
     passed_over = tuple(row for row in measured if not row.is_reliable and row.useful_rate > fastest.useful_rate)
-    tied = tuple(row for row in reliable[1:] if not _differ(row, fastest, among=len(measured) - 1))
+    tied = tuple(row for row in reliable[1:] if not _differ(row, fastest, comparisons=len(measured) - 1))
     baseline = next((row for row in reliable if row.is_baseline), None)
     choice = Choice(row=fastest, fastest=fastest, tied=tied, passed_over=passed_over)
-    if choice.is_shown or baseline is None or fastest.useful_tokens_ratio is None:
+    if choice.is_shown_faster or baseline is None or fastest.useful_tokens_ratio is None:
         return choice
     return Choice(row=baseline, fastest=fastest, tied=tied, passed_over=passed_over)
 
 
-def _differ(one: ConfigurationRow, other: ConfigurationRow, *, among: int) -> bool:
-    if one.measured is None or other.measured is None:
+def _differ(first: ConfigurationRow, second: ConfigurationRow, *, comparisons: int) -> bool:
+    if first.measured is None or second.measured is None:
         return True
-    return per_config.ratio(one.measured, other.measured, "useful_tokens_per_sec", among=among).verdict is not None
+    return (
+        per_config.ratio(first.measured, second.measured, "useful_tokens_per_sec", comparisons=comparisons).verdict
+        is not None
+    )

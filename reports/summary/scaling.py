@@ -1,9 +1,9 @@
-"""How many times one GPU's speed several reach together: from a run's distributed trials, or assumed and said so.
+"""Speed-up of several GPUs over one: measured by a run's distributed trials, or assumed and marked as such.
 
 A speed-up is the global samples per second of a distributed configuration over one worker's of the same configuration:
-a distributed trial of one rank where the run has one, else the training trial. What no trial measured is carried over:
-first from another configuration's distributed trials, else from fewer GPUs, else n GPUs are assumed to be n times one.
-More than n times one is measured where the one was slow; it is said, and priced as n.
+from a distributed trial of one rank if the run has one, else from the training trial. A speed-up that was not measured
+is taken from another configuration's distributed trials, else from fewer GPUs, else n GPUs are assumed to be n times
+one. A measured speed-up above n (the single GPU was slow) is stated, but priced as n.
 """
 
 import statistics
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial
 from reports import formatting
-from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed
+from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed_scaling
 
 GLOBAL_RATE = "global_samples_per_sec"
-# What must be equal for a distributed trial to be another one's configuration on more GPUs.
-_SAME = (
+# A distributed trial and a training are the same configuration if these fields are equal.
+_SAME_FIELDS = (
     *("profile", "model", "max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
     *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
 )
@@ -25,71 +25,83 @@ _SAME = (
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """One measured speed-up, and the configuration that reached it."""
+    """A measured speed-up and its configuration."""
 
     gpus: int
     speedup: float
     label: str
 
 
-def measured(
-    results: Iterable[TrialResult], label_of: Mapping[str, str], alone: Mapping[tuple[object, ...], float]
+def measure_speedups(
+    results: Iterable[TrialResult], label_of: Mapping[str, str], single_worker_rates: Mapping[tuple[object, ...], float]
 ) -> dict[tuple[object, ...], list[Speedup]]:
-    """Configuration (`key`) to its measured speed-ups. `alone` maps it to one worker's samples per second."""
+    """Map each configuration key to its speed-ups; `single_worker_rates` has one worker's samples per second."""
     rates: dict[tuple[tuple[object, ...], int, str], list[float]] = {}
     for result in results:
         if result.status is not TrialStatus.SUCCEEDED or result.trial.kind != "distributed":
             continue
-        found = [each.value for each in result.measurements if each.name == GLOBAL_RATE and each.value]
-        at = (key(result), result.trial.world_size, label_of[result.trial_id])
-        rates.setdefault(at, []).extend(found)
-    middle = {at: statistics.median(found) for at, found in rates.items() if found}
-    singles = dict(alone) | {like: rate for (like, gpus, _), rate in middle.items() if gpus == 1}
+        values = [
+            measurement.value
+            for measurement in result.measurements
+            if measurement.name == GLOBAL_RATE and measurement.value
+        ]
+        group = (configuration_key(result), result.trial.world_size, label_of[result.trial_id])
+        rates.setdefault(group, []).extend(values)
+    medians = {group: statistics.median(values) for group, values in rates.items() if values}
+    singles = dict(single_worker_rates) | {key: rate for (key, gpus, _), rate in medians.items() if gpus == 1}
     speedups: dict[tuple[object, ...], list[Speedup]] = {}
-    for (like, gpus, label), rate in middle.items():
-        if gpus > 1 and like in singles:
-            speedups.setdefault(like, []).append(Speedup(gpus=gpus, speedup=rate / singles[like], label=label))
+    for (key, gpus, label), rate in medians.items():
+        if gpus > 1 and key in singles:
+            speedups.setdefault(key, []).append(Speedup(gpus=gpus, speedup=rate / singles[key], label=label))
     return speedups
 
 
-def scalings(like: tuple[object, ...], speedups: Mapping[tuple[object, ...], list[Speedup]]) -> tuple[ScalingCost, ...]:
-    """The speed-ups to price a configuration by on FINE_TUNING_GPUS, each saying whether it was measured."""
-    own = {one.gpus: one for one in speedups.get(like, [])}
-    others = {one.gpus: one for found in speedups.values() for one in found}
+def scalings(key: tuple[object, ...], speedups: Mapping[tuple[object, ...], list[Speedup]]) -> tuple[ScalingCost, ...]:
+    """Return a configuration's speed-ups on FINE_TUNING_GPUS for pricing, each marked as measured or assumed."""
+    own = {speedup.gpus: speedup for speedup in speedups.get(key, [])}
+    others = {speedup.gpus: speedup for measured_speedups in speedups.values() for speedup in measured_speedups}
     return tuple(_scaling(gpus, own, others) for gpus in FINE_TUNING_GPUS)
 
 
-def key(of: PlannedTrial | TrialResult) -> tuple[object, ...]:
-    """What makes two trials the same configuration, on however many GPUs."""
-    return tuple(getattr(of.trial, name) for name in _SAME)
+def configuration_key(planned_or_result: PlannedTrial | TrialResult) -> tuple[object, ...]:
+    """Return the key that is equal for trials of one configuration on any number of GPUs."""
+    return tuple(getattr(planned_or_result.trial, name) for name in _SAME_FIELDS)
 
 
 def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup]) -> ScalingCost:
     if gpus == 1:
-        return assumed(1)
-    if (here := own.get(gpus)) is not None:
+        return assumed_scaling(1)
+    if (own_speedup := own.get(gpus)) is not None:
         return ScalingCost(
-            gpus=gpus, speedup=_linear(here), is_measured=True, source=f"measured: {here.label}{_above_linear(here)}"
+            gpus=gpus,
+            speedup=_priced_speedup(own_speedup),
+            is_measured=True,
+            source=f"measured: {own_speedup.label}{_above_linear_note(own_speedup)}",
         )
-    if (there := others.get(gpus)) is not None:
-        source = f"assumed: the scaling measured with {there.label}, another configuration{_above_linear(there)}"
-        return ScalingCost(gpus=gpus, speedup=_linear(there), is_measured=False, source=source)
+    if (other_speedup := others.get(gpus)) is not None:
+        source = (
+            f"assumed: measured with {other_speedup.label}, another configuration{_above_linear_note(other_speedup)}"
+        )
+        return ScalingCost(gpus=gpus, speedup=_priced_speedup(other_speedup), is_measured=False, source=source)
     known = own or others
     below = max((count for count in known if count < gpus), default=None)
     if below is None:
-        return assumed(gpus)
-    found = known[below]
-    share = _linear(found) / found.gpus
-    source = f"assumed: the {formatting.number(100 * share, 1)} % efficiency of {found.label} holds on {gpus} GPUs"
+        return assumed_scaling(gpus)
+    largest = known[below]
+    share = _priced_speedup(largest) / largest.gpus
+    source = (
+        f"assumed: the {formatting.number(100 * share, 1)} % efficiency of {largest.label} also holds on {gpus} GPUs"
+    )
     return ScalingCost(gpus=gpus, speedup=share * gpus, is_measured=False, source=source)
 
 
-def _linear(found: Speedup) -> float:
-    """What may be priced: n GPUs are never more than n times one."""
-    return min(found.speedup, float(found.gpus))
+def _priced_speedup(measured_speedup: Speedup) -> float:
+    """Return the speed-up used for prices: n GPUs count as at most n times one."""
+    return min(measured_speedup.speedup, float(measured_speedup.gpus))
 
 
-def _above_linear(found: Speedup) -> str:
-    if found.speedup <= found.gpus:
+def _above_linear_note(measured_speedup: Speedup) -> str:
+    if measured_speedup.speedup <= measured_speedup.gpus:
         return ""
-    return f"; {formatting.number(found.speedup, 2)} times one GPU is above linear, so it is priced as {found.gpus}"
+    times = f"{formatting.number(measured_speedup.speedup, 2)} times one GPU"
+    return f"; {times} is above linear, so it is priced as {measured_speedup.gpus}"

@@ -1,7 +1,7 @@
-"""What a report says, as plain values: one row per configuration, what did not work, and what to keep in mind.
+"""The values of a report: a row per configuration, failures, and cautions.
 
-Every writer (page, Markdown, CSV, JSON, figures, terminal) reads this and computes nothing of its own, so they cannot
-disagree. `summarize.summarize` makes one; `sentences` finds its words.
+Every writer (page, Markdown, CSV, JSON, figures, terminal) reads them and computes nothing itself, so the writers
+cannot disagree. `summarize.summarize` computes the values, `text` the sentences.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from reports.read.run import Missing, Rejected
 from reports.statistics.types import MeasuredRate, Ratio
 from reports.summary import cost, energy, tables
 
-# What a profile's numbers must not be taken for. Stands on every figure and in every file of the report.
+# A note about a profile's numbers that is shown on every figure and in every file of the report.
 PROFILE_NOTES: dict[str, str | None] = {
     "gpu": None,
     "tiny": "Profile tiny: a scaled-down model and short sequences on CPU workers. "
@@ -24,12 +24,11 @@ PROFILE_NOTES: dict[str, str | None] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationRow:
-    """One configuration: its `trial`. `measured` is None where none succeeded; so is all that follows from it.
+    """A training configuration. `measured` and everything derived from it are None if no trial succeeded.
 
-    Loss is the median over workers of their first and last measured step; memory is the largest of any worker's;
-    `load_time_sec` the median over workers. Ratios are against the baseline row, None on that row itself. `costs` are
-    at each of the summary's prices, in their order; `cost` is the first of them. `energy` is None
-    where no power was sampled.
+    The losses are those of the first and last measured step, and like `load_time_sec` medians over workers; memory is
+    the maximum over workers. Ratios are against the baseline row, None for that row. `costs` has one entry for each of
+    the summary's prices, in their order; `cost` is the first. `energy` is None if no power was sampled.
     """
 
     label: str
@@ -55,7 +54,7 @@ class ConfigurationRow:
 
     @property
     def is_reliable(self) -> bool:
-        """True where something was measured and no trial ran out of memory, failed or timed out; others say nothing."""
+        """True if something was measured and no trial failed, timed out or ran out of memory."""
         return self.measured is not None and not any(
             self.ends.get(end) for end in (TrialStatus.OUT_OF_MEMORY, TrialStatus.FAILED, TrialStatus.TIMED_OUT)
         )
@@ -66,23 +65,23 @@ class ConfigurationRow:
 
     @property
     def samples_rate(self) -> float:
-        """Samples per second and worker; 0 where nothing was measured."""
+        """Samples per second and worker; 0 if nothing was measured."""
         return 0.0 if self.measured is None else self.measured.samples_per_sec.value
 
     @property
     def useful_rate(self) -> float:
-        """Useful tokens per second and worker; 0 where nothing was measured."""
+        """Useful tokens per second and worker; 0 if nothing was measured."""
         return 0.0 if self.measured is None else self.measured.useful_tokens_per_sec.value
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of the GPU where there is one, else of the process."""
+        """Peak memory: of the GPU if there is one, else of the process."""
         return self.peak_rss_bytes if self.peak_vram_bytes is None else self.peak_vram_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Other:
-    """A configuration of another kind than training: what it took stands among the measurements, not in a row."""
+class OtherConfiguration:
+    """A configuration that is not a training; its results are among the measurements."""
 
     label: str
     kind: str
@@ -99,7 +98,7 @@ class Other:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A trial that ended, but not well. `n_steps` and `n_measurements` are how much it had measured by then."""
+    """A trial that ended without success, and the numbers of steps and measurements that it has."""
 
     trial_id: str
     configuration: str
@@ -114,16 +113,16 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A run, summed up. `counts` holds every end that occurred; `profile_note` is None where none is needed.
+    """The values of a run's report. `counts` has the number of trials by status.
 
-    `rows` are the training configurations, which alone are compared; `others` those of every other kind. `prices` are
-    those of the run's GPU, the one that counts first; `price` is that one. `hosted` is what the reader says a hosted
-    service asks; `billed` says where the workers' time went.
+    `rows` are the training configurations, which are compared; `others` are those of every other kind. `prices` are
+    those of the run's GPU, the main one first; `price` is that one. `hosted` is a hosted service's price from the
+    settings; `billed` is the use of the workers' time.
     """
 
     record: RunRecord
     rows: tuple[ConfigurationRow, ...]
-    others: tuple[Other, ...]
+    others: tuple[OtherConfiguration, ...]
     measurements: tuple[tables.SummaryTable, ...]
     baseline: str
     finding: str
@@ -132,8 +131,8 @@ class Summary:
     cautions: tuple[str, ...]
     hosts: Hosts
     prices: tuple[cost.Price, ...]
-    hosted: cost.Hosted | None
-    billed: cost.Billed | None
+    hosted: cost.HostedPrice | None
+    billed: cost.WorkerTime | None
     counts: dict[TrialStatus, int]
     failures: tuple[Failure, ...]
     missing: tuple[Missing, ...]
@@ -149,5 +148,5 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 when every planned trial succeeded, else 1."""
+        """0 if every planned trial succeeded, else 1."""
         return 0 if self.counts.get(TrialStatus.SUCCEEDED, 0) == len(self.record.planned) else 1

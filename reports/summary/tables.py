@@ -1,9 +1,9 @@
-"""Measurements as tables for people: rows are what was measured on (the context), columns what was measured.
+"""Measurements as tables for readers: a row per context, a column per quantity.
 
-One rule for every kind of trial: measurements with the same context keys share a table; a context key with one value
-throughout goes into the table's caption; and a table of a single quantity over several keys spreads its last key over
-columns (matrix products by dtype, one column a size). What each of a few configurations took only once, on various
-things, becomes one list with a column a configuration. Cells are words: every writer shows them as they are.
+The same rule applies to every kind of trial. Measurements with the same context keys share a table. A context key with
+a single value goes into the table's caption. A table of one quantity over several keys spreads its last key over
+columns (matrix products by dtype, one column per size). Quantities that each of a few configurations measured in a
+single context form one list with a column per configuration. Cells are text that every writer shows unchanged.
 """
 
 import statistics
@@ -15,29 +15,29 @@ from bench.records.result import Measurement, TrialResult, TrialStatus
 from reports import formatting
 from reports.read import measurements
 
-MOST_ROWS = 200  # on the page; measurements.csv has all of them
-_MOST_SPREAD = 6
-_MOST_LISTED = 5  # configurations side by side; more are rows
+MAX_ROWS = 200  # limit for the page; measurements.csv has all rows
+_MAX_SPREAD_COLUMNS = 6
+_MAX_LISTED = 5  # with more configurations, they are rows instead of columns
 CONFIGURATION = "configuration"
 SECTIONS = ("hardware", "loading", "inference", "distributed", "training", measurements.TELEMETRY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A value as words, and what stands in small print under it: interval, share of the chip's peak, note."""
+    """A value as text, and details in small print: interval, percentage of the chip's peak, note."""
 
     value: str
-    under: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
-        """All of it on one line."""
-        return "; ".join((self.value, *self.under))
+    def text(self) -> str:
+        """Value and details on one line."""
+        return "; ".join((self.value, *self.details))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What a column holds and its unit, empty where the name tells none."""
+    """A column's title and unit; the unit is empty if the name has none."""
 
     title: str
     unit: str
@@ -45,7 +45,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One row: the values of the table's keys, and a cell per column, None where nothing was measured."""
+    """A row: the values of the table's keys, and a cell per column, None if nothing was measured."""
 
     keys: tuple[str, ...]
     cells: tuple[Cell | None, ...]
@@ -53,180 +53,199 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryTable:
-    """One table of a section. `same` is what holds for all of it; `left_out` counts rows beyond MOST_ROWS."""
+    """A table of a section. `common_context` applies to all rows; `n_omitted` counts the rows beyond MAX_ROWS."""
 
     section: str
-    same: str
+    common_context: str
     keys: tuple[str, ...]
     columns: tuple[Column, ...]
     lines: tuple[TableRow, ...]
-    left_out: int
+    n_omitted: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Taken:
-    """One measurement: of which configuration, where, and its context as words. `own` are keys its trial has, too."""
+class _Entry:
+    """A measurement with its configuration, worker, and context as text; `trial_keys` are also fields of its trial."""
 
     label: str
     worker: str | None
-    one: Measurement
+    measurement: Measurement
     context: dict[str, str]
-    own: frozenset[str]
+    trial_keys: frozenset[str]
 
 
-def tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple[SummaryTable, ...]:
-    """Every table of a run, by section, in SECTIONS' order."""
-    sections: dict[str, list[_Taken]] = {}
+def build_tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple[SummaryTable, ...]:
+    """Build every table of a run, by section, in the order of SECTIONS."""
+    sections: dict[str, list[_Entry]] = {}
     for result in results:
         label = label_of[result.trial_id]
         label = label if result.status is TrialStatus.SUCCEEDED else f"{label} ({result.status.value})"
         for measurement in result.measurements:
-            context = {key: _value_words(key, value) for key, value in measurement.context.items()}
-            own = frozenset(key for key in context if hasattr(result.trial, key))
-            taken = _Taken(label=label, worker=result.worker, one=measurement, context=context, own=own)
-            sections.setdefault(measurements.section_of(result.trial.kind, measurement), []).append(taken)
+            context = {key: _value_text(key, value) for key, value in measurement.context.items()}
+            keys = frozenset(key for key in context if hasattr(result.trial, key))
+            entry = _Entry(label=label, worker=result.worker, measurement=measurement, context=context, trial_keys=keys)
+            sections.setdefault(measurements.section_of(result.trial.kind, measurement), []).append(entry)
     ordered = sorted(sections.items(), key=lambda item: SECTIONS.index(item[0]))
-    return tuple(table for section, taken in ordered for table in _section(section, taken))
+    return tuple(table for section, entries in ordered for table in _section_tables(section, entries))
 
 
-def _section(section: str, taken: list[_Taken]) -> Iterable[SummaryTable]:
-    units: dict[tuple[str, frozenset[str]], list[_Taken]] = {}
-    for one in taken:
-        units.setdefault((one.one.name, frozenset(one.context)), []).append(one)
-    once = {unit: found for unit, found in units.items() if _is_once(found)}
-    labels = list(dict.fromkeys(one.label for one in taken))
-    if len(labels) > _MOST_LISTED or len({keys for _, keys in once}) < 2:
+def _section_tables(section: str, entries: list[_Entry]) -> Iterable[SummaryTable]:
+    units: dict[tuple[str, frozenset[str]], list[_Entry]] = {}
+    for entry in entries:
+        units.setdefault((entry.measurement.name, frozenset(entry.context)), []).append(entry)
+    once = {unit: unit_entries for unit, unit_entries in units.items() if _has_one_context(unit_entries)}
+    labels = list(dict.fromkeys(entry.label for entry in entries))
+    if len(labels) > _MAX_LISTED or len({keys for _, keys in once}) < 2:
         once = {}
-    groups: dict[frozenset[str], list[_Taken]] = {}
-    for unit, found in units.items():
+    groups: dict[frozenset[str], list[_Entry]] = {}
+    for unit, unit_entries in units.items():
         if unit not in once:
-            groups.setdefault(unit[1], []).extend(found)
+            groups.setdefault(unit[1], []).extend(unit_entries)
     if once:
-        yield _listing(section, labels, list(once.items()))
-    for found in groups.values():
-        yield _table(section, found)
+        yield _list_table(section, labels, list(once.items()))
+    for unit_entries in groups.values():
+        yield _context_table(section, unit_entries)
 
 
-def _is_once(taken: Sequence[_Taken]) -> bool:
-    """True where each configuration took it on one thing only."""
-    on: dict[str, dict[str, str]] = {}
-    return all(on.setdefault(one.label, one.context) == one.context for one in taken)
+def _has_one_context(entries: Sequence[_Entry]) -> bool:
+    """Return whether each configuration has entries in a single context only."""
+    contexts: dict[str, dict[str, str]] = {}
+    return all(contexts.setdefault(entry.label, entry.context) == entry.context for entry in entries)
 
 
-def _is_configurations_own(key: str, taken: Sequence[_Taken]) -> bool:
-    """True for a field of the trial: its value follows from the configuration, which is named already."""
-    value: dict[str, str] = {}
-    return all(key in one.own and value.setdefault(one.label, one.context[key]) == one.context[key] for one in taken)
-
-
-def _listing(
-    section: str, labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Taken]]]
-) -> SummaryTable:
-    """What each configuration took on one thing only: a row a quantity, a column a configuration."""
-    rows: list[tuple[str, list[_Taken]]] = []
-    for (name, _), found in once:
-        same = next((row for row in rows if row[0] == name and _is_once([*row[1], *found])), None)
-        if same is None:
-            rows.append((name, list(found)))
-        else:
-            same[1].extend(found)
-    everywhere = _shared([one for _, found in rows for one in found])
-    lines = []
-    for name, found in rows:
-        shared = _shared(found)
-        cells = []
-        for label in labels:
-            mine = [one for one in found if one.label == label]
-            extra = {key: value for one in mine for key, value in one.context.items() if key not in {*shared, *one.own}}
-            more = tuple(_pair(key, value) for key, value in extra.items())
-            cells.append(_cell(mine, more) if mine else None)
-        words, unit, _ = measurements.words_unit_scale(name)
-        on = ", ".join(_pair(key, value) for key, value in shared.items() if key not in {*everywhere, *found[0].own})
-        lines.append(TableRow(keys=(", ".join(filter(None, (words, unit))), on), cells=tuple(cells)))
-    return SummaryTable(
-        section=section,
-        same=", ".join(_pair(key, value) for key, value in everywhere.items()),
-        keys=("quantity", "on"),
-        columns=tuple(Column(title=label, unit="") for label in labels),
-        lines=tuple(lines[:MOST_ROWS]),
-        left_out=max(0, len(lines) - MOST_ROWS),
+def _follows_from_configuration(key: str, entries: Sequence[_Entry]) -> bool:
+    """Return whether `key` is a field of the trial, so its value follows from the configuration."""
+    values: dict[str, str] = {}
+    return all(
+        key in entry.trial_keys and values.setdefault(entry.label, entry.context[key]) == entry.context[key]
+        for entry in entries
     )
 
 
-def _shared(taken: Sequence[_Taken]) -> dict[str, str]:
-    """What the contexts of all of these have in common."""
-    first = taken[0].context
-    return {key: value for key, value in first.items() if all(one.context.get(key) == value for one in taken)}
+def _list_table(
+    section: str, labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Entry]]]
+) -> SummaryTable:
+    """Build a table of quantities with a single context: a row per quantity, a column per configuration."""
+    rows: list[tuple[str, list[_Entry]]] = []
+    for (name, _), entries in once:
+        same = next((row for row in rows if row[0] == name and _has_one_context([*row[1], *entries])), None)
+        if same is None:
+            rows.append((name, list(entries)))
+        else:
+            same[1].extend(entries)
+    table_context = _common_context([entry for _, entries in rows for entry in entries])
+    lines = []
+    for name, entries in rows:
+        row_context = _common_context(entries)
+        cells = []
+        for label in labels:
+            own_entries = [entry for entry in entries if entry.label == label]
+            extra = {
+                key: value
+                for entry in own_entries
+                for key, value in entry.context.items()
+                if key not in {*row_context, *entry.trial_keys}
+            }
+            details = tuple(_pair(key, value) for key, value in extra.items())
+            cells.append(_cell(own_entries, details) if own_entries else None)
+        title, unit, _ = measurements.title_unit_scale(name)
+        context = ", ".join(
+            _pair(key, value)
+            for key, value in row_context.items()
+            if key not in {*table_context, *entries[0].trial_keys}
+        )
+        lines.append(TableRow(keys=(", ".join(filter(None, (title, unit))), context), cells=tuple(cells)))
+    return SummaryTable(
+        section=section,
+        common_context=", ".join(_pair(key, value) for key, value in table_context.items()),
+        keys=("quantity", "on"),
+        columns=tuple(Column(title=label, unit="") for label in labels),
+        lines=tuple(lines[:MAX_ROWS]),
+        n_omitted=max(0, len(lines) - MAX_ROWS),
+    )
 
 
-def _table(section: str, taken: list[_Taken]) -> SummaryTable:
-    """Measurements with the same context keys: a row a context, a column a quantity."""
-    keys = (CONFIGURATION, *(key for key in taken[0].context if not _is_configurations_own(key, taken)))
-    ons = [(one.label, *(one.context[key] for key in keys[1:])) for one in taken]
-    seen = [list(dict.fromkeys(on[place] for on in ons)) for place in range(len(keys))]
-    fixed = [place for place in range(len(keys)) if len(seen[place]) == 1]
-    free = [place for place in range(len(keys)) if len(seen[place]) > 1]
-    names = list(dict.fromkeys(one.one.name for one in taken))
+def _common_context(entries: Sequence[_Entry]) -> dict[str, str]:
+    """Return the part of the context that all entries share."""
+    first = entries[0].context
+    return {key: value for key, value in first.items() if all(entry.context.get(key) == value for entry in entries)}
+
+
+def _context_table(section: str, entries: list[_Entry]) -> SummaryTable:
+    """Build a table of measurements with the same context keys: a row per context, a column per quantity."""
+    keys = (CONFIGURATION, *(key for key in entries[0].context if not _follows_from_configuration(key, entries)))
+    contexts = [(entry.label, *(entry.context[key] for key in keys[1:])) for entry in entries]
+    values = [list(dict.fromkeys(context[index] for context in contexts)) for index in range(len(keys))]
+    fixed = [index for index in range(len(keys)) if len(values[index]) == 1]
+    free = [index for index in range(len(keys)) if len(values[index]) > 1]
+    names = list(dict.fromkeys(entry.measurement.name for entry in entries))
     spread = None
-    if len(names) == 1 and len(free) > 1 and len(seen[free[-1]]) <= _MOST_SPREAD and keys[free[-1]] != CONFIGURATION:
+    if (
+        len(names) == 1
+        and len(free) > 1
+        and len(values[free[-1]]) <= _MAX_SPREAD_COLUMNS
+        and keys[free[-1]] != CONFIGURATION
+    ):
         spread = free.pop()
-    if not free:  # a row needs a name: the configuration's
+    if not free:  # a row needs a title: use the configuration
         fixed.remove(0)
         free = [0]
-    cells: dict[tuple[str, ...], dict[tuple[str, str], list[_Taken]]] = {}
-    for one, on in zip(taken, ons, strict=True):
-        column = (one.one.name, "" if spread is None else on[spread])
-        cells.setdefault(tuple(on[place] for place in free), {}).setdefault(column, []).append(one)
-    columns = [(name, value) for name in names for value in (seen[spread] if spread is not None else [""])]
+    cells: dict[tuple[str, ...], dict[tuple[str, str], list[_Entry]]] = {}
+    for entry, context in zip(entries, contexts, strict=True):
+        column = (entry.measurement.name, "" if spread is None else context[spread])
+        cells.setdefault(tuple(context[index] for index in free), {}).setdefault(column, []).append(entry)
+    columns = [(name, value) for name in names for value in (values[spread] if spread is not None else [""])]
     lines = [
-        TableRow(keys=on, cells=tuple(_cell(row[column]) if column in row else None for column in columns))
-        for on, row in cells.items()
+        TableRow(keys=key, cells=tuple(_cell(row[column]) if column in row else None for column in columns))
+        for key, row in cells.items()
     ]
     return SummaryTable(
         section=section,
-        same=", ".join(_pair(keys[place], seen[place][0]) for place in fixed),
-        keys=tuple(_words(keys[place]) for place in free),
+        common_context=", ".join(_pair(keys[index], values[index][0]) for index in fixed),
+        keys=tuple(_key_text(keys[index]) for index in free),
         columns=tuple(_column(name, "" if spread is None else keys[spread], value) for name, value in columns),
-        lines=tuple(lines[:MOST_ROWS]),
-        left_out=max(0, len(lines) - MOST_ROWS),
+        lines=tuple(lines[:MAX_ROWS]),
+        n_omitted=max(0, len(lines) - MAX_ROWS),
     )
 
 
 def _column(name: str, key: str, value: str) -> Column:
-    words, unit, _ = measurements.words_unit_scale(name)
-    return Column(title=f"{words}, {_pair(key, value)}" if key else words, unit=unit)
+    title, unit, _ = measurements.title_unit_scale(name)
+    return Column(title=f"{title}, {_pair(key, value)}" if key else title, unit=unit)
 
 
-def _cell(taken: Sequence[_Taken], more: tuple[str, ...] = ()) -> Cell:
-    known = [one for one in taken if one.one.value is not None]
-    notes = tuple(dict.fromkeys(one.one.note for one in taken if one.one.note))
+def _cell(entries: Sequence[_Entry], extra_details: tuple[str, ...] = ()) -> Cell:
+    known = [entry for entry in entries if entry.measurement.value is not None]
+    notes = tuple(dict.fromkeys(entry.measurement.note for entry in entries if entry.measurement.note))
     if not known:
-        return Cell(value="none", under=(*notes, *more))
-    scale = measurements.words_unit_scale(known[0].one.name)[2]
-    values = [one.one.value / scale for one in known if one.one.value is not None]
-    middle = statistics.median(values)
-    is_count = all(value.is_integer() for value in values) and known[0].one.interval is None
-    places = 0 if is_count else formatting.decimals(middle)
+        return Cell(value="none", details=(*notes, *extra_details))
+    scale = measurements.title_unit_scale(known[0].measurement.name)[2]
+    values = [entry.measurement.value / scale for entry in known if entry.measurement.value is not None]
+    median = statistics.median(values)
+    is_count = all(value.is_integer() for value in values) and known[0].measurement.interval is None
+    decimals = 0 if is_count else formatting.significant_decimals(median)
     if len(known) == 1:
-        interval = known[0].one.interval
+        interval = known[0].measurement.interval
         low, high = (None, None) if interval is None else (interval.low / scale, interval.high / scale)
-        spread = _range(low, high, places, "")
+        spread = _range(low, high, decimals)
     else:
-        workers = len({one.worker for one in known})
+        workers = len({entry.worker for entry in known})
         over = formatting.count(workers, "worker") if workers == len(known) else formatting.count(len(known), "value")
-        spread = _range(min(values), max(values), places, f" over {over}")
-    shares = [one.one.share_percent for one in known if one.one.share_percent is not None]
+        spread = _range(min(values), max(values), decimals, f" over {over}")
+    shares = [entry.measurement.share_percent for entry in known if entry.measurement.share_percent is not None]
     share = f"{formatting.number(statistics.median(shares), 0)} % of the chip's peak" if shares else ""
-    return Cell(value=formatting.number(middle, places), under=tuple(filter(None, (spread, share, *notes, *more))))
+    return Cell(
+        value=formatting.number(median, decimals), details=tuple(filter(None, (spread, share, *notes, *extra_details)))
+    )
 
 
-def _range(low: float | None, high: float | None, places: int, over: str) -> str:
-    if low is None or high is None or (low == high and not over):
+def _range(low: float | None, high: float | None, decimals: int, suffix: str = "") -> str:
+    if low is None or high is None or (low == high and not suffix):
         return ""
-    return f"{formatting.number(low, places)} to {formatting.number(high, places)}{over}"
+    return f"{formatting.number(low, decimals)} to {formatting.number(high, decimals)}{suffix}"
 
 
-def _value_words(key: str, value: Any) -> str:
+def _value_text(key: str, value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -237,12 +256,12 @@ def _value_words(key: str, value: Any) -> str:
         return str(value)
     if isinstance(value, float):
         return formatting.number(value)
-    return str(measurements.plain(value))
+    return str(measurements.cell_value(value))
 
 
-def _words(key: str) -> str:
+def _key_text(key: str) -> str:
     return key.removesuffix("_bytes").replace("_", " ") or key
 
 
 def _pair(key: str, value: str) -> str:
-    return f"{_words(key)} {value}"
+    return f"{_key_text(key)} {value}"

@@ -1,7 +1,7 @@
-"""What a careful reader should know before believing the tables: a line for each cause, the worst first.
+"""Warnings for the reader of the report: one line per cause, the most important first.
 
-A cause is told once with the worker or the configurations that it concerns, not once for each trial. The first
-MOST_SHOWN lines stand on the first screen; writers fold the rest.
+A cause is listed once with the worker or configurations that it concerns, not once per trial. The first MAX_SHOWN lines
+are on the first screen; writers fold the others.
 """
 
 import math
@@ -15,28 +15,28 @@ from reports.read.fingerprint import CPU, Hosts
 from reports.statistics import per_config, pooling
 from reports.statistics.types import Process
 from reports.summary.cost import Price
-from reports.summary.summary import ConfigurationRow, Other
-from reports.summary.text import ends_in_words
+from reports.summary.summary import ConfigurationRow, OtherConfiguration
+from reports.summary.text import describe_ends
 
-MOST_SHOWN = 5
-# Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
+MAX_SHOWN = 5
+# Above this ratio of step times, one number does not represent all workers of a fleet.
 NOTABLE_SPREAD = 1.10
-SLOW_WORKER = 0.04  # of a step's time
-SLOW_STEPS = 0.02  # how much less elapsed throughput may be than the steady state without a word
+SLOW_WORKER = 0.04  # fraction of the step time
+SLOW_STEPS = 0.02  # elapsed throughput lower than the steady state by more than this fraction is a warning
 _THROTTLED = "throttled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunWarning:
-    """A line and how much it matters: as a share, how far it moves or may move the numbers."""
+    """A warning and its weight: the fraction by which it changes, or may change, the numbers."""
 
-    words: str
+    text: str
     weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Flagged:
-    """Trials that raised the same flag, numbers in it aside; `worst` is the one of them that says most."""
+class _FlagGroup:
+    """Trials that raised the same flag, ignoring its numbers; `worst` is the flag with the largest numbers."""
 
     trials: tuple[str, ...]
     workers: tuple[str, ...]
@@ -49,89 +49,91 @@ class _Flagged:
 
 def cautions(
     rows: Sequence[ConfigurationRow],
-    others: Sequence[Other],
+    others: Sequence[OtherConfiguration],
     baseline: str,
     hosts: Hosts,
     price: Price | None,
     rejected: int,
     results: Sequence[TrialResult],
 ) -> tuple[str, ...]:
-    """Every caution, the worst first; empty when all is well."""
+    """Return every warning as text, the most important first."""
     measured = {row.label: row.measured.processes for row in rows if row.measured is not None}
-    flagged = _flagged(results)
+    groups = _group_flags(results)
     slow = _slow_workers(measured)
-    found = [
-        *_of_the_run(rows, others, baseline, rejected),
-        *_of_the_stopped(results),
-        *_of_machines(hosts, price),
-        *_of_other_workers(measured, baseline),
-        *_of_slow_workers(slow, flagged, results),
-        *_of_spread(rows, slow),
-        *_of_clocks(measured),
-        *_of_steps(rows),
-        *_of_flags([one for one in flagged if not _explains(one, slow)], results),
+    warnings = [
+        *_run_warnings(rows, others, baseline, rejected),
+        *_stopped_warnings(results),
+        *_machine_warnings(hosts, price),
+        *_other_worker_warnings(measured, baseline),
+        *_slow_worker_warnings(slow, groups, results),
+        *_spread_warnings(rows, slow),
+        *_clock_warnings(measured),
+        *_step_warnings(rows),
+        *_flag_warnings([group for group in groups if not _is_about_slow_workers(group, slow)], results),
     ]
-    return tuple(one.words for one in sorted(found, key=lambda one: -one.weight))
+    return tuple(warning.text for warning in sorted(warnings, key=lambda warning: -warning.weight))
 
 
-def _of_the_run(
-    rows: Sequence[ConfigurationRow], others: Sequence[Other], baseline: str, rejected: int
+def _run_warnings(
+    rows: Sequence[ConfigurationRow], others: Sequence[OtherConfiguration], baseline: str, rejected: int
 ) -> Iterable[RunWarning]:
-    every: tuple[ConfigurationRow | Other, ...] = (*rows, *others)
-    planned = sum(one.planned for one in every)
-    incomplete = sum(one.planned - one.succeeded for one in every)
-    if 0 < incomplete < planned:  # of none that succeeded the headline says it
-        gave = "did not succeed" if others else "gave no measurement"
-        said = f"{incomplete} of {formatting.count(planned, 'planned trial')} {gave} ({ends_in_words(every)}); "
-        yield RunWarning(words=f"{said}the numbers are over the others.", weight=0.5)
+    configurations: tuple[ConfigurationRow | OtherConfiguration, ...] = (*rows, *others)
+    planned = sum(row.planned for row in configurations)
+    incomplete = sum(row.planned - row.succeeded for row in configurations)
+    if 0 < incomplete < planned:  # if none succeeded, the headline says so
+        outcome = "did not succeed" if others else "gave no measurement"
+        trials = f"{incomplete} of {formatting.count(planned, 'planned trial')}"
+        text = f"{trials} {outcome} ({describe_ends(configurations)}); the numbers are of the others."
+        yield RunWarning(text=text, weight=0.5)
     if rejected:
-        said = formatting.count(rejected, "file was rejected; it is", "files were rejected; each is")
-        yield RunWarning(words=f"{said} listed with its reason.", weight=0.4)
+        text = formatting.count(rejected, "file was rejected; it is", "files were rejected; each is")
+        yield RunWarning(text=f"{text} listed with the reason.", weight=0.4)
     by_label = {row.label: row for row in rows}
     if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
-        said = f"{baseline} has no successful trial, so no configuration can be compared with it."
-        yield RunWarning(words=said, weight=2.0)
+        text = f"{baseline} has no successful trial, so no configuration can be compared with it."
+        yield RunWarning(text=text, weight=2.0)
 
 
-def _of_the_stopped(results: Sequence[TrialResult]) -> Iterable[RunWarning]:
+def _stopped_warnings(results: Sequence[TrialResult]) -> Iterable[RunWarning]:
     stopped = [result for result in results if result.status.is_resumable]
     if stopped:
-        said = formatting.count(len(stopped), "trial was", "trials were")
-        again = f"`inv bench --resume={stopped[0].run_id}` tries {'it' if len(stopped) == 1 else 'them'} again"
-        yield RunWarning(words=f"{said} stopped or lost, which says nothing of a configuration; {again}.", weight=0.45)
+        trials = formatting.count(len(stopped), "trial was", "trials were")
+        remedy = f"`inv bench --resume={stopped[0].run_id}` retries {'it' if len(stopped) == 1 else 'them'}"
+        yield RunWarning(text=f"{trials} stopped or lost, through no fault of a configuration; {remedy}.", weight=0.45)
 
 
-def _of_machines(hosts: Hosts, price: Price | None) -> Iterable[RunWarning]:
+def _machine_warnings(hosts: Hosts, price: Price | None) -> Iterable[RunWarning]:
     if len(hosts.devices) > 1:
         devices = ", ".join(hosts.devices)
-        said = f"The workers have different devices ({devices}): their numbers are mixed."
-        yield RunWarning(words=said, weight=1.5)
+        text = f"The workers have different devices ({devices}): their numbers are mixed."
+        yield RunWarning(text=text, weight=1.5)
     if hosts.differences:
         keys = formatting.first_n([difference.key for difference in hosts.differences])
         differ = "differs" if len(hosts.differences) == 1 else "differ"
-        said = f"Not every trial ran under the same conditions: {keys} {differ}; the fingerprint says where."
-        yield RunWarning(words=said, weight=0.05)
+        text = f"Not every trial ran under the same conditions: {keys} {differ}; the fingerprint has the details."
+        yield RunWarning(text=text, weight=0.05)
     if hosts.contention is not None:
-        yield RunWarning(words=hosts.contention, weight=1.0)
+        yield RunWarning(text=hosts.contention, weight=1.0)
     if price is not None and CPU in hosts.devices:
-        said = "The price is a GPU's, the speed a CPU's: the dollars only show how cost follows speed."
-        yield RunWarning(words=said, weight=0.9)
+        text = "The price is a GPU's, but the speed is a CPU's: the dollars only show how cost depends on speed."
+        yield RunWarning(text=text, weight=0.9)
 
 
-def _of_other_workers(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterable[RunWarning]:
-    """Configurations that share no worker with the baseline, as where each trial runs on whichever worker is idle."""
-    workers = {label: {one.worker for one in found} for label, found in measured.items()}
-    apart = [label for label, mine in workers.items() if mine.isdisjoint(workers.get(baseline, mine))]
-    if apart:
+def _other_worker_warnings(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterable[RunWarning]:
+    """Warn of configurations that share no worker with the baseline, as when trials run on any idle worker."""
+    workers = {label: {process.worker for process in processes} for label, processes in measured.items()}
+    disjoint = [label for label, names in workers.items() if names.isdisjoint(workers.get(baseline, names))]
+    if disjoint:
         assumed = f"that workers are within about {100 * per_config.ASSUMED_NOISE:.0f} % of each other"
-        said = f"{formatting.first_n(apart, 3)} ran on other workers than {baseline}; their ratios assume {assumed}"
-        yield RunWarning(words=f"{said}; `--spread replicate` runs every configuration on every worker.", weight=0.3)
+        text = f"{formatting.first_n(disjoint, 3)} ran on other workers than {baseline}; their ratios assume {assumed}"
+        yield RunWarning(text=f"{text}; `--spread replicate` runs every configuration on every worker.", weight=0.3)
 
 
 def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]:
-    """Worker to how much slower than the others it is, as a share, where that is notable."""
+    """Map each notably slow worker to the fraction by which it is slower than the others."""
     cells = {
-        label: per_config.by_worker(per_config.samples(found, "step_time_sec")) for label, found in measured.items()
+        label: per_config.mean_by_worker(per_config.samples(processes, "step_time_sec"))
+        for label, processes in measured.items()
     }
     return {
         worker: math.expm1(log)
@@ -140,26 +142,30 @@ def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]
     }
 
 
-def _of_slow_workers(
-    slow: Mapping[str, float], flagged: Sequence[_Flagged], results: Sequence[TrialResult]
+def _slow_worker_warnings(
+    slow: Mapping[str, float], groups: Sequence[_FlagGroup], results: Sequence[TrialResult]
 ) -> Iterable[RunWarning]:
-    """`gpu-node-4 is 17 % slower than the other workers, throttled: hw_slowdown in 34 % of samples (9 of 9 trials).`"""
+    """Warn of slow workers, with the reason if it is known.
+
+    Example: `gpu-node-4 is 17 % slower than the other workers, throttled: hw_slowdown in 34 % of samples (9 of 9
+    trials).`
+    """
     for worker, share in slow.items():
         own = {result.trial_id for result in results if result.worker == worker}
-        causes = [one for one in flagged if worker in one.workers and _explains(one, slow)]
+        causes = [group for group in groups if worker in group.workers and _is_about_slow_workers(group, slow)]
         why = "".join(f", {cause.worst} ({len(own & set(cause.trials))} of {len(own)} trials)" for cause in causes)
-        words = f"{worker} is {100 * share:.0f} % slower than the other workers{why}."
-        yield RunWarning(words=words, weight=0.6 + share)
+        text = f"{worker} is {100 * share:.0f} % slower than the other workers{why}."
+        yield RunWarning(text=text, weight=0.6 + share)
 
 
-def _explains(one: _Flagged, slow: Mapping[str, float]) -> bool:
-    """True where a flag is about slow workers alone."""
-    return one.worst.startswith(_THROTTLED) and set(one.workers) <= slow.keys()
+def _is_about_slow_workers(group: _FlagGroup, slow: Mapping[str, float]) -> bool:
+    """Return whether a flag says that workers throttled, all of them slow ones."""
+    return group.worst.startswith(_THROTTLED) and set(group.workers) <= slow.keys()
 
 
-def _of_spread(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> Iterable[RunWarning]:
-    """Configurations whose workers differ by more than the slow ones explain."""
-    apart: list[tuple[float, str]] = []
+def _spread_warnings(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> Iterable[RunWarning]:
+    """Warn of configurations whose workers differ by more than the slow workers explain."""
+    spreads: list[tuple[float, str]] = []
     for row in rows:
         medians = (
             []
@@ -167,80 +173,88 @@ def _of_spread(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> I
             else [seconds / (1.0 + slow.get(worker, 0.0)) for worker, seconds in row.measured.worker_medians.items()]
         )
         if len(medians) > 1 and max(medians) / min(medians) > NOTABLE_SPREAD:
-            apart.append((max(medians) / min(medians), row.label))
-    if apart:
-        spread, label = max(apart)
-        more = (
-            f", and in {formatting.first_n([name for _, name in apart if name != label], 3)}" if len(apart) > 1 else ""
-        )
-        said = f"{label}: the slowest worker took {formatting.number(spread, 2)}x the fastest worker's time for a step{more}."
-        yield RunWarning(words=said, weight=spread - 1.0)
+            spreads.append((max(medians) / min(medians), row.label))
+    if spreads:
+        spread, label = max(spreads)
+        others = [name for _, name in spreads if name != label]
+        more = f"; a large spread also in {formatting.first_n(others, 3)}" if len(spreads) > 1 else ""
+        ratio = formatting.number(spread, 2)
+        text = f"{label}: the slowest worker took {ratio}x the fastest worker's time for a step{more}."
+        yield RunWarning(text=text, weight=spread - 1.0)
 
 
-def _of_clocks(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWarning]:
-    """Workers whose steps jump between two speeds."""
-    jumping = [(one.levels_percent, one.worker) for found in measured.values() for one in found if one.levels_percent]
+def _clock_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWarning]:
+    """Warn of workers whose steps jump between two speeds."""
+    jumping = [
+        (process.levels_percent, process.worker)
+        for processes in measured.values()
+        for process in processes
+        if process.levels_percent
+    ]
     if jumping:
         workers = list(dict.fromkeys(worker for _, worker in sorted(jumping, reverse=True)))
         total = sum(map(len, measured.values()))
-        said = f"Steps jump between two speeds, up to {formatting.number(max(jumping)[0], 1)} % apart, in "
+        text = f"Steps jump between two speeds, up to {formatting.number(max(jumping)[0], 1)} % apart, in "
         where = (
             f"{len(jumping)} of {formatting.count(total, 'process', 'processes')} ({formatting.first_n(workers, 3)}): "
         )
-        words = f"{said}{where}their clocks were not constant."
-        yield RunWarning(words=words, weight=max(jumping)[0] / 100.0)
+        sentence = f"{text}{where}their clocks were not constant."
+        yield RunWarning(text=sentence, weight=max(jumping)[0] / 100.0)
 
 
-def _of_steps(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
-    """Drift, steps that stand out, and what slow steps cost."""
+def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
+    """Warn of drift, outliers, and the cost of slow steps."""
     kinds: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         for flag in () if row.measured is None else row.measured.flags:
             kinds.setdefault(re.sub(r"[^a-z ]", "", flag)[:20], []).append((row.label, flag))
-    for found in kinds.values():
-        label, flag = max(found, key=lambda one: [float(number) for number in re.findall(r"[0-9.]*[0-9]", one[1])][:1])
-        more = [name for name, _ in found if name != label]
-        also = f"; so did {formatting.first_n(more, 3)}" if more else ""
-        yield RunWarning(words=f"{label}: {flag}{also}.", weight=0.03)
+    for labelled_flags in kinds.values():
+        label, flag = max(
+            labelled_flags,
+            key=lambda labelled_flag: [float(number) for number in re.findall(r"[0-9.]*[0-9]", labelled_flag[1])][:1],
+        )
+        more = [name for name, _ in labelled_flags if name != label]
+        also = f"; also in {formatting.first_n(more, 3)}" if more else ""
+        yield RunWarning(text=f"{label}: {flag}{also}.", weight=0.03)
     lost = [
         (1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.samples_per_sec.value, row.label)
         for row in rows
         if row.measured is not None
     ]
-    notable = sorted((one for one in lost if one[0] > SLOW_STEPS), reverse=True)
+    notable = sorted((loss for loss in lost if loss[0] > SLOW_STEPS), reverse=True)
     if notable:
         share, label = notable[0]
         names = formatting.first_n([name for _, name in notable], 3)
         most = f", most that of {label}," if len(notable) > 1 else ""
-        said = f"Slow steps make the elapsed throughput of {names} lower than its steady state{most} by "
+        text = f"Slow steps make the elapsed throughput of {names} lower than the steady state{most} by "
         yield RunWarning(
-            words=f"{said}{100 * share:.1f} %; times, dollars and energy are of elapsed throughput.", weight=share
+            text=f"{text}{100 * share:.1f} %; times, dollars and energy use elapsed throughput.", weight=share
         )
 
 
-def _flagged(results: Sequence[TrialResult]) -> list[_Flagged]:
-    """What the trials themselves say makes their numbers doubtful, together where only its numbers differ."""
-    who: dict[str, list[tuple[TrialResult, str]]] = {}
+def _group_flags(results: Sequence[TrialResult]) -> list[_FlagGroup]:
+    """Group the flags that trials raised about their own numbers; flags that differ only in numbers form one group."""
+    groups: dict[str, list[tuple[TrialResult, str]]] = {}
     for result in results:
         for flag in dict.fromkeys(result.flags):
-            who.setdefault(re.sub(r"[0-9.]*[0-9]", "#", flag), []).append((result, flag))
+            groups.setdefault(re.sub(r"[0-9.]*[0-9]", "#", flag), []).append((result, flag))
     return [
-        _Flagged(
-            trials=tuple(dict.fromkeys(result.trial_id for result, _ in found)),
-            workers=tuple(dict.fromkeys(result.worker or "unknown" for result, _ in found)),
-            flags=tuple(dict.fromkeys(flag for _, flag in found)),
+        _FlagGroup(
+            trials=tuple(dict.fromkeys(result.trial_id for result, _ in raised)),
+            workers=tuple(dict.fromkeys(result.worker or "unknown" for result, _ in raised)),
+            flags=tuple(dict.fromkeys(flag for _, flag in raised)),
         )
-        for found in who.values()
+        for raised in groups.values()
     ]
 
 
-def _of_flags(flagged: Sequence[_Flagged], results: Sequence[TrialResult]) -> Iterable[RunWarning]:
-    for one in flagged:
-        if len(one.trials) == len(results) > 2:
+def _flag_warnings(groups: Sequence[_FlagGroup], results: Sequence[TrialResult]) -> Iterable[RunWarning]:
+    for group in groups:
+        if len(group.trials) == len(results) > 2:
             where = f"all {len(results)} trials"
-        elif len(one.trials) <= 3:
-            where = ", ".join(one.trials)
+        elif len(group.trials) <= 3:
+            where = ", ".join(group.trials)
         else:
-            where = f"{len(one.trials)} trials on {formatting.first_n(one.workers, 3)}"
-        worst = "at worst " if len(one.flags) > 1 else ""
-        yield RunWarning(words=f"{where}: {worst}{one.worst}", weight=0.2 * len(one.trials) / len(results))
+            where = f"{len(group.trials)} trials on {formatting.first_n(group.workers, 3)}"
+        worst = "at worst " if len(group.flags) > 1 else ""
+        yield RunWarning(text=f"{where}: {worst}{group.worst}", weight=0.2 * len(group.trials) / len(results))

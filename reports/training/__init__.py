@@ -1,9 +1,9 @@
-"""The report of a training: what was trained, what it cost, and predicted beside actual.
+"""The report of a training: its losses, its cost, and predicted against actual numbers.
 
-told: the figures of a training as titled lines
-course: speed and power over the hours, checkpoints and restarts marked
-curves: loss and held-out loss against useful tokens, hours and dollars, as a drawing
-again: the commands that go on with a training, repeat it, or use what it made
-beside: two trainings, their held-out losses example by example
-page: page, Markdown and CSV; `build` is the way in
+summary: numbers of a training as titled lines
+timeline: figure of speed and power over time, with checkpoints and restarts
+loss_curves: figure of loss and held-out loss against useful tokens, hours and dollars
+next_commands: commands that resume a training, repeat it, or use its adapter
+comparison: two trainings compared by their held-out losses per example
+page: page, Markdown and CSV; the entry point is `build`
 """

@@ -1,6 +1,6 @@
-"""Loss and held-out loss of a training, against useful tokens, hours of steps, and dollars: three panels side by side.
+"""Figure of loss and held-out loss of a training in up to three panels: against useful tokens, hours and dollars.
 
-The line is each step's loss, the points are the held-out loss with its 95 % interval over examples.
+The line is each step's loss. The points are the held-out loss with its 95 % interval over examples.
 """
 
 from collections.abc import Sequence
@@ -12,51 +12,54 @@ from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, OTHER_TONE
 from reports.training.summary import TrainingReport
 
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 WIDE_IN, NARROW_IN, HEIGHT_IN = 11.0, 3.8, 3.4
 Axis = tuple[str, Sequence[float]]
 
 
-def axes_of(told: TrainingReport) -> list[Axis]:
-    """What the loss is drawn against, each with its value after every step; dollars only where a price is known."""
-    hours, tokens = told.hours, told.tokens
-    unit, words = (1e6, "million useful tokens") if tokens and tokens[-1] >= 1e6 else (1e3, "thousand useful tokens")
-    found: list[Axis] = [(words, [count / unit for count in tokens]), ("hours of steps", hours)]
-    if told.price is not None:
-        per_hour = told.price * told.record.world_size
-        found.append(("US dollars for the steps", [hour * per_hour for hour in hours]))
-    return found
+def x_axes(training: TrainingReport) -> list[Axis]:
+    """Return titles of the x axes with their values after every step; dollars only if a price is known."""
+    hours, tokens = training.hours, training.tokens
+    unit, title = (1e6, "million useful tokens") if tokens and tokens[-1] >= 1e6 else (1e3, "thousand useful tokens")
+    axes: list[Axis] = [(title, [count / unit for count in tokens]), ("hours of steps", hours)]
+    if training.price is not None:
+        per_hour = training.price * training.record.world_size
+        axes.append(("US dollars for the steps", [hour * per_hour for hour in hours]))
+    return axes
 
 
-def draw(told: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
-    """The drawing as PNG and SVG, panels below each other where it is narrow; None where no step was done."""
-    if not told.record.steps.step:
+def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
+    """Draw the figure as PNG and SVG; `narrow` stacks the panels. None if no step was done."""
+    if not training.record.steps.step:
         return None
-    axes = axes_of(told)
+    axes = x_axes(training)
     with style.drawing():
         size = (NARROW_IN, HEIGHT_IN * len(axes)) if narrow else (WIDE_IN, HEIGHT_IN)
         figure = Figure(figsize=size, layout="constrained")
         shape = (len(axes), 1) if narrow else (1, len(axes))
         panels: Any = figure.subplots(*shape, sharey=True, squeeze=False).ravel()
         for panel, (title, values) in zip(panels, axes, strict=True):
-            _panel(panel, told, title, values)
+            _panel(panel, training, title, values)
         for panel in panels if narrow else panels[:1]:
             panel.set_ylabel("loss, nats per target token")
         panels[0].legend(loc="upper right")
         return style.png(figure), style.svg(figure)
 
 
-def _panel(panel: Any, told: TrainingReport, title: str, values: Sequence[float]) -> None:
-    steps = told.record.steps
-    every = -(-len(values) // MOST_POINTS)
-    panel.plot(values[::every], steps.loss[::every], color=OTHER_TONE, linewidth=1.2, label="training")
-    at = dict(zip(steps.step, values, strict=True)) | {0: 0.0}
-    shown = [evaluation for evaluation in told.record.evaluations if evaluation.step in at]
-    if shown:
+def _panel(panel: Any, training: TrainingReport, title: str, values: Sequence[float]) -> None:
+    steps = training.record.steps
+    stride = -(-len(values) // MAX_POINTS)
+    panel.plot(values[::stride], steps.loss[::stride], color=OTHER_TONE, linewidth=1.2, label="training")
+    position = dict(zip(steps.step, values, strict=True)) | {0: 0.0}
+    evaluations = [evaluation for evaluation in training.record.evaluations if evaluation.step in position]
+    if evaluations:
         panel.errorbar(
-            [at[one.step] for one in shown],
-            [one.loss for one in shown],
-            yerr=[[_half(one.loss, one.low) for one in shown], [_half(one.loss, one.high) for one in shown]],
+            [position[evaluation.step] for evaluation in evaluations],
+            [evaluation.loss for evaluation in evaluations],
+            yerr=[
+                [_half(evaluation.loss, evaluation.low) for evaluation in evaluations],
+                [_half(evaluation.loss, evaluation.high) for evaluation in evaluations],
+            ],
             color=ACCENT_TONE,
             marker="o",
             markersize=4,
@@ -65,9 +68,9 @@ def _panel(panel: Any, told: TrainingReport, title: str, values: Sequence[float]
             label="held out, 95 %",
         )
     panel.set_xlabel(title)
-    panel.set_xlim(left=-0.02 * values[-1])  # the point before the first step is whole
+    panel.set_xlim(left=-0.02 * values[-1])  # shows the whole point at 0
 
 
 def _half(loss: float, end: float | None) -> float:
-    """From the loss to an end of its interval; nothing where one example allows no interval."""
+    """Return the distance from the loss to an end of its interval; 0 without an interval."""
     return 0.0 if end is None else abs(loss - end)

@@ -1,24 +1,24 @@
-"""The commands that go on with a training, repeat it, or use what it made; and the settings that repeat it."""
+"""Commands that resume a training, repeat it, or use its adapter; and the settings file that repeats it."""
 
 import json
 
 from reports.training.summary import TrainingReport
 
 SETTINGS_FILE = "settings.json"
-REPEATED = ("model", "data", "train")  # sections that decide what is trained
+REPEATED_SECTIONS = ("model", "data", "train")  # these settings determine the result
 
 
-def commands(told: TrainingReport) -> list[tuple[str, str]]:
-    """What to type for what, in the order in which it is useful."""
-    run_id = told.folder.name
+def commands(training: TrainingReport) -> list[tuple[str, str]]:
+    """Return pairs of purpose and command, the most useful first."""
+    run_id = training.folder.name
     repeat = (
         "repeat it with the same settings",
-        f"inv -f {told.folder.parent.name}/{run_id}/report/{SETTINGS_FILE} train",
+        f"inv -f {training.folder.parent.name}/{run_id}/report/{SETTINGS_FILE} train",
     )
-    if not told.has_succeeded:
-        return [("go on from its last checkpoint", f"inv train --resume={run_id}"), repeat]
-    if not told.record.evaluations:  # without held-out data no check can be made
-        return [("merge it into one model folder", f"inv adapter.merge --run={run_id} --anyway"), repeat]
+    if not training.has_succeeded:
+        return [("resume from the last checkpoint", f"inv train --resume={run_id}"), repeat]
+    if not training.record.evaluations:  # adapter.check needs held-out data
+        return [("merge it into one model folder", f"inv adapter.merge --run={run_id} --force"), repeat]
     return [
         ("measure the adapter in each form that can be served", f"inv adapter.check --run={run_id}"),
         ("merge it into one model folder", f"inv adapter.merge --run={run_id}"),
@@ -26,8 +26,8 @@ def commands(told: TrainingReport) -> list[tuple[str, str]]:
     ]
 
 
-def settings(told: TrainingReport) -> bytes:
-    """A file for `inv -f`: the sections of the run that decide what is trained, and its profile."""
-    kept = {name: told.run.settings[name] for name in REPEATED if name in told.run.settings}
-    kept |= {"bench": {"profile": told.run.profile}}
-    return (json.dumps(kept, indent=1, ensure_ascii=False) + "\n").encode()
+def repeat_settings(training: TrainingReport) -> bytes:
+    """Return a file for `inv -f`: the run's REPEATED_SECTIONS and profile."""
+    sections = {name: training.run.settings[name] for name in REPEATED_SECTIONS if name in training.run.settings}
+    sections |= {"bench": {"profile": training.run.profile}}
+    return (json.dumps(sections, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,6 +1,6 @@
-"""The files of a training's report: index.html, report.md, settings.json, steps.csv, evaluations.csv and two drawings.
+"""Files of a training's report: index.html, report.md, settings.json, steps.csv, evaluations.csv and two figures.
 
-The page is one file without scripts. All text from a run is escaped: prompts, answers and reasons are somebody's words.
+The page is one file without scripts. All text from a run (prompts, answers, reasons) is untrusted and escaped.
 """
 
 import csv
@@ -16,12 +16,12 @@ from markupsafe import Markup
 from bench.records.atomic_files import write_atomic
 from reports import formatting
 from reports.figures.drawing.inline_svg import inline_svg
-from reports.read.run import NotWritten, report_folder
+from reports.read.run import ReportWriteError, make_report_folder
 from reports.training import loss_curves, next_commands, summary, timeline
 from reports.training.summary import TrainingReport
 
-INDEX_FILE, LOSS, COURSE = "index.html", "figures/loss", "figures/course"
-HEADS = ("attempt", "leader", "workers", "goes on from step", "seconds lost", "dollars", "ended because")
+INDEX_FILE, LOSS_FIGURE, TIMELINE_FIGURE = "index.html", "figures/loss", "figures/course"
+ATTEMPT_COLUMNS = ("attempt", "leader", "workers", "resumed from step", "seconds lost", "dollars", "ended because")
 TEMPLATES = Path(__file__).parents[1] / "output" / "templates"
 _JINJA = jinja2.Environment(
     autoescape=True, loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True
@@ -30,67 +30,72 @@ _JINJA = jinja2.Environment(
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a caller shows of a finished report."""
+    """The parts of a finished report that callers display."""
 
     index: Path
     headline: str
     lines: Sequence[summary.SummaryRow]
-    compared: Sequence[tuple[str, str, str]]
+    predicted_and_actual: Sequence[tuple[str, str, str]]
     has_succeeded: bool
 
 
 def build(run_folder: Path) -> Report:
-    """Write the report of a training. Raises ReportError; NotWritten where its folder cannot be written."""
-    found = summary.read(run_folder)
-    drawn = {name: each.draw(found) for name, each in ((LOSS, loss_curves), (COURSE, timeline))}
+    """Write the report of a training. Raises ReportError; ReportWriteError if its folder cannot be written."""
+    training = summary.read(run_folder)
+    drawn = {LOSS_FIGURE: loss_curves.draw(training), TIMELINE_FIGURE: timeline.draw(training)}
     contents = {
-        "steps.csv": _csv(found, _steps(found)),
-        "evaluations.csv": _csv(found, [dataclasses.asdict(evaluation) for evaluation in found.record.evaluations]),
-        "report.md": _markdown(found).encode(),
-        next_commands.SETTINGS_FILE: next_commands.settings(found),
-        INDEX_FILE: _html(found, {name: both[1] for name, both in drawn.items() if both is not None}).encode(),
+        "steps.csv": _csv(training, _steps(training)),
+        "evaluations.csv": _csv(
+            training, [dataclasses.asdict(evaluation) for evaluation in training.record.evaluations]
+        ),
+        "report.md": _markdown(training).encode(),
+        next_commands.SETTINGS_FILE: next_commands.repeat_settings(training),
+        INDEX_FILE: _html(training, {name: images[1] for name, images in drawn.items() if images is not None}).encode(),
     }
-    for name, both in drawn.items():
-        if both is not None:
-            contents |= {f"{name}.png": both[0], f"{name}.svg": both[1]}
-    folder = report_folder(run_folder, "figures")
+    for name, images in drawn.items():
+        if images is not None:
+            contents |= {f"{name}.png": images[0], f"{name}.svg": images[1]}
+    folder = make_report_folder(run_folder, "figures")
     try:
         for name, content in contents.items():
             write_atomic(folder / name, content)
     except OSError as error:
-        raise NotWritten(folder, error) from None
+        raise ReportWriteError(folder, error) from None
     return Report(
         index=folder / INDEX_FILE,
-        headline=summary.headline(found),
-        lines=summary.lines(found),
-        compared=summary.compared(found),
-        has_succeeded=found.has_succeeded,
+        headline=summary.headline(training),
+        lines=summary.lines(training),
+        predicted_and_actual=summary.predicted_and_actual(training),
+        has_succeeded=training.has_succeeded,
     )
 
 
-def _html(found: TrainingReport, wide: Mapping[str, bytes]) -> str:
-    narrow = {LOSS: loss_curves.draw(found, narrow=True), COURSE: timeline.draw(found, narrow=True)}
+def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
+    narrow = {
+        LOSS_FIGURE: loss_curves.draw(training, narrow=True),
+        TIMELINE_FIGURE: timeline.draw(training, narrow=True),
+    }
     drawings = {
         Path(name).name: [_inline(svg, name, "wide"), _inline(narrow[name][1], name, "narrow")]  # type: ignore[index]
         for name, svg in wide.items()
     }
     return _JINJA.get_template("training.html.j2").render(
         css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
-        run_id=found.run.run_id,
-        profile=found.run.profile,
-        headline=summary.headline(found),
-        outcome=summary.outcome(found),
-        tiles=summary.tiles(found),
+        run_id=training.run.run_id,
+        profile=training.run.profile,
+        headline=summary.headline(training),
+        outcome=summary.outcome(training),
+        tiles=summary.tiles(training),
         drawings=drawings,
-        lines=summary.lines(found),
-        compared=summary.compared(found),
-        basis=_basis(found),
-        commands=next_commands.commands(found),
-        data=found.record.data,
-        findings=summary.findings(found),
-        heads=HEADS,
-        held=_attempts(found),
-        answers=found.record.answers,
+        lines=summary.lines(training),
+        compared=summary.predicted_and_actual(training),
+        basis=_basis(training),
+        commands=next_commands.commands(training),
+        data=training.record.data,
+        findings=summary.findings(training),
+        heads=ATTEMPT_COLUMNS,
+        attempts=_attempts(training),
+        answers=training.record.answers,
     )
 
 
@@ -99,49 +104,53 @@ def _inline(svg: bytes, name: str, width: str) -> Markup:
     return Markup(body)  # noqa: S704 - matplotlib escaped its texts
 
 
-def _markdown(found: TrainingReport) -> str:
-    rows = [f"| {formatting.markdown(name)} | {formatting.markdown(value)} |" for name, value in summary.lines(found)]
-    both = [f"| {name} | {before} | {after} |" for name, before, after in summary.compared(found)]
+def _markdown(training: TrainingReport) -> str:
+    rows = [
+        f"| {formatting.markdown(name)} | {formatting.markdown(value)} |" for name, value in summary.lines(training)
+    ]
+    comparison = [
+        f"| {name} | {predicted} | {actual} |" for name, predicted, actual in summary.predicted_and_actual(training)
+    ]
     parts = [
-        f"# {formatting.markdown(summary.headline(found))}",
-        f"Run {found.run.run_id}, profile {found.run.profile}. {formatting.markdown(summary.outcome(found))}.",
+        f"# {formatting.markdown(summary.headline(training))}",
+        f"Run {training.run.run_id}, profile {training.run.profile}. {formatting.markdown(summary.outcome(training))}.",
         "\n".join(["| | |", "|---|---|", *rows]),
-        "\n".join(["| | predicted | actual |", "|---|---|---|", *both]),
-        formatting.markdown(_basis(found)),
-        "\n".join(f"- {what}: `{command}`" for what, command in next_commands.commands(found)),
+        "\n".join(["| | predicted | actual |", "|---|---|---|", *comparison]),
+        formatting.markdown(_basis(training)),
+        "\n".join(f"- {purpose}: `{command}`" for purpose, command in next_commands.commands(training)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _basis(found: TrainingReport) -> str:
-    return f"Basis of the predicted time: {found.foreseen.get('basis', 'nothing')}."
+def _basis(training: TrainingReport) -> str:
+    return f"Basis of the predicted time: {training.forecast.get('basis', 'nothing')}."
 
 
-def _attempts(found: TrainingReport) -> list[tuple[str, ...]]:
+def _attempts(training: TrainingReport) -> list[tuple[str, ...]]:
     return [
         (
-            str(one.number),
-            one.worker,
-            str(one.workers),
-            "-" if one.step is None else f"{one.step:,}",
-            formatting.number(one.lost_sec) if one.lost_sec is not None else "-",
-            "-" if one.usd is None else f"${one.usd:.4f}",
-            one.reason or "-",
+            str(attempt.number),
+            attempt.worker,
+            str(attempt.workers),
+            "-" if attempt.step is None else f"{attempt.step:,}",
+            formatting.number(attempt.lost_sec) if attempt.lost_sec is not None else "-",
+            "-" if attempt.usd is None else f"${attempt.usd:.4f}",
+            attempt.reason or "-",
         )
-        for one in found.held
+        for attempt in training.attempts
     ]
 
 
-def _steps(found: TrainingReport) -> list[dict[str, object]]:
-    columns = dataclasses.asdict(found.record.steps)
+def _steps(training: TrainingReport) -> list[dict[str, object]]:
+    columns = dataclasses.asdict(training.record.steps)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _csv(found: TrainingReport, rows: Sequence[dict[str, object]]) -> bytes:
-    """The rows, with run and configuration first, so that those of two runs can be put together."""
-    of = {"run_id": found.run.run_id, "configuration": found.run.planned[0].trial.name}
+def _csv(training: TrainingReport, rows: Sequence[dict[str, object]]) -> bytes:
+    """Render rows as CSV. Run and configuration come first, so that files of two runs can be concatenated."""
+    origin = {"run_id": training.run.run_id, "configuration": training.run.planned[0].trial.name}
     out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=[*of, *(rows[0] if rows else [])], lineterminator="\n")
+    writer = csv.DictWriter(out, fieldnames=[*origin, *(rows[0] if rows else [])], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: formatting.spreadsheet(value) for name, value in {**of, **row}.items()} for row in rows)
+    writer.writerows({name: formatting.spreadsheet(value) for name, value in {**origin, **row}.items()} for row in rows)
     return out.getvalue().encode()

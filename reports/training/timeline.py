@@ -1,8 +1,8 @@
-"""How a training went over its hours: useful tokens a second, power, and where it stood still or began again.
+"""Figure of a training over time: useful tokens per second, power, and its interruptions.
 
-A line at each checkpoint, at each restart, and at each preemption, which is a restart after a worker was told to stop.
-What was paid for twice is in the table of attempts. The power is the leading worker's, of the last attempt alone:
-earlier ones have left no telemetry.
+Vertical lines mark checkpoints, restarts and preemptions (restarts after a worker was told to stop). The cost of
+repeated steps is in the table of attempts. The power is the leading worker's in the last attempt: earlier attempts
+leave no telemetry.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from bench.records.training import Restart, is_at_its_limit
 from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
 from reports.read import telemetry
-from reports.training.loss_curves import MOST_POINTS, NARROW_IN, WIDE_IN
+from reports.training.loss_curves import MAX_POINTS, NARROW_IN, WIDE_IN
 from reports.training.summary import TrainingReport
 
 PANEL_IN = 2.4
@@ -26,52 +26,57 @@ MARKS = {"checkpoint": (BASELINE_TONE, "-"), "restart": (ACCENT_TONE, "--"), "pr
 Points = tuple[Sequence[float], Sequence[float]]
 
 
-def speed(told: TrainingReport) -> Points:
-    """(hours of steps, useful tokens a second of all workers) of stretches of steps, at most `MOST_POINTS`."""
-    steps = told.record.steps
-    many = max(1, -(-len(steps.step) // MOST_POINTS))
+def speed(training: TrainingReport) -> Points:
+    """Return (hours of steps, useful tokens per second of all workers), averaged over groups of steps.
+
+    There are at most MAX_POINTS points.
+    """
+    steps = training.record.steps
+    group = max(1, -(-len(steps.step) // MAX_POINTS))
     tokens, seconds = [0, *accumulate(steps.tokens)], [0.0, *accumulate(steps.step_time_sec)]
-    edges = [*range(0, len(steps.step), many), len(steps.step)]
+    edges = [*range(0, len(steps.step), group), len(steps.step)]
     rates = [
         (seconds[last] / 3600.0, (tokens[last] - tokens[first]) / (seconds[last] - seconds[first]))
         for first, last in pairwise(edges)
         if seconds[last] > seconds[first]
     ]
-    return [at for at, _ in rates], [rate for _, rate in rates]
+    return [hours for hours, _ in rates], [rate for _, rate in rates]
 
 
-def power(told: TrainingReport) -> Points | None:
-    """(hours since the last attempt began, watts of the leading worker's GPUs); None where nothing was sampled."""
-    frame = telemetry.read(told.folder / TRIALS_FOLDER / told.run.planned[0].trial_id / TELEMETRY_FILE)
+def power(training: TrainingReport) -> Points | None:
+    """Return (hours since the last attempt began, watts of the leading worker's GPUs); None without samples."""
+    frame = telemetry.read(training.folder / TRIALS_FOLDER / training.run.planned[0].trial_id / TELEMETRY_FILE)
     if frame is None:
         return None
     watts = frame.dropna(subset=["gpu_power_watts"]).groupby("elapsed_sec")["gpu_power_watts"].sum()
     if watts.empty:
         return None
-    kept = watts.iloc[:: max(1, -(-len(watts) // MOST_POINTS))]
-    return list(np.asarray(kept.index, dtype=float) / 3600.0), list(map(float, kept))
+    thinned = watts.iloc[:: max(1, -(-len(watts) // MAX_POINTS))]
+    return list(np.asarray(thinned.index, dtype=float) / 3600.0), list(map(float, thinned))
 
 
-def annotated(told: TrainingReport) -> dict[str, list[float]]:
-    """Hours of steps at which a checkpoint was written, and from which a restart or a preemption went on."""
-    at = dict(zip(told.record.steps.step, told.hours, strict=True)) | {0: 0.0}
-    restarts = [restart for restart in told.record.restarts if restart.from_step in at]
+def event_hours(training: TrainingReport) -> dict[str, list[float]]:
+    """Return the hours of steps of checkpoints, and those from which restarts and preemptions resumed."""
+    hours_at = dict(zip(training.record.steps.step, training.hours, strict=True)) | {0: 0.0}
+    restarts = [restart for restart in training.record.restarts if restart.from_step in hours_at]
     return {
-        "checkpoint": [at[checkpoint.step] for checkpoint in told.record.checkpoints if checkpoint.step in at],
-        "restart": [at[restart.from_step] for restart in restarts if not _was_preempted(restart)],
-        "preemption": [at[restart.from_step] for restart in restarts if _was_preempted(restart)],
+        "checkpoint": [
+            hours_at[checkpoint.step] for checkpoint in training.record.checkpoints if checkpoint.step in hours_at
+        ],
+        "restart": [hours_at[restart.from_step] for restart in restarts if not _was_preempted(restart)],
+        "preemption": [hours_at[restart.from_step] for restart in restarts if _was_preempted(restart)],
     }
 
 
-def _was_preempted(one: Restart) -> bool:
-    """Whether the attempt before ended because it was told to, and not by its own limit."""
-    end, _, reason = one.reason.partition(": ")
-    return end == TrialStatus.PREEMPTED.value and not is_at_its_limit(reason)
+def _was_preempted(restart: Restart) -> bool:
+    """Return whether the previous attempt was told to stop, rather than reaching its own limit."""
+    status, _, reason = restart.reason.partition(": ")
+    return status == TrialStatus.PREEMPTED.value and not is_at_its_limit(reason)
 
 
-def draw(told: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
-    """The drawing as PNG and SVG; None where no step was done."""
-    rates, watts, marks = speed(told), power(told), annotated(told)
+def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
+    """Draw the figure as PNG and SVG; None if no step was done."""
+    rates, watts, marks = speed(training), power(training), event_hours(training)
     if not rates[0]:
         return None
     panels = 1 if watts is None else 2
@@ -80,11 +85,13 @@ def draw(told: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] |
         figure = Figure(figsize=size, layout="constrained")
         axes: Any = figure.subplots(panels, 1, squeeze=False)[:, 0]
         for name, hours in marks.items():
-            tone, look = MARKS[name]
-            for number, hour in enumerate(hours[-MOST_POINTS:]):
-                axes[0].axvline(hour, color=tone, linewidth=1.0, linestyle=look, label=None if number else name)
-        few = len(rates[0]) < 50
-        axes[0].plot(*rates, color=OTHER_TONE, linewidth=1.2, marker="o" if few else None, markersize=3, label="speed")
+            tone, line_style = MARKS[name]
+            for number, hour in enumerate(hours[-MAX_POINTS:]):
+                axes[0].axvline(hour, color=tone, linewidth=1.0, linestyle=line_style, label=None if number else name)
+        has_few_points = len(rates[0]) < 50
+        axes[0].plot(
+            *rates, color=OTHER_TONE, linewidth=1.2, marker="o" if has_few_points else None, markersize=3, label="speed"
+        )
         axes[0].set(ylabel="useful tokens/s", xlabel="hours of steps")
         axes[0].legend(loc="lower right", ncols=4 if not narrow else 2)
         if watts is not None:
