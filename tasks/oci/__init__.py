@@ -1,17 +1,17 @@
-"""Your Oracle Cloud tenancy: what is there, a repository, a kubeconfig, list prices, the nodes of a pool.
+"""Oracle Cloud: `inv tenancy` and its subcommands, uploads to Object Storage, and kubectl's credential plugin.
 
-access: credentials, the SDK's clients, and what their errors mean
-storage: files into a bucket of Object Storage
-verbs: `inv tenancy` and its verbs: signatures and help
-show: `inv tenancy`: asks for everything side by side, and prints it
-survey: what a tenancy has, read from the API's answers, and the settings that follow from it
+access: credentials, the SDK's clients, and translation of their errors
+storage: uploads to a bucket of Object Storage
+commands: signatures and help of `inv tenancy` and its subcommands
+show: `inv tenancy`: read everything in parallel, and print it
+discovery: parse a tenancy's resources from API responses, and derive settings from them
 repository: `inv tenancy.repository`
 kubeconfig: `inv tenancy.kubeconfig`, and the merge of two kubeconfigs
-prices: `inv tenancy.prices`: Oracle's public price list into your own table
-nodes: `inv tenancy.nodes`: a node pool grows or shrinks
-ready: which nodes of a pool the cluster has ready, and whether results would go with them
-userfile: settings into ~/.invoke.yaml, everything else in it as it was
-privately: files that nobody else may read
+prices: `inv tenancy.prices`: copy Oracle's public list prices to your own table
+nodes: `inv tenancy.nodes`: list node pools, resize one
+node_readiness: readiness of a pool's nodes in the cluster, and results that would be lost with them
+user_config: write settings to ~/.invoke.yaml, preserving everything else
+private_files: atomic writes of files that only their owner may read
 
-`python -m tasks.oci token` is what kubectl runs for a token.
+kubectl runs `python -m tasks.oci token` for a token.
 """

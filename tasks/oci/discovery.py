@@ -1,4 +1,4 @@
-"""What a tenancy has, as this project needs it, and the settings that follow from it."""
+"""Read a tenancy's limits, clusters, node pools, repositories and exports, and derive settings from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,25 +12,25 @@ from oci.file_storage import FileStorageClient
 from oci.identity import IdentityClient
 from oci.limits import LimitsClient
 
-from tasks.oci.access.clients import Access, Json, text
-from tasks.oci.access.errors import ServiceCall
+from tasks.oci.access.clients import Json, TenancyApi, require_text
+from tasks.oci.access.errors import Operation
 
-GPU_LIMIT = "gpu-a10-count"  # of the shapes VM.GPU.A10.* and BM.GPU.A10.4, in GPUs
-REPOSITORY = "qlora-fleet"
+GPU_LIMIT = "gpu-a10-count"  # counts GPUs of the shapes VM.GPU.A10.* and BM.GPU.A10.4
+DEFAULT_REPOSITORY = "qlora-fleet"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLimit:
-    """GPUs of one availability domain: those allowed, and those in use by the whole tenancy."""
+    """GPU limit of one availability domain, and the GPUs in use by the whole tenancy."""
 
     domain: str
-    most: int
+    maximum: int
     used: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodePoolInfo:
-    """A node pool. `size`: nodes that are wanted; `nodes`: those there are, as the API has them."""
+    """A node pool. `size` is the requested number of nodes; `nodes` are the existing ones, as API objects."""
 
     id: str
     name: str
@@ -52,14 +52,14 @@ class ClusterInfo:
     name: str
     version: str
     state: str
-    public: str | None
-    private: str | None
+    public_endpoint: str | None
+    private_endpoint: str | None
     pools: tuple[NodePoolInfo, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A path of a file system behind a mount target; `handle` is what cluster.fss.volume_handle takes."""
+    """An exported path of a file system; `volume_handle` is the value for cluster.fss.volume_handle."""
 
     mount_target: str
     address: str
@@ -67,13 +67,13 @@ class Export:
     file_system: str
 
     @property
-    def handle(self) -> str:
+    def volume_handle(self) -> str:
         return f"{self.file_system}:{self.address}:{self.path}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TenancySurvey:
-    """All of it. `unread` are errors of what could not be asked; its part is then empty."""
+    """Everything read from a tenancy. `errors` lists failed requests; their fields are empty."""
 
     region: str
     namespace: str
@@ -84,7 +84,7 @@ class TenancySurvey:
     clusters: tuple[ClusterInfo, ...] = ()
     repositories: tuple[str, ...] = ()
     exports: tuple[Export, ...] = ()
-    unread: tuple[str, ...] = field(default=())
+    errors: tuple[str, ...] = field(default=())
 
     @property
     def registry(self) -> str:
@@ -92,149 +92,156 @@ class TenancySurvey:
 
 
 def registry_host(region: str) -> str:
-    """The region's registry, fra.ocir.io for eu-frankfurt-1."""
+    """Return the region's registry, fra.ocir.io for eu-frankfurt-1."""
     key = next((key for key, name in regions.REGIONS_SHORT_NAMES.items() if name == region), None)
     return f"{key}.ocir.io" if key and len(key) == 3 else f"ocir.{region}.oci.oraclecloud.com"
 
 
-def settings_for(found: TenancySurvey) -> dict[str, dict[str, Any]]:
-    """The settings that follow, by section. Where the tenancy has several of a thing, that setting is left out."""
+def derive_settings(survey: TenancySurvey) -> dict[str, dict[str, Any]]:
+    """Derive settings by section. A setting with several candidates is left out."""
     settings: dict[str, dict[str, Any]] = {}
-    repository = (
-        REPOSITORY if REPOSITORY in found.repositories or len(found.repositories) != 1 else found.repositories[0]
-    )
-    registry = {"image": f"{found.registry}/{found.namespace}/{repository}:1"}
-    if found.user is not None:
-        registry["user"] = f"{found.namespace}/{found.user}"
+    is_default = DEFAULT_REPOSITORY in survey.repositories or len(survey.repositories) != 1
+    repository = DEFAULT_REPOSITORY if is_default else survey.repositories[0]
+    registry = {"image": f"{survey.registry}/{survey.namespace}/{repository}:1"}
+    if survey.user is not None:
+        registry["user"] = f"{survey.namespace}/{survey.user}"
     settings["registry"] = registry
-    pools = [pool for cluster in found.clusters for pool in cluster.pools if pool.has_gpus]
+    pools = [pool for cluster in survey.clusters for pool in cluster.pools if pool.has_gpus]
     if len(pools) == 1:
         settings["fleet"] = {"kind": "pods", **({"size": pools[0].size} if pools[0].size else {})}
         settings["cluster"] = {"instance_type": pools[0].shape}
-    if len(found.exports) == 1:
-        settings.setdefault("cluster", {})["fss"] = {"volume_handle": found.exports[0].handle}
+    if len(survey.exports) == 1:
+        settings.setdefault("cluster", {})["fss"] = {"volume_handle": survey.exports[0].volume_handle}
     return settings
 
 
-def tenancy_name(entry: Access) -> str:
-    asked = ServiceCall(doing="asking for the tenancy", right="inspect tenancies")
-    return entry.text(asked, entry.one(asked, entry.client(IdentityClient).get_tenancy, entry.tenancy), "name")
+def get_tenancy_name(api: TenancyApi) -> str:
+    operation = Operation(action="reading the tenancy", permission="inspect tenancies")
+    tenancy = api.get_object(operation, api.client(IdentityClient).get_tenancy, api.tenancy)
+    return api.text_field(operation, tenancy, "name")
 
 
-def user_name(entry: Access) -> str | None:
-    """As the registry wants it after the namespace; None for an instance and for a session, which do not say."""
-    user = str(entry.config.get("user", ""))
-    if not user.startswith("ocid1.user."):
+def get_user_name(api: TenancyApi) -> str | None:
+    """Return the user's name as in registry.user; None for an instance or a session, which have no user id."""
+    user_id = str(api.config.get("user", ""))
+    if not user_id.startswith("ocid1.user."):
         return None
-    asked = ServiceCall(doing="asking who this user is", right="inspect users")
-    return entry.text(asked, entry.one(asked, entry.client(IdentityClient).get_user, user), "name")
+    operation = Operation(action="reading the user", permission="inspect users")
+    user = api.get_object(operation, api.client(IdentityClient).get_user, user_id)
+    return api.text_field(operation, user, "name")
 
 
-def domains(entry: Access) -> list[str]:
-    asked = ServiceCall(doing="listing availability domains", right="inspect compartments")
-    listed = entry.all(asked, entry.client(IdentityClient).list_availability_domains, entry.tenancy)
-    return [entry.text(asked, one, "name") for one in listed]
+def list_availability_domains(api: TenancyApi) -> list[str]:
+    operation = Operation(action="listing availability domains", permission="inspect compartments")
+    listed = api.list_all(operation, api.client(IdentityClient).list_availability_domains, api.tenancy)
+    return [api.text_field(operation, domain, "name") for domain in listed]
 
 
-def gpu_limits(entry: Access) -> tuple[GpuLimit, ...]:
-    """Of every availability domain with a limit above nought."""
-    asked = ServiceCall(doing="reading GPU limits", right="inspect resource-availability")
-    client = entry.client(LimitsClient)
-    values = entry.all(asked, client.list_limit_values, entry.tenancy, "compute", scope_type="AD", name=GPU_LIMIT)
-    found = []
+def list_gpu_limits(api: TenancyApi) -> tuple[GpuLimit, ...]:
+    """List the GPU limits of each availability domain that has any."""
+    operation = Operation(action="reading GPU limits", permission="inspect resource-availability")
+    client = api.client(LimitsClient)
+    values = api.list_all(operation, client.list_limit_values, api.tenancy, "compute", scope_type="AD", name=GPU_LIMIT)
+    limits = []
     for value in values:
         if value.get("value"):
-            domain = entry.text(asked, value, "availabilityDomain")
-            ask = (client.get_resource_availability, "compute", GPU_LIMIT, entry.tenancy)
-            used = entry.read(asked, _used, entry.one(asked, *ask, availability_domain=domain))
-            found.append(GpuLimit(domain=domain, most=entry.read(asked, _value, value), used=used))
-    return tuple(found)
+            domain = api.text_field(operation, value, "availabilityDomain")
+            arguments = ("compute", GPU_LIMIT, api.tenancy)
+            availability = api.get_object(
+                operation, client.get_resource_availability, *arguments, availability_domain=domain
+            )
+            used = api.parse(operation, _parse_used, availability)
+            limits.append(GpuLimit(domain=domain, maximum=api.parse(operation, _parse_limit, value), used=used))
+    return tuple(limits)
 
 
-def _value(one: Json) -> int:
-    return int(one["value"])
+def _parse_limit(value: Json) -> int:
+    return int(value["value"])
 
 
-def _used(one: Json) -> int:
-    return int(one.get("used") or 0)
+def _parse_used(availability: Json) -> int:
+    return int(availability.get("used") or 0)
 
 
-def clusters(entry: Access, compartment: str) -> tuple[ClusterInfo, ...]:
-    """The compartment's clusters that are not deleted, with their pools; the nodes of a pool are not asked for."""
-    client = entry.client(ContainerEngineClient)
-    asked = ServiceCall(doing="listing clusters", right="read clusters")
-    listed = entry.all(asked, client.list_clusters, compartment)
-    pools = node_pools(entry, compartment)
-    there = [one for one in listed if one.get("lifecycleState") not in ("DELETED", "DELETING")]
-    return tuple(entry.read(asked, lambda one: _cluster(one, pools), one) for one in there)
+def list_clusters(api: TenancyApi, compartment: str) -> tuple[ClusterInfo, ...]:
+    """List the compartment's clusters that are not deleted, with their node pools."""
+    client = api.client(ContainerEngineClient)
+    operation = Operation(action="listing clusters", permission="read clusters")
+    listed = api.list_all(operation, client.list_clusters, compartment)
+    pools = list_node_pools(api, compartment)
+    existing = [cluster for cluster in listed if cluster.get("lifecycleState") not in ("DELETED", "DELETING")]
+    return tuple(api.parse(operation, lambda cluster: _parse_cluster(cluster, pools), cluster) for cluster in existing)
 
 
-def node_pools(entry: Access, compartment: str) -> list[NodePoolInfo]:
-    client = entry.client(ContainerEngineClient)
-    asked = ServiceCall(doing="listing node pools", right="read cluster-node-pools")
-    listed = entry.all(asked, client.list_node_pools, compartment)
-    there = [one for one in listed if one.get("lifecycleState") not in ("DELETED", "DELETING")]
-    return [entry.read(asked, pool_of, one) for one in there]
+def list_node_pools(api: TenancyApi, compartment: str) -> list[NodePoolInfo]:
+    client = api.client(ContainerEngineClient)
+    operation = Operation(action="listing node pools", permission="read cluster-node-pools")
+    listed = api.list_all(operation, client.list_node_pools, compartment)
+    existing = [pool for pool in listed if pool.get("lifecycleState") not in ("DELETED", "DELETING")]
+    return [api.parse(operation, parse_node_pool, pool) for pool in existing]
 
 
-def pool_of(one: Json) -> NodePoolInfo:
-    """The pool that an object of the API is. For `Access.read`, which says where it is none."""
-    size = int((one.get("nodeConfigDetails") or {}).get("size") or 0)
+def parse_node_pool(item: Json) -> NodePoolInfo:
+    """Parse a node pool; for `TenancyApi.parse`, which reports a malformed one."""
+    size = int((item.get("nodeConfigDetails") or {}).get("size") or 0)
     if not 0 <= size < 1 << 31:
         raise ValueError("size")
     return NodePoolInfo(
-        id=text(one.get("id")),
-        name=str(one.get("name", "?")),
-        cluster_id=str(one.get("clusterId", "")),
-        shape=str(one.get("nodeShape", "?")),
+        id=require_text(item.get("id")),
+        name=str(item.get("name", "?")),
+        cluster_id=str(item.get("clusterId", "")),
+        shape=str(item.get("nodeShape", "?")),
         size=size,
-        nodes=tuple(node for node in one.get("nodes") or () if _is_there(node)),
+        nodes=tuple(node for node in item.get("nodes") or () if _is_existing(node)),
     )
 
 
-def _is_there(node: Json) -> bool:
-    if not isinstance(node.get("nodeError") or {}, dict):  # whose message is shown
+def _is_existing(node: Json) -> bool:
+    if not isinstance(node.get("nodeError") or {}, dict):  # its message is read later
         raise TypeError("nodeError")
     return bool(node.get("lifecycleState") != "DELETED")
 
 
-def _cluster(one: Json, pools: Sequence[NodePoolInfo]) -> ClusterInfo:
-    ends = one.get("endpoints") or {}
+def _parse_cluster(item: Json, pools: Sequence[NodePoolInfo]) -> ClusterInfo:
+    endpoints = item.get("endpoints") or {}
     return ClusterInfo(
-        id=text(one.get("id")),
-        name=str(one.get("name", "?")),
-        version=str(one.get("kubernetesVersion", "?")),
-        state=str(one.get("lifecycleState", "?")),
-        public=ends.get("publicEndpoint"),
-        private=ends.get("privateEndpoint"),
-        pools=tuple(pool for pool in pools if pool.cluster_id == one["id"]),
+        id=require_text(item.get("id")),
+        name=str(item.get("name", "?")),
+        version=str(item.get("kubernetesVersion", "?")),
+        state=str(item.get("lifecycleState", "?")),
+        public_endpoint=endpoints.get("publicEndpoint"),
+        private_endpoint=endpoints.get("privateEndpoint"),
+        pools=tuple(pool for pool in pools if pool.cluster_id == item["id"]),
     )
 
 
-def repositories(entry: Access, compartment: str) -> tuple[str, ...]:
-    asked = ServiceCall(doing="listing repositories", right="inspect repos")
-    listed = entry.all(asked, entry.client(ArtifactsClient).list_container_repositories, compartment)
-    return tuple(sorted(entry.text(asked, one, "displayName") for one in listed))
+def list_repositories(api: TenancyApi, compartment: str) -> tuple[str, ...]:
+    operation = Operation(action="listing repositories", permission="inspect repos")
+    listed = api.list_all(operation, api.client(ArtifactsClient).list_container_repositories, compartment)
+    return tuple(sorted(api.text_field(operation, repository, "displayName") for repository in listed))
 
 
-def exports(entry: Access, compartment: str) -> tuple[Export, ...]:
-    """What the compartment's mount targets export, in every availability domain."""
-    storage, network = entry.client(FileStorageClient), entry.client(VirtualNetworkClient)
-    asked = ServiceCall(doing="listing mount targets", right="read file-family")
-    found = []
-    for domain in domains(entry):
-        for target in entry.all(asked, storage.list_mount_targets, compartment, domain):
+def list_exports(api: TenancyApi, compartment: str) -> tuple[Export, ...]:
+    """List the exports of the compartment's mount targets, in every availability domain."""
+    storage, network = api.client(FileStorageClient), api.client(VirtualNetworkClient)
+    operation = Operation(action="listing mount targets", permission="read file-family")
+    exports = []
+    for domain in list_availability_domains(api):
+        for target in api.list_all(operation, storage.list_mount_targets, compartment, domain):
             if target.get("lifecycleState") != "ACTIVE" or not target.get("privateIpIds"):
                 continue
-            ask = ServiceCall(doing="asking for a mount target's address", right="use private-ips")
-            ip, exported = entry.read(asked, _first_ip, target), entry.text(asked, target, "exportSetId")
-            address = entry.text(ask, entry.one(ask, network.get_private_ip, ip), "ipAddress")
-            name = entry.text(asked, target, "displayName")
-            for one in entry.all(asked, storage.list_exports, export_set_id=exported):
-                path, system = entry.text(asked, one, "path"), entry.text(asked, one, "fileSystemId")
-                found.append(Export(mount_target=name, address=address, path=path, file_system=system))
-    return tuple(found)
+            address_operation = Operation(action="reading a mount target's address", permission="use private-ips")
+            ip_id = api.parse(operation, _first_private_ip, target)
+            export_set_id = api.text_field(operation, target, "exportSetId")
+            private_ip = api.get_object(address_operation, network.get_private_ip, ip_id)
+            address = api.text_field(address_operation, private_ip, "ipAddress")
+            name = api.text_field(operation, target, "displayName")
+            for export in api.list_all(operation, storage.list_exports, export_set_id=export_set_id):
+                path = api.text_field(operation, export, "path")
+                file_system = api.text_field(operation, export, "fileSystemId")
+                exports.append(Export(mount_target=name, address=address, path=path, file_system=file_system))
+    return tuple(exports)
 
 
-def _first_ip(target: Json) -> str:
-    return text(target["privateIpIds"][0])
+def _first_private_ip(target: Json) -> str:
+    return require_text(target["privateIpIds"][0])

@@ -1,7 +1,7 @@
-"""`inv tenancy.kubeconfig`: a cluster into a kubeconfig, whose token comes from a program of ours.
+"""`inv tenancy.kubeconfig`: add an OKE cluster to a kubeconfig, with our own credential plugin.
 
-Certificate and address come from the service. Its user, which would run the OCI CLI, is replaced by `python -m
-tasks.oci token`; no secret is in the file. What else is in the file stays.
+Certificate and server come from the service. The service's user would run the OCI CLI; it is replaced by `python -m
+tasks.oci token`. The file contains no secret, and its other entries stay unchanged.
 """
 
 import copy
@@ -20,17 +20,17 @@ from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expanded
 from tasks.errors import UsageError, file_errors
-from tasks.oci.access.clients import Access, access, compartment_of
-from tasks.oci.access.errors import ServiceCall
-from tasks.oci.access.profile import check_ocid, ocid_kind
-from tasks.oci.discovery import ClusterInfo, clusters
-from tasks.oci.private_files import keep_old, write_private
+from tasks.oci.access.clients import TenancyApi, connect, resolve_compartment
+from tasks.oci.access.errors import Operation
+from tasks.oci.access.profile import check_ocid, ocid_type
+from tasks.oci.discovery import ClusterInfo, list_clusters
+from tasks.oci.private_files import back_up, write_private
 from tasks.settings.load import Settings, load
-from tasks.settings.sources import shown
+from tasks.settings.sources import display_path
 
-_MOST_BYTES = 16 << 20
-_VERSION = "2.0.0"  # of the service's kubeconfig: the one whose tokens a program makes
-_LISTS = ("clusters", "users", "contexts")
+_MAX_BYTES = 16 << 20
+_KUBECONFIG_VERSION = "2.0.0"  # the version whose user is a credential plugin
+_SECTIONS = ("clusters", "users", "contexts")
 Kubeconfig = Mapping[str, Any]
 
 
@@ -38,201 +38,213 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
     if endpoint not in (None, "public", "private"):
         raise UsageError(f"tenancy.kubeconfig: --endpoint: expected public or private, found {endpoint!r}")
     settings = load(context)
-    path = _file(settings, file)
-    old = read(path)  # before anything is asked: what cannot be read is not asked for in vain
-    entry = access(settings)
-    compartment, _ = compartment_of(settings, entry)
-    found = chosen(clusters(entry, compartment), cluster)
-    end = endpoint or ("public" if found.public else "private")
-    if not (found.public if end == "public" else found.private):
+    path = _target_path(settings, file)
+    old = read_kubeconfig(path)  # fails before the first request
+    api = connect(settings)
+    compartment, _ = resolve_compartment(settings, api)
+    target = choose_cluster(list_clusters(api, compartment), cluster)
+    endpoint_type = endpoint or ("public" if target.public_endpoint else "private")
+    if not (target.public_endpoint if endpoint_type == "public" else target.private_endpoint):
         raise UsageError(
-            f"cluster {found.name} has no {end} endpoint; type: inv tenancy.kubeconfig --endpoint "
-            + ("private" if end == "public" else "public")
+            f"cluster {target.name} has no {endpoint_type} endpoint; type: inv tenancy.kubeconfig --endpoint "
+            + ("private" if endpoint_type == "public" else "public")
         )
-    made = with_our_user(_of_service(entry, found, end), found, token_command(settings, entry, found.id))
-    merged = merge(old, made, shown(path))
+    new = build_kubeconfig(
+        _fetch_kubeconfig(api, target, endpoint_type), target, token_command(settings, api, target.id)
+    )
+    merged = merge(old, new, display_path(path))
     if merged == old:
-        print(f"{shown(path)} has context {found.name} already; nothing was changed")
+        print(f"{display_path(path)} already has context {target.name}; nothing changed")
     else:
         _write(path, merged)
-    print(f"`inv nodes` shows its nodes after: cluster: {{ context: {found.name} }} in ~/.invoke.yaml")
-    if end == "private":
-        print("its endpoint is private: it answers from the cluster's network (a VPN, or a bastion's tunnel)")
+    print(f"to see its nodes with `inv nodes`, set cluster: {{ context: {target.name} }} in ~/.invoke.yaml")
+    if endpoint_type == "private":
+        print("its endpoint is private: connect from the cluster's network (a VPN, or a bastion's tunnel)")
 
 
 def _write(path: Path, merged: Kubeconfig) -> None:
-    with file_errors(f"{shown(path)}: cannot be written", "; name another with --file"):
+    with file_errors(f"{display_path(path)}: cannot be written", "; choose another with --file"):
         if path.exists():
-            print(f"kept the old one as {shown(keep_old(path))}")
+            print(f"saved the old file as {display_path(back_up(path))}")
         write_private(path, yaml.safe_dump(dict(merged), sort_keys=False, allow_unicode=True).encode())
-    print(f"wrote {shown(path)}, readable by you alone")
+    print(f"wrote {display_path(path)}, readable only by you")
 
 
-def _file(settings: Settings, file: str | None) -> Path:
+def _target_path(settings: Settings, file: str | None) -> Path:
     if file is not None:
-        return settings.typed(file)
+        return settings.resolve_typed_path(file)
     if settings.cluster.kubeconfig:
-        return settings.file(settings.cluster.kubeconfig)
+        return settings.resolve_path(settings.cluster.kubeconfig)
     first = next(filter(None, os.environ.get("KUBECONFIG", "").split(os.pathsep)), "~/.kube/config")
     return expanded(first)
 
 
-def chosen(found: Sequence[ClusterInfo], name: str | None) -> ClusterInfo:
-    """The one that is meant. Raises UsageError, which names those there are."""
-    if name is not None and ocid_kind(name):
+def choose_cluster(clusters: Sequence[ClusterInfo], name: str | None) -> ClusterInfo:
+    """Find the cluster with this name or OCID, or the only one. Raises UsageError listing the existing clusters."""
+    if name is not None and ocid_type(name):
         check_ocid("tenancy.kubeconfig: --cluster", name, "cluster")
-    named = [one for one in found if name is None or name in (one.name, one.id)]
-    if len(named) == 1:
-        return named[0]
-    known = ", ".join(f"{one.name} ({one.id})" for one in named or found) or "none; tenancy.compartment names another"
-    if not named:
-        raise UsageError(f"no cluster{f' {name}' if name else ''} in this compartment; there are {known}")
-    what = "several clusters" if name is None else f"{len(named)} clusters called {name}"
-    raise UsageError(f"{what}: {known}; type: inv tenancy.kubeconfig --cluster OCID")
+    matching = [cluster for cluster in clusters if name is None or name in (cluster.name, cluster.id)]
+    if len(matching) == 1:
+        return matching[0]
+    known = ", ".join(f"{cluster.name} ({cluster.id})" for cluster in matching or clusters)
+    if not matching:
+        remedy = f"existing ones: {known}" if known else "set tenancy.compartment to another compartment"
+        raise UsageError(f"no cluster{f' {name}' if name else ''} in this compartment; {remedy}")
+    problem = "several clusters" if name is None else f"{len(matching)} clusters named {name}"
+    raise UsageError(f"{problem}: {known}; type: inv tenancy.kubeconfig --cluster OCID")
 
 
-def _of_service(entry: Access, found: ClusterInfo, end: str) -> Kubeconfig:
-    details = CreateClusterKubeconfigContentDetails(token_version=_VERSION, endpoint=f"{end.upper()}_ENDPOINT")
-    client = entry.client(ContainerEngineClient)
-    asked = ServiceCall(doing=f"asking for the kubeconfig of {found.name}", right="use clusters")
-    text = entry.content(asked, client.create_kubeconfig, found.id, create_cluster_kubeconfig_content_details=details)
-    return _parsed(text, f"the kubeconfig that the service gave for {found.name}")
+def _fetch_kubeconfig(api: TenancyApi, cluster: ClusterInfo, endpoint_type: str) -> Kubeconfig:
+    details = CreateClusterKubeconfigContentDetails(
+        token_version=_KUBECONFIG_VERSION, endpoint=f"{endpoint_type.upper()}_ENDPOINT"
+    )
+    client = api.client(ContainerEngineClient)
+    operation = Operation(action=f"reading the kubeconfig of {cluster.name}", permission="use clusters")
+    content = api.get_bytes(
+        operation, client.create_kubeconfig, cluster.id, create_cluster_kubeconfig_content_details=details
+    )
+    return _parse(content, f"the service's kubeconfig for {cluster.name}")
 
 
-def token_command(settings: Settings, entry: Access, cluster_id: str) -> tuple[str, ...]:
-    """The program that gives a token, without any secret. -P: a tasks.py where it is run must not be taken for ours."""
+def token_command(settings: Settings, api: TenancyApi, cluster_id: str) -> tuple[str, ...]:
+    """Return the credential plugin's command line, without secrets. -P avoids importing a tasks.py of the folder."""
     section = settings.tenancy
-    domain = regions.REALMS[regions.get_realm_from_region(entry.region)]
-    host = f"containerengine.{entry.region}.{domain}"
-    here = (sys.executable, "-P", "-m", "tasks.oci")
-    which = ("--cluster", cluster_id, "--host", host, "--region", entry.region)
+    domain = regions.REALMS[regions.get_realm_from_region(api.region)]
+    host = f"containerengine.{api.region}.{domain}"
+    program = (sys.executable, "-P", "-m", "tasks.oci")
+    arguments = ("--cluster", cluster_id, "--host", host, "--region", api.region)
     if section.auth == "instance_principal":
-        return (*here, "instance-token", *which)
-    file = settings.file(section.config_file)
-    return (*here, "token", *which, "--config-file", str(file), "--profile", section.profile)
+        return (*program, "instance-token", *arguments)
+    file = settings.resolve_path(section.config_file)
+    return (*program, "token", *arguments, "--config-file", str(file), "--profile", section.profile)
 
 
-def with_our_user(service: Kubeconfig, found: ClusterInfo, command: Sequence[str]) -> dict[str, Any]:
-    """A kubeconfig of this cluster alone, all of it under the cluster's name. Raises UsageError."""
+def build_kubeconfig(fetched: Kubeconfig, cluster_info: ClusterInfo, token_program: Sequence[str]) -> dict[str, Any]:
+    """Build a kubeconfig with only this cluster; all entries have the cluster's name. Raises UsageError."""
     try:
-        cluster = dict(service["clusters"][0]["cluster"])
+        cluster = dict(fetched["clusters"][0]["cluster"])
         server = str(cluster["server"])
     except (LookupError, TypeError, ValueError):
-        raise UsageError(f"the kubeconfig that the service gave for {found.name} names no cluster") from None
+        raise UsageError(f"the service's kubeconfig for {cluster_info.name} has no cluster") from None
     if not server.startswith("https://") or cluster.get("insecure-skip-tls-verify"):
-        raise UsageError(f"the kubeconfig that the service gave for {found.name} is not safe: {server[:80]}")
-    program = {
+        raise UsageError(f"the service's kubeconfig for {cluster_info.name} is not safe: {server[:80]}")
+    exec_plugin = {
         "apiVersion": "client.authentication.k8s.io/v1",
-        "command": command[0],
-        "args": list(command[1:]),
+        "command": token_program[0],
+        "args": list(token_program[1:]),
         "interactiveMode": "Never",
         "provideClusterInfo": False,
     }
-    name = found.name
+    name = cluster_info.name
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": name, "cluster": cluster}],
-        "users": [{"name": name, "user": {"exec": program}}],
+        "users": [{"name": name, "user": {"exec": exec_plugin}}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
         "current-context": name,
     }
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The kubeconfig at `path`, empty where there is none. Raises UsageError: it is never written over then."""
+def read_kubeconfig(path: Path) -> dict[str, Any]:
+    """Read the kubeconfig at `path`; empty if it does not exist. Raises UsageError for an unreadable file."""
     try:
-        return _parsed(read_regular(path, most_bytes=_MOST_BYTES), shown(path))
+        return _parse(read_regular(path, most_bytes=_MAX_BYTES), display_path(path))
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UsageError(f"{shown(path)}: cannot be read: {error.strerror}; name another with --file") from None
+        raise UsageError(
+            f"{display_path(path)}: cannot be read: {error.strerror}; choose another with --file"
+        ) from None
 
 
-class _NoTimes(yaml.SafeLoader):
-    """A time of day stays the text that it is."""
+class _NoTimestampLoader(yaml.SafeLoader):
+    """Safe YAML loader that keeps timestamps as text."""
 
 
-_NoTimes.yaml_implicit_resolvers = {
+_NoTimestampLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
-def _parsed(content: bytes, name: str) -> dict[str, Any]:
-    unusable = "mend it, or name another with --file; nothing was written"
+def _parse(content: bytes, name: str) -> dict[str, Any]:
+    remedy = "fix it, or choose another with --file; nothing was written"
     try:
-        document = yaml.load(content.decode("utf-8"), _NoTimes)  # noqa: S506 - a SafeLoader
+        document = yaml.load(content.decode("utf-8"), _NoTimestampLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise UsageError(f"{name}{f':{mark.line + 1}' if mark else ''}: cannot be read as YAML; {unusable}") from None
+        raise UsageError(f"{name}{f':{mark.line + 1}' if mark else ''}: cannot be read as YAML; {remedy}") from None
     if document is None:
         return {}
-    is_one = isinstance(document, dict) and document.get("kind", "Config") == "Config"
-    if not is_one or not all(_is_named_list(document.get(key), key.removesuffix("s")) for key in _LISTS):
-        raise UsageError(f"{name}: is no kubeconfig; {unusable}")
-    found: dict[str, Any] = document
-    return found
+    is_kubeconfig = isinstance(document, dict) and document.get("kind", "Config") == "Config"
+    if not is_kubeconfig or not all(_is_named_list(document.get(key), key.removesuffix("s")) for key in _SECTIONS):
+        raise UsageError(f"{name}: not a kubeconfig; {remedy}")
+    kubeconfig: dict[str, Any] = document
+    return kubeconfig
 
 
 def _is_named_list(value: object, kind: str) -> bool:
-    """Whether each entry has a name, and beside it what it names, where that is there."""
+    """Check that each item is an object with a name and, if present, an object under `kind`."""
     if value is None:
         return True
     return isinstance(value, list) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("name"), Hashable)
-        and "name" in one
-        and isinstance(one.get(kind) or {}, dict)
-        for one in value
+        isinstance(item, dict)
+        and isinstance(item.get("name"), Hashable)
+        and "name" in item
+        and isinstance(item.get(kind) or {}, dict)
+        for item in value
     )
 
 
-def merge(old: Kubeconfig, new: Kubeconfig, name: str) -> dict[str, Any]:
-    """`old` with what is in `new`; a current context stays. Raises UsageError where a name is another cluster's."""
-    _refuse_others_context(old, new["clusters"][0], name)
+def merge(old: Kubeconfig, new: Kubeconfig, file: str) -> dict[str, Any]:
+    """Merge `new` into `old`, keeping the current context. Raises UsageError if a name belongs to another cluster."""
+    _check_contexts(old, new["clusters"][0], file)
     merged = copy.deepcopy(dict(old)) or {"apiVersion": "v1", "kind": "Config"}
-    for key in _LISTS:
-        there = {one["name"]: one for one in merged.get(key) or []}
-        for one in new[key]:
-            before = there.get(one["name"])
+    for key in _SECTIONS:
+        merged_items = {item["name"]: item for item in merged.get(key) or []}
+        for item in new[key]:
+            existing = merged_items.get(item["name"])
             if (
                 key == "clusters"
-                and before is not None
-                and _server(before) != _server(one)
-                and not _is_ours(old, one["name"])
+                and existing is not None
+                and _server_url(existing) != _server_url(item)
+                and not _uses_our_program(old, item["name"])
             ):
                 raise UsageError(
-                    f"{name}: {one['name']} is another cluster there, {_server(before)}; name another file with --file"
+                    f"{file}: {item['name']} is a different cluster there, {_server_url(existing)}; "
+                    "choose another file with --file"
                 )
-            there[one["name"]] = one
-        merged[key] = list(there.values())
+            merged_items[item["name"]] = item
+        merged[key] = list(merged_items.values())
     merged["current-context"] = old.get("current-context") or new["current-context"]
     return merged
 
 
-def _refuse_others_context(old: Kubeconfig, ours: Mapping[str, Any], name: str) -> None:
-    """Raises UsageError where a context that goes to another server has our context's name, or our user's: it would go
-    to our cluster then, or take our token to its own."""
-    servers = {str(one["name"]): _server(one) for one in old.get("clusters") or []}
-    for one in old.get("contexts") or []:
-        where = one.get("context") or {}
-        server = servers.get(str(where.get("cluster")))
-        is_named_so = ours["name"] in (one["name"], where.get("user")) and where.get("cluster") != ours["name"]
-        if is_named_so and server != _server(ours):
+def _check_contexts(old: Kubeconfig, ours: Mapping[str, Any], file: str) -> None:
+    """Check that no context of another server has our context's or our user's name. Raises UsageError.
+
+    Such a context would change to our cluster, or send our token to its own.
+    """
+    servers = {str(context["name"]): _server_url(context) for context in old.get("clusters") or []}
+    for context in old.get("contexts") or []:
+        target = context.get("context") or {}
+        server = servers.get(str(target.get("cluster")))
+        uses_our_name = ours["name"] in (context["name"], target.get("user")) and target.get("cluster") != ours["name"]
+        if uses_our_name and server != _server_url(ours):
             raise UsageError(
-                f"{name}: context {one['name']} goes to another cluster there, {server}, as user {where.get('user')}: "
-                f"{ours['name']} would change it; name another file with --file"
+                f"{file}: context {context['name']} uses a different cluster, {server}, as user {target.get('user')}: "
+                f"adding {ours['name']} would change it; choose another file with --file"
             )
 
 
-def _server(cluster: Mapping[str, Any]) -> object:
+def _server_url(cluster: Mapping[str, Any]) -> object:
     return (cluster.get("cluster") or {}).get("server")
 
 
-def _is_ours(kubeconfig: Kubeconfig, name: str) -> bool:
-    """Whether the user of this name runs our program: then its cluster is one that we wrote."""
-    users = {one["name"]: one.get("user") or {} for one in kubeconfig.get("users") or []}
+def _uses_our_program(kubeconfig: Kubeconfig, name: str) -> bool:
+    """Return whether this user runs our credential plugin, so that we wrote its cluster."""
+    users = {user["name"]: user.get("user") or {} for user in kubeconfig.get("users") or []}
     program = users.get(name, {}).get("exec")
     arguments = program.get("args") if isinstance(program, dict) else None
     return isinstance(arguments, list) and "tasks.oci" in arguments

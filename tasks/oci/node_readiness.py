@@ -1,4 +1,4 @@
-"""A pool's nodes as the cluster sees them: which are Ready with their GPUs, and whether results would go with them."""
+"""State of a pool's nodes in the cluster: readiness with GPUs, and results that would be lost with them."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,36 +7,39 @@ from typing import Any
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import GPU
 from remote.cluster.quantities import amount
-from tasks.clients.cluster import cluster_of
+from tasks.clients.cluster import open_cluster
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
-from tasks.fleet.pending_results import foreign_active_jobs, uncollected
+from tasks.fleet.pending_results import foreign_active_jobs, pending_runs
 from tasks.oci.discovery import NodePoolInfo
 from tasks.settings.load import Settings
 
-POLL_SEC = 5.0
+POLL_INTERVAL_SEC = 5.0
 Node = Mapping[str, Any]
 
 
-def not_ready(pool: NodePoolInfo, nodes: Iterable[Node]) -> list[str]:
-    """A line for each node of the pool that the cluster lacks, or that is not Ready, or shows no GPU yet.
+def describe_unready(pool: NodePoolInfo, nodes: Iterable[Node]) -> list[str]:
+    """Describe each node of the pool that is not in the cluster, not Ready, or without a GPU yet.
 
-    Raises Resumable for a node whose state is not as Kubernetes has it.
+    Raises RetryableError for a malformed node object.
     """
-    by_instance = {str(node.get("spec", {}).get("providerID", "")).rpartition("/")[2]: node for node in nodes}
+    by_instance = {
+        str(cluster_node.get("spec", {}).get("providerID", "")).rpartition("/")[2]: cluster_node
+        for cluster_node in nodes
+    }
     lines = []
-    for one in pool.nodes:
-        name, node = str(one.get("name") or one.get("id")), by_instance.get(str(one.get("id")))
-        failure = (one.get("nodeError") or {}).get("message")
+    for node in pool.nodes:
+        name, cluster_node = str(node.get("name") or node.get("id")), by_instance.get(str(node.get("id")))
+        failure = (node.get("nodeError") or {}).get("message")
         if failure:
             lines.append(f"{name}: {failure}")
-        elif node is None:
-            lines.append(f"{name}: {str(one.get('lifecycleState', 'not there')).lower()}, not in the cluster yet")
-        elif (lacks := _lacks(name, node)) is not None:
-            lines.append(f"{name}: {lacks}")
+        elif cluster_node is None:
+            lines.append(f"{name}: {str(node.get('lifecycleState', 'no state')).lower()}, not in the cluster yet")
+        elif (problem := _readiness_problem(name, cluster_node)) is not None:
+            lines.append(f"{name}: {problem}")
     return lines
 
 
-def _lacks(name: str, node: Node) -> str | None:
+def _readiness_problem(name: str, node: Node) -> str | None:
     status = node.get("status", {})
     try:
         conditions, gpus = status.get("conditions") or (), amount((status.get("allocatable") or {}).get(GPU, 0))
@@ -44,51 +47,57 @@ def _lacks(name: str, node: Node) -> str | None:
             condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
         )
     except (AttributeError, TypeError, ValueError):
-        raise RetryableError(
-            f"{name}: the cluster's answer is not as Kubernetes has it: {str(status)[:80]!r}"
-        ) from None
+        raise RetryableError(f"{name}: the cluster returned a malformed node status: {str(status)[:80]!r}") from None
     if not is_ready:
         return "not Ready yet"
     return None if gpus else "Ready, no GPU yet (the device plugin starts)"
 
 
-def await_ready(settings: Settings, pool: NodePoolInfo) -> None:
-    """Wait until all nodes of the pool are Ready with GPUs. Raises Resumable; the pool has grown all the same."""
-    after = "the pool has grown; `inv nodes` says which nodes qualify"
+def wait_until_ready(settings: Settings, pool: NodePoolInfo) -> None:
+    """Wait until all nodes of the pool are Ready with GPUs. Raises a task's error; the pool keeps its new size."""
+    remedy = "the pool has grown; `inv nodes` shows which nodes qualify"
     try:
-        with cluster_of(settings) as cluster:
-            _wait(settings, pool, cluster, after)
+        with open_cluster(settings) as cluster:
+            _poll(settings, pool, cluster, remedy)
     except UsageError as error:
         raise UsageError(
-            f"the pool has grown, but the cluster cannot be asked: {error}; `inv tenancy.kubeconfig`"
+            f"the pool has grown, but the cluster cannot be queried: {error}; `inv tenancy.kubeconfig`"
         ) from None
     except RetryableError as error:
-        raise RetryableError(f"{error}; {after}") from None
-    print(f"all {len(pool.nodes)} nodes are Ready; `inv nodes` says which qualify", flush=True)
+        raise RetryableError(f"{error}; {remedy}") from None
+    print(f"all {len(pool.nodes)} nodes are Ready; `inv nodes` shows which qualify", flush=True)
 
 
-def _wait(settings: Settings, pool: NodePoolInfo, cluster: Cluster, after: str) -> None:
-    began, before = time.monotonic(), -1
-    while lines := not_ready(pool, cluster.nodes()):
-        took = time.monotonic() - began
-        if len(lines) != before:
-            print(f"{took:6.0f} s  {len(pool.nodes) - len(lines)} of {len(pool.nodes)} Ready; {lines[0]}", flush=True)
-            before = len(lines)
-        if took > settings.cluster.ready_within_sec:
-            raise TaskFailed(f"{lines[0]}, {took:.0f} s after the pool had grown; {after}")
-        time.sleep(POLL_SEC)
-
-
-def refuse_losing(settings: Settings, pool: NodePoolInfo) -> None:
-    """Raise Refused where a result is not collected yet, or somebody works there; UsageError for another cluster."""
-    with cluster_of(settings) as cluster:
-        there = {str(node.get("spec", {}).get("providerID", "")).rpartition("/")[2] for node in cluster.nodes()}
-        if pool.nodes and there.isdisjoint(str(node.get("id")) for node in pool.nodes):
-            raise UsageError(
-                f"context {cluster.target.context} has none of pool {pool.name}'s nodes, so whether results would be "
-                "lost is not known; set cluster.context to the pool's cluster (`inv tenancy.kubeconfig`)"
+def _poll(settings: Settings, pool: NodePoolInfo, cluster: Cluster, remedy: str) -> None:
+    started_at, last_count = time.monotonic(), -1
+    while lines := describe_unready(pool, cluster.nodes()):
+        elapsed_sec = time.monotonic() - started_at
+        if len(lines) != last_count:
+            print(
+                f"{elapsed_sec:6.0f} s  {len(pool.nodes) - len(lines)} of {len(pool.nodes)} Ready; {lines[0]}",
+                flush=True,
             )
-        lines: Sequence[str] = [one.line for one in uncollected(settings.results_folder, cluster.target)]
-        lines = [*lines, *foreign_active_jobs(settings, cluster.target)]
-    if lines:
-        raise ConfirmationRequired("; ".join(("results would be lost: nothing was changed", *lines)))
+            last_count = len(lines)
+        if elapsed_sec > settings.cluster.ready_timeout_sec:
+            raise TaskFailed(f"{lines[0]}, {elapsed_sec:.0f} s after the pool had grown; {remedy}")
+        time.sleep(POLL_INTERVAL_SEC)
+
+
+def check_no_results_lost(settings: Settings, pool: NodePoolInfo) -> None:
+    """Check that the pool's cluster has no uncollected results and no other users' jobs.
+
+    Raises ConfirmationRequired if it has, and UsageError if the context is another cluster.
+    """
+    with open_cluster(settings) as cluster:
+        cluster_instances = {
+            str(node.get("spec", {}).get("providerID", "")).rpartition("/")[2] for node in cluster.nodes()
+        }
+        if pool.nodes and cluster_instances.isdisjoint(str(node.get("id")) for node in pool.nodes):
+            raise UsageError(
+                f"context {cluster.target.context} has none of pool {pool.name}'s nodes, so results there cannot be "
+                "checked; set cluster.context to the pool's cluster (`inv tenancy.kubeconfig`)"
+            )
+        losses: Sequence[str] = [run.description for run in pending_runs(settings.results_folder, cluster.target)]
+        losses = [*losses, *foreign_active_jobs(settings, cluster.target)]
+    if losses:
+        raise ConfirmationRequired("; ".join(("results would be lost, so nothing changed", *losses)))

@@ -1,4 +1,4 @@
-"""Files that nobody else may read, written whole or not at all."""
+"""Atomic writes of files that only their owner may read."""
 
 import datetime
 import os
@@ -8,18 +8,15 @@ from bench.records.atomic_files import replacing
 
 
 def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Write `content` to `path` atomically; at no moment can others read more of it than `mode` says. Raises OSError.
-
-    Where `path` is a link, the file that it leads to is written.
-    """
-    real = Path(os.path.realpath(path))
-    real.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with replacing(real, mode=mode) as file:  # 0600 until it is whole
+    """Write `content` atomically; its permissions never exceed `mode`. Follows a symbolic link. Raises OSError."""
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with replacing(target, mode=mode) as file:  # 0600 until it is complete
         file.write(content)
 
 
-def keep_old(path: Path, *, mode: int = 0o600) -> Path:
-    """A copy of the file beside it, with the time in its name. Raises OSError."""
-    kept = path.with_name(f"{path.name}.{datetime.datetime.now().astimezone():%Y%m%d-%H%M%S}")
-    write_private(kept, path.read_bytes(), mode=mode)
-    return kept
+def back_up(path: Path, *, mode: int = 0o600) -> Path:
+    """Copy the file to a name with a timestamp, in the same folder. Raises OSError."""
+    backup = path.with_name(f"{path.name}.{datetime.datetime.now().astimezone():%Y%m%d-%H%M%S}")
+    write_private(backup, path.read_bytes(), mode=mode)
+    return backup

@@ -1,4 +1,4 @@
-"""`inv tenancy.repository`: the repository that `inv push` pushes to, made where it is not there."""
+"""`inv tenancy.repository`: create the repository that `inv push` pushes to, if it is missing."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,93 +9,97 @@ from oci.artifacts.models import CreateContainerRepositoryDetails
 from oci.identity import IdentityClient
 
 from remote.image.references import is_ocir
-from tasks.clients.registry import named
+from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
-from tasks.oci.access.clients import Access, Json, access, compartment_of, namespace_of
-from tasks.oci.access.errors import ServiceCall
-from tasks.oci.discovery import REPOSITORY, registry_host
+from tasks.oci.access.clients import Json, TenancyApi, connect, get_namespace, resolve_compartment
+from tasks.oci.access.errors import Operation
+from tasks.oci.discovery import DEFAULT_REPOSITORY, registry_host
 from tasks.settings.load import Settings, load
 
-_GRANTS = re.compile(
-    r"\s*allow\s+(?P<who>(?:any-user|(?:dynamic-)?group\s+\S+|service\s+\S+))\s+to\s+(?P<verb>use|manage)\s+"
-    r"(?P<what>repos|all-resources)\s+in\s+(?P<where>.+)",
+_PUSH_STATEMENT = re.compile(
+    r"\s*allow\s+(?P<subject>(?:any-user|(?:dynamic-)?group\s+\S+|service\s+\S+))\s+to\s+(?P<verb>use|manage)\s+"
+    r"(?P<resource>repos|all-resources)\s+in\s+(?P<scope>.+)",
     re.IGNORECASE,
 )
 
 
-def make_repository(context: Context, name: str | None, *, immutable: bool) -> None:
+def create_repository(context: Context, name: str | None, *, immutable: bool) -> None:
     settings = load(context)
-    entry = access(settings)
-    namespace = namespace_of(entry)
-    path = name or _path(settings, entry, namespace)
-    compartment, where = compartment_of(settings, entry)
-    client = entry.client(ArtifactsClient)
-    asked = ServiceCall(doing="looking for the repository", right="manage repos")
-    listed = entry.all(asked, client.list_container_repositories, compartment, display_name=path)
-    there = next((one for one in listed if one.get("displayName") == path), None)
-    full = f"{registry_host(entry.region)}/{namespace}/{path}"
-    if there is None:
+    api = connect(settings)
+    namespace = get_namespace(api)
+    path = name or _repository_path(settings, api, namespace)
+    compartment, compartment_name = resolve_compartment(settings, api)
+    client = api.client(ArtifactsClient)
+    operation = Operation(action="finding the repository", permission="manage repos")
+    repositories = api.list_all(operation, client.list_container_repositories, compartment, display_name=path)
+    existing = next((repository for repository in repositories if repository.get("displayName") == path), None)
+    full_name = f"{registry_host(api.region)}/{namespace}/{path}"
+    if existing is None:
         details = CreateContainerRepositoryDetails(
             compartment_id=compartment, display_name=path, is_public=False, is_immutable=immutable
         )
-        asked = ServiceCall(doing=f"making repository {path} in {where}", right="manage repos")
-        entry.one(asked, client.create_container_repository, details)
-        print(f"made {full}, private{', immutable: a tag is pushed once' if immutable else ''}, in {where}")
+        operation = Operation(action=f"creating repository {path} in {compartment_name}", permission="manage repos")
+        api.get_object(operation, client.create_container_repository, details)
+        visibility = "private, immutable: a tag can be pushed only once" if immutable else "private"
+        print(f"created {full_name}, {visibility}, in {compartment_name}")
     else:
-        print(f"{full} is there, {'PUBLIC: everybody can pull from it' if there.get('isPublic') else 'private'}")
+        visibility = "PUBLIC: everyone can pull from it" if existing.get("isPublic") else "private"
+        print(f"{full_name} exists, {visibility}")
         if immutable:
-            _refuse_mutable(entry, client, there, full)
-    for line in _who(entry, compartment):
+            _check_immutable(api, client, existing, full_name)
+    for line in _describe_pushers(api, compartment):
         print(line)
 
 
-def _refuse_mutable(entry: Access, client: object, there: Json, full: str) -> None:
-    asked = ServiceCall(doing=f"asking for repository {full}", right="read repos")
-    one = entry.one(asked, client.get_container_repository, entry.text(asked, there, "id"))  # type: ignore[attr-defined]
-    if not one.get("isImmutable"):
-        raise UsageError(f"{full} is there and not immutable; the console can change that, or name another repository")
+def _check_immutable(api: TenancyApi, client: object, listed: Json, full_name: str) -> None:
+    operation = Operation(action=f"reading repository {full_name}", permission="read repos")
+    repository_id = api.text_field(operation, listed, "id")
+    repository = api.get_object(operation, client.get_container_repository, repository_id)  # type: ignore[attr-defined]
+    if not repository.get("isImmutable"):
+        raise UsageError(
+            f"{full_name} exists and is not immutable; change that in the console, or use another repository"
+        )
 
 
-def _path(settings: Settings, entry: Access, namespace: str) -> str:
-    """The repository of registry.image, which must be in this tenancy and region; without one, our own name."""
+def _repository_path(settings: Settings, api: TenancyApi, namespace: str) -> str:
+    """Return the repository of registry.image, or the default. Raises UsageError for another tenancy or region."""
     image = settings.registry.image
     if image is None:
-        return REPOSITORY
-    where = named("registry.image", image, "latest")
-    inside, _, path = where.path.partition("/")
-    if not is_ocir(where.host) or inside != namespace:
+        return DEFAULT_REPOSITORY
+    reference = parse_reference("registry.image", image, "latest")
+    image_namespace, _, path = reference.path.partition("/")
+    if not is_ocir(reference.host) or image_namespace != namespace:
         raise UsageError(
-            f"registry.image: {image} is not of this tenancy; expected {registry_host(entry.region)}/{namespace}/..."
+            f"registry.image: {image} is not in this tenancy; expected {registry_host(api.region)}/{namespace}/..."
         )
-    if where.host not in (registry_host(entry.region), f"ocir.{entry.region}.oci.oraclecloud.com"):
-        raise UsageError(f"registry.image: {where.host} is not the registry of {entry.region}; set tenancy.region")
+    if reference.host not in (registry_host(api.region), f"ocir.{api.region}.oci.oraclecloud.com"):
+        raise UsageError(f"registry.image: {reference.host} is not the registry of {api.region}; set tenancy.region")
     return path
 
 
-def _who(entry: Access, compartment: str) -> list[str]:
-    """Who may push, as the policies say. They may be forbidden to read; the repository is there all the same."""
-    client = entry.client(IdentityClient)
-    asked = ServiceCall(doing="listing policies", right="inspect policies")
+def _describe_pushers(api: TenancyApi, compartment: str) -> list[str]:
+    """Describe who may push, according to the policies; the error instead if the policies cannot be read."""
+    client = api.client(IdentityClient)
+    operation = Operation(action="listing policies", permission="inspect policies")
     statements: list[str] = []
     try:
-        for place in dict.fromkeys((entry.tenancy, compartment)):
-            for policy in entry.all(asked, client.list_policies, place):
+        for scope in dict.fromkeys((api.tenancy, compartment)):
+            for policy in api.list_all(operation, client.list_policies, scope):
                 if policy.get("lifecycleState", "ACTIVE") == "ACTIVE":
-                    statements += entry.read(asked, _statements, policy)
+                    statements += api.parse(operation, _parse_statements, policy)
     except TaskFailed as error:
         return [f"who may push is not known: {error}"]
-    allowed = who_may_push(statements)
+    allowed = push_statements(statements)
     if not allowed:
-        return [
-            f"no policy lets anybody push but administrators; one that would: {entry.asker.statement('manage repos')}"
-        ]
+        statement = api.caller.policy_statement("manage repos")
+        return [f"policies allow only administrators to push; to allow others: {statement}"]
     return ["who may push:", *(f"  {line}" for line in allowed)]
 
 
-def _statements(policy: Json) -> list[str]:
-    return [str(one) for one in policy.get("statements") or ()]
+def _parse_statements(policy: Json) -> list[str]:
+    return [str(statement) for statement in policy.get("statements") or ()]
 
 
-def who_may_push(statements: Iterable[str]) -> Sequence[str]:
-    """The statements that let somebody push to repositories; their conditions are shown, not judged."""
-    return [" ".join(statement.split()) for statement in statements if _GRANTS.match(statement)]
+def push_statements(statements: Iterable[str]) -> Sequence[str]:
+    """Select the statements that allow pushing to repositories; their conditions are not evaluated."""
+    return [" ".join(statement.split()) for statement in statements if _PUSH_STATEMENT.match(statement)]

@@ -1,9 +1,9 @@
-"""Who asks the tenancy, and how: nothing else in the project talks to Oracle Cloud.
+"""Credentials and API access to Oracle Cloud; except for the public price list, all its requests go through here.
 
-profile: a profile of the OCI CLI's configuration, checked; no SDK
+profile: read and validate a profile of the OCI CLI's configuration; no SDK
 signing: private keys, and a cluster's token, which is a signed URL; no SDK
-clients: the SDK's clients with deadlines and retries, the region, the compartment; pages
+clients: the SDK's clients with deadlines, retries and pagination; region, compartment, namespace
 instance: the SDK's signer for an instance of the tenancy, such as the build VM
-failures: an error of the API as a task's: what, where, what to type next; the policy that is missing
-needed: without the SDK one line says how to get it
+errors: translate API errors into a task's errors, with the missing policy
+optional_sdk: one-line error if the SDK is not installed
 """

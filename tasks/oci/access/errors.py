@@ -1,7 +1,7 @@
-"""An error of Oracle's API as a task's error: what was asked, what came back, what to type next. Pure.
+"""Translate an error of Oracle's API into a task's error with operation, reason and remedy. Pure.
 
-The API answers 404 where something is not there and where a user may not know whether it is: both are said. Every
-message has the request's id, by which Oracle's support finds it.
+The API answers 404 both for a missing object and for missing permission, so the message names both. Every message
+contains the request id, which Oracle's support needs.
 """
 
 import datetime
@@ -11,38 +11,38 @@ from dataclasses import dataclass
 
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 
-SKEW_SEC = 300.0  # by how much a request's date may be wrong
+MAX_CLOCK_SKEW_SEC = 300.0  # tolerance of the service for a request's date
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceCall:
-    """A request in words: `doing` as in `listing clusters`, and the right it needs, as in `read clusters`."""
+class Operation:
+    """A request's description: its action, e.g. `listing clusters`, and its permission, e.g. `read clusters`."""
 
-    doing: str
-    right: str
+    action: str
+    permission: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who asks: the credentials in words, the kind of principal, and where its policies would be."""
+    """The caller of the API: a description of its credentials, its region, and the scope of its policies."""
 
     credentials: str
     region: str
-    scope: str = "tenancy"  # of a policy's statement: `tenancy`, or `compartment id ocid1...`
+    scope: str = "tenancy"  # or `compartment id ocid1...`, as in a policy statement
     is_instance: bool = False
 
-    def statement(self, right: str) -> str:
-        who = "dynamic-group DYNAMIC-GROUP" if self.is_instance else "group GROUP"
-        return f"Allow {who} to {right} in {self.scope}"
+    def policy_statement(self, permission: str) -> str:
+        subject = "dynamic-group DYNAMIC-GROUP" if self.is_instance else "group GROUP"
+        return f"Allow {subject} to {permission} in {self.scope}"
 
 
 class NotFound(UsageError):
-    """The API says 404: not there, or not to be seen."""
+    """Error for status 404: the object is missing or not visible to the caller."""
 
 
-def explain(
-    asked: ServiceCall,
-    asker: Caller,
+def to_task_error(
+    operation: Operation,
+    caller: Caller,
     *,
     status: int,
     code: str | None,
@@ -51,48 +51,51 @@ def explain(
     request_id: str | None,
     now: datetime.datetime,
 ) -> TaskFailed:
-    """The task's error for the API's answer."""
-    said = " ".join(str(message or "no message").split())[:300]
-    what = f"{asked.doing}: {status} {code or ''}".rstrip()
-    number = f" (request {request_id})" if request_id else ""
-    needs = f"the policy that is needed: {asker.statement(asked.right)}"
+    """Build the task's error for an API error response."""
+    reason = " ".join(str(message or "no message").split())[:300]
+    problem = f"{operation.action}: {status} {code or ''}".rstrip()
+    request_note = f" (request {request_id})" if request_id else ""
+    policy_remedy = f"required policy: {caller.policy_statement(operation.permission)}"
     if status == 401:
-        skewed = skew(headers, now)
+        skewed = describe_clock_skew(headers, now)
         if skewed is not None:
-            return UsageError(f"{what}: {skewed}; set it (timedatectl set-ntp true), then the same again{number}")
-        known = (
+            return UsageError(f"{problem}: {skewed}; set it (timedatectl set-ntp true), then retry{request_note}")
+        likely_cause = (
             "is it in a dynamic group"
-            if asker.is_instance
+            if caller.is_instance
             else "is its key still uploaded (console: User settings, API keys)"
         )
         return UsageError(
-            f"{what}: {asker.credentials} is not accepted in {asker.region}: {said}; {known}, and the tenancy "
-            f"subscribed to the region?{number}"
+            f"{problem}: {caller.credentials} is not accepted in {caller.region}: {reason}; {likely_cause}, and is the "
+            f"tenancy subscribed to the region?{request_note}"
         )
     if "limitexceeded" in (code or "").lower() or (code or "").lower() == "quotaexceeded":
-        return UsageError(f"{what}: {said}; use less, or ask for more (console: Limits, Quotas and Usage){number}")
+        return UsageError(
+            f"{problem}: {reason}; use less, or request more (console: Limits, Quotas and Usage){request_note}"
+        )
     if status == 403:
-        return UsageError(f"{what}: {said}; {needs}{number}")
+        return UsageError(f"{problem}: {reason}; {policy_remedy}{request_note}")
     if status == 404:
-        return NotFound(f"{what}: {said}; it is not there, or this user may not see it: {needs}{number}")
+        return NotFound(
+            f"{problem}: {reason}; it does not exist, or is not visible to this user: {policy_remedy}{request_note}"
+        )
     if status in (409, 412):
         return ConfirmationRequired(
-            f"{what}: {said}; somebody changes it too, or did: look, then the same again{number}"
+            f"{problem}: {reason}; it was modified concurrently: check it, then retry{request_note}"
         )
     if status == 429 or status >= 500:
-        return RetryableError(f"{what}: {said}; asked several times; the same again later{number}")
-    return UsageError(f"{what}: {said}{number}")
+        return RetryableError(f"{problem}: {reason}; tried several times; retry later{request_note}")
+    return UsageError(f"{problem}: {reason}{request_note}")
 
 
-def skew(headers: Mapping[str, str], now: datetime.datetime) -> str | None:
-    """By how much this machine's clock is wrong, in words, where that is why a signature is refused."""
+def describe_clock_skew(headers: Mapping[str, str], now: datetime.datetime) -> str | None:
+    """Describe this machine's clock skew against the server; None if it is too small to invalidate a signature."""
     try:
-        theirs = email.utils.parsedate_to_datetime(headers.get("date") or headers.get("Date") or "")
-        off = (now - theirs).total_seconds()
+        server_time = email.utils.parsedate_to_datetime(headers.get("date") or headers.get("Date") or "")
+        offset_sec = (now - server_time).total_seconds()
     except (TypeError, ValueError, OverflowError):
         return None
-    if abs(off) <= SKEW_SEC:
+    if abs(offset_sec) <= MAX_CLOCK_SKEW_SEC:
         return None
-    return (
-        f"this machine's clock is {abs(off) / 60:.0f} min {'ahead' if off > 0 else 'behind'}, and signatures are dated"
-    )
+    direction = "ahead" if offset_sec > 0 else "behind"
+    return f"this machine's clock is {abs(offset_sec) / 60:.0f} min {direction}, and signatures contain the date"

@@ -1,7 +1,7 @@
-"""Who an instance of the tenancy is, such as the build VM: certificates from its metadata service, a token for them.
+"""Instance principals, e.g. for the build VM: certificates from the metadata service, and a token for them.
 
-The SDK does both, and renews the token by itself. Its own patience with a machine that is no instance is three minutes;
-here it is asked twice.
+The SDK does both and renews the token. On a machine that is not an instance it would retry for three minutes; here it
+tries twice.
 """
 
 import datetime
@@ -17,70 +17,70 @@ from oci.exceptions import ClientError, ServiceError
 from oci.retry import RetryStrategyBuilder
 
 from tasks.errors import RetryableError, UsageError
-from tasks.oci.access.errors import skew
+from tasks.oci.access.errors import describe_clock_skew
 
-FEDERATION: str | None = None  # the address that gives tokens; None: Oracle's own for the region. Tests have another
-ATTEMPTS, TOTAL_SEC, LONGEST_PAUSE_SEC = 2, 60.0, 5.0
+FEDERATION_ENDPOINT: str | None = None  # replaces the region's token service, in tests
+ATTEMPTS, MAX_TOTAL_SEC, MAX_PAUSE_SEC = 2, 60.0, 5.0
 _SETTING = "tenancy.auth: instance_principal"
-# What the SDK raises where it asks for a token, also while a request is signed: a certificate that is none or another
-# tenancy's, a token that is none.
-NO_TOKEN = (RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataError)
+# Errors of the SDK when it requests a token, also while it signs a request: an invalid certificate or token, or one of
+# another tenancy.
+TOKEN_ERRORS = (RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataError)
 
 
-def instance_signer() -> Any:
-    """The SDK's signer for an instance. Raises UsageError, and Resumable where the service may answer later."""
-    _past_proxies()
-    asked_again = patience(ATTEMPTS, TOTAL_SEC, LONGEST_PAUSE_SEC)
+def create_instance_signer() -> Any:
+    """Create the SDK's signer for an instance. Raises UsageError, or RetryableError for a temporary failure."""
+    _bypass_proxies()
+    retries = retry_strategy(ATTEMPTS, MAX_TOTAL_SEC, MAX_PAUSE_SEC)
     try:
         return InstancePrincipalsSecurityTokenSigner(
-            retry_strategy=asked_again,
-            federation_client_retry_strategy=asked_again,
+            retry_strategy=retries,
+            federation_client_retry_strategy=retries,
             federation_client_circuit_breaker_strategy=NoCircuitBreakerStrategy(),
-            federation_endpoint=FEDERATION,
+            federation_endpoint=FEDERATION_ENDPOINT,
         )
     except ServiceError as error:
-        what = f"{_SETTING}: no token for this instance: {error.status} {error.code or ''}".rstrip()
-        said = f"{what}: {_one_line(error.message)}"
+        problem = f"{_SETTING}: no token for this instance: {error.status} {error.code or ''}".rstrip()
+        detail = f"{problem}: {_one_line(error.message)}"
         if error.status == 429 or error.status >= 500:
-            raise RetryableError(f"{said}; asked several times; the same again later") from None
-        skewed = skew(error.headers, datetime.datetime.now(datetime.UTC)) if error.status == 401 else None
+            raise RetryableError(f"{detail}; tried several times; retry later") from None
+        now = datetime.datetime.now(datetime.UTC)
+        skewed = describe_clock_skew(error.headers, now) if error.status == 401 else None
         if skewed is not None:
-            raise UsageError(f"{what}: {skewed}; set it (timedatectl set-ntp true), then the same again") from None
-        raise UsageError(f"{said}; elsewhere than on an instance set tenancy.auth: config") from None
-    except (OSError, ClientError, ValueError, *NO_TOKEN) as error:
+            raise UsageError(f"{problem}: {skewed}; set it (timedatectl set-ntp true), then retry") from None
+        raise UsageError(f"{detail}; if this machine is not an instance, set tenancy.auth: config") from None
+    except (OSError, ClientError, ValueError, *TOKEN_ERRORS) as error:
         raise UsageError(
-            f"{_SETTING}: no instance's credentials here ({root(error)}); it "
-            "works on an instance of the tenancy that is in a dynamic group; elsewhere set tenancy.auth: config"
+            f"{_SETTING}: no instance credentials here ({root_cause(error)}); use it on an instance of the tenancy in "
+            "a dynamic group; elsewhere set tenancy.auth: config"
         ) from None
 
 
-def _past_proxies() -> None:
-    """From now on no proxy of the environment is asked for the metadata service: its answer is the instance's private
-    key, over plain HTTP."""
+def _bypass_proxies() -> None:
+    """Add the metadata service to no_proxy: it sends the instance's private key over plain HTTP."""
     kind = InstancePrincipalsSecurityTokenSigner
-    given = urlsplit(os.environ.get(kind.METADATA_URL_BASE_ENV_VAR, "")).hostname
-    before = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if before.strip() != "*":
-        hosts = (before, kind.IMDS_IPV4_HOST, kind.IMDS_IPV6_HOST_BRACKETED.strip("[]"), given)
+    metadata_host = urlsplit(os.environ.get(kind.METADATA_URL_BASE_ENV_VAR, "")).hostname
+    existing = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if existing.strip() != "*":
+        hosts = (existing, kind.IMDS_IPV4_HOST, kind.IMDS_IPV6_HOST_BRACKETED.strip("[]"), metadata_host)
         os.environ["no_proxy"] = ",".join(filter(None, hosts))
 
 
-def patience(attempts: int, total_sec: float, longest_pause_sec: float) -> Any:
-    """How often, and for how long, the SDK asks again."""
+def retry_strategy(max_attempts: int, max_total_sec: float, max_pause_sec: float) -> Any:
+    """Build the SDK's retry strategy."""
     return RetryStrategyBuilder(
-        max_attempts=attempts,
-        total_elapsed_time_seconds=total_sec,
-        retry_max_wait_between_calls_seconds=longest_pause_sec,
+        max_attempts=max_attempts,
+        total_elapsed_time_seconds=max_total_sec,
+        retry_max_wait_between_calls_seconds=max_pause_sec,
     ).get_retry_strategy()
 
 
-def root(error: BaseException) -> str:
-    """What the innermost error says, on one line. Its URL has no secret: signatures are in headers."""
-    if isinstance(error, InvalidCertificateFromInstanceMetadataError):  # whose own words hold what came, a key perhaps
-        return "the metadata service gives no certificate; is a proxy between?"
-    below = getattr(error, "reason", None) or next(iter(error.args), None)
-    return root(below) if isinstance(below, BaseException) else _one_line(error) or type(error).__name__
+def root_cause(error: BaseException) -> str:
+    """Return the innermost error's message on one line. Its URL has no secret: signatures are in headers."""
+    if isinstance(error, InvalidCertificateFromInstanceMetadataError):  # its message may contain a received key
+        return "the metadata service returned no certificate; is a proxy intercepting the connection?"
+    cause = getattr(error, "reason", None) or next(iter(error.args), None)
+    return root_cause(cause) if isinstance(cause, BaseException) else _one_line(error) or type(error).__name__
 
 
-def _one_line(words: object) -> str:
-    return " ".join(str(words).split())[:200]
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())[:200]

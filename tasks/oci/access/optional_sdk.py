@@ -1,4 +1,4 @@
-"""Oracle's SDK is optional: without it one line says how to get it."""
+"""One-line error for a missing Oracle SDK, which is an optional dependency."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from tasks.errors import UsageError
 
 
 @contextlib.contextmanager
-def needs_sdk() -> Iterator[None]:
-    """Within, modules that use the SDK are imported. Raises UsageError where it is not installed."""
+def require_sdk() -> Iterator[None]:
+    """Guard an import of modules that use the SDK. Raises UsageError if it is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"the tenancy's tasks need Oracle's SDK ({error.name} is missing); type: pip install '.[tenancy]' (500 MB)"
+            f"the tenancy tasks need Oracle's SDK ({error.name} is missing); type: pip install '.[tenancy]' (500 MB)"
         ) from None

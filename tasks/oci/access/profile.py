@@ -1,11 +1,11 @@
-"""A profile of the OCI CLI's configuration file, checked before anything is asked.
+"""Profiles of the OCI CLI's configuration file, validated before the first request.
 
     [DEFAULT]
     user=ocid1.user.oc1..x            tenancy=ocid1.tenancy.oc1..x       region=eu-frankfurt-1
-    fingerprint=12:34:...             key_file=~/.oci/key.pem            pass_phrase=...       (where the key has one)
-    security_token_file=...           (after `oci session authenticate`: instead of a user's own key)
+    fingerprint=12:34:...             key_file=~/.oci/key.pem            pass_phrase=...       (if the key has one)
+    security_token_file=...           (after `oci session authenticate`: replaces user and fingerprint)
 
-Every profile inherits what stands under [DEFAULT], as for the CLI. Not covered: resource principals, delegation tokens.
+Every profile inherits the values of [DEFAULT], as in the CLI. Not covered: resource principals, delegation tokens.
 """
 
 import base64
@@ -21,9 +21,9 @@ from bench.records.atomic_files import read_regular
 from remote.hosts.command import Secret
 from remote.hosts.local import expanded
 from tasks.errors import UsageError, file_errors
-from tasks.settings.sources import shown
+from tasks.settings.sources import display_path
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _OCID = re.compile(r"ocid1\.([a-z0-9]+)\.[a-z0-9-]+\.[a-z0-9-]*\.[A-Za-z0-9._-]+")
 _FINGERPRINT = re.compile(r"([0-9a-f]{2}:){15}[0-9a-f]{2}")
 _REGION = re.compile(r"[a-z]{2,5}(-[a-z]+)+-[0-9]{1,2}|[a-z]{3}")
@@ -31,7 +31,7 @@ _REGION = re.compile(r"[a-z]{2,5}(-[a-z]+)+-[0-9]{1,2}|[a-z]{3}")
 
 @dataclass(frozen=True, kw_only=True)
 class OciProfile:
-    """Whose credentials: a user's API key, or a session's token with the key that it was made for."""
+    """Credentials of one profile: a user's API key, or a session token with its key."""
 
     file: Path
     name: str
@@ -45,132 +45,135 @@ class OciProfile:
     token: Secret | None = None
 
     def __str__(self) -> str:
-        return f"profile {self.name} of {shown(self.file)}"
+        return f"profile {self.name} of {display_path(self.file)}"
 
 
-def ocid_kind(text: str) -> str | None:
-    """`cluster` for ocid1.cluster.oc1.region.x; None for what is no OCID."""
+def ocid_type(text: str) -> str | None:
+    """Return the resource type, `cluster` for ocid1.cluster.oc1.region.x; None for an invalid OCID."""
     match = _OCID.fullmatch(text)
     return match[1] if match else None
 
 
-def check_ocid(what: str, text: str, kind: str) -> None:
-    """Raises UsageError where `text` is not the OCID of a `kind`."""
-    found = ocid_kind(text)
-    if found != kind:
-        is_one = f"that is the OCID of a {found}" if found else "that is no OCID"
-        raise UsageError(f"{what}: expected an OCID like ocid1.{kind}.oc1..., found {text[:80]!r}: {is_one}")
+def check_ocid(setting: str, text: str, kind: str) -> None:
+    """Check that `text` is the OCID of a `kind`. Raises UsageError."""
+    kind_found = ocid_type(text)
+    if kind_found != kind:
+        actual = f"that is the OCID of a {kind_found}" if kind_found else "not an OCID"
+        raise UsageError(f"{setting}: expected an OCID like ocid1.{kind}.oc1..., found {text[:80]!r}: {actual}")
 
 
-def check_region(what: str, text: str) -> None:
-    """Raises UsageError for what cannot be a region. Whether there is such a region, the SDK knows."""
+def check_region(setting: str, text: str) -> None:
+    """Check the region's format; `clients.check_region_exists` checks that it exists. Raises UsageError."""
     if not _REGION.fullmatch(text):
-        raise UsageError(f"{what}: expected a region like eu-frankfurt-1, found {text[:80]!r}")
+        raise UsageError(f"{setting}: expected a region like eu-frankfurt-1, found {text[:80]!r}")
 
 
 def read_profile(file: Path, name: str, *, region: str | None, now: float) -> OciProfile:
-    """The profile, with its key and token read. `region` counts before the profile's; `now` is in seconds since 1970.
+    """Read the profile with its key and token. `region` overrides the profile's; `now` is Unix time.
 
-    Raises UsageError: what is missing or wrong, a file that others can read, a session that has expired.
+    Raises UsageError for a missing or invalid value, a file that other users can read, or an expired session.
     """
-    values = _section(file, name)
-    where = f"{shown(file)}: [{name}]"
+    values = _read_section(file, name)
+    section = f"{display_path(file)}: [{name}]"
 
     def given(key: str) -> str:
         value = values.get(key, "").strip()
         if not value:
-            raise UsageError(f"{where}: {key}: missing; `oci setup config` writes it; or set tenancy.profile")
+            raise UsageError(f"{section}: {key}: missing; `oci setup config` writes it; or set tenancy.profile")
         return value
 
     tenancy = given("tenancy")
-    check_ocid(f"{where}: tenancy", tenancy, "tenancy")
-    chosen = region or given("region")
-    check_region("tenancy.region" if region else f"{where}: region", chosen)
-    key_file = _path(file, given("key_file"))
-    whose: dict[str, str] = {}
+    check_ocid(f"{section}: tenancy", tenancy, "tenancy")
+    chosen_region = region or given("region")
+    check_region("tenancy.region" if region else f"{section}: region", chosen_region)
+    key_file = _resolve_path(file, given("key_file"))
+    user_values: dict[str, str] = {}
     token = None
     if values.get("security_token_file", "").strip():
-        token = _session_token(_path(file, values["security_token_file"].strip()), name, chosen, now)
+        token = _read_session_token(
+            _resolve_path(file, values["security_token_file"].strip()), name, chosen_region, now
+        )
     else:
-        whose = {"user": given("user"), "fingerprint": given("fingerprint").lower()}
-        check_ocid(f"{where}: user", whose["user"], "user")
-        if not _FINGERPRINT.fullmatch(whose["fingerprint"]):
-            raise UsageError(f"{where}: fingerprint: expected 16 pairs of hexadecimal digits with ':' between them")
+        user_values = {"user": given("user"), "fingerprint": given("fingerprint").lower()}
+        check_ocid(f"{section}: user", user_values["user"], "user")
+        if not _FINGERPRINT.fullmatch(user_values["fingerprint"]):
+            raise UsageError(f"{section}: fingerprint: expected 16 pairs of hexadecimal digits with ':' between them")
     phrase = values.get("pass_phrase", "")
     if phrase:
-        refuse_open(file, "it holds a pass phrase")
-    refuse_open(key_file, "it is a private key")
+        check_private(file, "it contains a pass phrase")
+    check_private(key_file, "it is a private key")
     return OciProfile(
         file=file,
         name=name,
         tenancy=tenancy,
-        region=chosen,
-        key=_content(key_file, f"{where}: key_file"),
+        region=chosen_region,
+        key=_read_file(key_file, f"{section}: key_file"),
         key_file=key_file,
         pass_phrase=Secret(phrase) if phrase else None,
         token=token,
-        **whose,
+        **user_values,
     )
 
 
-def refuse_open(path: Path, why: str) -> None:
-    """Raises UsageError where others can read the file, or write it."""
+def check_private(path: Path, reason: str) -> None:
+    """Check that other users can neither read nor write the file. Raises UsageError."""
     try:
         mode = path.stat().st_mode
     except OSError:
-        return  # whoever reads it says so
+        return  # reading it reports the error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"{shown(path)}: others may read it, and {why}; type: chmod 600 {shown(path)}")
+        name = display_path(path)
+        raise UsageError(f"{name}: other users can access it, and {reason}; type: chmod 600 {name}")
 
 
-def _section(file: Path, name: str) -> dict[str, str]:
+def _read_section(file: Path, name: str) -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None)
     try:
-        text = read_regular(file, most_bytes=_MOST_BYTES).decode("utf-8")
+        text = read_regular(file, most_bytes=_MAX_BYTES).decode("utf-8")
         parser.read_string(text)
     except FileNotFoundError:
         raise UsageError(
-            f"{shown(file)}: not there; `oci setup config` or `oci session authenticate` writes it; "
-            "tenancy.config_file names another; tenancy.auth: instance_principal needs none"
+            f"{display_path(file)}: does not exist; create it with `oci setup config` or `oci session authenticate`, "
+            "or set tenancy.config_file, or tenancy.auth: instance_principal"
         ) from None
     except OSError as error:
-        raise UsageError(f"{shown(file)}: cannot be read: {error.strerror}; set tenancy.config_file") from None
+        raise UsageError(f"{display_path(file)}: cannot be read: {error.strerror}; set tenancy.config_file") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{shown(file)}: expected UTF-8 text") from None
+        raise UsageError(f"{display_path(file)}: expected UTF-8 text") from None
     except configparser.Error as error:
-        # Its own message shows the line, and the line may be the one with the pass phrase.
+        # The error's own message quotes the line, which may contain the pass phrase.
         line = getattr(error, "lineno", None) or next((at for at, _ in getattr(error, "errors", ())), None)
         at = f":{line}" if line else ""
-        raise UsageError(f"{shown(file)}{at}: cannot be read: expected `key=value` lines") from None
+        raise UsageError(f"{display_path(file)}{at}: cannot be read: expected `key=value` lines") from None
     if name != parser.default_section and not parser.has_section(name):
         known = ", ".join([parser.default_section, *parser.sections()])
-        raise UsageError(f"{shown(file)}: no profile {name}; there are {known}; set tenancy.profile")
+        raise UsageError(f"{display_path(file)}: no profile {name}, only {known}; set tenancy.profile")
     return dict(parser[name])
 
 
-def _path(file: Path, text: str) -> Path:
-    """Relative ones: to the folder of the configuration."""
+def _resolve_path(file: Path, text: str) -> Path:
+    """Resolve a path of the configuration; relative paths start at the configuration's folder."""
     return file.parent / expanded(os.path.expandvars(text))
 
 
-def _content(path: Path, what: str) -> bytes:
-    with file_errors(f"{what}: {shown(path)}: cannot be read"):
-        return read_regular(path, most_bytes=_MOST_BYTES)
+def _read_file(path: Path, setting: str) -> bytes:
+    with file_errors(f"{setting}: {display_path(path)}: cannot be read"):
+        return read_regular(path, most_bytes=_MAX_BYTES)
 
 
-def _session_token(path: Path, name: str, region: str, now: float) -> Secret:
-    again = f"type: oci session authenticate --profile-name {name} --region {region}"
-    refuse_open(path, "it is a session's token")
-    text = _content(path, "security_token_file").decode("ascii", "replace").strip()
+def _read_session_token(path: Path, name: str, region: str, now: float) -> Secret:
+    remedy = f"type: oci session authenticate --profile-name {name} --region {region}"
+    check_private(path, "it is a session's token")
+    text = _read_file(path, "security_token_file").decode("ascii", "replace").strip()
     try:
         payload = text.split(".")[1]
         expires = float(json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"])
     except (LookupError, ValueError, TypeError, OverflowError, RecursionError):
-        raise UsageError(f"{shown(path)}: not a session's token; {again}") from None
+        raise UsageError(f"{display_path(path)}: not a session's token; {remedy}") from None
     if expires <= now:
-        raise UsageError(f"{shown(path)}: the session expired {_ago(now - expires)} ago; {again}")
+        raise UsageError(f"{display_path(path)}: the session expired {_format_age(now - expires)} ago; {remedy}")
     return Secret(text)
 
 
-def _ago(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{max(1, round(seconds / 60))} min"

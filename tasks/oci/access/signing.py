@@ -1,8 +1,8 @@
-"""Private keys, and the token by which kubectl enters an OKE cluster. Without the SDK, which takes a second to import.
+"""Private keys, and kubectl's token for an OKE cluster. Does not import the SDK, which takes a second.
 
-OKE's token is no secret of its own: it is the URL of a request that asks who we are, with its signature and date as
-parameters, in base64. The cluster makes that request; the service then says who signed it. It is good for as long as
-the service takes the date for a present one, five minutes; whoever has it is us for that long.
+OKE's token is the base64 of a request URL, with signature and date as parameters. The cluster sends that request, and
+the service identifies the signer. The service accepts the date for five minutes; until then the token grants the
+signer's access.
 """
 
 import base64
@@ -18,80 +18,81 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from remote.hosts.command import Secret
-from tasks.clients.prompt import typed
+from tasks.clients.prompt import prompt_hidden
 from tasks.errors import UsageError
 from tasks.oci.access.profile import OciProfile
-from tasks.settings.sources import shown
+from tasks.settings.sources import display_path
 
-TOKEN_MINUTES = 4  # a minute less than the service accepts: what is shown as valid must still be so on arrival
+TOKEN_LIFETIME_MINUTES = 4  # a minute less than the service accepts, so that the token is still valid on arrival
 _HEADERS = "date (request-target) host"
+PassPhrasePrompt = Callable[[OciProfile], Secret | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signature:
-    """Who signs: the name of a key, as the service knows it, and the key."""
+class SigningKey:
+    """A private key and the key id by which the service identifies it."""
 
-    key_id: str = field(repr=False)  # of a session it holds the session's token
+    key_id: str = field(repr=False)  # may contain a session's token
     key: RSAPrivateKey = field(repr=False)
 
     def sign(self, text: str) -> str:
         return base64.b64encode(self.key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())).decode()
 
 
-def typed_pass_phrase(profile: OciProfile) -> Secret | None:
-    """Asked for on the terminal; None where nobody can answer."""
-    text = typed(f"pass phrase of {shown(profile.key_file)}: ")
+def prompt_pass_phrase(profile: OciProfile) -> Secret | None:
+    """Prompt for the key's pass phrase; None without a terminal."""
+    text = prompt_hidden(f"pass phrase of {display_path(profile.key_file)}: ")
     return Secret(text) if text else None
 
 
-def signature_of(profile: OciProfile, ask: Callable[[OciProfile], Secret | None] = typed_pass_phrase) -> Signature:
-    """How the profile signs; `ask` gives a key's pass phrase that the profile does not have. Raises UsageError."""
-    key = _load(profile, profile.pass_phrase, ask)
+def load_signing_key(profile: OciProfile, ask_pass_phrase: PassPhrasePrompt = prompt_pass_phrase) -> SigningKey:
+    """Load the profile's key; `ask_pass_phrase` is called if the profile lacks its pass phrase. Raises UsageError."""
+    key = _load_key(profile, profile.pass_phrase, ask_pass_phrase)
     if profile.token is not None:
-        return Signature(key_id=f"ST${profile.token.reveal()}", key=key)
-    found = fingerprint(key)
-    if found != profile.fingerprint:
+        return SigningKey(key_id=f"ST${profile.token.reveal()}", key=key)
+    key_fingerprint = fingerprint(key)
+    if key_fingerprint != profile.fingerprint:
         raise UsageError(
-            f"{profile}: fingerprint is {profile.fingerprint}, but {shown(profile.key_file)} has {found}: "
-            "it is another key, or another one was uploaded"
+            f"{profile}: fingerprint is {profile.fingerprint}, but {display_path(profile.key_file)} has "
+            f"{key_fingerprint}: it is another key, or another one was uploaded"
         )
-    return Signature(key_id=f"{profile.tenancy}/{profile.user}/{found}", key=key)
+    return SigningKey(key_id=f"{profile.tenancy}/{profile.user}/{key_fingerprint}", key=key)
 
 
-def _load(profile: OciProfile, phrase: Secret | None, ask: Callable[[OciProfile], Secret | None]) -> RSAPrivateKey:
-    name = shown(profile.key_file)
+def _load_key(profile: OciProfile, phrase: Secret | None, ask_pass_phrase: PassPhrasePrompt) -> RSAPrivateKey:
+    name = display_path(profile.key_file)
     try:
-        # Bytes of our own: as text it would stand in the error that a letter outside ASCII ends in.
+        # Pass bytes: the error for a non-ASCII text would contain the pass phrase.
         key = serialization.load_pem_private_key(profile.key, None if phrase is None else phrase.reveal().encode())
     except TypeError:
-        if phrase is not None:  # inherited from [DEFAULT] by a profile whose key has none
-            return _load(profile, None, ask)
-        given = ask(profile)
-        if given is None:
+        if phrase is not None:  # the key has no pass phrase; this one was inherited from [DEFAULT]
+            return _load_key(profile, None, ask_pass_phrase)
+        typed = ask_pass_phrase(profile)
+        if typed is None:
             raise UsageError(
                 f"{name}: the key has a pass phrase; put pass_phrase=... into {profile}, chmod 600"
             ) from None
-        return _load(profile, given, lambda _: None)
+        return _load_key(profile, typed, lambda _: None)
     except ValueError:
-        why = "not a private key in PEM" if phrase is None else "not a private key in PEM, or another pass phrase"
-        raise UsageError(f"{profile}: key_file: {name}: {why}") from None
+        problem = "not a private key in PEM" if phrase is None else "not a private key in PEM, or wrong pass phrase"
+        raise UsageError(f"{profile}: key_file: {name}: {problem}") from None
     if not isinstance(key, RSAPrivateKey):
         raise UsageError(f"{profile}: key_file: {name}: expected an RSA key")
     return key
 
 
 def fingerprint(key: RSAPrivateKey) -> str:
-    """As Oracle's console shows it: the MD5 of the public key."""
+    """Compute the fingerprint as Oracle's console shows it: the MD5 of the public key."""
     public = key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return ":".join(f"{byte:02x}" for byte in hashlib.md5(public, usedforsecurity=False).digest())
 
 
-def cluster_token(host: str, cluster_id: str, signature: Signature, now: datetime.datetime) -> Secret:
-    """The token for a cluster; `host` is the region's, e.g. containerengine.eu-frankfurt-1.oraclecloud.com."""
+def cluster_token(host: str, cluster_id: str, signing_key: SigningKey, now: datetime.datetime) -> Secret:
+    """Create a cluster's token; `host` is the region's, e.g. containerengine.eu-frankfurt-1.oraclecloud.com."""
     date = email.utils.format_datetime(now, usegmt=True)
     path = f"/cluster_request/{quote(cluster_id)}"
-    signed = signature.sign(f"date: {date}\n(request-target): get {path}\nhost: {host}")
-    parameters = {"version": "1", "keyId": signature.key_id, "algorithm": "rsa-sha256", "headers": _HEADERS}
-    words = ",".join(f'{name}="{value}"' for name, value in {**parameters, "signature": signed}.items())
-    url = f"https://{host}{path}?{urlencode({'authorization': f'Signature {words}', 'date': date})}"
+    signed = signing_key.sign(f"date: {date}\n(request-target): get {path}\nhost: {host}")
+    parameters = {"version": "1", "keyId": signing_key.key_id, "algorithm": "rsa-sha256", "headers": _HEADERS}
+    authorization = ",".join(f'{name}="{value}"' for name, value in {**parameters, "signature": signed}.items())
+    url = f"https://{host}{path}?{urlencode({'authorization': f'Signature {authorization}', 'date': date})}"
     return Secret(base64.urlsafe_b64encode(url.encode()).decode())

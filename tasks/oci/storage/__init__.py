@@ -1,5 +1,5 @@
-"""Files in a bucket of Object Storage.
+"""Uploads to a bucket of Object Storage.
 
-bucket: one bucket: what lies there, and files into it, each confirmed by the service
-push: a folder's files below a prefix, verified; SHA256SUMS comes last
+bucket: list a bucket, upload files with checksums confirmed by the service
+push: upload a folder's files below a prefix, verified; SHA256SUMS is sent last
 """

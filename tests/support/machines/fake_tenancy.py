@@ -1,13 +1,13 @@
-"""A small Oracle Cloud for tests: the HTTP that the SDK speaks, in a thread, with faults as switches.
+"""Fake Oracle Cloud for tests: an HTTP server in a thread for the real SDK, with configurable faults.
 
-    with FakeTenancy() as tenancy:
-        tenancy.config_into(home)            # ~/.oci/config with a key of this run alone
+    with FakeTenancy(ApiKey()) as tenancy:
+        tenancy.keys.write_config(home)      # ~/.oci/config with a key of this run
         clients.ENDPOINT = tenancy.url       # for every service
 
-Every request's signature is verified with the public key, over the very headers that the real service wants signed, its
-date against this server's clock, and a body against its digest; a wrong one is a 401, as there. Lists come in pages of
-`page_size`. What changes has an etag, and If-Match is held to it. `fail` arms answers. Not covered: the services' own
-checks of what is asked, eventual consistency, and rights: who may what is a switch here too.
+The server verifies each request's signature with the public key, over the headers that the real service requires, the
+date against its own clock, and the body against its digest; a mismatch is a 401, as in Oracle Cloud. Lists have pages
+of `page_size`. Updates check If-Match against the etag. `fail` adds faults. Not covered: validation of requests by the
+services, eventual consistency, permissions (a fault instead).
 """
 
 import base64
@@ -28,7 +28,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.support.machines.fake_buckets import NAMESPACE, Buckets, Wrong
+from tests.support.machines.fake_buckets import NAMESPACE, Buckets, ServiceError
 from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.http_stubs import Answering, Serving
 
@@ -45,8 +45,8 @@ def ocid(kind: str, name: str) -> str:
     return f"ocid1.{kind}.oc1.eu-frankfurt-1.{name}"
 
 
-class Keys:
-    """An API key: 2048 bits take a while, so that one serves a whole session."""
+class ApiKey:
+    """An API key. Generating 2048 bits is slow, so one key serves the whole test session."""
 
     def __init__(self) -> None:
         self.private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -64,12 +64,12 @@ class Keys:
         return self.public.public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
 
     def pem(self, phrase: str | None = None) -> bytes:
-        hidden = serialization.BestAvailableEncryption(phrase.encode()) if phrase else serialization.NoEncryption()
+        encryption = serialization.BestAvailableEncryption(phrase.encode()) if phrase else serialization.NoEncryption()
         kind = serialization.PrivateFormat.TraditionalOpenSSL
-        return self.private.private_bytes(serialization.Encoding.PEM, kind, hidden)
+        return self.private.private_bytes(serialization.Encoding.PEM, kind, encryption)
 
-    def config_into(self, home: Path, *, profile: str = "DEFAULT", phrase: str | None = None, **other: str) -> Path:
-        """A configuration as `oci setup config` writes it."""
+    def write_config(self, home: Path, *, profile: str = "DEFAULT", phrase: str | None = None, **other: str) -> Path:
+        """Write a configuration like that of `oci setup config`; return its path."""
         folder = home / ".oci"
         folder.mkdir(exist_ok=True)
         (folder / "key.pem").write_bytes(self.pem(phrase))
@@ -89,68 +89,70 @@ class Keys:
         return config
 
 
-def verified(public: rsa.RSAPublicKey, key_id: str, authorization: str, lines: Callable[[str], str]) -> str | None:
-    """Why a signature is not one of this key; None where it is. `lines` gives the text of a signed header."""
-    found = dict(re.findall(r'(\w+)="([^"]*)"', authorization.removeprefix("Signature ")))
-    if found.get("keyId") != key_id or found.get("algorithm") != "rsa-sha256" or found.get("version") != "1":
+def signature_error(
+    public: rsa.RSAPublicKey, key_id: str, authorization: str, header_value: Callable[[str], str]
+) -> str | None:
+    """Return why a signature is not valid for this key, or None. `header_value` returns a signed header's value."""
+    fields = dict(re.findall(r'(\w+)="([^"]*)"', authorization.removeprefix("Signature ")))
+    if fields.get("keyId") != key_id or fields.get("algorithm") != "rsa-sha256" or fields.get("version") != "1":
         return "the key is not known"
-    text = "\n".join(f"{name}: {lines(name)}" for name in found.get("headers", "").split())
+    text = "\n".join(f"{name}: {header_value(name)}" for name in fields.get("headers", "").split())
     try:
-        public.verify(base64.b64decode(found["signature"]), text.encode(), padding.PKCS1v15(), hashes.SHA256())
+        public.verify(base64.b64decode(fields["signature"]), text.encode(), padding.PKCS1v15(), hashes.SHA256())
     except (InvalidSignature, KeyError, ValueError):
         return "the signature does not verify"
     return None
 
 
-def token_refused(public_pem: str, key_id: str, token: str) -> str | None:
-    """Why OKE would not take a token: what it does with the URL in it. None where it would."""
+def token_error(public_pem: str, key_id: str, token: str) -> str | None:
+    """Return why OKE would reject a token, or None: validate the URL in it as OKE does."""
     public = serialization.load_pem_public_key(public_pem.encode())
     assert isinstance(public, rsa.RSAPublicKey)
     try:
         url = urlsplit(base64.urlsafe_b64decode(token).decode())
     except ValueError:
         return "no URL in base64"
-    given = {name: values[0] for name, values in parse_qs(url.query).items()}
+    parameters = {name: values[0] for name, values in parse_qs(url.query).items()}
     if url.scheme != "https" or not re.fullmatch(r"containerengine\.[a-z0-9-]+\.oraclecloud\.com", url.netloc):
         return "not a URL of the service"
-    if not url.path.startswith("/cluster_request/ocid1.cluster.") or set(given) != {"authorization", "date"}:
+    if not url.path.startswith("/cluster_request/ocid1.cluster.") or set(parameters) != {"authorization", "date"}:
         return "not a request for a cluster"
-    age = datetime.datetime.now(datetime.UTC) - email.utils.parsedate_to_datetime(given["date"])
+    age = datetime.datetime.now(datetime.UTC) - email.utils.parsedate_to_datetime(parameters["date"])
     if abs(age.total_seconds()) > SKEW_SEC:
         return "expired"
-    signed = {"date": given["date"], "(request-target)": f"get {url.path}", "host": url.netloc}
-    return verified(public, key_id, given["authorization"], signed.__getitem__)
+    signed = {"date": parameters["date"], "(request-target)": f"get {url.path}", "host": url.netloc}
+    return signature_error(public, key_id, parameters["authorization"], signed.__getitem__)
 
 
 @dataclass(kw_only=True)
 class Fault:
-    """The next `times` requests whose `METHOD path` the pattern matches get this answer."""
+    """Fault response for the next `times` requests whose `METHOD path` matches the pattern."""
 
     pattern: str
     status: int
     code: str
     message: str
     times: int
-    cut: bool = False
-    lost: bool = False  # it is done, and its answer is cut
+    truncated: bool = False
+    drops_response: bool = False  # the request is executed, but its response is lost
     html: bool = False
 
 
 @dataclass(kw_only=True)
-class World:
-    """What the tenancy has, as the API's JSON. Tests change it."""
+class Resources:
+    """Resources of the tenancy, as the API's JSON. Tests change them."""
 
-    lists: dict[str, list[Json]] = field(default_factory=dict)
-    objects: dict[str, Json] = field(default_factory=dict)  # by path below the version
-    work: list[Json] = field(default_factory=list)  # the next answers of a work request, the last one again and again
+    collections: dict[str, list[Json]] = field(default_factory=dict)
+    objects: dict[str, Json] = field(default_factory=dict)  # keyed by path below the API version
+    work_requests: list[Json] = field(default_factory=list)  # successive states of a work request; the last one repeats
     kubeconfig: str = ""
     buckets: Buckets = field(default_factory=Buckets)
 
 
 class FakeTenancy(Serving):
-    """The server in a thread; its state is public."""
+    """Server in a thread, with public state."""
 
-    def __init__(self, keys: Keys, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, keys: ApiKey, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(_Handler)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
@@ -159,8 +161,8 @@ class FakeTenancy(Serving):
         self.reset()
 
     def reset(self) -> None:
-        """As new, with one cluster, one GPU pool, one repository and one export."""
-        self.key_id, self.world = self.keys.key_id, usual_world()
+        """Restore the initial state: one cluster, one GPU pool, one repository and one export."""
+        self.key_id, self.resources = self.keys.key_id, default_resources()
         self.requests: list[str] = []
         self.bodies: list[Json] = []
         self.faults: list[Fault] = []
@@ -168,16 +170,16 @@ class FakeTenancy(Serving):
         self.page_size, self.skew_sec = 2, 0.0
 
     def fail(
-        self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **how: bool
+        self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **flags: bool
     ) -> None:
-        self.faults.append(Fault(pattern=pattern, status=status, code=code, message=message, times=times, **how))
+        self.faults.append(Fault(pattern=pattern, status=status, code=code, message=message, times=times, **flags))
 
-    def asked(self, pattern: str) -> int:
+    def count_requests(self, pattern: str) -> int:
         return sum(re.search(pattern, request) is not None for request in self.requests)
 
 
 def price(part: str, metric: str, usd: float, free: float = 0.0) -> Json:
-    """As the public price list has it, in two currencies; the first `free` units of a month for nothing."""
+    """Build a price list entry in two currencies; the first `free` units of a month are free."""
 
     def steps(amount: float) -> list[Json]:
         at_first = [{"model": "PAY_AS_YOU_GO", "value": 0, "rangeMin": 0, "rangeMax": free}] if free else []
@@ -195,7 +197,7 @@ def price(part: str, metric: str, usd: float, free: float = 0.0) -> Json:
     }
 
 
-def usual_world() -> World:
+def default_resources() -> Resources:
     pool = {
         "id": ocid("nodepool", "pool"),
         "name": "gpus",
@@ -221,8 +223,8 @@ def usual_world() -> World:
         "Allow group readers to read repos in tenancy",
         "allow dynamic-group vms to manage  all-resources in compartment ml",
     ]
-    return World(
-        lists={
+    return Resources(
+        collections={
             "/compartments": [{"id": ocid("compartment", name), "name": name} for name in names],
             "/availabilityDomains": [{"name": DOMAIN}],
             "/20190729/services/compute/limits": [],
@@ -256,17 +258,17 @@ def usual_world() -> World:
 
 class _Handler(Answering):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # head and body are two writes, and the second waited 40 ms for the client's word
+    disable_nagle_algorithm = True  # header and body are two writes; Nagle would delay the second by 40 ms
     server: FakeTenancy
-    _is_lost = False
+    _drops_response = False
 
-    def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002 - of the base class
+    def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002 - signature of the base class
         return email.utils.format_datetime(self._now(), usegmt=True)
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.server.skew_sec)
 
-    def _answer(self) -> None:
+    def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         path, _, query = self.path.partition("?")
         line = f"{self.command} {unquote(self.path)}"
@@ -277,102 +279,104 @@ class _Handler(Answering):
             )
             if fault is not None:
                 fault.times -= 1
-        is_open = path.startswith(("/pls/apex/", "/opc/", "/v1/x509"))  # the price list, and an instance's own
-        why = None if is_open else self._refused(body)
-        if why is not None:
-            return self._error(401, "NotAuthenticated", why)
-        self._is_lost = fault is not None and fault.lost
+        is_unsigned = path.startswith(("/pls/apex/", "/opc/", "/v1/x509"))  # price list, metadata, token service
+        error = None if is_unsigned else self._authentication_error(body)
+        if error is not None:
+            return self._send_error(401, "NotAuthenticated", error)
+        self._drops_response = fault is not None and fault.drops_response
         if fault is not None and fault.html:
             return self._send(200, b"<html><body>Please log in</body></html>", kind="text/html")
-        if fault is not None and fault.cut:
-            return self._send(200, b'[{"id": "ocid1', cut=True)
-        if fault is not None and not fault.lost:
-            return self._error(fault.status, fault.code, fault.message)
+        if fault is not None and fault.truncated:
+            return self._send(200, b'[{"id": "ocid1', truncated=True)
+        if fault is not None and not fault.drops_response:
+            return self._send_error(fault.status, fault.code, fault.message)
         if self.server.instance is not None and path.startswith(("/opc/", "/v1/x509")):
-            return self._send(*self.server.instance.answer(path, self._signable(), body))
+            return self._send(*self.server.instance.respond(path, self._signable(), body))
         with self.server.lock:
             return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
 
-    do_GET = do_HEAD = do_POST = do_PUT = _answer
+    do_GET = do_HEAD = do_POST = do_PUT = _handle
 
-    def _refused(self, body: bytes) -> str | None:
+    def _authentication_error(self, body: bytes) -> str | None:
         headers = self._signable()
-        # What is stored has an MD5 of its own, and only its headers are signed.
-        is_stored = self.command == "PUT" and re.match(r"/n/[^/]+/b/[^/]+/[ou]/", self.path)
-        needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") and not is_stored else [])
+        # Object uploads have an MD5 header; only their headers are signed.
+        is_upload = self.command == "PUT" and re.match(r"/n/[^/]+/b/[^/]+/[ou]/", self.path)
+        needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") and not is_upload else [])
         signed = re.search(r'headers="([^"]*)"', headers.get("authorization", ""))
         if signed is None or not set(needed) <= set(signed[1].split()) <= set(headers):
             return f"expected a signature over {' '.join(needed)}"
-        off = (self._now() - email.utils.parsedate_to_datetime(headers["date"])).total_seconds()
-        if abs(off) > SKEW_SEC:
-            return "the request's date is not a present one"
+        offset_sec = (self._now() - email.utils.parsedate_to_datetime(headers["date"])).total_seconds()
+        if abs(offset_sec) > SKEW_SEC:
+            return "the request's date is too far from the current time"
         if "x-content-sha256" in needed:
             digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
             if digest != headers["x-content-sha256"]:
-                return "the body is not the one that was signed"
+                return "the body differs from the signed one"
         key, key_id = self.server.keys.public, self.server.key_id
         session = re.search(r'keyId="(ST[^"]*)"', headers["authorization"])
         if self.server.instance is not None and session is not None:
             key_id = session[1]
-            key, until = self.server.instance.sessions.get(key_id, (key, 0.0))
-            if until < datetime.datetime.now(datetime.UTC).timestamp():
-                return "the token is not known, or expired"
-        return verified(key, key_id, headers["authorization"], headers.__getitem__)
+            key, expires_at = self.server.instance.sessions.get(key_id, (key, 0.0))
+            if expires_at < datetime.datetime.now(datetime.UTC).timestamp():
+                return "the token is unknown or expired"
+        return signature_error(key, key_id, headers["authorization"], headers.__getitem__)
 
     def _signable(self) -> dict[str, str]:
-        """The headers as signatures name them."""
+        """Return the headers by the names that signatures use."""
         headers = {name.lower(): value for name, value in self.headers.items()}
         return {**headers, "(request-target)": f"{self.command.lower()} {self.path}"}
 
     def _route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
-        world = self.server.world
+        resources = self.server.resources
         if path.startswith("/pls/apex/"):
-            items = [one for one in world.lists["/prices"] if one["partNumber"] == query["partNumber"][0]]
+            items = [item for item in resources.collections["/prices"] if item["partNumber"] == query["partNumber"][0]]
             return self._send(200, json.dumps({"items": items}).encode())
         if self.command == "GET" and path in ("/n", "/n/"):
             return self._send(200, json.dumps(NAMESPACE).encode())
         try:
-            stored = world.buckets.answer(self.command, path, query, body, self._signable(), self.server.page_size)
-        except Wrong as wrong:
-            return self._error(*wrong.args)
+            stored = resources.buckets.respond(self.command, path, query, body, self._signable(), self.server.page_size)
+        except ServiceError as error:
+            return self._send_error(*error.args)
         if stored is not None:
             status, content, extra = stored
             return self._send(status, content, kind="application/octet-stream", extra=extra)
         if path.endswith("/kubeconfig/content"):
             self.server.bodies.append(json.loads(body or b"{}"))
-            return self._send(200, world.kubeconfig.encode(), kind="application/x-yaml")
+            return self._send(200, resources.kubeconfig.encode(), kind="application/x-yaml")
         if path.startswith("/workRequests/"):
             if path.endswith("/errors"):
-                return self._send(200, json.dumps(world.lists.get("/errors", [])).encode())
-            one = world.work.pop(0) if len(world.work) > 1 else world.work[0]
-            return self._send(200, json.dumps(one).encode())
+                return self._send(200, json.dumps(resources.collections.get("/errors", [])).encode())
+            item = resources.work_requests.pop(0) if len(resources.work_requests) > 1 else resources.work_requests[0]
+            return self._send(200, json.dumps(item).encode())
         if "/resourceAvailability" in path:
-            return self._send(200, json.dumps(world.objects["/resourceAvailability"]).encode())
+            return self._send(200, json.dumps(resources.objects["/resourceAvailability"]).encode())
         if "/limitValues" in path or path.endswith("/limits"):
-            return self._page("/20181025/limitValues", query)
+            return self._send_page("/20181025/limitValues", query)
         if self.command == "POST" and path == "/container/repositories":
-            made = {**json.loads(body), "id": ocid("containerrepo", "new"), "lifecycleState": "AVAILABLE"}
-            self.server.bodies.append(made)
-            world.lists[path].append(made)
-            return self._send(200, json.dumps(made).encode())
-        if self.command == "GET" and path in world.lists:
-            return self._page(path, query)
-        return self._object(path, body)
+            repository = {**json.loads(body), "id": ocid("containerrepo", "new"), "lifecycleState": "AVAILABLE"}
+            self.server.bodies.append(repository)
+            resources.collections[path].append(repository)
+            return self._send(200, json.dumps(repository).encode())
+        if self.command == "GET" and path in resources.collections:
+            return self._send_page(path, query)
+        return self._send_object(path, body)
 
-    def _object(self, path: str, body: bytes) -> None:
-        one = self.server.world.objects.get(path)
-        if one is None:
-            return self._error(404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found.")
-        etag = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:16]
+    def _send_object(self, path: str, body: bytes) -> None:
+        resource = self.server.resources.objects.get(path)
+        if resource is None:
+            return self._send_error(
+                404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found."
+            )
+        etag = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).hexdigest()[:16]
         if self.command == "PUT":
             if self.headers.get("if-match") not in (None, etag):
-                return self._error(412, "NoEtagMatch", "The etag does not match.")
+                return self._send_error(412, "NoEtagMatch", "The etag does not match.")
             self.server.bodies.append(json.loads(body or b"{}"))
             return self._send(202, b"", extra={"opc-work-request-id": ocid("clustersworkrequest", "w")})
-        return self._send(200, json.dumps(one).encode(), extra={"etag": etag})
+        return self._send(200, json.dumps(resource).encode(), extra={"etag": etag})
 
-    def _page(self, path: str, query: dict[str, list[str]]) -> None:
-        items = self.server.world.lists[path]
+    def _send_page(self, path: str, query: dict[str, list[str]]) -> None:
+        items = self.server.resources.collections[path]
         start, size = int(query.get("page", ["0"])[0]), self.server.page_size
         name = query.get("displayName", [None])[0]
         items = [item for item in items if name is None or item.get("displayName") == name]
@@ -382,16 +386,22 @@ class _Handler(Answering):
             page = {"items": page, "repositoryCount": len(items)}
         self._send(200, json.dumps(page).encode(), extra=more)
 
-    def _error(self, status: int, code: str, message: str) -> None:
+    def _send_error(self, status: int, code: str, message: str) -> None:
         self._send(status, json.dumps({"code": code, "message": message}).encode())
 
     def _send(
-        self, status: int, body: bytes, *, kind: str = "application/json", extra: Json | None = None, cut: bool = False
+        self,
+        status: int,
+        body: bytes,
+        *,
+        kind: str = "application/json",
+        extra: Json | None = None,
+        truncated: bool = False,
     ) -> None:
-        if self._is_lost:
+        if self._drops_response:
             self.close_connection = True
             return
-        length = {"Content-Length": str(len(body) + 100)} if cut else {}
+        length = {"Content-Length": str(len(body) + 100)} if truncated else {}
         self.reply(status, body, {"content-type": kind, "opc-request-id": "REQUEST/7", **length, **(extra or {})})
-        if cut:
+        if truncated:
             self.close_connection = True

@@ -1,6 +1,6 @@
-"""The real kubectl, and the Python client, get their tokens from our program; the API server verifies each as OKE does.
+"""Our credential plugin with the real kubectl and the Python client; the API server verifies each token as OKE does.
 
-The server has the public key alone. Not covered: OKE itself, which asks the service instead of verifying by itself.
+The server has only the public key. Not covered: OKE itself, which asks the service instead of verifying the token.
 """
 
 import subprocess
@@ -18,9 +18,9 @@ from remote.cluster.client import Cluster as Client
 from remote.cluster.errors import Misconfigured
 from remote.cluster.kubeconfig import resolve
 from tasks.oci.discovery import ClusterInfo
-from tasks.oci.kubeconfig import with_our_user
+from tasks.oci.kubeconfig import build_kubeconfig
 from tests.support.kubernetes import Cluster
-from tests.support.machines.fake_tenancy import Keys, ocid
+from tests.support.machines.fake_tenancy import ApiKey, ocid
 from tests.support.paths import ROOT
 
 HOST = "containerengine.eu-frankfurt-1.oraclecloud.com"
@@ -28,36 +28,38 @@ PHRASE = "a 'phrase' with \"quotes\", $HOME and ä"
 
 
 @pytest.fixture(scope="module")
-def keys() -> Keys:
-    return Keys()
+def keys() -> ApiKey:
+    return ApiKey()
 
 
 @pytest.fixture(scope="module")
-def cluster(keys: Keys) -> Iterator[Cluster]:
-    with Cluster(nodes=1, signer=(keys.key_id, keys.public_pem)) as made:
-        yield made
+def cluster(keys: ApiKey) -> Iterator[Cluster]:
+    with Cluster(nodes=1, signer=(keys.key_id, keys.public_pem)) as running_cluster:
+        yield running_cluster
 
 
 @pytest.fixture
-def kubeconfig(cluster: Cluster, keys: Keys, tmp_path: Path) -> Path:
-    """As `inv tenancy.kubeconfig` writes it; the program notes each of its runs in `runs`."""
-    config = keys.config_into(tmp_path, phrase=PHRASE)
+def kubeconfig(cluster: Cluster, keys: ApiKey, tmp_path: Path) -> Path:
+    """Write a kubeconfig like that of `inv tenancy.kubeconfig`; the plugin records each of its runs in `runs`."""
+    config = keys.write_config(tmp_path, phrase=PHRASE)
     program = tmp_path / "program"
-    old = tmp_path / "old"
+    expired_flag = tmp_path / "old"
     program.write_text(
         f"#!/bin/sh\necho $$ >> {tmp_path}/runs\n"
-        f'[ -e {old} ] || exec "$@"\n'
+        f'[ -e {expired_flag} ] || exec "$@"\n'
         '"$@" | sed \'s/"expirationTimestamp": "2/"expirationTimestamp": "1/\'\n'
     )
     program.chmod(0o755)
     python = (sys.executable, "-P", "-m", "tasks.oci", "token")
-    which = ("--cluster", ocid("cluster", "one"), "--host", HOST, "--region", "eu-frankfurt-1")
-    command = (str(program), *python, *which, "--config-file", str(config), "--profile", "DEFAULT")
+    arguments = ("--cluster", ocid("cluster", "one"), "--host", HOST, "--region", "eu-frankfurt-1")
+    command = (str(program), *python, *arguments, "--config-file", str(config), "--profile", "DEFAULT")
     service = yaml.safe_load(cluster.kubeconfig_text())
     name = "one"
-    found = ClusterInfo(id=ocid("cluster", name), name=name, version="", state="ACTIVE", public="x", private=None)
+    cluster_info = ClusterInfo(
+        id=ocid("cluster", name), name=name, version="", state="ACTIVE", public_endpoint="x", private_endpoint=None
+    )
     path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(with_our_user(service, found, command)))
+    path.write_text(yaml.safe_dump(build_kubeconfig(service, cluster_info, command)))
     (tmp_path / "tasks.py").write_text("raise SystemExit('another project')")
     return path
 
@@ -66,9 +68,9 @@ def runs(kubeconfig: Path) -> int:
     return len((kubeconfig.parent / "runs").read_text().splitlines())
 
 
-def test_kubectl_enters_with_a_token_of_ours_from_any_folder(cluster: Cluster, kubeconfig: Path) -> None:
+def test_kubectl_authenticates_with_our_token_from_any_folder(cluster: Cluster, kubeconfig: Path) -> None:
     environment = {**cluster.environment, "KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    completed = subprocess.run(
         ("kubectl", "get", "nodes", "-o", "name", "-v=9"),
         env=environment,
         cwd=kubeconfig.parent,
@@ -77,10 +79,10 @@ def test_kubectl_enters_with_a_token_of_ours_from_any_folder(cluster: Cluster, k
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "node/node-0\n"), done.stderr[-2000:]
+    assert (completed.returncode, completed.stdout) == (0, "node/node-0\n"), completed.stderr[-2000:]
     assert runs(kubeconfig) == 1
-    assert PHRASE not in done.stderr + kubeconfig.read_text()
-    assert "PRIVATE KEY" not in done.stderr + kubeconfig.read_text()
+    assert PHRASE not in completed.stderr + kubeconfig.read_text()
+    assert "PRIVATE KEY" not in completed.stderr + kubeconfig.read_text()
 
 
 def test_a_token_is_used_until_it_expires_and_then_renewed(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +101,10 @@ def test_a_token_is_used_until_it_expires_and_then_renewed(kubeconfig: Path, mon
     client.close()
 
 
-def test_a_key_that_is_gone_is_named_by_whoever_asks_the_cluster(
+def test_a_key_that_others_can_read_is_reported_by_the_client(
     kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (kubeconfig.parent / ".oci" / "key.pem").chmod(0o644)
-    with pytest.raises(Misconfigured, match=r"others may read it, and it is a private key; type: chmod 600"):
+    with pytest.raises(Misconfigured, match=r"key\.pem.*private key; type: chmod 600"):
         Client(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))

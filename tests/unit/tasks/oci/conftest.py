@@ -1,4 +1,4 @@
-"""One stand-in of Oracle Cloud for all tests of the tenancy, with the real SDK before it."""
+"""One fake Oracle Cloud for all tests in this folder, used through the real SDK."""
 
 import gc
 import warnings
@@ -11,21 +11,21 @@ from cryptography.hazmat.primitives import serialization
 from invoke import Context
 
 from tasks.settings.load import Settings, load
-from tests.support.machines.fake_tenancy import FakeTenancy, Keys
+from tests.support.machines.fake_tenancy import ApiKey, FakeTenancy
 
 UNCLOSED = "ignore:unclosed <socket:ResourceWarning"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The SDK leaves its connections to the garbage collector, which may come to them in another test."""
+    """Ignore unclosed sockets: the SDK leaves connections to the garbage collector, which may run in another test."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(UNCLOSED))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _keys_are_taken_as_they_are() -> Iterator[None]:
-    """OpenSSL tests the numbers of a key for being primes whenever it is read: 37 ms of processor time each."""
+def _skip_key_validation() -> Iterator[None]:
+    """Skip OpenSSL's primality test of each loaded key: 37 ms of processor time each."""
     load = partial(serialization.load_pem_private_key, unsafe_skip_rsa_key_validation=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serialization, "load_pem_private_key", load)
@@ -33,8 +33,8 @@ def _keys_are_taken_as_they_are() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _connections() -> Iterator[None]:
-    """None of them is left to a test outside this folder."""
+def _collect_connections() -> Iterator[None]:
+    """Collect all connections before tests outside this folder run."""
     yield
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="unclosed <socket", category=ResourceWarning)
@@ -42,29 +42,29 @@ def _connections() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def keys() -> Keys:
-    return Keys()
+def keys() -> ApiKey:
+    return ApiKey()
 
 
 @pytest.fixture(scope="session")
-def _server(keys: Keys) -> Iterator[FakeTenancy]:
+def _server(keys: ApiKey) -> Iterator[FakeTenancy]:
     with FakeTenancy(keys) as server:
         yield server
 
 
 @pytest.fixture
 def tenancy(_server: FakeTenancy, project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTenancy:
-    """The tenancy as new, a configuration for it in the home folder, and no pauses between tries."""
-    from tasks.oci.access import clients  # which imports it
+    """Provide a fresh tenancy, a configuration for it in the home folder, and retries without pauses."""
+    from tasks.oci.access import clients  # imports the SDK
 
     _server.reset()
-    _server.keys.config_into(project.parent / "home")
+    _server.keys.write_config(project.parent / "home")
     monkeypatch.setattr(clients, "ENDPOINT", _server.url)
-    monkeypatch.setattr(clients, "LONGEST_PAUSE_SEC", 0.0)
+    monkeypatch.setattr(clients, "MAX_PAUSE_SEC", 0.0)
     return _server
 
 
 @pytest.fixture
 def settings(context: Callable[..., Context]) -> Callable[[str], Settings]:
-    """Settings with some changed, given as YAML."""
+    """Load settings with changes given as YAML."""
     return lambda text="{}": load(context(text=text))

@@ -1,4 +1,4 @@
-"""The OCI CLI's configuration: what is read from it, and what is refused before anything is asked."""
+"""Profiles of the OCI CLI's configuration: values, and problems reported before the first request."""
 
 import base64
 import datetime
@@ -11,8 +11,8 @@ import pytest
 from remote.hosts.command import Secret
 from tasks.errors import UsageError
 from tasks.oci.access.profile import OciProfile, check_ocid, read_profile
-from tasks.oci.access.signing import cluster_token, signature_of
-from tests.support.machines.fake_tenancy import TENANCY, USER, Keys, ocid, token_refused
+from tasks.oci.access.signing import cluster_token, load_signing_key
+from tests.support.machines.fake_tenancy import TENANCY, USER, ApiKey, ocid, token_error
 
 NOW = 1_800_000_000.0
 
@@ -28,19 +28,19 @@ def changed(config: Path, old: str, new: str) -> Path:
     return config
 
 
-def test_a_profile_inherits_from_the_default_one(tmp_path: Path, keys: Keys) -> None:
-    config = keys.config_into(tmp_path)
+def test_a_profile_inherits_from_the_default_one(tmp_path: Path, keys: ApiKey) -> None:
+    config = keys.write_config(tmp_path)
     config.write_text(config.read_text() + "[WORK]\nregion=us-phoenix-1\n")
-    found = profile(config, "WORK")
-    assert (found.region, found.user, found.tenancy) == ("us-phoenix-1", USER, TENANCY)
+    selected = profile(config, "WORK")
+    assert (selected.region, selected.user, selected.tenancy) == ("us-phoenix-1", USER, TENANCY)
 
 
-def test_a_region_of_the_settings_comes_first(tmp_path: Path, keys: Keys) -> None:
-    assert profile(keys.config_into(tmp_path), region="uk-london-1").region == "uk-london-1"
+def test_a_region_of_the_settings_overrides_the_profile_s(tmp_path: Path, keys: ApiKey) -> None:
+    assert profile(keys.write_config(tmp_path), region="uk-london-1").region == "uk-london-1"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "expected"),
     [
         (f"user={USER}", "", "[DEFAULT]: user: missing"),
         (f"user={USER}", f"user={TENANCY}", "that is the OCID of a tenancy"),
@@ -48,101 +48,102 @@ def test_a_region_of_the_settings_comes_first(tmp_path: Path, keys: Keys) -> Non
         ("region=eu-frankfurt-1", "", "region: missing"),
         ("region=eu-frankfurt-1", "region=../x", "expected a region like eu-frankfurt-1"),
         ("fingerprint=", "fingerprint=zz", "fingerprint: expected 16 pairs"),
-        ("key.pem", "no.pem", "cannot be read: No such file or directory"),
-        ("[DEFAULT]", "", "config:2: cannot be read: expected `key=value` lines"),
-        ("region=eu-frankfurt-1", "pass_phrase hush", "cannot be read: expected `key=value` lines"),
+        ("key.pem", "no.pem", "No such file or directory"),
+        ("[DEFAULT]", "", "config:2: "),
+        ("region=eu-frankfurt-1", "pass_phrase hush", "expected `key=value` lines"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(tmp_path: Path, keys: Keys, old: str, new: str, words: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)) as raised:
-        profile(changed(keys.config_into(tmp_path), old, new))
+def test_a_missing_or_invalid_value_is_reported(
+    tmp_path: Path, keys: ApiKey, old: str, new: str, expected: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(expected)) as raised:
+        profile(changed(keys.write_config(tmp_path), old, new))
     assert "hush" not in str(raised.value)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path, keys: Keys, mode: int) -> None:
-    config = keys.config_into(tmp_path)
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, keys: ApiKey, mode: int) -> None:
+    config = keys.write_config(tmp_path)
     (tmp_path / ".oci" / "key.pem").chmod(mode)
-    with pytest.raises(UsageError, match=r"others may read it, and it is a private key; type: chmod 600 .*key\.pem"):
+    with pytest.raises(UsageError, match=r"private key; type: chmod 600 .*key\.pem"):
         profile(config)
 
 
-def test_a_configuration_that_others_can_read_is_refused_where_it_holds_a_pass_phrase(
-    tmp_path: Path, keys: Keys
+def test_a_configuration_that_others_can_read_is_refused_if_it_contains_a_pass_phrase(
+    tmp_path: Path, keys: ApiKey
 ) -> None:
-    config = keys.config_into(tmp_path, phrase="hush")
+    config = keys.write_config(tmp_path, phrase="hush")
     config.chmod(0o644)
-    with pytest.raises(UsageError, match=r"it holds a pass phrase; type: chmod 600 .*config"):
+    with pytest.raises(UsageError, match=r"pass phrase; type: chmod 600 .*config"):
         profile(config)
-    keys.config_into(tmp_path).chmod(0o644)
+    keys.write_config(tmp_path).chmod(0o644)
     assert profile(config).pass_phrase is None
 
 
-def test_a_session_that_has_expired_is_named_with_the_command_that_renews_it(tmp_path: Path, keys: Keys) -> None:
+def test_an_expired_session_is_reported_with_the_command_that_renews_it(tmp_path: Path, keys: ApiKey) -> None:
     payload = base64.urlsafe_b64encode(json.dumps({"exp": NOW - 7200}).encode()).decode().rstrip("=")
     token = tmp_path / "token"
     token.write_text(f"e30.{payload}.sig")
     token.chmod(0o600)
-    config = keys.config_into(tmp_path, profile="SESSION", security_token_file=str(token))
+    config = keys.write_config(tmp_path, profile="SESSION", security_token_file=str(token))
     with pytest.raises(UsageError) as raised:
         profile(config, "SESSION")
-    words = "the session expired 2.0 hours ago; type: oci session authenticate --profile-name SESSION"
-    assert f"{words} --region eu-frankfurt-1" in str(raised.value)
+    expected = "type: oci session authenticate --profile-name SESSION --region eu-frankfurt-1"
+    assert "2.0 hours" in str(raised.value)
+    assert f"; {expected}" in str(raised.value)
     token.write_text("no token")
-    with pytest.raises(UsageError, match="not a session's token; type: oci session authenticate"):
+    with pytest.raises(UsageError, match=r"token.*; type: oci session authenticate"):
         profile(config, "SESSION")
 
 
 @pytest.mark.parametrize(
-    ("phrase", "given", "words"),
+    ("phrase", "typed", "expected"),
     [
-        ("right", "wrong", "not a private key in PEM, or another pass phrase"),
-        ("right", "", "the key has a pass phrase; put pass_phrase=..."),
+        ("right", "mistyped", "key_file: "),
+        ("right", "", "; put pass_phrase=..."),
     ],
 )
-def test_a_pass_phrase_that_does_not_fit_is_not_shown(
-    tmp_path: Path, keys: Keys, phrase: str, given: str, words: str
-) -> None:
-    config = changed(keys.config_into(tmp_path, phrase=phrase), f"pass_phrase={phrase}", f"pass_phrase={given}")
-    with pytest.raises(UsageError, match=re.escape(words)) as raised:
-        signature_of(profile(config), lambda _: None)
-    assert "wrong" not in str(raised.value)
+def test_a_wrong_pass_phrase_is_not_shown(tmp_path: Path, keys: ApiKey, phrase: str, typed: str, expected: str) -> None:
+    config = changed(keys.write_config(tmp_path, phrase=phrase), f"pass_phrase={phrase}", f"pass_phrase={typed}")
+    with pytest.raises(UsageError, match=re.escape(expected)) as raised:
+        load_signing_key(profile(config), lambda _: None)
+    assert "mistyped" not in str(raised.value)
 
 
-def test_a_pass_phrase_may_be_typed(tmp_path: Path, keys: Keys) -> None:
-    config = changed(keys.config_into(tmp_path, phrase="typed"), "pass_phrase=typed\n", "")
-    assert signature_of(profile(config), lambda _: Secret("typed")).key_id == keys.key_id
+def test_a_pass_phrase_may_be_typed(tmp_path: Path, keys: ApiKey) -> None:
+    config = changed(keys.write_config(tmp_path, phrase="typed"), "pass_phrase=typed\n", "")
+    assert load_signing_key(profile(config), lambda _: Secret("typed")).key_id == keys.key_id
 
 
-def test_a_key_that_is_not_the_one_of_the_fingerprint_is_named(tmp_path: Path, keys: Keys) -> None:
-    config = changed(keys.config_into(tmp_path), keys.fingerprint, ":".join(["ab"] * 16))
+def test_a_key_with_another_fingerprint_is_reported(tmp_path: Path, keys: ApiKey) -> None:
+    config = changed(keys.write_config(tmp_path), keys.fingerprint, ":".join(["ab"] * 16))
     with pytest.raises(UsageError, match=re.escape(keys.fingerprint)):
-        signature_of(profile(config), lambda _: None)
+        load_signing_key(profile(config), lambda _: None)
 
 
-def test_a_file_that_is_no_key_is_named(tmp_path: Path, keys: Keys) -> None:
-    config = keys.config_into(tmp_path)
+def test_an_invalid_key_file_is_reported(tmp_path: Path, keys: ApiKey) -> None:
+    config = keys.write_config(tmp_path)
     (tmp_path / ".oci" / "key.pem").write_text(keys.public_pem)
-    with pytest.raises(UsageError, match="not a private key in PEM"):
-        signature_of(profile(config), lambda _: None)
+    with pytest.raises(UsageError, match=r"key_file: .*key\.pem.*PEM"):
+        load_signing_key(profile(config), lambda _: None)
 
 
-def test_a_key_with_the_label_that_the_console_puts_behind_it_is_read(tmp_path: Path, keys: Keys) -> None:
-    config = keys.config_into(tmp_path)
+def test_a_key_with_the_label_that_the_console_appends_is_read(tmp_path: Path, keys: ApiKey) -> None:
+    config = keys.write_config(tmp_path)
     (tmp_path / ".oci" / "key.pem").write_bytes(keys.pem() + b"OCI_API_KEY\n")
-    assert signature_of(profile(config), lambda _: None).key_id == keys.key_id
+    assert load_signing_key(profile(config), lambda _: None).key_id == keys.key_id
 
 
-def test_a_cluster_s_token_is_a_signed_url_that_the_service_accepts(tmp_path: Path, keys: Keys) -> None:
-    signature = signature_of(profile(keys.config_into(tmp_path)), lambda _: None)
+def test_a_cluster_s_token_is_a_signed_url_that_the_service_accepts(tmp_path: Path, keys: ApiKey) -> None:
+    signature = load_signing_key(profile(keys.write_config(tmp_path)), lambda _: None)
     host = "containerengine.eu-frankfurt-1.oraclecloud.com"
     now = datetime.datetime.now(datetime.UTC)
     token = cluster_token(host, ocid("cluster", "one"), signature, now)
-    assert token_refused(keys.public_pem, keys.key_id, token.reveal()) is None
+    assert token_error(keys.public_pem, keys.key_id, token.reveal()) is None
     assert str(token) == repr(token) == "***"
     old = cluster_token(host, ocid("cluster", "one"), signature, now - datetime.timedelta(minutes=6))
-    assert token_refused(keys.public_pem, keys.key_id, old.reveal()) == "expired"
-    assert token_refused(Keys().public_pem, keys.key_id, token.reveal()) == "the signature does not verify"
+    assert token_error(keys.public_pem, keys.key_id, old.reveal()) == "expired"
+    assert token_error(ApiKey().public_pem, keys.key_id, token.reveal()) == "the signature does not verify"
 
 
 @pytest.mark.parametrize("text", ["cluster", "ocid1.nodepool.oc1.x.y", "ocid1.cluster.oc1.fra.x\n", ""])

@@ -1,4 +1,4 @@
-"""`inv adapter.push --bucket` with the real SDK against a stand-in of Object Storage that verifies each signature.
+"""`inv adapter.push --bucket`: the real SDK against a fake Object Storage that verifies each signature.
 
 Not covered: a real bucket.
 """
@@ -22,11 +22,11 @@ from tasks.adapter.push import push_adapter
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci.access import clients
 from tasks.oci.storage import bucket as storage
-from tasks.oci.storage.push import place_of, push
+from tasks.oci.storage.push import parse_address, push
 from tasks.settings.load import Settings
 from tests.support.kubernetes import pki
 from tests.support.machines.fake_buckets import Buckets
-from tests.support.machines.fake_tenancy import FakeTenancy, Keys
+from tests.support.machines.fake_tenancy import ApiKey, FakeTenancy
 from tests.support.reports.training_run import RECORD, with_adapter
 
 FILES = {
@@ -35,13 +35,13 @@ FILES = {
     "adapter_model.safetensors": bytes(range(250)) * 10,
     "empty": b"",
 }
-PLACE = "oci://adapters@axns/team/one"
+ADDRESS = "oci://adapters@axns/team/one"
 Make = Callable[..., Settings]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pushing:
-    """FILES in a folder, of which the third goes up in three parts, and the bucket that they are pushed to."""
+    """A folder with FILES, the third of which is uploaded in three parts, and the target bucket."""
 
     tenancy: FakeTenancy
     settings: Settings
@@ -49,14 +49,14 @@ class Pushing:
 
     @property
     def stored(self) -> dict[str, bytes]:
-        return self.tenancy.world.buckets.objects["adapters"]
+        return self.tenancy.resources.buckets.objects["adapters"]
 
-    def push(self, place: str = PLACE) -> list[str]:
-        """What was said."""
-        said: list[str] = []
+    def push(self, address: str = ADDRESS) -> list[str]:
+        """Push FILES and return the logged lines."""
+        lines: list[str] = []
         self.tenancy.requests.clear()
-        push(self.settings, place, "r", {name: self.folder / name for name in FILES}, said.append)
-        return said
+        push(self.settings, address, "r", {name: self.folder / name for name in FILES}, lines.append)
+        return lines
 
 
 @pytest.fixture
@@ -78,30 +78,30 @@ def test_every_file_is_in_the_bucket_and_the_sums_are_sent_last(pushing: Pushing
 
 def test_a_second_push_of_the_same_sends_nothing(pushing: Pushing) -> None:
     pushing.push()
-    said = pushing.push()
-    assert pushing.tenancy.asked("^(PUT|POST)") == 0
-    assert all(line.endswith("is there already") for line in said)
-    assert len(said) == len(FILES) + 1
+    lines = pushing.push()
+    assert pushing.tenancy.count_requests("^(PUT|POST)") == 0
+    assert len(lines) == len(FILES) + 1
+    assert not any(line.endswith(": sent") for line in lines)
 
 
 @pytest.mark.parametrize(
     ("moment", "left"),
     [("PUT .*README", 9), ("POST .*/u$", 7), ("uploadPartNum=3", 4), ("POST .*uploadId", 3), ("PUT .*SUMS", 1)],
 )
-def test_a_push_that_ended_anywhere_looks_unfinished_and_goes_on(pushing: Pushing, moment: str, left: int) -> None:
+def test_a_push_that_failed_at_any_point_is_incomplete_and_resumes(pushing: Pushing, moment: str, left: int) -> None:
     pushing.tenancy.fail(moment, 503, "ServiceUnavailable")
-    with pytest.raises(RetryableError, match="asked several times"):
+    with pytest.raises(RetryableError, match="503 ServiceUnavailable"):
         pushing.push()
     assert "team/one/SHA256SUMS" not in pushing.stored
     pushing.tenancy.faults.clear()
     pushing.push()
-    assert pushing.tenancy.asked("^(PUT|POST)") == left
+    assert pushing.tenancy.count_requests("^(PUT|POST)") == left
     assert pushing.stored.keys() == {f"team/one/{name}" for name in (*FILES, "SHA256SUMS")}
     assert pushing.stored["team/one/adapter_model.safetensors"] == FILES["adapter_model.safetensors"]
 
 
-@pytest.mark.parametrize("fault", [{"status": 429}, {"status": 500}, {"status": 200, "lost": True}])
-def test_what_passes_is_asked_again_with_the_same_bytes(pushing: Pushing, fault: dict[str, int]) -> None:
+@pytest.mark.parametrize("fault", [{"status": 429}, {"status": 500}, {"status": 200, "drops_response": True}])
+def test_a_temporary_failure_is_retried_with_the_same_bytes(pushing: Pushing, fault: dict[str, int]) -> None:
     for pattern in ("PUT .*README", "PUT .*uploadPartNum=2", "HEAD .*config", "GET .*/o[?]"):
         pushing.tenancy.fail(pattern, **fault, times=1)  # type: ignore[arg-type]
     pushing.push()
@@ -109,28 +109,28 @@ def test_what_passes_is_asked_again_with_the_same_bytes(pushing: Pushing, fault:
     assert pushing.stored["team/one/adapter_model.safetensors"] == FILES["adapter_model.safetensors"]
 
 
-def test_what_is_not_there_as_it_was_sent_is_named_and_sent_again(pushing: Pushing) -> None:
-    pushing.tenancy.world.buckets.rots = {"team/one/README.md"}
-    with pytest.raises(ConfirmationRequired, match=r"'team/one/README.md' is not in the bucket as it was sent"):
+def test_a_corrupted_object_is_reported_and_uploaded_again(pushing: Pushing) -> None:
+    pushing.tenancy.resources.buckets.corrupted = {"team/one/README.md"}
+    with pytest.raises(ConfirmationRequired, match=r"'team/one/README.md'"):
         pushing.push()
-    pushing.tenancy.world.buckets.rots = set()
+    pushing.tenancy.resources.buckets.corrupted = set()
     pushing.push()
-    assert pushing.tenancy.asked("^PUT") == 1
+    assert pushing.tenancy.count_requests("^PUT") == 1
     assert pushing.stored["team/one/README.md"] == FILES["README.md"]
 
 
-def test_a_place_with_anything_else_in_it_stays_as_it_is(pushing: Pushing) -> None:
+def test_a_prefix_with_other_objects_is_not_changed(pushing: Pushing) -> None:
     stored = pushing.stored
     stored |= {"team/one/": b"", "team/one/notes.txt": b"mine", "team/onemore": b"not below it"}
-    with pytest.raises(UsageError, match=r"holds other objects, such as 'team/one/notes.txt'; name another prefix"):
+    with pytest.raises(UsageError, match=r"--bucket: team/one/ .*'team/one/notes.txt'; "):
         pushing.push()
     del stored["team/one/notes.txt"]
     pushing.push()
     before = dict(stored)
     (pushing.folder / "README.md").write_bytes(b"# another card")
-    with pytest.raises(UsageError, match="holds another version, by its SHA256SUMS"):
+    with pytest.raises(UsageError, match=r"--bucket: team/one/ .*SHA256SUMS; "):
         pushing.push()
-    assert pushing.tenancy.asked("^(PUT|POST)") == 0
+    assert pushing.tenancy.count_requests("^(PUT|POST)") == 0
     assert stored == before
 
 
@@ -144,37 +144,42 @@ def test_a_file_that_changes_while_it_is_sent_is_refused_by_the_service(
 
 
 @pytest.mark.parametrize(
-    ("place", "fault", "error", "said"),
+    ("address", "fault", "error", "expected"),
     [
         ("adapters", None, UsageError, "expected oci://BUCKET@NAMESPACE/PREFIX, found 'adapters'"),
         ("oci://adapters@axns/a//b", None, UsageError, "expected oci://BUCKET"),
         ("oci://none@axns/a", None, UsageError, "listing bucket none of namespace axns in eu-frankfurt-1: 404 Buck"),
         ("oci://none/a", None, UsageError, "to manage objects in tenancy where target.bucket.name='none'"),
-        ("oci://adapters@other/a", None, UsageError, "other is not this tenancy's namespace, which is axns"),
-        (PLACE, (401, "NotAuthenticated"), UsageError, "is not accepted in eu-frankfurt-1"),
-        (PLACE, (403, "NotAllowed"), UsageError, "Allow group GROUP to manage objects in tenancy where target.bucket"),
-        (PLACE, (429, "TooManyRequests"), RetryableError, "the same again later"),
-        (PLACE, (503, "ServiceUnavailable"), RetryableError, "the same again later"),
+        ("oci://adapters@other/a", None, UsageError, "namespace, which is axns"),
+        (ADDRESS, (401, "NotAuthenticated"), UsageError, "401 NotAuthenticated: profile DEFAULT of ~/.oci/config"),
+        (
+            ADDRESS,
+            (403, "NotAllowed"),
+            UsageError,
+            "Allow group GROUP to manage objects in tenancy where target.bucket",
+        ),
+        (ADDRESS, (429, "TooManyRequests"), RetryableError, "429 TooManyRequests"),
+        (ADDRESS, (503, "ServiceUnavailable"), RetryableError, "503 ServiceUnavailable"),
     ],
 )
-def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(
-    pushing: Pushing, place: str, fault: tuple[int, str] | None, error: type[TaskFailed], said: str
+def test_a_push_that_cannot_start_is_one_line_with_a_remedy(
+    pushing: Pushing, address: str, fault: tuple[int, str] | None, error: type[TaskFailed], expected: str
 ) -> None:
     if fault is not None:
         pushing.tenancy.fail("GET .*/o[?]", *fault)
-    with pytest.raises(error, match=re.escape(said)):
-        pushing.push(place)
-    assert pushing.tenancy.asked("^(PUT|POST)") == 0
+    with pytest.raises(error, match=re.escape(expected)):
+        pushing.push(address)
+    assert pushing.tenancy.count_requests("^(PUT|POST)") == 0
 
 
-def test_a_page_of_some_proxy_is_not_taken_for_a_list(pushing: Pushing) -> None:
+def test_a_proxy_s_page_is_rejected(pushing: Pushing) -> None:
     pushing.tenancy.fail("GET .*/o[?]", 200, html=True)
-    with pytest.raises(RetryableError, match="is a proxy between"):
+    with pytest.raises(RetryableError, match="; is a proxy intercepting"):
         pushing.push()
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("method", "response"),
     [
         ("_get_objects", {"objects": ["README.md"]}),
         ("_get_objects", {"objects": [{"size": 3}]}),
@@ -188,66 +193,70 @@ def test_a_page_of_some_proxy_is_not_taken_for_a_list(pushing: Pushing) -> None:
         ("_get_upload", [1]),
     ],
 )
-def test_objects_that_are_not_as_the_api_has_them_are_one_line(
-    pushing: Pushing, monkeypatch: pytest.MonkeyPatch, asked: str, answer: object
+def test_malformed_objects_are_one_line(
+    pushing: Pushing, monkeypatch: pytest.MonkeyPatch, method: str, response: object
 ) -> None:
-    monkeypatch.setattr(Buckets, asked, lambda *_: (200, json.dumps(answer).encode(), {}))
-    with pytest.raises(RetryableError, match="; is a proxy between"):
+    monkeypatch.setattr(Buckets, method, lambda *_: (200, json.dumps(response).encode(), {}))
+    with pytest.raises(RetryableError, match="; is a proxy intercepting"):
         pushing.push()
 
 
 def test_a_part_that_is_confirmed_without_a_tag_is_one_line(pushing: Pushing, monkeypatch: pytest.MonkeyPatch) -> None:
-    def untagged(_: Buckets, *asked: Any) -> tuple[int, bytes, dict[str, str]]:
-        md5 = hashlib.md5(asked[3], usedforsecurity=False).digest()
+    def untagged(_: Buckets, *arguments: Any) -> tuple[int, bytes, dict[str, str]]:
+        md5 = hashlib.md5(arguments[3], usedforsecurity=False).digest()
         return 200, b"", {"opc-content-md5": base64.b64encode(md5).decode()}
 
     monkeypatch.setattr(Buckets, "_put_upload", untagged)
-    with pytest.raises(RetryableError, match=r"^sending team/one/adapter_model.safetensors: an object is not"):
+    with pytest.raises(RetryableError, match=r"^sending team/one/adapter_model.safetensors: "):
         pushing.push()
 
 
-def test_over_tls_the_sdk_waits_to_be_told_to_go_on_and_sends_the_same(
-    keys: Keys, pushing: Pushing, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+def test_over_tls_the_sdk_waits_for_100_continue_and_sends_the_same_bytes(
+    keys: ApiKey, pushing: Pushing, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Only there: `Expect: 100-continue` has a connection of the SDK's own."""
+    """Cover the SDK's own connection class for `Expect: 100-continue`, which it uses only over TLS."""
     authority, context = pki.make(tmp_path_factory.mktemp("pki"))
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority))
     with FakeTenancy(keys, tls=context) as server:
         monkeypatch.setattr(clients, "ENDPOINT", server.url)
-        server.world = pushing.tenancy.world
+        server.resources = pushing.tenancy.resources
         server.fail("PUT .*uploadPartNum=2", 503, "ServiceUnavailable", times=1)
         pushing.push()
-        assert server.asked("PUT .*uploadPartNum=2") == 2
+        assert server.count_requests("PUT .*uploadPartNum=2") == 2
     assert all(pushing.stored[f"team/one/{name}"] == content for name, content in FILES.items())
 
 
-def test_a_right_that_only_large_files_need_is_named(pushing: Pushing) -> None:
+def test_a_permission_that_only_large_files_need_is_reported(pushing: Pushing) -> None:
     pushing.tenancy.fail("GET .*/u[?]?$", 404, "BucketNotFound")
     with pytest.raises(UsageError, match=r"Allow group GROUP to read buckets in tenancy where target.bucket.name="):
         pushing.push()
 
 
-def test_without_a_prefix_files_go_below_the_runs_own_name() -> None:
-    place = place_of("oci://adapters/", "20261122-train")
-    assert (place.bucket, place.namespace, place.name("README.md")) == ("adapters", None, "20261122-train/README.md")
+def test_the_default_prefix_is_the_run_s_name() -> None:
+    address = parse_address("oci://adapters/", "20261122-train")
+    assert (address.bucket, address.namespace, address.object_name("README.md")) == (
+        "adapters",
+        None,
+        "20261122-train/README.md",
+    )
 
 
-def test_the_command_notes_where_the_adapter_is(
+def test_the_command_records_the_adapter_s_address(
     tenancy: FakeTenancy, project: Path, context: Callable[..., Context], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = with_adapter(project / "results" / "20261122-000000-train")
     digest = hashlib.sha256(b"weights").hexdigest()
     dataclasses.replace(RECORD, adapter_sha256=digest).write(run)
-    with pytest.raises(UsageError, match=r"name one of --folder=DIR, --oci=HOST/REPOSITORY:TAG and --bucket=oci://"):
-        push_adapter(context(), None, folder="here", oci=None, bucket=PLACE, merged=False)
-    with pytest.raises(UsageError, match=r"that is a bucket; type: --bucket=oci://adapters@axns/team/one"):
-        push_adapter(context(), None, folder=None, oci=PLACE, bucket=None, merged=False)
+    with pytest.raises(UsageError, match=r"--folder=DIR, --oci=HOST/REPOSITORY:TAG and --bucket=oci://"):
+        push_adapter(context(), None, folder="here", oci=None, bucket=ADDRESS, merged=False)
+    with pytest.raises(UsageError, match=r"; type: --bucket=oci://adapters@axns/team/one"):
+        push_adapter(context(), None, folder=None, oci=ADDRESS, bucket=None, merged=False)
     push_adapter(context(), None, folder=None, oci=None, bucket="oci://adapters", merged=False)
-    noted = json.loads((run / "adapter-push.json").read_text())
-    assert noted["place"] == "oci://adapters@axns/r"
-    assert noted["sha256"]["adapter_model.safetensors"] == digest
-    stored = tenancy.world.buckets.objects["adapters"]
+    record = json.loads((run / "adapter-push.json").read_text())
+    assert record["place"] == "oci://adapters@axns/r"
+    assert record["sha256"]["adapter_model.safetensors"] == digest
+    stored = tenancy.resources.buckets.objects["adapters"]
     assert stored.keys() == {"r/README.md", "r/adapter_model.safetensors", "r/SHA256SUMS"}
-    said = capsys.readouterr()
-    assert "oci://adapters@axns/r: 2 files, confirmed by the service" in said.out
-    assert "PRIVATE KEY" not in said.out + said.err
+    output = capsys.readouterr()
+    assert "oci://adapters@axns/r: 2 files" in output.out
+    assert "PRIVATE KEY" not in output.out + output.err

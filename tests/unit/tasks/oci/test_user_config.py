@@ -1,4 +1,4 @@
-"""Settings into a file that a person wrote: everything else stays, or nothing is written."""
+"""Writing settings to a hand-written file: everything else is preserved, or nothing is written."""
 
 import re
 from pathlib import Path
@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.errors import UsageError
-from tasks.oci.user_config import with_settings, write_user_settings
+from tasks.oci.user_config import merge_settings, write_user_settings
 from tests.support.thorough import examples
 
-WANTED = {"registry": {"image": "fra.ocir.io/ns/r:1"}, "cluster": {"fss": {"volume_handle": "ocid1:10.0.0.5:/x"}}}
+VALUES_TO_SET = {
+    "registry": {"image": "fra.ocir.io/ns/r:1"},
+    "cluster": {"fss": {"volume_handle": "ocid1:10.0.0.5:/x"}},
+}
 
 
 @pytest.mark.parametrize(
@@ -42,25 +45,25 @@ WANTED = {"registry": {"image": "fra.ocir.io/ns/r:1"}, "cluster": {"fss": {"volu
         ),
     ],
 )
-def test_values_go_where_they_belong_and_all_else_stays(old: str, new: str) -> None:
-    assert with_settings(old, WANTED, "f") == new
-    assert with_settings(new, WANTED, "f") == new
+def test_values_are_inserted_and_everything_else_is_preserved(old: str, new: str) -> None:
+    assert merge_settings(old, VALUES_TO_SET, "f") == new
+    assert merge_settings(new, VALUES_TO_SET, "f") == new
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("- a\n", "expected sections such as `fleet:`, found a list"),
         ("just text", "found a str"),
-        ("a: [1", "not YAML that can be read"),
+        ("a: [1", "f:1: "),
         ("registry: fra\n", "f:1: registry: expected a section"),
         ("registry:\n  image: [1]\n", "registry.image: expected a value"),
-        ("base: &b { image: x }\nregistry: *b\n", "its layout is one that cannot be added to safely"),
+        ("base: &b { image: x }\nregistry: *b\n", "layout"),
     ],
 )
-def test_a_file_that_cannot_take_them_is_left_alone(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)):
-        with_settings(text, WANTED, "f")
+def test_a_file_that_cannot_be_edited_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        merge_settings(text, VALUES_TO_SET, "f")
 
 
 KEYS = st.sampled_from(["registry", "cluster", "fleet", "image", "fss", "user"])
@@ -73,34 +76,37 @@ VALUES = st.recursive(
 
 @settings(deadline=None, max_examples=examples(100))  # under load a timing proves nothing
 @given(st.dictionaries(KEYS, VALUES, max_size=4), st.booleans())
-def test_whatever_stands_there_stays_or_is_refused(data: dict[str, object], flow: bool) -> None:
+def test_existing_content_is_preserved_or_the_edit_is_refused(data: dict[str, object], flow: bool) -> None:
     text = yaml.safe_dump(data, default_flow_style=flow, sort_keys=False)
     try:
-        made = yaml.safe_load(with_settings(text, WANTED, "f"))
+        written = yaml.safe_load(merge_settings(text, VALUES_TO_SET, "f"))
     except UsageError:
         return
-    assert made["registry"]["image"] == "fra.ocir.io/ns/r:1"
-    assert {key: value for key, value in made.items() if key not in WANTED} == {
-        key: value for key, value in data.items() if key not in WANTED
+    assert written["registry"]["image"] == "fra.ocir.io/ns/r:1"
+    assert {key: value for key, value in written.items() if key not in VALUES_TO_SET} == {
+        key: value for key, value in data.items() if key not in VALUES_TO_SET
     }
 
 
 def test_the_file_keeps_its_mode_and_a_copy_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / ".invoke.yaml"
-    assert write_user_settings(WANTED) == ["wrote ~/.invoke.yaml"]
+    assert write_user_settings(VALUES_TO_SET) == ["wrote ~/.invoke.yaml"]
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("fleet: { size: 3 } # three\n")
     path.chmod(0o640)
-    kept, wrote = write_user_settings(WANTED)
-    assert (path.stat().st_mode & 0o777, wrote) == (0o640, "wrote ~/.invoke.yaml")
-    assert (tmp_path / kept.rpartition("/")[2]).read_text() == "fleet: { size: 3 } # three\n"
-    assert write_user_settings(WANTED) == ["~/.invoke.yaml has these settings already"]
+    backup_line, wrote_line = write_user_settings(VALUES_TO_SET)
+    assert (path.stat().st_mode & 0o777, wrote_line) == (0o640, "wrote ~/.invoke.yaml")
+    assert (tmp_path / backup_line.rpartition("/")[2]).read_text() == "fleet: { size: 3 } # three\n"
+    before = path.read_text()
+    (line,) = write_user_settings(VALUES_TO_SET)
+    assert line.startswith("~/.invoke.yaml ")
+    assert path.read_text() == before
 
 
 def test_a_file_of_another_kind_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".invoke.json").write_text("{}")
-    with pytest.raises(UsageError, match="only YAML can be added to"):
-        write_user_settings(WANTED)
+    with pytest.raises(UsageError, match=r"\.invoke\.json: only YAML"):
+        write_user_settings(VALUES_TO_SET)
     assert [path.name for path in tmp_path.iterdir()] == [".invoke.json"]
