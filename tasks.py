@@ -1,4 +1,4 @@
-"""Invoke loads this file under the name `tasks`, which hides the package of the same name: hence the pop."""
+"""Entry point of Invoke, loaded as module `tasks`. The pop lets the import below find the package of that name."""
 
 import sys
 

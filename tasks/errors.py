@@ -1,9 +1,9 @@
-"""How a task ends when something failed: one line on standard error, and an exit code for scripts.
+"""Exceptions that end a task with one line on standard error and an exit code for scripts.
 
-    1 some trials failed, the report still stands · 2 bad configuration or usage · 3 transient, can be resumed
+    1 some trials failed, the report is still valid · 2 bad configuration or usage · 3 transient, can be resumed
     4 refused for safety · 130 interrupted
 
-Invoke prints an `Exit`'s message and exits with its code; these classes name the codes.
+Invoke prints the message of an `Exit` and exits with its code; these classes name the codes.
 """
 
 import contextlib
@@ -14,87 +14,88 @@ from typing import ClassVar
 
 from invoke.exceptions import Exit
 
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # what may befall any file that a task writes, and pass
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # transient; any write of a task may fail with them
 
 
-def one_line(text: str) -> str:
-    """`text` with line breaks, control characters and lone surrogates as escapes: safe on any terminal."""
+def escape_controls(text: str) -> str:
+    """Escape line breaks, control characters and lone surrogates: the result is one line, safe on any terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 class TaskFailed(Exit):
-    """A task failed, for a reason that none of the codes below names. Exit code 1; stops a chain of tasks."""
+    """A failure for which no class below fits. Exit code 1; stops a chain of tasks."""
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(one_line(message), self.exit_code)
+        super().__init__(escape_controls(message), self.exit_code)
 
     def __str__(self) -> str:
         return self.message or ""
 
 
 class SomeTrialsFailed(TaskFailed):
-    """The task finished, but not every trial succeeded. A chain goes on, and ends with exit code 1."""
+    """A finished task with failed trials. A chain continues, and ends with exit code 1."""
 
 
 class UsageError(TaskFailed):
-    """A setting, flag or input that cannot be used: says what, where, and what to type next. Exit code 2."""
+    """An unusable setting, flag or input. The message names it and what to type next. Exit code 2."""
 
     exit_code = 2
 
 
 @contextlib.contextmanager
-def file_errors(what: object, remedy: str = "") -> Iterator[None]:
-    """Within, a file is read or written. Raises UsageError where that fails: `what` failed, why, and the remedy; on a
-    full disk Resumable.
+def file_errors(label: object, remedy: str = "") -> Iterator[None]:
+    """Turn errors of reading or writing a file into UsageError: `label`, the reason, `remedy`.
+
+    An error in DISK_ERRNOS becomes RetryableError.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in DISK:
-            raise disk_error(f"{what}: ", error) from None
-        raise UsageError(f"{what}: {error.strerror or error}{remedy}") from None
+        if error.errno in DISK_ERRNOS:
+            raise disk_error(f"{label}: ", error) from None
+        raise UsageError(f"{label}: {error.strerror or error}{remedy}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{what}: not UTF-8 text{remedy}") from None
+        raise UsageError(f"{label}: not UTF-8 text{remedy}") from None
 
 
 @contextlib.contextmanager
 def translate_errors(
-    end: type[TaskFailed], *errors: type[Exception], before: str = "", after: str = ""
+    task_error: type[TaskFailed], *error_types: type[Exception], prefix: str = "", suffix: str = ""
 ) -> Iterator[None]:
-    """Within, each of these errors ends the task as `end`, in its own words between those before and after it."""
+    """Turn each of these errors into `task_error`, with the error's message between `prefix` and `suffix`."""
     try:
         yield
-    except errors as error:
-        raise end(f"{before}{error}{after}") from None
+    except error_types as error:
+        raise task_error(f"{prefix}{error}{suffix}") from None
 
 
-def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Within, the results folder or something in it is written. Raises UsageError where that fails."""
+def results_write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Turn errors of writing below the results folder into UsageError."""
     remedy = "; check owner, permissions and free space, or set results.folder to another folder"
     return file_errors(f"results.folder: {folder}: cannot be written", remedy)
 
 
 class RetryableError(TaskFailed):
-    """Stopped by something that may pass; the message ends with the command that resumes. Exit code 3."""
+    """A transient failure; the message ends with the command that resumes. Exit code 3."""
 
     exit_code = 3
 
 
-def disk_error(before: str, error: OSError) -> RetryableError:
-    """What is said of an error of DISK, with what mends it."""
+def disk_error(prefix: str, error: OSError) -> RetryableError:
+    """Return the task error for an error in DISK_ERRNOS, with its remedy."""
     remedy = "make the disk writable" if error.errno == errno.EROFS else "free space there"
-    return RetryableError(f"{before}{error.strerror}; {remedy}, then type the same again")
+    return RetryableError(f"{prefix}{error.strerror}; {remedy}, then rerun the command")
 
 
 class ConfirmationRequired(TaskFailed):
-    """Refused because it would not be safe: a checksum, a host key, another run's lock. Exit code 4."""
+    """A refusal for safety: a checksum, a host key, another run's lock. Exit code 4."""
 
     exit_code = 4
 
 
 class Interrupted(TaskFailed):
-    """Stopped by Ctrl-C. Exit code 130."""
+    """An interruption by Ctrl-C. Exit code 130."""
 
     exit_code = 130

@@ -1,4 +1,4 @@
-"""A training's adapter as it came home, and the worker that works on it."""
+"""Collected adapter of a training, and commands on it that the first worker runs."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from bench.records.training import AdapterCheck, TrainingRecord
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors
-from tasks.clients.workers import adapter_work, workers
-from tasks.errors import ConfirmationRequired, UsageError, one_line, translate_errors
+from tasks.clients.workers import fleet_hosts, run_adapter_command
+from tasks.errors import ConfirmationRequired, UsageError, escape_controls, translate_errors
 from tasks.fleet.install_adapter import WEIGHTS_FILE
 from tasks.fleet.run_store import TRAIN, newest_training, open_run
 from tasks.fleet.runner import refuse_busy_workers
@@ -27,7 +27,7 @@ MERGED_FILE, MERGED_FOLDER = "merged.json", "merged"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedAdapter:
-    """A training that came home with an adapter."""
+    """Collected training with an adapter."""
 
     run: RunRecord
     folder: Path
@@ -43,82 +43,82 @@ class TrainedAdapter:
 
     @property
     def model_sha256(self) -> str | None:
-        found = self.run.provenance.get("inputs", {}).get("model", {}).get("sha256")
-        return found if isinstance(found, str) else None
+        sha256 = self.run.provenance.get("inputs", {}).get("model", {}).get("sha256")
+        return sha256 if isinstance(sha256, str) else None
 
     @property
-    def files(self) -> dict[str, str]:
-        """The data files' sha256 by their paths."""
+    def data_sha256s(self) -> dict[str, str]:
+        """SHA-256 of each data file, by path."""
         return dict(self.run.provenance.get("inputs", {}).get("files", {}))
 
-    def check(self) -> AdapterCheck | None:
-        """What `inv adapter.check` found of this adapter; None where it was not checked. Raises Refused."""
+    def read_check(self) -> AdapterCheck | None:
+        """Read the result of `inv adapter.check` for this adapter, None if missing. Raises ConfirmationRequired."""
         path = self.folder / ADAPTER_CHECK_FILE
         if not path.exists():
             return None
         with translate_errors(
             ConfirmationRequired,
             ResultError,
-            after=f"; remove it, then type: inv adapter.check --run={self.run.run_id}",
+            suffix=f"; remove it, then type: inv adapter.check --run={self.run.run_id}",
         ):
-            found = AdapterCheck.read(path)
-        return found if found.adapter_sha256 == self.record.adapter_sha256 else None
+            check = AdapterCheck.read(path)
+        return check if check.adapter_sha256 == self.record.adapter_sha256 else None
 
-    def merged(self) -> dict[str, Any] | None:
-        """Where `inv adapter.merge` put this adapter's model: path and base; None where there is none."""
+    def read_merged(self) -> dict[str, Any] | None:
+        """Read path and base of this adapter's merged model, None if missing."""
         try:
-            found = json.loads((self.folder / MERGED_FILE).read_bytes())
+            record = json.loads((self.folder / MERGED_FILE).read_bytes())
         except (OSError, ValueError):
             return None
-        is_ours = isinstance(found, dict) and found.get("adapter_sha256") == self.record.adapter_sha256
-        if not is_ours or not isinstance(found.get("path"), str):
+        is_ours = isinstance(record, dict) and record.get("adapter_sha256") == self.record.adapter_sha256
+        if not is_ours or not isinstance(record.get("path"), str):
             return None
-        # Of a folder on a worker nothing is known here.
-        return found if self.run.fleet_kind != "local" or Path(found["path"]).is_dir() else None
+        # Whether a folder on a remote worker exists is unknown here.
+        return record if self.run.fleet_kind != "local" or Path(record["path"]).is_dir() else None
 
-    def note_merged(self, path: str, facts: dict[str, Any]) -> None:
-        """Raises OSError."""
+    def write_merged(self, path: str, facts: dict[str, Any]) -> None:
+        """Record path and facts of this adapter's merged model. Raises OSError."""
         document = {"path": path, **facts}
         write_atomic(self.folder / MERGED_FILE, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def open_training(settings: Settings, name: str | None) -> TrainedAdapter:
-    """The training of this id, or the newest. Raises UsageError and Refused."""
+    """Open the training with this id, or the newest one. Raises UsageError and ConfirmationRequired."""
     run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
-        raise UsageError(f"run {run.run_id} is no training; name one with --run, `inv runs` lists them")
-    home = f"`inv collect --run={run.run_id}` brings it home"
-    with translate_errors(UsageError, ResultError, after=f"; {home}"):
+        raise UsageError(f"run {run.run_id} is a benchmark, not a training; choose one of `inv runs` with --run")
+    collect = f"`inv collect --run={run.run_id}` fetches it"
+    with translate_errors(UsageError, ResultError, suffix=f"; {collect}"):
         record = TrainingRecord.read(folder / TRAINING_FILE)
     weights = folder / ADAPTER_FOLDER / WEIGHTS_FILE
     if record.adapter_sha256 is None or not weights.is_file():
-        raise UsageError(f"run {run.run_id} has no adapter here; {home}, once its training has ended well")
+        raise UsageError(f"run {run.run_id} has no adapter here; {collect} after a successful end of the training")
     if sha256_of(weights) != record.adapter_sha256:
         raise ConfirmationRequired(
-            f"{weights}: its sha256 is not the one in {TRAINING_FILE}; {home} again once it is removed"
+            f"{weights}: sha256 differs from the one in {TRAINING_FILE}; remove it, then {collect} again"
         )
     return TrainedAdapter(run=run, folder=folder, record=record)
 
 
-def print_line(words: str) -> None:
-    """A worker's words as they come."""
-    print(one_line(words), flush=True)
+def print_line(text: str) -> None:
+    """Print a line of a worker's output."""
+    print(escape_controls(text), flush=True)
 
 
-def on_worker(
+def run_on_worker(
     settings: Settings,
     trained: TrainedAdapter,
-    what: str,
-    wish: Mapping[str, Any],
-    hear: Callable[[str], None] = print_line,
+    command_name: str,
+    request: Mapping[str, Any],
+    on_line: Callable[[str], None] = print_line,
 ) -> Mapping[str, Any]:
-    """What the first worker, which nobody else uses, found with the adapter there. Raises a task's errors."""
-    host = workers(settings)[0]
+    """Run a command on the first worker with the adapter, and return its result. Raises task errors."""
+    host = fleet_hosts(settings)[0]
     refuse_busy_workers(settings, [host])
-    place = str(trained.adapter)
+    adapter_folder = str(trained.adapter)
     with translate_host_errors():
         if settings.fleet.kind != "local":
-            place = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
-            push(Agent(host), trained.adapter, place)
-        whole = {"adapter": place, "model_sha256": trained.model_sha256, **wish}
-        return adapter_work(settings, host, what, whole, hear)
+            adapter_folder = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
+            push(Agent(host), trained.adapter, adapter_folder)
+        full_request = {"adapter": adapter_folder, "model_sha256": trained.model_sha256, **request}
+        return run_adapter_command(settings, host, command_name, full_request, on_line)

@@ -1,8 +1,8 @@
-"""`inv adapter.check`: is what will be served what was trained?
+"""`inv adapter.check`: compare the adapter in each form that can be served with the trained one.
 
-One worker measures the held-out loss of the adapter in each form that it can be served in, on the examples that the
-training has held out; the answer is kept in adapter-check.json. A difference to the trained form is taken example by
-example. It is named where its 95 % interval leaves out 0 and it is at least `LEAST_NATS`.
+One worker measures the held-out loss of each form, on the examples that the training held out; the result is saved in
+adapter-check.json. Differences to the trained form are paired by example. A difference is reported if its 95 % interval
+excludes 0 and it is at least `MIN_NATS`.
 """
 
 import json
@@ -14,16 +14,16 @@ from rich.text import Text
 
 from bench.records import schema
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.artifact import TrainedAdapter, on_worker, open_training, print_line
-from tasks.cli.flags import number
+from tasks.adapter.artifact import TrainedAdapter, open_training, print_line, run_on_worker
+from tasks.cli.flags import parse_number
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import console, ruled
-from tasks.errors import RetryableError, TaskFailed, writing
+from tasks.cli.terminal import console, ruled_table
+from tasks.errors import RetryableError, TaskFailed, results_write_errors
 from tasks.settings.load import Settings, load
 
-LEAST_NATS = 0.002
-NAMES = {
-    "trained": "as it was trained",
+MIN_NATS = 0.002
+FORM_LABELS = {
+    "trained": "as trained",
     "bf16": "adapter on the bf16 base",
     "merged-bf16": "merged, --base=bf16",
     "merged-nf4": "merged, --base=nf4",
@@ -33,101 +33,104 @@ NAMES = {
 
 def check_adapter(context: Context, run: str | None, *, answers: str, as_json: bool) -> None:
     settings = load(context)
-    count = number(
-        "adapter.check: --answers", answers, "a whole number from 0 to 1000", lambda given: 0 <= given <= 1000
+    count = parse_number(
+        "adapter.check: --answers", answers, "a whole number from 0 to 1000", lambda value: 0 <= value <= 1000
     )
     trained = open_training(settings, run)
     with acquire_lock(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
-        found = measured(settings, trained, int(count), quiet=as_json)
+        check = measure(settings, trained, int(count), quiet=as_json)
     if as_json:
-        print(json.dumps(schema.to_json(found), indent=1, ensure_ascii=False))
+        print(json.dumps(schema.to_json(check), indent=1, ensure_ascii=False))
     else:
-        show(console(), trained, found)
-    if wrong := broken(trained, found):
-        raise TaskFailed(wrong)
+        print_check(console(), trained, check)
+    if failure := find_failure(trained, check):
+        raise TaskFailed(failure)
 
 
-def measured(settings: Settings, trained: TrainedAdapter, answers: int, *, quiet: bool) -> AdapterCheck:
-    """Have a worker measure, and keep the answer. Raises a task's errors."""
-    merged = trained.merged()
-    wish = {
+def measure(settings: Settings, trained: TrainedAdapter, answers: int, *, quiet: bool) -> AdapterCheck:
+    """Measure the adapter on a worker and save the result. Raises task errors."""
+    merged = trained.read_merged()
+    request = {
         "trial": trained.trial.to_json(),
         "merged": None if merged is None else merged["path"],
         "answers": answers,
     }
-    answer = on_worker(settings, trained, "check", wish, (lambda _: None) if quiet else print_line)
+    result = run_on_worker(settings, trained, "check", request, (lambda _: None) if quiet else print_line)
     try:
-        found = schema.from_json(AdapterCheck, answer)
+        check = schema.from_json(AdapterCheck, result)
     except schema.SchemaError as error:
-        raise RetryableError(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
-    with writing(trained.folder):
-        found.write(trained.folder)
-    return found
+        raise RetryableError(f"the worker's result is invalid: {error}; is its bench of another version?") from None
+    with results_write_errors(trained.folder):
+        check.write(trained.folder)
+    return check
 
 
-def differs(form: ServedForm) -> bool:
-    """Whether a form has another loss than the trained one, beyond the interval of their difference."""
-    if form.change is None or abs(form.change) < LEAST_NATS:
+def has_other_loss(form: ServedForm) -> bool:
+    """Tell whether a form's loss differs from the trained one, beyond the interval of their difference."""
+    if form.change is None or abs(form.change) < MIN_NATS:
         return False
     return form.change_low is None or form.change_high is None or form.change_low > 0 or form.change_high < 0
 
 
-def broken(trained: TrainedAdapter, found: AdapterCheck) -> str | None:
-    """What makes the check fail: the training's own loss is not found again, or the merged folder is another model."""
+def find_failure(trained: TrainedAdapter, check: AdapterCheck) -> str | None:
+    """Return why the check fails: the training's loss is not reproduced, or the merged folder is another model."""
     recorded = next(
         (evaluation for evaluation in trained.record.evaluations if evaluation.step == trained.record.adapter_step),
         None,
     )
-    first = found.forms[0]
-    if recorded is not None and abs(first.loss - recorded.loss) > LEAST_NATS:
+    first = check.forms[0]
+    if recorded is not None and abs(first.loss - recorded.loss) > MIN_NATS:
         return (
-            f"the adapter's held-out loss is {first.loss:.4f}, the training has recorded {recorded.loss:.4f}; data, "
-            "device or versions are not those of the training"
+            f"the adapter's held-out loss is {first.loss:.4f}, the training recorded {recorded.loss:.4f}; data, "
+            "device or versions differ from those of the training"
         )
-    served = found.forms[-1]
-    if served.name == "folder" and differs(served):
-        return f"the merged folder is not what was trained: {change(served)} nats a token; serve another form"
+    served = check.forms[-1]
+    if served.name == "folder" and has_other_loss(served):
+        change = format_change(served)
+        return f"the merged folder's loss differs from the trained one by {change} nats a token; serve another form"
     if served.name == "folder" and served.unended > first.unended:
         return (
             f"{served.unended} of {len(served.answers)} answers of the merged folder did not end, {first.unended} as "
-            f"it was trained; {found.merged}/generation_config.json: eos_token_id must name the tokens {found.end_ids}"
+            f"trained; {check.merged}/generation_config.json: eos_token_id must be the tokens {check.end_ids}"
         )
     return None
 
 
-def show(out: Console, trained: TrainedAdapter, found: AdapterCheck) -> None:
+def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> None:
     out.print(
         Text(
-            f"adapter {found.adapter_sha256[:12]} of run {trained.run.run_id}: {len(found.examples):,} held-out "
-            f"examples, {sum(found.targets):,} targets, products in {found.arithmetic} on {found.device}"
+            f"adapter {check.adapter_sha256[:12]} of run {trained.run.run_id}: {len(check.examples):,} held-out "
+            f"examples, {sum(check.targets):,} targets, products in {check.arithmetic} on {check.device}"
         )
     )
-    out.print(table(found))
-    for form in found.forms[1:]:
-        if differs(form):
-            out.print(Text(f"! {NAMES[form.name]}: {change(form)} nats a token beside what was trained"))
-    for form in found.forms:
+    out.print(check_table(check))
+    for form in check.forms[1:]:
+        if has_other_loss(form):
+            change = format_change(form)
+            out.print(Text(f"! {FORM_LABELS[form.name]}: {change} nats a token compared with the trained form"))
+    for form in check.forms:
         if form.unended:
-            out.print(Text(f"! {NAMES[form.name]}: {form.unended} of {len(form.answers)} answers did not end"))
-    if found.merged is None:
-        out.print(Text(f"next: inv adapter.merge --run={trained.run.run_id}, then check again: it measures the folder"))
+            out.print(Text(f"! {FORM_LABELS[form.name]}: {form.unended} of {len(form.answers)} answers did not end"))
+    if check.merged is None:
+        merge = f"inv adapter.merge --run={trained.run.run_id}"
+        out.print(Text(f"next: {merge}, then repeat the check to measure the merged folder"))
 
 
-def table(found: AdapterCheck) -> Table:
-    first = found.forms[0]
-    numbers = ("held-out loss", "beside the first", "same answers", "not ended")
-    shown = ruled("form", *numbers, right=numbers)
-    for form in found.forms:
-        between = "" if form.low is None or form.high is None else f" ({form.low:.4f} to {form.high:.4f})"
-        same = sum(mine == its for mine, its in zip(first.answers, form.answers, strict=True))
+def check_table(check: AdapterCheck) -> Table:
+    first = check.forms[0]
+    numbers = ("held-out loss", "change", "same answers", "not ended")
+    table = ruled_table("form", *numbers, right=numbers)
+    for form in check.forms:
+        interval = "" if form.low is None or form.high is None else f" ({form.low:.4f} to {form.high:.4f})"
+        same = sum(trained == other for trained, other in zip(first.answers, form.answers, strict=True))
         count = len(form.answers)
-        cells = (f"{form.loss:.4f}{between}", change(form), f"{same} of {count}", f"{form.unended} of {count}")
-        shown.add_row(NAMES[form.name], *cells)
-    return shown
+        cells = (f"{form.loss:.4f}{interval}", format_change(form), f"{same} of {count}", f"{form.unended} of {count}")
+        table.add_row(FORM_LABELS[form.name], *cells)
+    return table
 
 
-def change(form: ServedForm) -> str:
+def format_change(form: ServedForm) -> str:
     if form.change is None:
         return ""
-    between = "" if form.change_low is None else f" ({form.change_low:+.4f} to {form.change_high:+.4f})"
-    return f"{form.change:+.4f}{between}"
+    interval = "" if form.change_low is None else f" ({form.change_low:+.4f} to {form.change_high:+.4f})"
+    return f"{form.change:+.4f}{interval}"

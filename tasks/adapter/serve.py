@@ -1,7 +1,8 @@
-"""`inv serve`: vLLM's server in the cluster, with a training's base model and adapter; `inv serve.stop` ends it.
+"""`inv serve`: run vLLM's server in the cluster, with a training's base model and adapter; `inv serve.stop` stops it.
 
-The server is one pod. Its first container waits for the adapter, which is sent while the pod comes up; on a shared
-volume it stays, so that a pod's replacement finds it. The API's key is made here, in memory, and kept by the cluster.
+The server is one pod. Its first container waits for the adapter, which is uploaded while the pod starts. On a shared
+volume the adapter stays, so that a pod's replacement finds it. The API's key is generated here, in memory, and stored
+only in the cluster.
 """
 
 import contextlib
@@ -26,50 +27,54 @@ from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
 from remote.pods.host import PodHost
 from tasks.adapter.artifact import TrainedAdapter, open_training
-from tasks.clients.cluster import cluster_of
-from tasks.clients.workers import pods_of_component
+from tasks.clients.cluster import open_cluster
+from tasks.clients.workers import component_hosts
 from tasks.cluster import deploy
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 
-CLUSTER = "cluster"  # instead of an address: the server that `inv serve` has deployed
-KEY_SECRET, VOLUME, LAID = "serve-key", "/shared-data", "/scratch/serve"
-RANKS = (8, 16, 32, 64, 128, 256, 512)  # that vLLM makes room for
-_DELETE_SEC = 120.0
+CLUSTER_URL = "cluster"  # stands for the server that `inv serve` deployed
+KEY_SECRET, VOLUME, SERVE_FOLDER = "serve-key", "/shared-data", "/scratch/serve"
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 512)  # the values of --max-lora-rank
+_DELETE_TIMEOUT_SEC = 120.0
 
 
 def start_server(
     context: Context, run: str | None, *, dry_run: bool, yes: bool, discard_results: bool, plain: bool
 ) -> None:
     settings = load(context)
-    image = server_image(settings)
+    image = configured_image(settings)
     trained = open_training(settings, run)
     changed = {"overlay": SERVE, "gpus_per_pod": 1}
-    choices = deploy.DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, replace=True)
+    choices = deploy.DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, force=True)
     values: dict[str, str | int | list[str]] = {
-        "serve": json.dumps(request(settings, trained), sort_keys=True),
-        "server_arguments": arguments(settings, trained),
+        "serve": json.dumps(stage_request(settings, trained), sort_keys=True),
+        "server_arguments": vllm_arguments(settings, trained),
         "run_id": trained.run.run_id,
     }
     delivery = AdapterUpload(settings, trained)
     deploy.apply(
         settings.model_copy(update={"cluster": settings.cluster.model_copy(update=changed)}),
         choices,
-        deploy.DeployHooks(values=values, server=image, before_pods=_with_key, look=delivery.look, again="inv serve"),
+        deploy.DeployHooks(
+            values=values,
+            server=image,
+            before_pods=_create_key,
+            on_state=delivery.send_to_waiting,
+            retry_command="inv serve",
+        ),
     )
     if not dry_run:
-        namespace = settings.cluster.namespace
-        print(
-            f"serving run {trained.run.run_id} as {settings.serve.name}, within the cluster at http://serve.{namespace}:8000"
-        )
-        print(f"its key is the secret {KEY_SECRET}; next: inv serve.check {CLUSTER}, or inv chat {CLUSTER}")
+        address = f"http://serve.{settings.cluster.namespace}:8000"
+        print(f"serving run {trained.run.run_id} as {settings.serve.name}, within the cluster at {address}")
+        print(f"its key is the secret {KEY_SECRET}; next: inv serve.check {CLUSTER_URL}, or inv chat {CLUSTER_URL}")
 
 
-def server_image(settings: Settings) -> Image:
-    """The image of `serve.image`. Raises UsageError."""
+def configured_image(settings: Settings) -> Image:
+    """Return the image of `serve.image`. Raises UsageError."""
     if settings.serve.image is None:
         raise UsageError(
-            "serve.image: not set; name vLLM's server with its digest: docker.io/vllm/vllm-openai@sha256:..."
+            "serve.image: not set; set vLLM's server image with its digest: docker.io/vllm/vllm-openai@sha256:..."
         )
     try:
         return Image.parse(settings.serve.image)
@@ -77,65 +82,71 @@ def server_image(settings: Settings) -> Image:
         raise UsageError(f"serve.image: {error}, and a tag can move; write HOST/REPOSITORY@sha256:...") from None
 
 
-def request(settings: Settings, trained: TrainedAdapter) -> dict[str, object]:
-    """What the pod's first container is asked for (`bench.adapter.stage`). Raises UsageError."""
+def stage_request(settings: Settings, trained: TrainedAdapter) -> dict[str, object]:
+    """Return the request to the pod's first container (`bench.adapter.stage`). Raises UsageError."""
     model = trained.trial.model if trained.run.fleet_kind == "pods" else settings.model.path
     if not Path(model).is_absolute():
-        raise UsageError(f"model.path: {model}: expected an absolute path, as the server's pod sees it")
+        raise UsageError(f"model.path: {model}: expected an absolute path in the server's pod")
     return {
         "model": model,
         "model_sha256": trained.model_sha256,
-        "adapter": place_of(trained),
+        "adapter": adapter_folder(trained),
         "adapter_sha256": str(trained.record.adapter_sha256),
-        "into": LAID,
+        "into": SERVE_FOLDER,
         "volumes": [VOLUME],
     }
 
 
-def place_of(trained: TrainedAdapter) -> str:
-    """The adapter's folder in the pod."""
+def adapter_folder(trained: TrainedAdapter) -> str:
+    """Return the adapter's folder in the pod."""
     return f"{VOLUME}/adapters/{trained.record.adapter_sha256}"
 
 
-def arguments(settings: Settings, trained: TrainedAdapter) -> list[str]:
-    """Those of `vllm serve`. Raises UsageError.
+def vllm_arguments(settings: Settings, trained: TrainedAdapter) -> list[str]:
+    """Return the arguments of `vllm serve`. Raises UsageError.
 
-    A base that was trained on in NF4 is loaded as NF4: vLLM rounds with double quantization, as the training does. The
-    tokenizer and its chat template are the adapter's copies of the training's.
+    A base that the training used in NF4 is loaded as NF4: vLLM quantizes it with double quantization, like the
+    training. Tokenizer and chat template are the adapter's copies from the training.
     """
     trial = trained.trial
-    rank = next((most for most in RANKS if most >= trial.lora_rank), None)
-    if rank is None:
+    max_rank = next((rank for rank in VLLM_RANKS if rank >= trial.lora_rank), None)
+    if max_rank is None:
         raise UsageError(
-            f"run {trained.run.run_id}: vLLM serves adapters of rank {RANKS[-1]} at most, not {trial.lora_rank}"
+            f"run {trained.run.run_id}: vLLM serves adapters up to rank {VLLM_RANKS[-1]}, not {trial.lora_rank}"
         )
-    words = [f"{LAID}/base", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "base"]  # noqa: S104 - a pod's
-    words += ["--dtype", "bfloat16", "--tokenizer", f"{LAID}/adapter"]
-    words += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{settings.serve.name}={LAID}/adapter"]
+    argv = [f"{SERVE_FOLDER}/base", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "base"]  # noqa: S104 - a pod's
+    argv += ["--dtype", "bfloat16", "--tokenizer", f"{SERVE_FOLDER}/adapter"]
+    argv += [
+        "--enable-lora",
+        "--max-lora-rank",
+        str(max_rank),
+        "--lora-modules",
+        f"{settings.serve.name}={SERVE_FOLDER}/adapter",
+    ]
     if trial.base_precision == "nf4":
-        words += ["--quantization", "bitsandbytes", "--load-format", "bitsandbytes"]
-    return [*words, *settings.serve.arguments]
+        argv += ["--quantization", "bitsandbytes", "--load-format", "bitsandbytes"]
+    return [*argv, *settings.serve.arguments]
 
 
-def _with_key(cluster: Cluster) -> None:
+def _create_key(cluster: Cluster) -> None:
     if cluster.has_secret(KEY_SECRET):
         return
-    made, hidden = key_secret(
+    secret_object, hidden = key_secret(
         name=KEY_SECRET, namespace=cluster.target.namespace, key=Secret(secrets.token_urlsafe(32))
     )
-    cluster.apply([made], take_over=True, secrets=hidden)
+    cluster.apply([secret_object], force_conflicts=True, secrets=hidden)
     print(f"wrote secret/{KEY_SECRET}", flush=True)
 
 
 class AdapterUpload:
-    """Sends the adapter to each pod that waits for it."""
+    """Upload of the adapter to each pod that waits for it."""
 
     def __init__(self, settings: Settings, trained: TrainedAdapter) -> None:
-        (self._host,) = pods_of_component(settings, SERVE, container=FIRST, starting=True)
-        self._trained, self._has = trained, set[str]()
+        (self._host,) = component_hosts(settings, SERVE, container=FIRST, include_starting=True)
+        self._trained, self._received = trained, set[str]()
 
-    def look(self, state: PodFleet) -> None:
-        """Called at each look at the pods; one that takes no commands yet is tried again at the next."""
+    def send_to_waiting(self, state: PodFleet) -> None:
+        """Upload the adapter to the waiting pods; retry those without a running container on the next state."""
         for row in state.rows:
             if row.pod is not None and row.state not in ("Ready", "Running", "Terminating"):
                 with contextlib.suppress(HostError):
@@ -143,35 +154,35 @@ class AdapterUpload:
             self._host.pods.invalidate()
 
     def _send(self, pod: str) -> None:
-        """Raises HostError, also where the container has all it waits for and ends before the last answer is here."""
-        place, adapter = place_of(self._trained), self._trained.adapter
-        push(Agent(self._host), adapter, place)
-        if pod not in self._has:
-            self._has.add(pod)
+        """Raise HostError, also if the container has everything and ends before its last answer arrives."""
+        folder_in_pod, adapter = adapter_folder(self._trained), self._trained.adapter
+        push(Agent(self._host), adapter, folder_in_pod)
+        if pod not in self._received:
+            self._received.add(pod)
             print(f"sent the adapter to {pod}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:  # last, as its sign that all are there
+        with tempfile.TemporaryDirectory() as folder:  # last: the container waits for the checksum file
             sums = Path(folder, SUMS_FILE)
             lines = [f"{sha256_of(path)}  {path.name}" for path in sorted(adapter.iterdir()) if path.is_file()]
             sums.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            push(Agent(self._host), {SUMS_FILE: sums}, place)
+            push(Agent(self._host), {SUMS_FILE: sums}, folder_in_pod)
 
 
 def server_pod(settings: Settings) -> PodHost:
-    """The pod of the server, as a host."""
-    (host,) = pods_of_component(settings, SERVE)
+    """Return the pod of the server as a host."""
+    (host,) = component_hosts(settings, SERVE)
     return dataclasses.replace(host, name="the server of `inv serve`")
 
 
 def stop_server(context: Context, *, yes: bool) -> None:
     settings = load(context)
     names = {"Job": SERVE, "Service": SERVE}
-    with cluster_of(settings, changes=True, yes=yes) as cluster:
-        found = [
-            one for kind, name in names.items() for one in cluster.list_of(kind) if one["metadata"]["name"] == name
+    with open_cluster(settings, changes=True, yes=yes) as cluster:
+        objects = [
+            item for kind, name in names.items() for item in cluster.list_of(kind) if item["metadata"]["name"] == name
         ]
-        found += [secret for secret in cluster.secrets() if secret["metadata"]["name"] == KEY_SECRET]
-        if not found:
+        objects += [secret for secret in cluster.secrets() if secret["metadata"]["name"] == KEY_SECRET]
+        if not objects:
             print("nothing to do: no server is deployed")
             return
-        cluster.delete(found, wait_sec=_DELETE_SEC)
-    print("the server is stopped and its key is gone; `inv deploy` brings the workers back")
+        cluster.delete(objects, wait_sec=_DELETE_TIMEOUT_SEC)
+    print("stopped the server and deleted its key; `inv deploy` restarts the workers")

@@ -1,9 +1,10 @@
-"""`inv serve.check`: does a server answer as the trained adapter did?
+"""`inv serve.check`: compare a server's answers with the recorded answers of the trained adapter.
 
-Two kinds of questions are asked greedily: `train.prompts`, which go through the server's own chat template and were
-answered at the end of the training; and the held-out prompts of `inv adapter.check`, which hold the template already.
-Greedy answers part where two tokens are about as likely and one machine rounds otherwise; so an answer counts as alike
-when it begins with the same `ALIKE_CHARS` characters. Less than half of them alike is another model or template.
+Two kinds of prompts are sent with greedy decoding: `train.sample_prompts`, which go through the server's own chat
+template and were answered at the end of the training; and the held-out prompts of `inv adapter.check`, which already
+contain the template. Greedy answers diverge where two tokens have nearly equal probability and two machines round
+differently. So answers count as similar if their first `COMPARED_CHARS` characters are equal. If fewer than half are
+similar, the server has another model or template.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,115 +16,113 @@ from invoke.context import Context
 from remote.serving.client import BadServer, Said, ServerClient, ServerUnavailable, connect
 from remote.serving.pod_transport import request_in_pod
 from tasks.adapter.artifact import TrainedAdapter, open_training
-from tasks.adapter.serve import CLUSTER, server_pod
-from tasks.cli.terminal import console, ruled
+from tasks.adapter.serve import CLUSTER_URL, server_pod
+from tasks.cli.terminal import console, ruled_table
 from tasks.clients import secrets
-from tasks.errors import RetryableError, TaskFailed, UsageError, one_line
+from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls
 from tasks.settings.load import Settings, load
 
 T = TypeVar("T")
-ALIKE_CHARS, SHOWN_CHARS = 20, 60
-MOST_TOKENS = 512
+COMPARED_CHARS, SHOWN_CHARS = 20, 60
+MAX_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedPrompt:
-    """A question as it was put, the answer on record, and the server's."""
+    """Prompt with the recorded answer and the server's reply."""
 
     kind: str
     prompt: str
     recorded: str
-    said: Said
+    reply: Said
 
     @property
     def is_same(self) -> bool:
-        return self.said.text == self.recorded
+        return self.reply.text == self.recorded
 
     @property
-    def is_alike(self) -> bool:
-        return self.said.text[:ALIKE_CHARS] == self.recorded[:ALIKE_CHARS]
+    def has_same_start(self) -> bool:
+        return self.reply.text[:COMPARED_CHARS] == self.recorded[:COMPARED_CHARS]
 
 
 def check_served(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> None:
     settings = load(context)
     trained = open_training(settings, run)
-    asked = server_error_context(
-        settings, url, model, key_file, lambda server, name: list(questions(trained, server, name))
+    prompts = with_server(
+        settings, url, model, key_file, lambda server, name: list(query_server(trained, server, name))
     )
-    table = ruled("question", "as recorded", "the server says", "")
-    for one in asked:
-        verdict = "same" if one.is_same else "alike" if one.is_alike else "differs"
-        ended = "" if one.said.has_ended else ", did not end"
-        texts = (one.prompt[-SHOWN_CHARS:], one.recorded, one.said.text)
-        table.add_row(*(one_line(text[:SHOWN_CHARS]) for text in texts), f"{verdict}{ended}")
+    table = ruled_table("prompt", "recorded answer", "server's answer", "")
+    for checked in prompts:
+        verdict = "same" if checked.is_same else "similar" if checked.has_same_start else "differs"
+        ended = "" if checked.reply.has_ended else ", did not end"
+        texts = (checked.prompt[-SHOWN_CHARS:], checked.recorded, checked.reply.text)
+        table.add_row(*(escape_controls(text[:SHOWN_CHARS]) for text in texts), f"{verdict}{ended}")
     console().print(table)
-    print(conclusion(trained, url, asked))
+    print(check_replies(trained, url, prompts))
 
 
-def questions(trained: TrainedAdapter, server: ServerClient, model: str) -> Iterator[CheckedPrompt]:
-    """Everything that has an answer on record, asked. Raises UsageError where nothing has."""
+def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> Iterator[CheckedPrompt]:
+    """Send all prompts with a recorded answer to the server. Raises UsageError without any."""
     training = trained.trial.training
-    most = MOST_TOKENS if training is None else training.answer_tokens
-    found = 0
-    for one in trained.record.answers:
-        if one.after:
-            found += 1
-            said = server.chat(model, [{"role": "user", "content": one.prompt}], most)
-            yield CheckedPrompt(kind="chat", prompt=one.prompt, recorded=one.after, said=said)
-    checked = trained.check()
+    max_tokens = MAX_TOKENS if training is None else training.answer_tokens
+    count = 0
+    for sample in trained.record.answers:
+        if sample.after:
+            count += 1
+            reply = server.chat(model, [{"role": "user", "content": sample.prompt}], max_tokens)
+            yield CheckedPrompt(kind="chat", prompt=sample.prompt, recorded=sample.after, reply=reply)
+    checked = trained.read_check()
     if checked is not None:
         form = checked.forms[-1] if checked.merged is not None else checked.forms[0]
         for prompt, answer in zip(checked.prompts, form.answers, strict=True):
-            found += 1
+            count += 1
             yield CheckedPrompt(
-                kind="held out", prompt=prompt, recorded=answer, said=server.complete(model, prompt, MOST_TOKENS)
+                kind="held out", prompt=prompt, recorded=answer, reply=server.complete(model, prompt, MAX_TOKENS)
             )
-    if not found:
+    if not count:
         run_id = trained.run.run_id
-        raise UsageError(
-            f"run {run_id}: no answer is on record to compare with; type: inv adapter.check --run={run_id}"
-        )
+        raise UsageError(f"run {run_id}: no recorded answer to compare with; type: inv adapter.check --run={run_id}")
 
 
-def conclusion(trained: TrainedAdapter, url: str, asked: list[CheckedPrompt]) -> str:
-    """One line on success. Raises TaskFailed where the server is not the trained adapter."""
-    same, alike = sum(one.is_same for one in asked), sum(one.is_alike for one in asked)
-    endless = sum(one.kind == "held out" and not one.said.has_ended for one in asked)
-    checked = trained.check()
+def check_replies(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt]) -> str:
+    """Return the line for success. Raises TaskFailed if the server does not have the trained adapter."""
+    same, similar = sum(prompt.is_same for prompt in prompts), sum(prompt.has_same_start for prompt in prompts)
+    unended = sum(prompt.kind == "held out" and not prompt.reply.has_ended for prompt in prompts)
+    checked = trained.read_check()
     allowed = 0 if checked is None else checked.forms[0].unended
-    counts = f"{same} of {len(asked)} answers are the same, {alike} begin alike"
-    if 2 * alike < len(asked):
+    counts = f"{same} of {len(prompts)} answers are the same, {similar} start the same"
+    if 2 * similar < len(prompts):
         raise TaskFailed(
-            f"{url} does not answer as run {trained.run.run_id} did: {counts}; is the adapter loaded, and the template "
-            "that of its folder?"
+            f"{url} does not answer like run {trained.run.run_id}: {counts}; check that the adapter is loaded, and "
+            "that the template is the one of its folder"
         )
-    if endless > allowed:
+    if unended > allowed:
         raise TaskFailed(
-            f"{url}: {endless} answers did not end within {MOST_TOKENS} tokens, {allowed} as it was trained; the "
-            "server must end answers at the trained token (generation_config.json: eos_token_id)"
+            f"{url}: {unended} answers did not end within {MAX_TOKENS} tokens, {allowed} as trained; the server must "
+            "end answers at the trained token (generation_config.json: eos_token_id)"
         )
-    return f"{url} answers as run {trained.run.run_id} did: {counts}"
+    return f"{url} answers like run {trained.run.run_id}: {counts}"
 
 
-def server_error_context(
-    settings: Settings, url: str, model: str | None, key_file: str | None, ask: Callable[[ServerClient, str], T]
+def with_server(
+    settings: Settings, url: str, model: str | None, key_file: str | None, use: Callable[[ServerClient, str], T]
 ) -> T:
-    """What `ask` finds of the server's model; errors as those of a task."""
-    if url == CLUSTER and key_file is not None:
-        raise UsageError("--key-file: the server of `inv serve` is asked in its pod, which has its key; leave it out")
-    key = None if key_file is None else secrets.read(settings, "--key-file", key_file, in_header=True)
+    """Call `use` with the server and its model's name; errors become task errors."""
+    if url == CLUSTER_URL and key_file is not None:
+        raise UsageError("--key-file: not for the server of `inv serve`, whose pod has the key; omit it")
+    key = None if key_file is None else secrets.read_secret(settings, "--key-file", key_file, in_header=True)
     try:
-        if url == CLUSTER:
+        if url == CLUSTER_URL:
             server, model = request_in_pod(server_pod(settings)), model or settings.serve.name
         else:
             server = connect(url, key)
         names = server.models()
         if model is None and len(names) > 1:
-            raise UsageError(f"{url}: serves {', '.join(map(one_line, names))}; name one with --model")
+            raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}; name one with --model")
         if model is not None and model not in names:
-            raise UsageError(f"{url}: serves {', '.join(map(one_line, names))}, not {model}")
-        return ask(server, model or names[0])
+            raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}, not {model}")
+        return use(server, model or names[0])
     except BadServer as error:
         raise UsageError(str(error)) from None
     except ServerUnavailable as error:
-        raise RetryableError(f"{error}; when it answers, type the same again") from None
+        raise RetryableError(f"{error}; rerun the command when it answers") from None

@@ -1,14 +1,14 @@
-"""How Invoke runs here.
+"""Command line of `inv`: Invoke with our settings, errors and output.
 
-inv        the script that starts the program; installed to .venv/bin
-program    Invoke's program, with our reading of settings and our exit codes
-words      what is typed: chains, and what is wrong with an unknown word
-executor   a chain of tasks: settings first, then one task after the other
-interrupt  Ctrl-C before, during and after a task
-streams    standard output that nobody reads, or that is full
-foreign    text that a terminal must not obey
-flags      numbers that are given as flags
-lock       one task at a time that changes something
-git        what git knows of the project
-terminal   a console for tables, and a question
+inv       the script that starts the program; installed to .venv/bin
+program   Invoke's program with our settings and exit codes
+parser    Invoke's parser with better errors for unknown names and empty values
+executor  a chain of tasks: validates the settings, then runs one task after the other
+signals   Ctrl-C before, during and after a task
+streams   standard streams that survive a closed pipe or a full disk
+sanitize  escapes of control characters, so that no text controls the terminal
+flags     parsers for the values of flags
+lock      one task at a time that changes something
+git       output of git commands
+terminal  consoles, tables, JSON output and yes/no questions
 """

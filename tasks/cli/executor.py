@@ -1,7 +1,7 @@
-"""How Invoke runs a chain of tasks here: settings first, then one task after the other.
+"""Executor of a chain of tasks: validates the settings, then runs one task after the other.
 
-Named in invoke.yaml as `tasks.executor_class`. It differs from Invoke's own executor in four ways: a flag with an empty
-value and a bad setting are refused before the first task starts, `collect report` still runs after a bench with failed
+invoke.yaml names it as `tasks.executor_class`. It differs from Invoke's executor in four ways: a flag with an empty
+value and a bad setting are rejected before the first task starts, `collect report` still runs after a bench with failed
 trials, and Ctrl-C exits with 130.
 """
 
@@ -15,28 +15,28 @@ from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
 from invoke.executor import Executor
 
 from tasks.cli.parser import refuse_empty_values
-from tasks.cli.signals import on_ctrl_c
-from tasks.errors import DISK, Interrupted, SomeTrialsFailed, UsageError, disk_error
+from tasks.cli.signals import set_ctrl_c_handler
+from tasks.errors import DISK_ERRNOS, Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.load import load
 
 
 class ChainExecutor(Executor):
-    """Runs tasks in order; only SomeTrialsFailed lets the next one start, and the chain then exits with 1."""
+    """Executor that stops at the first error. Only after SomeTrialsFailed it continues, and then exits with 1."""
 
     def execute(self, *tasks: Any) -> Any:
         refuse_empty_values(tasks)
-        before = signal.getsignal(signal.SIGINT)
+        old_handler = signal.getsignal(signal.SIGINT)
         try:
-            on_ctrl_c(signal.default_int_handler)
+            set_ctrl_c_handler(signal.default_int_handler)
             return self._execute(*tasks)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
         except OSError as error:
-            if error.errno not in DISK:
+            if error.errno not in DISK_ERRNOS:
                 raise
             raise disk_error(f"{error.filename}: " if error.filename else "", error) from None
         finally:
-            on_ctrl_c(before)
+            set_ctrl_c_handler(old_handler)
 
     def _execute(self, *tasks: Any) -> Any:
         self._check_settings()
@@ -44,14 +44,14 @@ class ChainExecutor(Executor):
         if self.config.tasks.dedupe:
             calls = self.dedupe(calls)
         results: dict[Any, Any] = {}
-        some_failed = False
+        has_failures = False
         for call in calls:
             try:
                 results.update(super().execute((call.called_as or call.task.name, call.kwargs)))
             except SomeTrialsFailed as failure:
-                some_failed = True
+                has_failures = True
                 print(failure, file=sys.stderr)
-        if some_failed:
+        if has_failures:
             raise Exit(code=1)
         return results
 
@@ -60,7 +60,7 @@ class ChainExecutor(Executor):
         try:
             self.config.load_shell_env()
         except (AmbiguousEnvVar, UncastableEnvVar, ValueError, TypeError) as error:
-            # Invoke casts to the type of the file's value, so that 60.5 over 60 is an error to it and not to us.
+            # Invoke casts to the type of the file's value: 60.5 instead of 60 is an error to Invoke and not to us.
             names = ", ".join(sorted(name for name in os.environ if name.startswith("INVOKE_")))
             raise UsageError(
                 f"environment: Invoke cannot use one of {names or 'no variables'}: {error}; set it in a file instead"

@@ -11,7 +11,7 @@ from tasks.errors import UsageError
 RENAMED_FLAGS: dict[str, dict[str, str]] = {
     "adapter.merge": {"--anyway": "--force"},
     "bench": {"--trials": "--trial-file"},
-    "build": {"--anew": "--force"},
+    "build": {"--anew": "--force"},  # vocabulary: an old flag
     "data.check": {"--page": "--out"},
     "deploy": {"--replace": "--force", "--take-over": "--force-conflicts"},
     "push": {"--stale": "--force"},

@@ -1,24 +1,24 @@
-"""What git knows of the project."""
+"""Output of git commands about the project."""
 
 import subprocess
 from pathlib import Path
 
-_GIT_SEC = 20.0
+_TIMEOUT_SEC = 20.0
 
 
-def git(root: Path, *words: str) -> str | None:
-    """What git prints, stripped; None where there is no git, no repository, or no answer in time."""
-    argv = ("git", "-C", str(root), *words)
+def run_git(root: Path, *arguments: str) -> str | None:
+    """Return the stripped output of a git command, or None without git, without a repository, or after a timeout."""
+    argv = ("git", "-C", str(root), *arguments)
     try:
-        ended = subprocess.run(
+        completed = subprocess.run(
             argv,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_GIT_SEC,
+            timeout=_TIMEOUT_SEC,
             check=True,
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return ended.stdout.strip()
+    return completed.stdout.strip()

@@ -1,7 +1,7 @@
-"""The program `inv`: Invoke, whose errors are one line with an exit code of ours.
+"""Program `inv`: Invoke with one-line errors and our exit codes.
 
-Invoke alone ends in a traceback over a settings file that it cannot parse, exits with 1 for wrong usage and for Ctrl-C,
-and knows nothing of a terminal that is gone. `python -m invoke` still works, without these.
+Plain Invoke prints a traceback for a settings file that it cannot parse, exits with 1 for wrong usage and for Ctrl-C,
+and does not handle a closed terminal. `python -m invoke` still works, without these improvements.
 """
 
 import os
@@ -19,54 +19,54 @@ from invoke.parser.argument import Argument
 from invoke.program import Program
 
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
-from tasks.cli.signals import leave, on_ctrl_c
+from tasks.cli.signals import exit_now, set_ctrl_c_handler
 from tasks.cli.streams import guard_standard_streams
 from tasks.errors import Interrupted, UsageError
 from tasks.settings.sources import InvokesConfig
 
-# Invoke's flags for commands that it runs itself, as no task here does: `inv deploy --dry` would deploy.
-_OF_INVOKES_RUN = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
+# Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
+_HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
 _LIST_FORMATS = ("flat", "nested", "json")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what was typed; the exit code. What goes wrong is said on standard error."""
-    on_ctrl_c(leave)  # while a task runs, Ctrl-C is the task's (`tasks.cli.executor`)
+    """Run the command line. Prints an error as one line on standard error; returns the exit code."""
+    set_ctrl_c_handler(exit_now)  # while a task runs, `tasks.cli.executor` sets another handler
     guard_standard_streams()
     patch_parser()
     try:
         try:
-            _InvProgram().type(argv)
+            _InvProgram().run_argv(argv)
         finally:
             sys.stdout.flush()
         return 0
     except ParseError as error:
-        return _say(UsageError(str(error)))
+        return _print_error(UsageError(str(error)))
     except Exit as error:
-        return _say(error)
+        return _print_error(error)
     except KeyboardInterrupt:
-        return _say(Interrupted("interrupted"))
+        return _print_error(Interrupted("interrupted"))
 
 
 class _InvProgram(Program):
-    """Invoke's program with our reading of settings; what goes wrong is raised, and `main` says it."""
+    """Invoke's program with our reading of settings. It raises its errors, which `main` prints."""
 
     def __init__(self) -> None:
         super().__init__(name="Invoke", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__)
 
     def core_args(self) -> list[Argument]:
-        return [core_arg for core_arg in super().core_args() if core_arg.names[0] not in _OF_INVOKES_RUN]
+        return [core_arg for core_arg in super().core_args() if core_arg.names[0] not in _HIDDEN_CORE_FLAGS]
 
     def update_config(self, merge: bool = True) -> None:
-        # As Invoke's, without the flags that are left out.
+        # Like Invoke's method, without the removed flags.
         if self.args["no-dedupe"].value:
             self.config.load_overrides({"tasks": {"dedupe": False}}, merge=False)
         path: Any = self.args.config.value or os.environ.get("INVOKE_RUNTIME_CONFIG")
         self.config.set_runtime_path(path)
         self.config.load_runtime(merge=merge)
 
-    def type(self, argv: Sequence[str]) -> None:
-        """The steps of `Program.run`. Raises Exit, ParseError, KeyboardInterrupt and what a task lets out."""
+    def run_argv(self, argv: Sequence[str]) -> None:
+        """Run the steps of `Program.run`. Raises Exit, ParseError, KeyboardInterrupt and the errors of a task."""
         try:
             self.config = InvokesConfig(lazy=True)
             self.config.load_base_conf_files()
@@ -80,7 +80,7 @@ class _InvProgram(Program):
         except (Exit, ParseError):
             raise
         except Exception:
-            self._explain()
+            self._raise_settings_error()
             raise
         self.execute()
 
@@ -92,10 +92,10 @@ class _InvProgram(Program):
         except Exit:
             name, start = self.args.collection.value or "tasks", self.args["search-root"].value or Path.cwd()
             home = Path(__file__).resolve().parents[2]
-            raise UsageError(f"no {name}.py is in {start} or above it; `cd {home}`, then the same again") from None
+            raise UsageError(f"no {name}.py in {start} or above it; `cd {home}`, then rerun the command") from None
 
     def _make_pairs(self, coll: Collection, ancestors: list[str] | None = None) -> list[tuple[str, str | None]]:
-        # `tenancy.show (tenancy)` is typed as `inv tenancy`.
+        # List `tenancy.show (tenancy)` as `tenancy`, which is shorter to type.
         pairs = super()._make_pairs(coll, ancestors)
         return [(re.sub(r"^(\S+)\.\S+ \(\1\)$", r"\1", name), text) for name, text in pairs]
 
@@ -105,31 +105,31 @@ class _InvProgram(Program):
         for word in self.core.unparsed:  # to the parser, `--resume=collect` is the same as `--resume collect`
             flag, _, value = word.partition("=")
             if value in tasks and any(flag in task.flags and task.flags[flag].optional for task in tasks.values()):
-                raise UsageError(f"{word}: {value} is a task; type `{flag} {value}` to do one after the other")
+                raise UsageError(f"{word}: {value} is a task; type `{flag} {value}` to run one after the other")
 
     def parse_cleanup(self) -> None:
         name = self.args.help.value
         if isinstance(name, str) and name not in self.parser.contexts:
             raise ParseError(f"{name}: no such task{suggest(name, self.parser.contexts)}")
-        if (given := self.args["list-format"].value) not in _LIST_FORMATS:
-            raise ParseError(f"--list-format: expected one of {', '.join(_LIST_FORMATS)}, found {given!r}")
+        if (list_format := self.args["list-format"].value) not in _LIST_FORMATS:
+            raise ParseError(f"--list-format: expected one of {', '.join(_LIST_FORMATS)}, found {list_format!r}")
         group, groups = self.args.list.value, self.collection.collections
         if isinstance(group, str) and group not in groups:
             raise ParseError(f"--list {group}: no such group of tasks{suggest(group, groups)}")
         super().parse_cleanup()
 
-    def _explain(self) -> None:
-        """Raise UsageError where the settings, or the folder, are what Invoke could not use."""
-        from tasks.settings.load import load  # pydantic, which `inv --list` does without
+    def _raise_settings_error(self) -> None:
+        """Raise UsageError if the settings or the current directory caused Invoke's error."""
+        from tasks.settings.load import load  # imports pydantic, which `inv --list` does not need
 
         try:
             Path.cwd()
         except FileNotFoundError:
-            raise UsageError("the folder you are in is no more; `cd` to one that is there") from None
+            raise UsageError("the current directory was deleted; `cd` to an existing one") from None
         load(Context(self.config))
 
 
-def _say(error: Exit) -> int:
+def _print_error(error: Exit) -> int:
     if error.message:
         print(error.message, file=sys.stderr)
     return int(error.code)

@@ -1,28 +1,28 @@
-"""Text from hosts, engines, clusters and models on the operator's terminal: it is shown and never obeyed.
+"""Escapes for text from hosts, engines, clusters and models, so that it cannot control the operator's terminal.
 
-A terminal acts on control characters: it moves its cursor, sets its title, fills the clipboard. `tasks.cli.streams`
-puts everything that is printed through `plain`, also the text of what rich draws, and the whole of it through `drawn`,
-which lets rich's own words pass.
+A terminal executes control characters: it moves its cursor, sets its title, fills the clipboard. `tasks.cli.streams`
+passes all printed text through `escape_text`, also the text inside rich's output, and rich's whole output through
+`escape_rich_output`, which keeps rich's own sequences.
 """
 
 import re
 
-# Controls but line break and tab, line and paragraph separators, changes of direction, and lone surrogates.
-_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Colours; and of a live table: cursor up and to the first column, a line erased, the cursor hidden and shown.
-_OF_RICH = re.compile(r"(\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[lh])|\r)")
+# All controls except line break and tab, line and paragraph separators, changes of direction, lone surrogates.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Colours, and the sequences of a live table: cursor up and to the first column, erase line, hide and show the cursor.
+_RICH_SEQUENCES = re.compile(r"(\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[lh])|\r)")
 
 
-def plain(text: str) -> str:
-    """`text` with everything that a terminal would obey as \\uXXXX, which in JSON is the same text."""
-    return text if text.isascii() and text.isprintable() else _ORDERS.sub(_shown, text)
+def escape_text(text: str) -> str:
+    """Replace everything that a terminal would execute by \\uXXXX, which in JSON is the same text."""
+    return text if text.isascii() and text.isprintable() else _CONTROLS.sub(_escape, text)
 
 
-def drawn(text: str) -> str:
-    """`text` that rich has drawn: its own words stay."""
-    pieces = _OF_RICH.split(text)
-    return "".join(piece if index % 2 else plain(piece) for index, piece in enumerate(pieces))
+def escape_rich_output(text: str) -> str:
+    """Escape rich's output, but keep rich's own sequences."""
+    pieces = _RICH_SEQUENCES.split(text)
+    return "".join(piece if index % 2 else escape_text(piece) for index, piece in enumerate(pieces))
 
 
-def _shown(order: re.Match[str]) -> str:
+def _escape(order: re.Match[str]) -> str:
     return f"\\u{ord(order[0]):04x}"

@@ -1,4 +1,4 @@
-"""The operator's terminal: a console, a table, a question; and one JSON object for programs instead."""
+"""Terminal output: consoles, tables, yes/no questions; or one JSON object for programs."""
 
 import contextlib
 import json
@@ -13,77 +13,80 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from tasks.cli.sanitize import plain
+from tasks.cli.sanitize import escape_text
 
 
 def console() -> Console:
-    """A console for tables of names, which are not cut where the output is no terminal."""
-    # The stream is named: Live puts another in the place of sys.stdout, behind which rich's own words are escaped.
+    """Return a console for tables. Without a terminal its lines are 200 wide, so that no name is cut."""
+    # Pass the stream: Live replaces sys.stdout by one behind which rich's own sequences would be escaped.
     width = None if sys.stdout.isatty() else 200
     return Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False, width=width)
 
 
-_FOLDED = 10  # characters in a line of a name that is folded: fewer are no name any more
+_MIN_FOLDED_CHARS = 10  # a name that is folded into shorter lines is unreadable
 
 
 class FoldingTable(Table):
-    """A table that becomes a block for each row, its cells whole, where the terminal is too narrow for its columns."""
+    """Table that prints each row as a block of whole cells if the terminal is too narrow for its columns."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         gap = 2 if self.box else self.padding[1] + self.padding[3]
-        if sum(_least(column) + gap for column in self.columns) - gap <= options.max_width:
+        if sum(_min_width(column) + gap for column in self.columns) - gap <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
-        heads = [" ".join(str(column.header).split()) for column in self.columns]
+        headers = [" ".join(str(column.header).split()) for column in self.columns]
         for name, *cells in zip(*(map(str, column.cells) for column in self.columns), strict=True):
             yield Text(name, style="bold")
-            said = (f"{head} {cell}" for head, cell in zip(heads[1:], cells, strict=True) if cell not in ("", "-"))
-            yield Padding(Text(" ".join("; ".join(said).split())), (0, 0, 0, 2))
+            pairs = zip(headers[1:], cells, strict=True)
+            labelled_cells = (f"{header} {cell}" for header, cell in pairs if cell not in ("", "-"))
+            yield Padding(Text(" ".join("; ".join(labelled_cells).split())), (0, 0, 0, 2))
 
 
-def _least(column: Column) -> int:
-    """The characters without which a column cannot be read."""
+def _min_width(column: Column) -> int:
+    """Return the width below which a column is unreadable."""
     cells = "\n".join(map(str, (column.header, *column.cells)))
     if column.no_wrap:
         return max(map(cell_len, cells.splitlines()))
-    return min(_FOLDED, max(map(cell_len, cells.split()), default=0))
+    return min(_MIN_FOLDED_CHARS, max(map(cell_len, cells.split()), default=0))
 
 
-def table(*heads: str) -> Table:
-    """An empty table without lines, whose columns fold where the terminal is too narrow: nothing is cut."""
-    made = FoldingTable(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        made.add_column(head, overflow="fold")
-    return made
+def plain_table(*headers: str) -> Table:
+    """Return an empty table without lines. Its columns fold on a narrow terminal: nothing is cut."""
+    table = FoldingTable(box=None, pad_edge=False, header_style="bold")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
 
 
-def ruled(*heads: str, right: Collection[str] = ()) -> Table:
-    """An empty table with a line under its heads, whose columns fold; those of `right` hold numbers."""
-    made = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        made.add_column(head, overflow="fold", justify="right" if head in right else "left")
-    return made
+def ruled_table(*headers: str, right: Collection[str] = ()) -> Table:
+    """Return an empty table with a line under its headers. Its columns fold; those in `right` are right-aligned."""
+    table = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in headers:
+        table.add_column(header, overflow="fold", justify="right" if header in right else "left")
+    return table
 
 
 @contextlib.contextmanager
-def for_programs(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """While `wanted`, standard output is kept for one JSON object: what is called prints it, and every other line goes
-    to standard error. Otherwise what is called prints nothing."""
+def json_output(enabled: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield a function that prints one JSON object to standard output; all other output goes to standard error.
+
+    Unless `enabled`, the function prints nothing and the other output stays on standard output.
+    """
     out = sys.stdout
 
-    def say(document: Mapping[str, Any]) -> None:
-        if wanted:
+    def print_json(document: Mapping[str, Any]) -> None:
+        if enabled:
             print(json.dumps(document, indent=1, ensure_ascii=False), file=out, flush=True)
 
-    with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
-        yield say
+    with contextlib.redirect_stdout(sys.stderr) if enabled else contextlib.nullcontext():
+        yield print_json
 
 
-def asks(question: str) -> bool:
-    """Ask on the terminal; False where nobody can answer."""
+def confirm(question: str) -> bool:
+    """Ask a yes/no question on the terminal. Returns False without a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:
-        return input(f"{plain(question)} [y/N] ").strip().lower() in ("y", "yes")
+        return input(f"{escape_text(question)} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
         return False

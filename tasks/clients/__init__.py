@@ -1,11 +1,11 @@
-"""From settings to a machine that can be talked to; its failures as exit codes.
+"""Clients made from the settings, with their failures translated to exit codes.
 
-workers   the fleet's hosts and their commands: local processes or pods
-asking    how long a worker that does not answer is asked again before a run
-cluster   the Kubernetes cluster
-pushed    the image that pods run, by its digest
-buildvm   the build VM, over SSH
-registry  the registry of the settings, asked by the build VM
-secrets   passwords and tokens
-typed     what a person types unseen
+workers         the fleet's hosts and their commands: local processes or pods
+worker_queries  queries to all workers before a run, with retries
+cluster         the Kubernetes cluster
+image_ref       the image that pods run, by its digest
+build_vm        the build VM, over SSH
+registry        the registry of the settings, queried from the build VM
+secrets         passwords and tokens
+prompt          hidden input from the terminal
 """

@@ -1,4 +1,4 @@
-"""The cluster as the tasks see it: prints which one is used, and gives its errors the exit codes."""
+"""Connection to the cluster of the settings: prints its name, and translates its errors to exit codes."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from bench.records.atomic_files import write_atomic
 from remote.cluster.client import Cluster
 from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, resolve
-from tasks.cli.terminal import asks
+from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings
 
@@ -16,51 +16,52 @@ LAST_FILE = "cluster.json"
 
 
 @contextlib.contextmanager
-def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) -> Iterator[Cluster]:
-    """The cluster of the settings, printed; its errors become a task's. `changes`: this task will change something.
+def open_cluster(settings: Settings, *, changes: bool = False, yes: bool = False) -> Iterator[Cluster]:
+    """Print and open the cluster of the settings; its errors become task errors. `changes`: the task changes objects.
 
-    A change in a cluster that looks like production asks first, unless it is the one this project changed last.
+    A task that changes a cluster that looks like production asks for confirmation, unless this project changed the
+    same cluster last.
     """
-    target = announced(settings)
-    with errors():
+    target = print_target(settings)
+    with translate_cluster_errors():
         if changes:
-            _confirm(settings, target, yes=yes)
+            _confirm_production(settings, target, yes=yes)
         cluster = Cluster(target)
         try:
             yield cluster
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; what was started goes on; type the same to go on from there") from None
+            raise Interrupted("interrupted; running jobs continue; rerun the command to resume") from None
         finally:
             cluster.close()
 
 
-def announced(settings: Settings) -> Target:
-    """The cluster of the settings. Prints it, and a warning where it is not the one that was changed last."""
-    target, last = target_of(settings), _last(settings)
+def print_target(settings: Settings) -> Target:
+    """Print and return the cluster of the settings, with a warning if another cluster was changed last."""
+    target, last = resolve_target(settings), _read_last_cluster(settings)
     print(f"cluster: {target}", flush=True)
-    if last and last != identity(target):
-        was = f"context {last.get('context')}, namespace {last.get('namespace')}"
-        print(f"ATTENTION: another cluster or namespace than last time ({was})", flush=True)
+    if last and last != target_identity(target):
+        previous = f"context {last.get('context')}, namespace {last.get('namespace')}"
+        print(f"ATTENTION: another cluster or namespace than last time ({previous})", flush=True)
     return target
 
 
-def target_of(settings: Settings) -> Target:
-    """The cluster of the settings; a relative kubeconfig is read from the project's folder. Raises UsageError."""
+def resolve_target(settings: Settings) -> Target:
+    """Resolve the cluster of the settings. A relative kubeconfig is below the project's folder. Raises UsageError."""
     section = settings.cluster
-    kubeconfig = str(settings.file(section.kubeconfig)) if section.kubeconfig else None
-    with errors():
+    kubeconfig = str(settings.resolve_path(section.kubeconfig)) if section.kubeconfig else None
+    with translate_cluster_errors():
         return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
 
 
-def remember(settings: Settings, target: Target) -> None:
-    """Write down which cluster was changed last. Raises OSError."""
+def record_last_cluster(settings: Settings, target: Target) -> None:
+    """Record the cluster that was changed last. Raises OSError."""
     settings.results_folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(settings.results_folder / LAST_FILE, (json.dumps(identity(target)) + "\n").encode())
+    write_atomic(settings.results_folder / LAST_FILE, (json.dumps(target_identity(target)) + "\n").encode())
 
 
 @contextlib.contextmanager
-def errors() -> Iterator[None]:
-    """The cluster's errors as a task's: exit 2 what must be mended, 3 what may pass, 4 another's field, 1 the rest."""
+def translate_cluster_errors() -> Iterator[None]:
+    """Translate the cluster's errors: exit 2 needs a fix, 3 is transient, 4 another manager's field, 1 the rest."""
     try:
         yield
     except (Misconfigured, Forbidden) as error:
@@ -73,25 +74,25 @@ def errors() -> Iterator[None]:
         raise TaskFailed(str(error)) from None
 
 
-def identity(target: Target) -> dict[str, str]:
-    """Which cluster this is, and where in it, for a record."""
+def target_identity(target: Target) -> dict[str, str]:
+    """Return the context, server and namespace of a cluster, for a record."""
     return {"context": target.context, "server": target.server, "namespace": target.namespace}
 
 
-def _last(settings: Settings) -> dict[str, str | None]:
-    """The identity of the cluster that was changed last; empty where none was."""
+def _read_last_cluster(settings: Settings) -> dict[str, str | None]:
+    """Return the identity of the cluster that was changed last, or an empty dict."""
     try:
         last = json.loads((settings.results_folder / LAST_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return {}  # never written, or not by us: then there is nothing to compare with
+        return {}  # missing, or not written by us
     return {key: last.get(key) for key in ("context", "server", "namespace")} if isinstance(last, dict) else {}
 
 
-def _confirm(settings: Settings, target: Target, *, yes: bool) -> None:
-    if not target.looks_like_production or yes or _last(settings) == identity(target):
+def _confirm_production(settings: Settings, target: Target, *, yes: bool) -> None:
+    if not target.looks_like_production or yes or _read_last_cluster(settings) == target_identity(target):
         return
-    if not asks(f"{target.context}/{target.namespace} looks like production. Change it?"):
+    if not confirm(f"{target.context}/{target.namespace} looks like production. Change it?"):
         raise ConfirmationRequired(
             f"context {target.context}, namespace {target.namespace} looks like production and was not used before; "
-            "type the same with --yes if it is meant, or set cluster.context"
+            "pass --yes to confirm, or set cluster.context"
         )

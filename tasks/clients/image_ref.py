@@ -1,4 +1,4 @@
-"""The image that pods run, by its digest."""
+"""Reference of the image that pods run, by its digest."""
 
 import json
 from typing import Any
@@ -8,19 +8,19 @@ from remote.cluster.manifests import Image
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 
-_MOST_BYTES = 1 << 20
+_MAX_RECORD_BYTES = 1 << 20
 
 
-def recorded(settings: Settings) -> Any:
-    """What `inv push` wrote down here, parsed. Raises OSError and ValueError."""
+def read_push_record(settings: Settings) -> Any:
+    """Parse the record of the last `inv push`. Raises OSError and ValueError."""
     try:
-        return json.loads(read_regular(settings.image_file, most_bytes=_MOST_BYTES))
+        return json.loads(read_regular(settings.image_file, most_bytes=_MAX_RECORD_BYTES))
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
-def image_of(settings: Settings) -> Image:
-    """The image to run: cluster.image, or what `inv push` wrote. Raises UsageError; a tag alone is refused."""
+def resolve_image(settings: Settings) -> Image:
+    """Return the image to run: cluster.image, else the last pushed one. Raises UsageError, also without a digest."""
     if settings.cluster.image is not None:
         try:
             return Image.parse(settings.cluster.image)
@@ -31,13 +31,13 @@ def image_of(settings: Settings) -> Image:
             ) from None
     path = settings.image_file
     try:
-        pushed = recorded(settings)
+        pushed = read_push_record(settings)
     except FileNotFoundError:
         raise UsageError(
-            f"{path}: not there; `inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
+            f"{path}: no such file; `inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
         ) from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; `inv push` writes it anew") from None
+        raise UsageError(f"{path}: cannot be read: {error}; `inv push` rewrites it") from None
     try:
         sizes = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
         size = sum(sizes) if all(type(size) is int and 0 <= size < 1 << 63 for size in sizes) else None
@@ -45,4 +45,4 @@ def image_of(settings: Settings) -> Image:
         reference = f"{pushed['repository']}@{pushed['digest']}"
         return Image.parse(reference, size, requires if isinstance(requires, str) else None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path}: not what `inv push` writes ({error}); `inv push` writes it anew") from None
+        raise UsageError(f"{path}: not a record of `inv push` ({error}); `inv push` rewrites it") from None

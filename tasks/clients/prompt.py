@@ -1,4 +1,4 @@
-"""What a person types unseen. It reads no settings: the program that kubectl runs for a token needs it, too."""
+"""Hidden input from the terminal. Needs no settings, because kubectl's credential program uses it, too."""
 
 import getpass
 import sys
@@ -6,17 +6,17 @@ import sys
 from tasks.errors import UsageError
 
 
-def typed(prompt: str) -> str:
-    """What is typed on the terminal; empty where nobody can answer. Raises UsageError."""
+def prompt_hidden(prompt: str) -> str:
+    """Prompt for hidden input. Returns "" without a terminal. Raises UsageError for unusable input."""
     if sys.stdin is None or not sys.stdin.isatty():
         return ""
     try:
-        return encodable(getpass.getpass(prompt))
-    except (EOFError, UnicodeError):  # Ctrl-D; another encoding than the terminal's
-        raise UsageError(f"{prompt.strip(' :')}: nothing that can be used was typed; type the same again") from None
+        return check_utf8(getpass.getpass(prompt))
+    except (EOFError, UnicodeError):  # Ctrl-D; not the terminal's encoding
+        raise UsageError(f"{prompt.strip(' :')}: the input was empty or not text; rerun the command") from None
 
 
-def encodable(text: str) -> str:
-    """The text, whose bytes are UTF-8. Raises UnicodeError."""
+def check_utf8(text: str) -> str:
+    """Return the text. Raises UnicodeError if it cannot be encoded as UTF-8."""
     text.encode()
     return text

@@ -1,4 +1,4 @@
-"""The registry of the settings, and questions about it that the build VM asks."""
+"""Registry of the settings: its names, and queries that the build VM runs."""
 
 import base64
 from collections.abc import Mapping
@@ -7,32 +7,32 @@ from typing import Any
 from remote.hosts.command import Secret
 from remote.hosts.host import Host
 from remote.image import vm_jobs
-from remote.image.references import USER_FORMS, InvalidReference, Reference, reference
+from remote.image.references import USER_FORMS, InvalidReference, Reference, parse_image_name
 from tasks.clients.secrets import check_registry_user
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 
-ASK_SEC = 900.0  # documents of some megabytes, over a slow line
+QUERY_TIMEOUT_SEC = 900.0  # enough for documents of some megabytes over a slow line
 
 
-def address(settings: Settings) -> tuple[Reference, str]:
-    """registry.image and registry.user. Raises UsageError for what cannot be."""
+def configured_image(settings: Settings) -> tuple[Reference, str]:
+    """Return registry.image and registry.user. Raises UsageError for missing or invalid values."""
     if settings.registry.image is None:
         raise UsageError(
-            "registry.image: not set; REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG, in invoke.yaml or ~/.invoke.yaml"
+            "registry.image: not set; set REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG in invoke.yaml or ~/.invoke.yaml"
         )
-    where = named("registry.image", settings.registry.image, settings.image.profile)
-    return where, user_of(settings, where.repository)
+    where = parse_reference("registry.image", settings.registry.image, settings.image.profile)
+    return where, configured_user(settings, where.repository)
 
 
-def named(setting: str, text: str, default_tag: str) -> Reference:
-    """An image's name that a setting or flag gives. Raises UsageError."""
-    with translate_errors(UsageError, InvalidReference, before=f"{setting}: "):
-        return reference(text, default_tag)
+def parse_reference(setting: str, text: str, default_tag: str) -> Reference:
+    """Parse the image name of a setting or flag. Raises UsageError."""
+    with translate_errors(UsageError, InvalidReference, prefix=f"{setting}: "):
+        return parse_image_name(text, default_tag)
 
 
-def user_of(settings: Settings, repository: str) -> str:
-    """registry.user. Raises UsageError where it is not set, or would be refused by the repository's registry."""
+def configured_user(settings: Settings, repository: str) -> str:
+    """Return registry.user. Raises UsageError if it is not set or the repository's registry would reject it."""
     user = settings.registry.user
     if user is None:
         raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
@@ -40,15 +40,18 @@ def user_of(settings: Settings, repository: str) -> str:
     return user
 
 
-def ask(
+def query(
     settings: Settings,
     host: Host,
     where: Reference,
     login: tuple[str, Secret],
-    what: Mapping[str, Any],
-    timeout_sec: float = ASK_SEC,
+    parameters: Mapping[str, Any],
+    timeout_sec: float = QUERY_TIMEOUT_SEC,
 ) -> Mapping[str, Any]:
-    """The answer of `remote.image.vm_agent.registry.main`, on the VM. Raises HostError; JobFailed is the registry's."""
+    """Query the registry by `remote.image.vm_agent.registry.main` on the VM.
+
+    Raises HostError, and JobFailed for an error of the registry.
+    """
     user, password = login
     question = {
         "host": where.host,
@@ -56,6 +59,6 @@ def ask(
         "tag": where.tag,
         "login": base64.b64encode(f"{user}:{password.reveal()}".encode()).decode(),
         "token_hosts": list(settings.registry.token_hosts),
-        **what,
+        **parameters,
     }
-    return vm_jobs.ask(vm_jobs.agent_on(host), question, timeout_sec=timeout_sec)
+    return vm_jobs.query_registry(vm_jobs.create_agent(host), question, timeout_sec=timeout_sec)

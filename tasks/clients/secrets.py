@@ -1,4 +1,4 @@
-"""Passwords and tokens: from a file that nobody else can read, from a pipe, or typed."""
+"""Passwords and tokens, read from a private file, a pipe or the terminal."""
 
 import errno
 import stat
@@ -10,53 +10,52 @@ from bench.records.atomic_files import read_regular
 from remote.hosts.command import Secret
 from remote.hosts.host import is_loopback
 from remote.image.references import InvalidReference, check_user
-from tasks.clients.prompt import encodable, typed
+from tasks.clients.prompt import check_utf8, prompt_hidden
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.settings.load import Settings
 
-_MOST_BYTES = 1 << 20
-_OPEN_FILES = ("/dev/fd", "/proc/self/fd")  # a shell's `<(program)` is a file there, open already
+_MAX_SECRET_BYTES = 1 << 20
+_FD_FOLDERS = ("/dev/fd", "/proc/self/fd")  # with already open files, such as a shell's `<(program)`
 
 
-def read(settings: Settings, setting: str, name: str, *, in_header: bool = False) -> Secret:
-    """The text of the file that `setting` names, less its last line break. Raises UsageError.
+def read_secret(settings: Settings, setting: str, name: str, *, in_header: bool = False) -> Secret:
+    """Read the file that `setting` names, without its last line break. Raises UsageError.
 
-    What goes into a header as it is must be one line: it stands in the error of a client that refuses it.
+    `in_header`: the secret must be one line, because an HTTP client prints an invalid header in its error.
     """
-    path, text = settings.file(name), text_of(settings, setting, name).replace("\r\n", "\n")
+    path, text = settings.resolve_path(name), read_secret_text(settings, setting, name).replace("\r\n", "\n")
     with file_errors(f"{setting}: {path}: cannot be read"):
         mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
+        raise UsageError(f"{setting}: {path}: other users may read it; type: chmod 600 {path}")
     if not text.strip():
         raise UsageError(f"{setting}: {path}: is empty")
     text = text.removesuffix("\n")
     if in_header and not (text.isascii() and text.isprintable()):
-        raise UsageError(
-            f"{setting}: {path}: expected the secret alone, one line of ASCII; take out what else is in it"
-        )
+        raise UsageError(f"{setting}: {path}: expected only the secret, one line of ASCII; remove everything else")
     return Secret(text)
 
 
-def text_of(settings: Settings, setting: str, name: str) -> str:
-    """The text of the file that `setting` names, which is read once: so it may be a shell's pipe. Raises UsageError."""
-    path = settings.file(name)
+def read_secret_text(settings: Settings, setting: str, name: str) -> str:
+    """Read the file that `setting` names once, so that it may be a shell's pipe. Raises UsageError."""
+    path = settings.resolve_path(name)
     with file_errors(f"{setting}: {path}: cannot be read"):
-        content = _piped(path) if str(path.parent) in _OPEN_FILES else read_regular(path, most_bytes=_MOST_BYTES)
+        is_open = str(path.parent) in _FD_FOLDERS
+        content = _read_open_file(path) if is_open else read_regular(path, most_bytes=_MAX_SECRET_BYTES)
         return content.decode("utf-8")
 
 
-def _piped(path: Path) -> bytes:
-    """The content of a file that is open already. Raises OSError, also for more than _MOST_BYTES."""
+def _read_open_file(path: Path) -> bytes:
+    """Read a file of an open descriptor. Raises OSError, also beyond _MAX_SECRET_BYTES."""
     with path.open("rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES:,} bytes", str(path))
+        content = file.read(_MAX_SECRET_BYTES + 1)
+    if len(content) > _MAX_SECRET_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {_MAX_SECRET_BYTES:,} bytes", str(path))
     return content
 
 
-def check_hub(settings: Settings) -> None:
-    """Raises UsageError where hub.endpoint would get the token over plain HTTP, unless it is the VM that fetches."""
+def check_hub_endpoint(settings: Settings) -> None:
+    """Raise UsageError if the token would travel to hub.endpoint over plain HTTP, except on the loopback interface."""
     endpoint = settings.hub.endpoint
     if endpoint is None or settings.hub.token_file is None:
         return
@@ -64,38 +63,38 @@ def check_hub(settings: Settings) -> None:
         parts = urlsplit(endpoint)
     except ValueError:
         parts = urlsplit("")
-    is_there = parts.scheme == "http" and is_loopback(parts.hostname)
-    if parts.scheme != "https" and not is_there:
+    is_local_http = parts.scheme == "http" and is_loopback(parts.hostname)
+    if parts.scheme != "https" and not is_local_http:
         raise UsageError(
-            f"hub.endpoint: {endpoint}: the token of hub.token_file would travel over plain HTTP; type it as "
+            f"hub.endpoint: {endpoint}: the token of hub.token_file would travel over plain HTTP; use "
             "https://..., or set hub.token_file to null"
         )
 
 
-def index_of(settings: Settings) -> str | None:
-    """image.index_url, which becomes an argument on the VM. Raises UsageError where a login stands in it."""
+def checked_index_url(settings: Settings) -> str | None:
+    """Return image.index_url, which becomes a command-line argument on the VM. Raises UsageError if it has a login."""
     index = settings.image.index_url
     if index is not None and "@" in index.partition("://")[2].partition("/")[0]:
         raise UsageError(
-            "image.index_url: a login stands in it, and everybody on the VM may read arguments; leave it out here, and "
-            "put it into a pip.conf there (image.pip_conf)"
+            "image.index_url: contains a login, and every user of the VM can read arguments; remove it here, and "
+            "put it into a pip.conf on the VM (image.pip_conf)"
         )
     return index
 
 
 def check_registry_user(user: str, repository: str) -> None:
-    """Raises UsageError for a registry.user that the repository's registry would refuse."""
-    with translate_errors(UsageError, InvalidReference, before="registry.user: "):
+    """Raise UsageError for a registry.user that the repository's registry would reject."""
+    with translate_errors(UsageError, InvalidReference, prefix="registry.user: "):
         check_user(user, repository)
 
 
 def registry_password(settings: Settings, user: str, registry: str, command: str) -> Secret:
-    """The user's password: from registry.password_file, a pipe, or typed. Raises UsageError with an example."""
+    """Read the user's password from registry.password_file, the terminal or a pipe. Raises UsageError."""
     name = settings.registry.password_file
     if name is not None:
-        return read(settings, "registry.password_file", name)
-    where = f"auth token of {user} at {registry}"
-    text = typed(f"{where}: ") or _first_line(where)
+        return read_secret(settings, "registry.password_file", name)
+    label = f"auth token of {user} at {registry}"
+    text = prompt_hidden(f"{label}: ") or _read_stdin_line(label)
     if not text:
         raise UsageError(
             f"no auth token for {user} at {registry} on standard input; for example: {command} < FILE-WITH-THE-TOKEN"
@@ -103,14 +102,14 @@ def registry_password(settings: Settings, user: str, registry: str, command: str
     return Secret(text)
 
 
-def _first_line(what: str) -> str:
-    """The first line of standard input, less its line break. Raises UsageError."""
+def _read_stdin_line(label: str) -> str:
+    """Read the first line of standard input, without its line break. Raises UsageError."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""
     try:
-        text = encodable(sys.stdin.readline(_MOST_BYTES + 1))
+        text = check_utf8(sys.stdin.readline(_MAX_SECRET_BYTES + 1))
     except UnicodeError:
-        raise UsageError(f"{what}: what came on standard input is not UTF-8 text") from None
-    if len(text) > _MOST_BYTES:
-        raise UsageError(f"{what}: the first line of standard input is longer than {_MOST_BYTES:,} characters")
+        raise UsageError(f"{label}: standard input is not UTF-8 text") from None
+    if len(text) > _MAX_SECRET_BYTES:
+        raise UsageError(f"{label}: the first line of standard input is longer than {_MAX_SECRET_BYTES:,} characters")
     return text.removesuffix("\n")

@@ -1,4 +1,4 @@
-"""Asking workers before a run: how long one that does not answer is asked again, and how the task ends then."""
+"""Queries to all workers before a run, with retries, and their errors translated to exit codes."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -8,59 +8,58 @@ from time import monotonic
 from typing import TypeVar
 
 from remote.cluster.errors import KubectlUnusable
-from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, one_line
-from tasks.errors import RetryableError, UsageError
-from tasks.errors import one_line as printable
+from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.settings.load import Settings
 
 T = TypeVar("T")
-_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.5, 5.0
+_MIN_PAUSE_SEC, _MAX_PAUSE_SEC = 0.5, 5.0
 
 
 @contextlib.contextmanager
 def translate_host_errors() -> Iterator[None]:
-    """Within, a worker that cannot be asked ends the task with its exit code."""
+    """Turn errors of a worker into task errors."""
     try:
         yield
     except (PermissionDenied, KubectlUnusable) as error:
-        raise UsageError(f"{error}, then type the same again") from None
+        raise UsageError(f"{error}, then rerun the command") from None
     except HostError as error:
-        raise RetryableError(f"{error}; check that the workers are up, then type the same again") from None
+        raise RetryableError(f"{error}; check that the workers are up, then rerun the command") from None
 
 
-def query_all(settings: Settings, hosts: Sequence[Host], ask: Callable[[Host], T]) -> list[T]:
-    """What `ask` says of each host, all of them asked at once.
+def query_all(settings: Settings, hosts: Sequence[Host], query: Callable[[Host], T]) -> list[T]:
+    """Call `query` for all hosts at once; return the results in their order.
 
-    As in a running bench, one that does not answer is asked again until fleet.lost_after_sec have passed, and a line
-    says so. Raises what `ask` raises as a task's error (`answering`).
+    Like in a running bench, a host that does not answer is queried again until fleet.lost_after_sec have passed, with
+    one printed line. Errors of a host become task errors (`translate_host_errors`).
     """
-    patience = _RetryPolicy(settings.fleet.lost_after_sec)
+    policy = _RetryPolicy(settings.fleet.lost_after_sec)
     with translate_host_errors(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         try:
-            return list(pool.map(lambda host: patience.ask(lambda: ask(host)), hosts))
+            return list(pool.map(lambda host: policy.retry(lambda: query(host)), hosts))
         finally:
-            patience.over.set()  # once one of them has ended the task, nobody is asked again
+            policy.stopped.set()  # after the first error there are no more retries
 
 
 class _RetryPolicy:
-    """How long the hosts of one question are asked again. Used by a thread for each host."""
+    """Retries of one query to several hosts. Each host has its own thread."""
 
-    def __init__(self, within_sec: float) -> None:
-        self._within_sec = within_sec
-        self._said = Lock()  # held from the first line on: an API server that restarts is one line, not 64
-        self.over = Event()
+    def __init__(self, timeout_sec: float) -> None:
+        self._timeout_sec = timeout_sec
+        self._has_printed = Lock()  # never released: a restart of the API server prints one line, not 64
+        self.stopped = Event()
 
-    def ask(self, ask: Callable[[], T]) -> T:
-        began, pause_sec = monotonic(), _FIRST_PAUSE_SEC
+    def retry(self, query: Callable[[], T]) -> T:
+        started, pause_sec = monotonic(), _MIN_PAUSE_SEC
         while True:
             try:
-                return ask()
+                return query()
             except (HostUnreachable, CommandTimedOut) as error:
-                took_sec = monotonic() - began
-                if took_sec >= self._within_sec or self.over.is_set():
-                    raise HostUnreachable(f"{one_line(error)} (asked for {took_sec:.0f} s)") from None
-                if self._said.acquire(blocking=False):
-                    limit = f"up to {self._within_sec:g} s (fleet.lost_after_sec)"
-                    print(printable(f"{one_line(error)}; asked again, for {limit}"), flush=True)
-            self.over.wait(pause_sec)
-            pause_sec = min(2 * pause_sec, _LONGEST_PAUSE_SEC)
+                elapsed_sec = monotonic() - started
+                if elapsed_sec >= self._timeout_sec or self.stopped.is_set():
+                    raise HostUnreachable(f"{collapse_whitespace(error)} (tried for {elapsed_sec:.0f} s)") from None
+                if self._has_printed.acquire(blocking=False):
+                    limit = f"up to {self._timeout_sec:g} s (fleet.lost_after_sec)"
+                    print(escape_controls(f"{collapse_whitespace(error)}; retrying {limit}"), flush=True)
+            self.stopped.wait(pause_sec)
+            pause_sec = min(2 * pause_sec, _MAX_PAUSE_SEC)

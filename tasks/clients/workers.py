@@ -1,4 +1,4 @@
-"""The fleet's hosts and their commands, from the settings. No other module knows which kind of host a fleet has."""
+"""Hosts of the fleet and their commands, from the settings. No other module depends on the kind of host."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,40 +21,40 @@ from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.pods.host import PodHost
 from remote.pods.pod_index import Pods
-from tasks.clients.cluster import announced, identity, target_of
+from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.settings.load import Settings
 
-_SAMPLE_SEC = 15.0
-_ADAPTER_SEC = 14_400.0
-_INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
+_SAMPLE_TIMEOUT_SEC = 15.0
+_ADAPTER_TIMEOUT_SEC = 14_400.0
+_INSPECT_TIMEOUT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 
-def workers(settings: Settings) -> list[Host]:
-    """The fleet's hosts, named worker-0, worker-1, ...; where they are pods, the pods with these indices."""
+def fleet_hosts(settings: Settings) -> list[Host]:
+    """Return the fleet's hosts, named worker-0, worker-1, ...; over pods, the pods with these indices."""
     if settings.fleet.kind == "pods":
-        return list(pod_hosts(settings, announced(settings)))
+        return list(pod_hosts(settings, print_target(settings)))
     folder = settings.root / settings.fleet.local.folder
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        raise UsageError(f"fleet.local.folder: {there} is a file; set it to a folder, or to where one can be made")
-    return [LocalHost(name=name, workdir=str(folder / name)) for name in _names(settings)]
+    existing_path = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing_path.is_dir():
+        raise UsageError(f"fleet.local.folder: {existing_path} is a file; set it to a folder")
+    return [LocalHost(name=name, workdir=str(folder / name)) for name in _worker_names(settings)]
 
 
-def _names(settings: Settings) -> list[str]:
+def _worker_names(settings: Settings) -> list[str]:
     return [f"worker-{index}" for index in range(settings.fleet.size)]
 
 
-def pod_hosts(settings: Settings, target: Target, *, starting: bool = False) -> list[PodHost]:
-    """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of.
+def pod_hosts(settings: Settings, target: Target, *, include_starting: bool = False) -> list[PodHost]:
+    """Return the pods of `fleet.pods` in this cluster and namespace as hosts, for any kind of fleet.
 
-    `starting`: also those that are not Ready yet.
+    `include_starting`: also pods that are not Ready yet.
     """
     pods = settings.fleet.pods
-    # By name, even where it is the current context: the current one may change while a run goes on.
+    # Name the context, even if it is the current one, which may change during a run.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
-    shared_list = Pods(kubectl, pods.selector, starting=starting)
+    shared_list = Pods(kubectl, pods.selector, starting=include_starting)
     return [
         PodHost(
             name=name,
@@ -64,19 +64,20 @@ def pod_hosts(settings: Settings, target: Target, *, starting: bool = False) -> 
             container=pods.container,
             python=(pods.python,),
         )
-        for index, name in enumerate(_names(settings))
+        for index, name in enumerate(_worker_names(settings))
     ]
 
 
-def pods_of_component(
-    settings: Settings, component: str, *, size: int = 1, container: str = "bench", starting: bool = False
+def component_hosts(
+    settings: Settings, component: str, *, size: int = 1, container: str = "bench", include_starting: bool = False
 ) -> list[PodHost]:
-    """`size` pods of ours that are no workers, by what they are in the deployment."""
+    """Return `size` pods of another component of the deployment than the workers."""
     pods = settings.fleet.pods.model_copy(
         update={"selector": f"app.kubernetes.io/component={component}", "container": container}
     )
     fleet = settings.fleet.model_copy(update={"size": size, "pods": pods})
-    return pod_hosts(settings.model_copy(update={"fleet": fleet}), target_of(settings), starting=starting)
+    target = resolve_target(settings)
+    return pod_hosts(settings.model_copy(update={"fleet": fleet}), target, include_starting=include_starting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,64 +85,65 @@ class WorkerGroup:
     """Hosts with their agents, and the ids of the trials that they run."""
 
     hosts: list[Host]
-    agents: Callable[[Host], Agent]
+    make_agent: Callable[[Host], Agent]
     trial_ids: frozenset[str]
 
 
-def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[WorkerGroup]:
-    """The crews of a run, which work one after the other: every worker by itself, then all workers together.
+def worker_groups(settings: Settings, hosts: list[Host], run: RunRecord) -> list[WorkerGroup]:
+    """Return the groups that run the trials of a run one after the other: single workers, then all workers together.
 
-    Over pods a distributed trial has one rank in each pod, and the first worker of the run's plan leads.
+    Over pods a distributed trial has one rank in each pod, and the first worker of the run's plan is the leader.
     """
     gangs = [planned for planned in run.planned if is_gang(settings, planned)]
-    together = frozenset(planned.trial_id for planned in gangs)
-    alone = frozenset(planned.trial_id for planned in run.planned) - together
-    made = [WorkerGroup(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
-    # No more than take part: one that does not would be waited for, too.
+    gang_ids = frozenset(planned.trial_id for planned in gangs)
+    single_ids = frozenset(planned.trial_id for planned in run.planned) - gang_ids
+    single_workers = WorkerGroup(hosts=hosts, make_agent=Agent, trial_ids=single_ids)
+    groups = [single_workers] if single_ids or not gang_ids else []
+    # Include only participating workers; the rendezvous would wait for the others.
     by_name = {host.name: host for host in hosts}
     size = max((planned.trial.world_size for planned in gangs), default=0)
     members = [by_name[name] for name in run.workers if name in by_name][:size]
     if members and isinstance(leader := members[0], PodHost):
-        made.append(
-            WorkerGroup(hosts=members[:1], agents=lambda _: GangAgent(members, leader.address), trial_ids=together)
+        groups.append(
+            WorkerGroup(hosts=members[:1], make_agent=lambda _: GangAgent(members, leader.address), trial_ids=gang_ids)
         )
-    return made
+    return groups
 
 
 def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
-    """Whether a trial takes several workers at once."""
+    """Tell whether a trial needs several workers at once."""
     return settings.fleet.kind == "pods" and planned.trial.kind in RANKED
 
 
-def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
-    """Raises UsageError where the run was started over another fleet; workers have the same names in all fleets."""
+def require_same_fleet(settings: Settings, run: RunRecord) -> None:
+    """Raise UsageError if the run was started over another fleet, whose workers have the same names."""
     pairs: dict[str, tuple[str | None, str]] = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
     if run.fleet_kind == settings.fleet.kind == "pods":
         before, now = run.provenance.get("cluster", {}), cluster_location(settings)
         pairs |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace")}
         pairs["the cluster at"] = (before.get("server"), now["server"])
-    for name, (was, is_now) in pairs.items():
-        if was != is_now:
-            raise UsageError(f"run {run.run_id} was started with {name}: {was}, found {is_now}; set it as it was")
+    for name, (old, new) in pairs.items():
+        if old != new:
+            raise UsageError(f"run {run.run_id} was started with {name}: {old}, found {new}; restore the old value")
 
 
 def cluster_location(settings: Settings) -> dict[str, str]:
-    """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
+    """Return the cluster of the fleet's pods, for a run's provenance; empty for a fleet on this machine."""
     if settings.fleet.kind != "pods":
         return {}
-    return identity(target_of(settings))
+    return target_identity(resolve_target(settings))
 
 
 def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:
-    """How a trial is started on a host: `python -m bench run` in the fleet's workspace."""
+    """Return a function that makes the command of a trial: `python -m bench run` in the fleet's workspace."""
 
     shared = settings.shared_results
-    checkpoints = checkpoints_at(settings, run_id)
+    checkpoints = checkpoint_folder(settings, run_id)
 
-    watched = metrics_of(settings)
+    metrics = metrics_environment(settings)
 
     def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-        command = _bench(
+        command = _bench_command(
             settings,
             host,
             *("run", "--trial", f"{folder}/{TRIAL_FILE}", "--out", f"{folder}/{OUT_FOLDER}"),
@@ -150,23 +152,23 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
             *(["--strict"] if strict else []),
             *(["--checkpoints", checkpoints(host.workdir)] if planned.trial.training is not None else []),
         )
-        if host.name in watched:
-            command = replace(command, environment={**command.environment, METRICS_VARIABLE: watched[host.name]})
+        if host.name in metrics:
+            command = replace(command, environment={**command.environment, METRICS_VARIABLE: metrics[host.name]})
         if is_gang(settings, planned):
             count = {NODE_COUNT: str(planned.trial.world_size)}
             command = replace(command, environment={**command.environment, **count})
         if shared is None:
             return command
-        place = place_of(shared, run_id, planned.trial_id, attempt)
-        return on_shared_volume(command, host, place, folder)
+        trial_folder = place_of(shared, run_id, planned.trial_id, attempt)
+        return on_shared_volume(command, host, trial_folder, folder)
 
     return launch
 
 
-def metrics_of(settings: Settings) -> dict[str, str]:
-    """What METRICS_VARIABLE is for each worker, by its name; empty where nobody asked for metrics.
+def metrics_environment(settings: Settings) -> dict[str, str]:
+    """Return the value of METRICS_VARIABLE for each worker's name; empty without metrics.port.
 
-    Pods have an address each, workers on this machine a port each, which only this machine can ask.
+    Each pod has its own address. Each worker on this machine has its own port, reachable only from this machine.
     """
     first, is_local = settings.metrics.port, settings.fleet.kind == "local"
     if first is None:
@@ -174,153 +176,153 @@ def metrics_of(settings: Settings) -> dict[str, str]:
     price = {"usd_per_gpu_hour": settings.cost.price_usd_per_gpu_hour}
     return {
         name: json.dumps({"host": "127.0.0.1" if is_local else "", "port": first + is_local * index, **price})
-        for index, name in enumerate(_names(settings))
+        for index, name in enumerate(_worker_names(settings))
     }
 
 
-def checkpoints_at(settings: Settings, run_id: str) -> Callable[[str], str]:
-    """From a host's workdir to the folder of a training's checkpoints: on the shared volume, where there is one."""
+def checkpoint_folder(settings: Settings, run_id: str) -> Callable[[str], str]:
+    """Return a function from a host's workdir to its checkpoint folder: on the shared volume if there is one."""
     shared = settings.shared_results
     return lambda workdir: f"{shared or f'{workdir}/runs'}/{run_id}/{CHECKPOINTS_FOLDER}"
 
 
 def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] = ()) -> Mapping[str, Any]:
-    """The model and data that all hosts would use, as `python -m bench inspect` reports them, and whether these
-    trials' own inputs can be used there.
+    """Check model and data, also those of `trials`, on all hosts. Returns the report of `python -m bench inspect`.
 
-    Raises UsageError with the first complaint, Refused where hosts have different files, and as `answers` does.
+    Raises UsageError with the first error, ConfirmationRequired if hosts have different files, and the errors of
+    `query_all`.
     """
     is_local = settings.fleet.kind == "local"
     if is_local and not settings.workspace.is_dir():
         raise UsageError(
             f"fleet.workspace: {settings.workspace}: no such folder; name another, or null for the project's own"
         )
-    # Not asked of pods: they have their node's GPU, and the bench in an older image may not know the flag.
+    # Omitted for pods: they have their node's GPU, and the bench of an older image may not know the flag.
     profile = ("--profile", settings.bench.profile) if is_local else ()
-    words, listed = ("inspect", *_inputs(settings), *profile), _listed(trials)
+    arguments, stdin = ("inspect", *_input_flags(settings), *profile), _trials_json(trials)
 
-    def ask(host: Host) -> Mapping[str, Any]:
+    def inspect_host(host: Host) -> Mapping[str, Any]:
         try:
-            return _answer(host, _bench(settings, host, *words, "--trials", "-"), listed)
+            return _run_for_json(host, _bench_command(settings, host, *arguments, "--trials", "-"), stdin)
         except UsageError as error:
             if is_local or "unrecognized arguments: --trials" not in str(error):
                 raise
-            return _answer(host, _bench(settings, host, *words))  # the bench in an older image
+            return _run_for_json(host, _bench_command(settings, host, *arguments))  # the bench of an older image
 
-    first, *others = query_all(settings, hosts, ask)
+    first, *others = query_all(settings, hosts, inspect_host)
     for host, inputs in zip(hosts[1:], others, strict=True):
-        for what in ("model", "data"):
-            if inputs[what]["sha256"] != first[what]["sha256"]:
+        for name in ("model", "data"):
+            if inputs[name]["sha256"] != first[name]["sha256"]:
                 raise ConfirmationRequired(
-                    f"{host.name} and {hosts[0].name} have different files at {what}.path: {first[what]['path']}; "
-                    "their results could not be compared; make them the same, then type the same again"
+                    f"{host.name} and {hosts[0].name} have different files at {name}.path: {first[name]['path']}; "
+                    "copy the same files to all workers, then rerun the command: otherwise results are not comparable"
                 )
     return first
 
 
 def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
-    """What `python -m bench survey` reports of the host's GPU, the data and these trials. Raises as `inspect` does."""
-    command = _bench(settings, host, "survey", *_inputs(settings), "--trials", "-")
-    return query_all(settings, [host], lambda one: _answer(one, command, _listed(trials)))[0]
+    """Return `python -m bench survey`'s report on the host's GPU, the data and the trials. Raises like `inspect`."""
+    command = _bench_command(settings, host, "survey", *_input_flags(settings), "--trials", "-")
+    return query_all(settings, [host], lambda host: _run_for_json(host, command, _trials_json(trials)))[0]
 
 
-def forecasts(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
-    """What `python -m bench forecast` says of a training on each of these hosts. Raises as `inspect`."""
+def forecast(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
+    """Return the report of `python -m bench forecast` on a training for each host. Raises like `inspect`."""
 
-    def ask(host: Host) -> Mapping[str, Any]:
-        command = _bench(settings, host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
-        return _answer(host, command, trial.to_text().encode())
+    def forecast_on(host: Host) -> Mapping[str, Any]:
+        command = _bench_command(settings, host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
+        return _run_for_json(host, command, trial.to_text().encode())
 
-    return query_all(settings, hosts, ask)
+    return query_all(settings, hosts, forecast_on)
 
 
-def adapter_work(
-    settings: Settings, host: Host, what: str, wish: Mapping[str, Any], hear: Callable[[str], None]
+def run_adapter_command(
+    settings: Settings, host: Host, command_name: str, request: Mapping[str, Any], on_line: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """What `python -m bench adapter WHAT` found; `hear` gets its words as they come.
+    """Run `python -m bench adapter COMMAND_NAME` and return its result; `on_line` gets each line as it arrives.
 
-    Raises UsageError and Refused with its one line of complaint, Resumable where the same request goes on, HostError.
+    Raises UsageError and ConfirmationRequired with its error line, RetryableError on a full disk, and HostError.
     """
-    command = _bench(settings, host, "adapter", what, "--cache", f"{host.workdir}/examples")
-    found: list[Mapping[str, Any]] = []
-    rest = bytearray()
+    command = _bench_command(settings, host, "adapter", command_name, "--cache", f"{host.workdir}/examples")
+    results: list[Mapping[str, Any]] = []
+    buffer = bytearray()
 
-    def take(piece: bytes) -> None:
-        rest.extend(piece)
-        *lines, last = bytes(rest).split(b"\n")
-        rest[:] = last
+    def parse(chunk: bytes) -> None:
+        buffer.extend(chunk)
+        *lines, last = bytes(buffer).split(b"\n")
+        buffer[:] = last
         for line in lines:
             try:
                 document = json.loads(line) if line.startswith(b"{") else {}
-            except ValueError:  # something else that the process printed
+            except ValueError:  # other output of the process
                 continue
             if "say" in document:
-                hear(str(document["say"]))
+                on_line(str(document["say"]))
             if "found" in document:
-                found.append(document["found"])
+                results.append(document["found"])
 
-    stdin = json.dumps(wish).encode()
-    completed = host.run(command, stdin=stdin, on_stdout=take, timeout_sec=_ADAPTER_SEC)
+    stdin = json.dumps(request).encode()
+    completed = host.run(command, stdin=stdin, on_stdout=parse, timeout_sec=_ADAPTER_TIMEOUT_SEC)
     if completed.exit_code == EXIT_NOT_WRITTEN:
-        raise RetryableError(f"{host.name}: {_last_line(completed)}; make room, then type the same again: it goes on")
+        raise RetryableError(f"{host.name}: {_last_line(completed)}; free space there, then rerun to resume")
     if completed.exit_code != 0:
-        raise _complaint(host, command, completed)
-    if not found:  # a transport that loses a stream may still report success
-        raise HostUnreachable(f"{host.name}: the answer to {command.render()} was cut short")
-    return found[-1]
+        raise _to_error(host, command, completed)
+    if not results:  # a transport that loses a stream may still report success
+        raise HostUnreachable(f"{host.name}: output of {command.render()} is truncated")
+    return results[-1]
 
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
-    """What the host's GPUs are doing now, as `python -m bench sample` reports it. Raises HostError."""
-    command = _bench(settings, host, "sample")
-    completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_SEC))
-    return _document(host, command, completed)
+    """Return the current state of the host's GPUs, as reported by `python -m bench sample`. Raises HostError."""
+    command = _bench_command(settings, host, "sample")
+    completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_TIMEOUT_SEC))
+    return _parse_document(host, command, completed)
 
 
-def _document(host: Host, command: Command, completed: Completed) -> dict[str, Any]:
-    """A transport that loses a stream may still report success. Raises HostUnreachable then."""
+def _parse_document(host: Host, command: Command, completed: Completed) -> dict[str, Any]:
+    """Parse the output. Raises HostUnreachable if the transport truncated it, even with exit code 0."""
     document: dict[str, Any] = parsed(host, completed.stdout, f"the answer to {command.render()}")
     return document
 
 
-def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
+def _bench_command(settings: Settings, host: Host, *arguments: str) -> Command:
     fleet = settings.fleet
     threads = str(fleet.pods.threads if fleet.kind == "pods" else fleet.local.threads)
     return Command(
         argv=(*host.python, "-m", "bench", *arguments),
-        # Without these every worker starts as many threads as there are cores, and all of them are slow.
+        # Without these every worker starts one thread per core, which slows all workers down.
         environment={
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",  # as in `remote.hosts.bundle`
+            "PYTHONDONTWRITEBYTECODE": "1",  # see `remote.hosts.bundle`
         },
         folder=str(settings.workspace),
     )
 
 
-def _listed(trials: Sequence[Trial]) -> bytes:
+def _trials_json(trials: Sequence[Trial]) -> bytes:
     return json.dumps([trial.to_json() for trial in trials]).encode()
 
 
-def _inputs(settings: Settings) -> tuple[str, ...]:
+def _input_flags(settings: Settings) -> tuple[str, ...]:
     return ("--model", settings.model.path, "--data", settings.data.path)
 
 
-def _answer(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
-    """The JSON document that the command prints. Raises UsageError with its one line of complaint, and HostError."""
-    completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_SEC)
+def _run_for_json(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
+    """Run the command and parse the JSON that it prints. Raises UsageError with its error line, and HostError."""
+    completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_TIMEOUT_SEC)
     if completed.exit_code != 0:
-        raise _complaint(host, command, completed)
-    return _document(host, command, completed)
+        raise _to_error(host, command, completed)
+    return _parse_document(host, command, completed)
 
 
-def _complaint(host: Host, command: Command, completed: Completed) -> Exception:
-    """A command of the bench that did not succeed, as the error that fits its exit code."""
-    if completed.exit_code > 128:  # killed by a signal (eviction, OOM killer); no setting is wrong
+def _to_error(host: Host, command: Command, completed: Completed) -> Exception:
+    """Return the error for a failed command of the bench, by its exit code."""
+    if completed.exit_code > 128:  # killed by a signal (eviction, OOM killer), not a usage error
         return CommandFailed(host.name, command, completed)
-    kind = ConfirmationRequired if completed.exit_code == 4 else UsageError
-    return kind(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
+    error_type = ConfirmationRequired if completed.exit_code == 4 else UsageError
+    return error_type(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
 
 
 def _last_line(completed: Completed) -> str:

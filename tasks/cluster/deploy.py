@@ -1,4 +1,4 @@
-"""`inv deploy`: observe, plan, act, observe again. A deployment that is there and unchanged is only read."""
+"""`inv deploy`: observe, plan, apply, observe again. An unchanged deployment is only read."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -16,117 +16,127 @@ from remote.cluster.plan import ClusterPlan, Verb, plan
 from remote.cluster.pull_secret import pull_secret
 from remote.hosts.command import Secret
 from tasks.cli.lock import acquire_lock
-from tasks.clients.cluster import cluster_of, errors
-from tasks.clients.image_ref import image_of
+from tasks.clients.cluster import open_cluster, translate_cluster_errors
+from tasks.clients.image_ref import resolve_image
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.cluster.checks import (
     check_controller,
-    check_nodes,
-    check_rights,
+    check_node_capacity,
+    check_pending_results,
+    check_permissions,
     check_storage,
     print_refusal,
-    refuse_losing_results,
-    write_down,
+    record_change,
 )
-from tasks.cluster.wait import state_of, wait
+from tasks.cluster.wait import read_state, wait_for_pods
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 
 MANIFESTS = "manifests"
-DELETE_SEC = 180.0
+DELETE_TIMEOUT_SEC = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
-    """The flags of `inv deploy`."""
+    """Flags of `inv deploy`."""
 
     dry_run: bool
     yes: bool
     discard_results: bool
     plain: bool
     renew_secret: bool = False
-    replace: bool = False
+    force: bool = False
     partial: bool = False
-    take_over: bool = False
+    force_conflicts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeployHooks:
-    """What a task brings beside the settings.
+    """Values and callbacks of a task that deploys, in addition to the settings.
 
-    `values` go to the manifests, where `components` read them; `server` is the image of a server. `begin` is called
-    once nothing is refused any more, and `before_pods` when everything is there but the pods. `look` is told of the
-    pods while they are waited for; without `waits` they are not. `again` is the command that goes on.
+    `values` go to the manifests, where `components` read them; `server` is the image of a server. `on_start` is called
+    after the last check, and `before_pods` when everything exists except the pods. `on_state` gets each state of the
+    pods during the wait, which `wait` turns on. `retry_command` is the command that resumes.
     """
 
     values: Mapping[str, str | int | list[str]] = field(default_factory=dict)
     components: tuple[str, ...] = ()
     server: Image | None = None
-    begin: Callable[[], object] = lambda: None
+    on_start: Callable[[], object] = lambda: None
     before_pods: Callable[[Cluster], object] = lambda _cluster: None
-    look: Callable[[PodFleet], object] = lambda _state: None
-    waits: bool = True
-    again: str = "inv deploy"
+    on_state: Callable[[PodFleet], object] = lambda _state: None
+    wait: bool = True
+    retry_command: str = "inv deploy"
 
 
-def deploy_fleet(context: Context, choices: DeployOptions) -> None:
+def deploy_fleet(context: Context, options: DeployOptions) -> None:
     settings = load(context)
     if settings.cluster.overlay.startswith(JOB):
-        raise UsageError(f"cluster.overlay: {settings.cluster.overlay} trains by itself: type `inv train --job`")
-    apply(settings, choices)
+        raise UsageError(f"cluster.overlay: {settings.cluster.overlay} runs a training; type `inv train --job`")
+    apply(settings, options)
 
 
-def apply(settings: Settings, choices: DeployOptions, more: DeployHooks | None = None) -> None:
-    """Bring the cluster to the settings, with `more`."""
-    more = more or DeployHooks()
-    image = image_of(settings)
-    values = values_of(settings, image)
-    components = (*values.components, *more.components)
-    values = replace(values, copied={**values.copied, **more.values}, components=components, server=more.server)
-    with errors():
+def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None = None) -> None:
+    """Apply the settings to the cluster and wait for the pods."""
+    hooks = hooks or DeployHooks()
+    image = resolve_image(settings)
+    values = manifest_values(settings, image)
+    components = (*values.components, *hooks.components)
+    values = replace(values, copied={**values.copied, **hooks.values}, components=components, server=hooks.server)
+    with translate_cluster_errors():
         desired = render(values, settings.root / MANIFESTS)
-    with cluster_of(settings, changes=not choices.dry_run, yes=choices.yes) as cluster:
+    with open_cluster(settings, changes=not options.dry_run, yes=options.yes) as cluster:
         live = cluster.live()
-        makes_secret = _makes_secret(settings, cluster, image, renew=choices.renew_secret)
-        planned = plan(desired, live, makes_secret=makes_secret, replace_ended=choices.replace)
-        _print_plan(planned, image, settings)
-        jobs = [one for one in desired if one["kind"] == "Job"]
-        await_pods = partial(wait, settings, cluster, jobs, plain=choices.plain, look=more.look, again=more.again)
-        if planned.is_empty:
-            state = state_of(cluster, jobs)
-            if state.is_up or choices.dry_run or not jobs:
+        makes_secret = _needs_secret(settings, cluster, image, renew=options.renew_secret)
+        cluster_plan = plan(desired, live, makes_secret=makes_secret, replace_ended=options.force)
+        _print_plan(cluster_plan, image, settings)
+        jobs = [item for item in desired if item["kind"] == "Job"]
+        await_pods = partial(
+            wait_for_pods,
+            settings,
+            cluster,
+            jobs,
+            plain=options.plain,
+            on_state=hooks.on_state,
+            retry_command=hooks.retry_command,
+        )
+        if cluster_plan.is_empty:
+            state = read_state(cluster, jobs)
+            if state.is_up or options.dry_run or not jobs:
                 print(f"nothing to do: {state.up} of {len(state.rows)} pods are up")
                 return
             await_pods()
             return
-        check_nodes(settings, cluster, image, planned, partial=choices.partial or choices.dry_run)
-        check_controller(settings, cluster, planned)
-        check_storage(cluster, planned)
-        check_rights(cluster, planned)
-        if choices.dry_run:
-            print_refusal(settings, cluster, planned, may_lose=choices.discard_results)
-            _print_diff(cluster, planned, take_over=choices.take_over)
+        check_node_capacity(settings, cluster, image, cluster_plan, partial=options.partial or options.dry_run)
+        check_controller(settings, cluster, cluster_plan)
+        check_storage(cluster, cluster_plan)
+        check_permissions(cluster, cluster_plan)
+        if options.dry_run:
+            print_refusal(settings, cluster, cluster_plan, discard_results=options.discard_results)
+            _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
             return
-        # Not locked where no pod ends: a run whose Job was deleted waits for what this brings back.
-        with acquire_lock(settings.results_folder, "deploy") if planned.ends_pods else contextlib.nullcontext():
-            lost = refuse_losing_results(settings, cluster, planned, may_lose=choices.discard_results)
+        # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
+        with acquire_lock(settings.results_folder, "deploy") if cluster_plan.ends_pods else contextlib.nullcontext():
+            lost = check_pending_results(settings, cluster, cluster_plan, discard_results=options.discard_results)
             user = settings.registry.user or ""
             secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None
-            more.begin()
-            _act(settings, cluster, planned, image, secret, more, take_over=choices.take_over)
-            write_down(settings, cluster, lost)
-        if jobs and more.waits:
-            old_pods = not any(action.kind == "Job" for action in planned.changes)
+            hooks.on_start()
+            _execute_plan(
+                settings, cluster, cluster_plan, image, secret, hooks, force_conflicts=options.force_conflicts
+            )
+            record_change(settings, cluster, lost)
+        if jobs and hooks.wait:
+            old_pods = not any(action.kind == "Job" for action in cluster_plan.changes)
             await_pods(new_login=makes_secret and old_pods)
 
 
-def values_of(settings: Settings, image: Image) -> Values:
-    """The values of the manifests: every text and number of section cluster, and some of others."""
+def manifest_values(settings: Settings, image: Image) -> Values:
+    """Return the values of the manifests: every text and number of section cluster, and some of other sections."""
     cluster = settings.cluster
-    given = {**dict(cluster), **dict(cluster.fss), "size": settings.fleet.size, "profile": settings.bench.profile}
-    given |= {"model": settings.model.path, "data": settings.data.path}
-    given |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}
-    asked = {
+    copied = {**dict(cluster), **dict(cluster.fss), "size": settings.fleet.size, "profile": settings.bench.profile}
+    copied |= {"model": settings.model.path, "data": settings.data.path}
+    copied |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}
+    components = {
         "several-per-node": not cluster.one_per_node,
         "gpu-product": cluster.gpu not in (None, ANY_PRODUCT),
         "cpu-limit": cluster.cpu_limit is not None,
@@ -138,12 +148,12 @@ def values_of(settings: Settings, image: Image) -> Values:
         preemptible=cluster.preemptible,
         pull_secret=cluster.pull_secret,
         volume_handle=cluster.fss.volume_handle,
-        copied={name: value for name, value in given.items() if isinstance(value, (str, int))},
-        components=tuple(name for name, is_asked in asked.items() if is_asked),
+        copied={name: value for name, value in copied.items() if isinstance(value, (str, int))},
+        components=tuple(name for name, is_used in components.items() if is_used),
     )
 
 
-def _makes_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:
+def _needs_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:
     section, user = settings.cluster, settings.registry.user
     if section.pull_secret is None:
         if renew:
@@ -153,83 +163,84 @@ def _makes_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: 
         return False
     if user is None:
         raise UsageError(
-            f"namespace {section.namespace} has no secret {section.pull_secret}; set registry.user and type "
-            "the same with the auth token on standard input, or set cluster.pull_secret to null for a public image"
+            f"namespace {section.namespace} has no secret {section.pull_secret}; set registry.user and rerun the "
+            "command with the auth token on standard input, or set cluster.pull_secret to null for a public image"
         )
     check_registry_user(user, image.repository)
     return True
 
 
-def _print_plan(planned: ClusterPlan, image: Image, settings: Settings) -> None:
+def _print_plan(cluster_plan: ClusterPlan, image: Image, settings: Settings) -> None:
     print(f"image: {image.reference}")
-    shown = [action for action in planned.actions if action.verb is not Verb.KEEP]
-    kept = len(planned.actions) - len(shown)
-    for action in shown:
+    changes = [action for action in cluster_plan.actions if action.verb is not Verb.KEEP]
+    unchanged = len(cluster_plan.actions) - len(changes)
+    for action in changes:
         print(action)
-    if planned.makes_secret:
+    if cluster_plan.makes_secret:
         print(f"{'write':9}  secret/{settings.cluster.pull_secret}")
-    print(f"plan: overlay {settings.cluster.overlay}: {len(planned.changes)} to change, {kept} unchanged", flush=True)
+    counts = f"{len(cluster_plan.changes)} to change, {unchanged} unchanged"
+    print(f"plan: overlay {settings.cluster.overlay}: {counts}", flush=True)
 
 
-def _print_diff(cluster: Cluster, planned: ClusterPlan, *, take_over: bool) -> None:
-    if any(action.kind == "Namespace" for action in planned.of(Verb.CREATE)):
-        print("dry run: nothing was changed; the namespace is not there yet, so everything in it is new")
+def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan, *, force_conflicts: bool) -> None:
+    if any(action.kind == "Namespace" for action in cluster_plan.of(Verb.CREATE)):
+        print("dry run: nothing was changed; the namespace does not exist yet, so everything in it is new")
         return
-    # A Job that is replaced cannot be compared by the server, which would refuse the change.
-    for action in planned.of(Verb.REPLACE):
+    # The server cannot compare a Job that is replaced: it would reject the change.
+    for action in cluster_plan.of(Verb.REPLACE):
         for difference in action.differences:
             print(f"{action.title}  {difference}")
-    # Nor can a binding whose Role is new: who may not grant every right is asked what that Role grants, and in a dry
-    # run it is not there. The deployment itself makes the Role first.
-    new_roles = {action.name for action in planned.of(Verb.CREATE) if action.kind == "Role"}
+    # Nor a binding whose Role is new: for a user without the right to grant everything the server reads the Role, which
+    # does not exist in a dry run. The deployment itself creates the Role first.
+    new_roles = {action.name for action in cluster_plan.of(Verb.CREATE) if action.kind == "Role"}
     objects = [
         action.desired
-        for action in planned.of(Verb.CREATE, Verb.APPLY)
+        for action in cluster_plan.of(Verb.CREATE, Verb.APPLY)
         if action.desired is not None
         and not (action.kind == "RoleBinding" and action.desired["roleRef"]["name"] in new_roles)
     ]
     if objects:
-        print(cluster.diff(objects, take_over=take_over), end="")
+        print(cluster.diff(objects, force_conflicts=force_conflicts), end="")
     print("dry run: nothing was changed")
 
 
-def _act(
+def _execute_plan(
     settings: Settings,
     cluster: Cluster,
-    planned: ClusterPlan,
+    cluster_plan: ClusterPlan,
     image: Image,
     secret: Secret | None,
-    more: DeployHooks,
+    hooks: DeployHooks,
     *,
-    take_over: bool,
+    force_conflicts: bool,
 ) -> None:
-    """In this order nothing waits for what is not there yet: other objects, the secret, old Jobs deleted, new Jobs."""
+    """Apply the plan in the order of dependencies: other objects, the secret, old Jobs deleted, new Jobs."""
     section = settings.cluster
-    gone = [a.live for a in planned.of(Verb.DELETE, Verb.REPLACE) if a.live is not None]
-    written = planned.of(Verb.CREATE, Verb.APPLY, Verb.REPLACE)
+    deleted = [a.live for a in cluster_plan.of(Verb.DELETE, Verb.REPLACE) if a.live is not None]
+    written = cluster_plan.of(Verb.CREATE, Verb.APPLY, Verb.REPLACE)
     workloads = [a.desired for a in written if a.kind in ("Job", "JobSet") and a.desired is not None]
     others = [a.desired for a in written if a.kind not in ("Job", "JobSet") and a.desired is not None]
     if others:
-        cluster.apply(others, take_over=take_over)
+        cluster.apply(others, force_conflicts=force_conflicts)
         print(f"applied {len(others)} object{'' if len(others) == 1 else 's'}", flush=True)
     if secret is not None and section.pull_secret is not None and settings.registry.user is not None:
-        made, hidden = pull_secret(
+        secret_object, hidden = pull_secret(
             name=section.pull_secret,
             namespace=section.namespace,
             registry=image.registry,
             user=settings.registry.user,
             password=secret,
         )
-        cluster.apply([made], take_over=True, secrets=hidden)
+        cluster.apply([secret_object], force_conflicts=True, secrets=hidden)
         print(f"wrote secret/{section.pull_secret}", flush=True)
-    more.before_pods(cluster)
-    if gone:
-        print(f"deleting {_titles(gone)}, and waiting until their pods are gone", flush=True)
-        cluster.delete(gone, wait_sec=DELETE_SEC)
+    hooks.before_pods(cluster)
+    if deleted:
+        print(f"deleting {_titles(deleted)}, and waiting until their pods are gone", flush=True)
+        cluster.delete(deleted, wait_sec=DELETE_TIMEOUT_SEC)
     if workloads:
-        cluster.apply(workloads, take_over=take_over)
+        cluster.apply(workloads, force_conflicts=force_conflicts)
         print(f"started {_titles(workloads)}", flush=True)
 
 
 def _titles(objects: list[Object]) -> str:
-    return ", ".join(f"{object['kind'].lower()}/{object['metadata']['name']}" for object in objects)
+    return ", ".join(f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects)

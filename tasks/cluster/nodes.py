@@ -1,4 +1,4 @@
-"""`inv nodes`: which nodes can take a pod, and why not the others."""
+"""`inv nodes`: nodes that can run a pod, and the findings on the others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,107 +20,109 @@ from remote.cluster.diagnosis.nodes import (
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
 from remote.cluster.quantities import amount, in_gib
-from tasks.cli.terminal import console, for_programs, table
-from tasks.clients.cluster import cluster_of
-from tasks.clients.image_ref import image_of
+from tasks.cli.terminal import console, json_output, plain_table
+from tasks.clients.cluster import open_cluster
+from tasks.clients.image_ref import resolve_image
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 
 
-def check_nodes(context: Context, *, as_json: bool) -> None:
-    with for_programs(as_json) as say:
-        _check(load(context), say)
+def show_nodes(context: Context, *, as_json: bool) -> None:
+    with json_output(as_json) as print_json:
+        _show_nodes(load(context), print_json)
 
 
-def _check(settings: Settings, say: Callable[[Mapping[str, Any]], None]) -> None:
+def _show_nodes(settings: Settings, print_json: Callable[[Mapping[str, Any]], None]) -> None:
     try:
-        image: Image | None = image_of(settings)
+        image: Image | None = resolve_image(settings)
     except UsageError as error:
         image = None
         print(f"the image's size is unknown, so the disk is checked without it: {error}")
-    with cluster_of(settings) as cluster:
-        reports = report(cluster, need_of(settings, image))
-    show(reports)
-    wanted = settings.fleet.size
-    say(
+    with open_cluster(settings) as cluster:
+        reports = node_reports(cluster, pod_requirements(settings, image))
+    print_nodes(reports)
+    needed = settings.fleet.size
+    print_json(
         {
             "kind": "nodes",
             "schema_version": 1,
-            "needed": wanted,
+            "needed": needed,
             "room": capacity(reports),
-            "nodes": [document(report) for report in reports],
+            "nodes": [to_document(report) for report in reports],
         }
     )
-    check_kinds(settings, reports)
-    if capacity(reports) < wanted:
-        raise TaskFailed(too_few(settings, wanted, reports))
-    print(capacity_summary(settings, wanted, reports))
+    check_gpu_products(settings, reports)
+    if capacity(reports) < needed:
+        raise TaskFailed(shortage_message(settings, needed, reports))
+    print(capacity_summary(settings, needed, reports))
 
 
-def document(one: NodeReport) -> dict[str, Any]:
-    """A node for programs; docs/reference.md says what the fields are."""
+def to_document(report: NodeReport) -> dict[str, Any]:
+    """Return a node as JSON for programs; docs/reference.md describes the fields."""
     return {
-        "name": one.name,
-        "qualifies": one.qualifies,
-        "pods": one.pods,
-        "instance_type": one.instance_type,
-        "gpu": one.product,
-        "gpus": one.gpus,
-        "gpus_free": one.gpus_free,
-        "disk_bytes": int(one.disk_bytes),
-        "kubelet": one.kubelet,
-        "driver": one.driver,
-        "findings": [found.document() for found in one.findings],
+        "name": report.name,
+        "qualifies": report.qualifies,
+        "pods": report.pods,
+        "instance_type": report.instance_type,
+        "gpu": report.product,
+        "gpus": report.gpus,
+        "gpus_free": report.gpus_free,
+        "disk_bytes": int(report.disk_bytes),
+        "kubelet": report.kubelet,
+        "driver": report.driver,
+        "findings": [finding.document() for finding in report.findings],
     }
 
 
 def capacity(reports: Sequence[NodeReport]) -> int:
-    """How many pods the nodes can take."""
+    """Return the number of pods that the nodes can run."""
     return sum(report.pods for report in reports)
 
 
-def capacity_summary(settings: Settings, wanted: int, reports: Sequence[NodeReport]) -> str:
-    """The line where there is room for all."""
-    able = sum(report.qualifies for report in reports)
+def capacity_summary(settings: Settings, needed: int, reports: Sequence[NodeReport]) -> str:
+    """Return the line to print if there is room for all pods."""
+    qualified = sum(report.qualifies for report in reports)
     if settings.cluster.one_per_node:
-        return f"{able} nodes qualify, {wanted} are needed"
+        return f"{qualified} nodes qualify, {needed} are needed"
     return (
-        f"{able} nodes qualify, with room for {capacity(reports)} pods, {wanted} are needed; pods on one node share "
-        "its cores, memory bandwidth, disk and network: loading and steps vary more than with one pod on each"
+        f"{qualified} nodes qualify, with room for {capacity(reports)} pods, {needed} are needed; pods on one node "
+        "share its cores, memory bandwidth, disk and network: loading and steps vary more than with one pod per node"
     )
 
 
-def check_kinds(settings: Settings, reports: Sequence[NodeReport]) -> None:
-    """Raise UsageError where the nodes that qualify have different kinds of GPU and nobody asked for that."""
+def check_gpu_products(settings: Settings, reports: Sequence[NodeReport]) -> None:
+    """Raise UsageError if the qualifying nodes have different kinds of GPU and cluster.gpu is not set."""
     kinds = mixed(reports)
     if kinds and settings.cluster.gpu is None:
         raise UsageError(
             f"the nodes have different kinds of GPU: {', '.join(kinds)}; trials on them cannot be compared: set "
-            f"cluster.gpu to one of them, or to {ANY_PRODUCT} if that is meant"
+            f"cluster.gpu to one of them, or to {ANY_PRODUCT} to allow all"
         )
 
 
-def too_few(settings: Settings, wanted: int, reports: Sequence[NodeReport]) -> str:
-    """The message where the nodes cannot take as many pods as the fleet has."""
-    able, qualify = capacity(reports), sum(report.qualifies for report in reports)
+def shortage_message(settings: Settings, needed: int, reports: Sequence[NodeReport]) -> str:
+    """Return the message for nodes without room for all pods of the fleet."""
+    room, qualified = capacity(reports), sum(report.qualifies for report in reports)
     candidates = [report for report in reports if report.is_candidate and not report.qualifies]
     first = str(candidates[0].findings[0]) if candidates else "no other node has that instance type"
-    least = f"set fleet.size to {able or 'what there is'}"
+    smaller = f"set fleet.size to {room or 'the number of nodes'}"
     if settings.cluster.one_per_node:
-        more = sum((report.gpus_free or 0) // settings.cluster.gpus_per_pod for report in reports if report.qualifies)
-        several = f"set cluster.one_per_node to false: there are free GPUs for {more}; or " if more > able else ""
-        return f"{able} of {wanted} nodes qualify; {first}; or {several}{least}"
-    return f"{qualify} nodes qualify, with room for {able} of {wanted} pods; {first}; or {least}"
+        by_gpus = sum(
+            (report.gpus_free or 0) // settings.cluster.gpus_per_pod for report in reports if report.qualifies
+        )
+        shared = f"set cluster.one_per_node to false: there are free GPUs for {by_gpus}; or " if by_gpus > room else ""
+        return f"{room} of {needed} nodes qualify; {first}; or {shared}{smaller}"
+    return f"{qualified} nodes qualify, with room for {room} of {needed} pods; {first}; or {smaller}"
 
 
-def need_of(settings: Settings, image: Image | None) -> NodeRequirements:
-    """What one pod of this deployment needs of a node."""
+def pod_requirements(settings: Settings, image: Image | None) -> NodeRequirements:
+    """Return the requirements of one pod of this deployment."""
     section = settings.cluster
     preemptible = section.preemptible or section.overlay == "preemptible"
     tolerations: list[dict[str, Any]] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if preemptible:
         tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
-    # Without a shared volume the pod has a second local folder, for results.
+    # Without a shared volume the pod has a second local folder for results.
     scratch = amount(section.scratch) * (1 if section.fss.volume_handle else 2)
     return NodeRequirements(
         instance_type=section.instance_type,
@@ -139,40 +141,41 @@ def need_of(settings: Settings, image: Image | None) -> NodeRequirements:
     )
 
 
-def report(cluster: Cluster, need: NodeRequirements) -> list[NodeReport]:
-    """A report for each node. Raises ClusterError; without the right to list all pods, free GPUs are not known."""
+def node_reports(cluster: Cluster, need: NodeRequirements) -> list[NodeReport]:
+    """Return a report for each node; free GPUs are unknown without permission to list all pods. Raises ClusterError."""
     nodes = cluster.nodes()
     try:
         pods = cluster.pods_everywhere()
     except Forbidden as error:
-        print(f"free GPUs are not known: {error}")
+        print(f"free GPUs are unknown: {error}")
         return examine(nodes, None, need)
     return examine(nodes, pods, need)
 
 
-def show(reports: Sequence[NodeReport]) -> None:
-    """The nodes as a table, then one line for each finding; nodes of other instance types are only counted."""
+def print_nodes(reports: Sequence[NodeReport]) -> None:
+    """Print the nodes as a table, then one line for each finding; nodes of other types without GPU are only counted."""
     screen = console()
-    rows = table("node", "qualifies", "instance type", "GPU", "GPUs", "free", "disk", "kubelet", "driver")
-    for one in reports:
-        if not one.is_candidate and not one.gpus:
+    rows = plain_table("node", "qualifies", "instance type", "GPU", "GPUs", "free", "disk", "kubelet", "driver")
+    for report in reports:
+        if not report.is_candidate and not report.gpus:
             continue
+        share = f" (1/{report.shared})" if report.shared > 1 else ""
         rows.add_row(
-            Text(one.name),
-            Text("yes", style="green") if one.qualifies else Text("no", style="red"),
-            Text(one.instance_type or "-"),
-            Text((one.product or "-").removeprefix("NVIDIA-") + (f" (1/{one.shared})" if one.shared > 1 else "")),
-            str(one.gpus),
-            "?" if one.gpus_free is None else str(one.gpus_free),
-            in_gib(one.disk_bytes),
-            Text(one.kubelet),
-            Text(one.driver or "unknown"),
+            Text(report.name),
+            Text("yes", style="green") if report.qualifies else Text("no", style="red"),
+            Text(report.instance_type or "-"),
+            Text((report.product or "-").removeprefix("NVIDIA-") + share),
+            str(report.gpus),
+            "?" if report.gpus_free is None else str(report.gpus_free),
+            in_gib(report.disk_bytes),
+            Text(report.kubelet),
+            Text(report.driver or "unknown"),
         )
     if rows.row_count:
         screen.print(rows)
-    for one in reports:
-        if one.is_candidate or one.gpus:
-            for finding in one.findings:
+    for report in reports:
+        if report.is_candidate or report.gpus:
+            for finding in report.findings:
                 screen.print(f"  {finding}")
     others = [report for report in reports if not report.is_candidate and not report.gpus]
     if others:

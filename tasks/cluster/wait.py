@@ -1,4 +1,4 @@
-"""Waits for pods, with a live view of each. A pod that cannot come up ends the wait with reason and remedy."""
+"""Wait for pods, with a live view of each. A pod that cannot start ends the wait with reason and remedy."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +18,17 @@ from tasks.cli import terminal
 from tasks.errors import RetryableError, TaskFailed
 from tasks.settings.load import Settings
 
-# One look is four requests, for all pods together. Between looks a watch reports changes of pods; without any, the next
-# look is for everything else: events, refused pods, claims. Changes in quick succession share one look, with longer
-# pauses while they bring nothing new: a pull that fails changes its pod again and again.
-_QUIET_SEC = 15.0
-_TOGETHER_SEC, _MOST_TOGETHER_SEC = 0.5, 10.0
-_AGAIN_SEC = 1.0
-_SILENCE_SEC = 60.0  # an API server that restarts is back before that
+# A poll is four requests for all pods together. Between polls a watch reports changes of pods. Without a change the
+# next poll follows after _POLL_SEC, for everything else: events, rejected pods, claims. Changes in quick succession
+# share one poll, after longer pauses while nothing is new: a failing image pull changes its pod repeatedly.
+_POLL_SEC = 15.0
+_MIN_BATCH_SEC, _MAX_BATCH_SEC = 0.5, 10.0
+_RETRY_SEC = 1.0
+_MAX_SILENCE_SEC = 60.0  # longer than a restart of the API server
 
 
-def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
-    """The state of the Jobs with these names, read now. Raises ClusterError."""
+def read_state(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
+    """Read the current state of the Jobs with these names. Raises ClusterError."""
     names = {job["metadata"]["name"] for job in jobs}
     live = [job for job in cluster.list_of("Job") if job["metadata"]["name"] in names]
     pods = cluster.pods()
@@ -38,116 +38,123 @@ def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
     return fleet(live, pods, cluster.list_of("PersistentVolumeClaim"), cluster.events())
 
 
-def wait(
+def wait_for_pods(
     settings: Settings,
     cluster: Cluster,
     jobs: Sequence[Mapping[str, Any]],
     *,
     plain: bool,
     new_login: bool = False,
-    look: Callable[[PodFleet], object] = lambda _state: None,
-    again: str = "inv deploy",
+    on_state: Callable[[PodFleet], object] = lambda _state: None,
+    retry_command: str = "inv deploy",
 ) -> None:
-    """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless.
+    """Wait until all pods of the Jobs are up. Raises TaskFailed with the reason as soon as waiting is pointless.
 
-    `new_login`: the pull secret is new, and the pods may still report that the old one was refused. `look` is told of
-    each look at the pods.
+    `new_login`: the pull secret is new, and the pods may still report that the old one was rejected. `on_state` gets
+    each state that is not final.
     """
     screen = terminal.console()
-    began = heard = time.monotonic()
-    limit = settings.cluster.ready_within_sec
-    patience = WaitPolicy(login_sec=BACK_OFF_SEC if new_login else 0.0)
-    before: Mapping[object, str | Diagnosis] = {}
-    together_sec = _TOGETHER_SEC
+    started = answered = time.monotonic()
+    limit = settings.cluster.ready_timeout_sec
+    policy = WaitPolicy(login_sec=BACK_OFF_SEC if new_login else 0.0)
+    old_events: Mapping[object, str | Diagnosis] = {}
+    batch_sec = _MIN_BATCH_SEC
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         is_live = screen.is_terminal and not plain
         while True:
             now = time.monotonic()
             try:
-                state = state_of(cluster, jobs)
-                heard = now
+                state = read_state(cluster, jobs)
+                answered = now
             except Unreachable as error:
-                if now - heard > _SILENCE_SEC:
-                    raise RetryableError(f"{error} (silent for {now - heard:.0f} s); `{again}` goes on") from None
-                time.sleep(_AGAIN_SEC)
+                silence_sec = now - answered
+                if silence_sec > _MAX_SILENCE_SEC:
+                    raise RetryableError(
+                        f"{error} (silent for {silence_sec:.0f} s); `{retry_command}` resumes"
+                    ) from None
+                time.sleep(_RETRY_SEC)
                 continue
-            news = _news_of(state)
+            events = _events(state)
             if is_live:
-                wrong = (Text(f"  {line}") for line in together(state.all_findings))
-                live.update(Group(table(state), *wrong), refresh=True)
+                findings = (Text(f"  {line}") for line in together(state.all_findings))
+                live.update(Group(pod_table(state), *findings), refresh=True)
             else:
-                for line in _lines([news[key] for key in news if key not in before]):
+                for line in _lines([events[key] for key in events if key not in old_events]):
                     screen.print(line)
-            together_sec = _TOGETHER_SEC if news.keys() != before.keys() else min(_MOST_TOGETHER_SEC, 2 * together_sec)
-            before = news
+            has_news = events.keys() != old_events.keys()
+            batch_sec = _MIN_BATCH_SEC if has_news else min(_MAX_BATCH_SEC, 2 * batch_sec)
+            old_events = events
             if state.is_up:
                 break
-            look(state)
-            hopeless = patience.exhausted(state.all_findings, now)
-            if hopeless is not None:
-                raise TaskFailed(f"{_how_far(state)}: {hopeless}; then `{again}`")
-            if now - began > limit:
+            on_state(state)
+            expired = policy.expired_finding(state.all_findings, now)
+            if expired is not None:
+                raise TaskFailed(f"{_progress(state)}: {expired}; then `{retry_command}`")
+            elapsed_sec = now - started
+            if elapsed_sec > limit:
                 first = next(iter(state.all_findings), None)
-                why = f": {first}" if first is not None else ""
-                raise RetryableError(f"{_how_far(state)} after {now - began:.0f} s{why}; `{again}` goes on waiting")
-            within_sec = min(_QUIET_SEC, limit - (now - began), patience.left_sec(state.all_findings, now))
-            _until_news(cluster, within_sec, together_sec)
-    screen.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s")
+                reason = f": {first}" if first is not None else ""
+                raise RetryableError(
+                    f"{_progress(state)} after {elapsed_sec:.0f} s{reason}; `{retry_command}` continues to wait"
+                )
+            timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
+            _wait_for_change(cluster, timeout_sec, batch_sec)
+    screen.print(f"{_progress(state)}, after {time.monotonic() - started:.0f} s")
     if settings.fleet.kind != "pods" and settings.cluster.overlay in ("pods", "preemptible"):
-        screen.print("set fleet.kind to pods, and `inv bench` runs on them")
+        screen.print("set fleet.kind to pods to run `inv bench` on them")
 
 
-def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> None:
-    """Sleep until a pod changes, and then for `together_sec`, for further changes."""
-    began = time.monotonic()
+def _wait_for_change(cluster: Cluster, timeout_sec: float, batch_sec: float) -> None:
+    """Sleep until a pod changes, then for `batch_sec` to include further changes; at most for `timeout_sec`."""
+    started = time.monotonic()
     try:
-        cluster.await_change(max(1.0, within_sec))
+        cluster.await_change(max(1.0, timeout_sec))
     except ClusterError:
-        time.sleep(_AGAIN_SEC)  # the next look meets the same error and reports it
-    time.sleep(max(0.0, min(together_sec, began + within_sec - time.monotonic())))
+        time.sleep(_RETRY_SEC)  # the next poll reports the error
+    time.sleep(max(0.0, min(batch_sec, started + timeout_sec - time.monotonic())))
 
 
 class WaitPolicy:
-    """How long each finding has lasted. A finding that lasts longer than its patience ends the wait.
+    """Age of each finding. A finding that lasts longer than its patience ends the wait.
 
-    `login_sec`: how long a refused login may last at least.
+    `login_sec`: the minimum patience for a rejected login.
     """
 
     def __init__(self, login_sec: float = 0.0) -> None:
         self._login_sec = login_sec
         self._since: dict[tuple[str, str], float] = {}
 
-    def exhausted(self, findings: Sequence[Diagnosis], now: float) -> Diagnosis | None:
-        """The first finding that has lasted too long. A finding that went away starts again from nothing."""
+    def expired_finding(self, findings: Sequence[Diagnosis], now: float) -> Diagnosis | None:
+        """Return the first finding that has lasted too long. A finding that was absent starts again at zero."""
         keys = {(finding.subject, finding.cause) for finding in findings}
         self._since = {key: self._since.get(key, now) for key in keys}
-        return next((finding for finding in findings if self._end_of(finding) <= now), None)
+        return next((finding for finding in findings if self._deadline(finding) <= now), None)
 
-    def left_sec(self, findings: Sequence[Diagnosis], now: float) -> float:
-        """Seconds until the first of these findings has lasted too long."""
-        return min(map(self._end_of, findings), default=float("inf")) - now
+    def remaining_sec(self, findings: Sequence[Diagnosis], now: float) -> float:
+        """Return the seconds until the first of these findings has lasted too long."""
+        return min(map(self._deadline, findings), default=float("inf")) - now
 
-    def _end_of(self, finding: Diagnosis) -> float:
+    def _deadline(self, finding: Diagnosis) -> float:
         if finding.patience_sec is None:
             return float("inf")
-        least_sec = self._login_sec if finding.cause in LOGIN_CAUSES else 0.0
-        return self._since[finding.subject, finding.cause] + max(finding.patience_sec, least_sec)
+        min_sec = self._login_sec if finding.cause in LOGIN_CAUSES else 0.0
+        return self._since[finding.subject, finding.cause] + max(finding.patience_sec, min_sec)
 
 
-def table(state: PodFleet) -> Table:
-    """Every pod: its node, state and restarts."""
-    shown = terminal.table("job", "index", "pod", "node", "state", "restarts")
+def pod_table(state: PodFleet) -> Table:
+    """Return a table of all pods with node, state and restarts."""
+    table = terminal.plain_table("job", "index", "pod", "node", "state", "restarts")
     for row in state.rows:
         style = "green" if row.is_up else "red" if row.findings else "yellow"
         cells = (row.job, str(row.index), row.pod or "-", row.node or "-")
-        shown.add_row(*map(Text, cells), Text(row.state, style=style), str(row.restarts))
-    return shown
+        table.add_row(*map(Text, cells), Text(row.state, style=style), str(row.restarts))
+    return table
 
 
-def _news_of(state: PodFleet) -> dict[object, str | Diagnosis]:
-    """Each pod's line and each finding, by a key that stays the same while a refusal's words change."""
+def _events(state: PodFleet) -> dict[object, str | Diagnosis]:
+    """Return each pod's line and each finding, by a key that does not depend on the text of a finding."""
     rows: dict[object, str | Diagnosis] = {
-        # The state of a pod with findings goes to and fro, so that it is left out of the key.
+        # Leave the state of a pod with findings out of the key, because it alternates.
         (row.job, row.index, row.pod, row.state if not row.findings else ""): (
             f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
         )
@@ -156,10 +163,10 @@ def _news_of(state: PodFleet) -> dict[object, str | Diagnosis]:
     return rows | {(finding.subject, finding.cause): finding for finding in state.all_findings}
 
 
-def _lines(news: Sequence[str | Diagnosis]) -> list[str]:
-    rows = [new for new in news if isinstance(new, str)]
-    return rows + [f"  {line}" for line in together(new for new in news if isinstance(new, Diagnosis))]
+def _lines(events: Sequence[str | Diagnosis]) -> list[str]:
+    rows = [event for event in events if isinstance(event, str)]
+    return rows + [f"  {line}" for line in together(event for event in events if isinstance(event, Diagnosis))]
 
 
-def _how_far(state: PodFleet) -> str:
+def _progress(state: PodFleet) -> str:
     return f"{state.up} of {len(state.rows)} pods are up"

@@ -1,14 +1,14 @@
-"""`inv doctor`: every check at once, a line each, with the one command or setting that mends what is wrong.
+"""`inv doctor`: all checks at once, one line each, with a command or setting that fixes each problem.
 
-verbs      signature and help
-doctor     the command: runs the checks, prints, exit code
-catalogue  every check
-check      a check as a value: what it asks, and the faults that it knows
-answer     what a check says; a fault that can be said
-facts      what several checks ask for, found out once
-examine    the checks side by side, each with its deadline
-printed    the answers as lines and as JSON
-examples   what other modules say, for the document
-document   docs/troubleshooting.md, made of the checks
-checks     the checks by subject
+commands  signature and help
+doctor    the command: runs the checks, prints, sets the exit code
+registry  list of all checks
+check     a check: its question, function and possible faults
+result    result of a check; fault with its message and remedy
+context   facts shared by several checks, computed once
+runner    parallel run of the checks with a deadline
+output    results as lines and as JSON
+examples  messages of other modules, for the document
+docs      docs/troubleshooting.md, generated from the checks
+checks    the checks by subject
 """

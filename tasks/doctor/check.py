@@ -1,4 +1,4 @@
-"""A check as a value, and the checks of one subject."""
+"""Check with its question, function and possible faults, and the list of checks of one subject."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,47 +7,51 @@ from tasks.doctor.context import CheckContext
 from tasks.doctor.result import CheckResult, Fault
 
 CheckFunction = Callable[[CheckContext], CheckResult | Sequence[CheckResult]]
-Others = Callable[[], Sequence[tuple[str, str]]]
+TableRows = Callable[[], Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One question. `look` asks it: its answers, or it raises NotAsked or a task's error, which is an answer too.
+    """One question. `run` returns its results, or raises Skipped or a task's error, which becomes a result.
 
-    `faults` are those that `look` says in words of its own. `others` come from what it calls, as (what, remedy).
+    `faults` are the faults that `run` itself reports. `other_rows` returns messages of the code that it calls, as
+    (message, remedy), for the document.
     """
 
     subject: str
     name: str
-    asks: str
-    look: CheckFunction
+    question: str
+    run: CheckFunction
     faults: tuple[Fault, ...] = ()
-    others: Others | None = None
+    other_rows: TableRows | None = None
 
     @property
     def title(self) -> str:
         return f"{self.subject} {self.name}"
 
-    def rows(self) -> list[tuple[str, str]]:
-        """What it may say, and what mends it, each once: for the document."""
-        own = (fault.shown() for fault in self.faults)
-        return list(dict.fromkeys((*own, *(self.others() if self.others else ()))))
+    def document_rows(self) -> list[tuple[str, str]]:
+        """Return the possible (message, remedy) pairs without duplicates, for the document."""
+        own = (fault.document_row() for fault in self.faults)
+        return list(dict.fromkeys((*own, *(self.other_rows() if self.other_rows else ()))))
 
 
 class Checks(list[Check]):
-    """The checks of one subject, in the order in which they are printed."""
+    """List of the checks of one subject, in the order of their output."""
 
     def __init__(self, subject: str) -> None:
         super().__init__()
         self._subject = subject
 
-    def asks(
-        self, name: str, question: str, *faults: Fault, others: Others | None = None
+    def register(
+        self, name: str, question: str, *faults: Fault, other_rows: TableRows | None = None
     ) -> Callable[[CheckFunction], CheckFunction]:
-        """Makes the function below it the `look` of a check."""
+        """Return a decorator that registers the function as the `run` of a check."""
 
-        def add(look: CheckFunction) -> CheckFunction:
-            self.append(Check(subject=self._subject, name=name, asks=question, look=look, faults=faults, others=others))
-            return look
+        def add(function: CheckFunction) -> CheckFunction:
+            check = Check(
+                subject=self._subject, name=name, question=question, run=function, faults=faults, other_rows=other_rows
+            )
+            self.append(check)
+            return function
 
         return add

@@ -1,4 +1,4 @@
-"""What several checks ask for: each thing is found out once, by a thread of its own, when the first check wants it."""
+"""Facts shared by checks, each computed once, lazily, in its own thread."""
 
 import contextlib
 import threading
@@ -14,59 +14,59 @@ from remote.cluster.manifests import Image
 from remote.hosts.host import Host, HostError
 from remote.image import engine, vm_info, workdir
 from remote.image.engine import EngineFacts
-from tasks.clients.build_vm import build_vm, tmpdir_on, to_task_error
-from tasks.clients.cluster import errors, target_of
-from tasks.clients.image_ref import image_of
-from tasks.cluster.nodes import need_of
+from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
+from tasks.clients.cluster import resolve_target, translate_cluster_errors
+from tasks.clients.image_ref import resolve_image
+from tasks.cluster.nodes import pod_requirements
 from tasks.doctor.result import Skipped
 from tasks.errors import UsageError
-from tasks.image.build import client
+from tasks.image.build import engine_client
 from tasks.settings.load import Settings
 
 T = TypeVar("T")
 R = TypeVar("R")
-WITHIN_SEC = 20.0  # for every check, all of them at once
-_LATER_SEC = 1.0  # a check that waits for another's fact ends before its own deadline, and says which
+TIMEOUT_SEC = 20.0  # for all checks, which run in parallel
+_MARGIN_SEC = 1.0  # a check that waits for another check's fact ends before its own deadline, to name that check
 
 
 class SharedFact(Generic[T]):
-    """A fact, or the error that came instead. `title` is the check that says that error; others refer to it."""
+    """Value or error of a computation. `title` names the check that reports the error; other checks refer to it."""
 
-    def __init__(self, make: Callable[[], T], title: str) -> None:
-        self._make, self._title = make, title
-        self._began, self._known = threading.Lock(), threading.Event()
+    def __init__(self, compute: Callable[[], T], title: str) -> None:
+        self._compute, self._title = compute, title
+        self._start_lock, self._done = threading.Lock(), threading.Event()
         self._value: T | None = None
         self._error: Exception | None = None
 
-    def first(self, within_sec: float = WITHIN_SEC) -> T:
-        """The fact, for the check that says what is wrong with it. Raises what finding it out raises."""
-        if self._began.acquire(blocking=False):
-            threading.Thread(target=self._find, name=f"doctor: {self._title}", daemon=True).start()
-        if not self._known.wait(within_sec):
+    def get_or_raise(self, timeout_sec: float = TIMEOUT_SEC) -> T:
+        """Return the value, for the check that reports its errors. Raises the computation's error, or TimeoutError."""
+        if self._start_lock.acquire(blocking=False):
+            threading.Thread(target=self._run, name=f"doctor: {self._title}", daemon=True).start()
+        if not self._done.wait(timeout_sec):
             raise TimeoutError
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
 
-    def get(self) -> T:
-        """The fact, for every other check. Raises NotAsked where it could not be found out."""
+    def get_or_skip(self) -> T:
+        """Return the value, for every other check. Raises Skipped if the computation failed."""
         try:
-            return self.first(WITHIN_SEC - _LATER_SEC)
+            return self.get_or_raise(TIMEOUT_SEC - _MARGIN_SEC)
         except Skipped:
             raise
-        except Exception:  # noqa: BLE001 - whatever it is, the other check says it
+        except Exception:  # noqa: BLE001 - the check `title` reports the error
             raise Skipped(f"see {self._title}") from None
 
-    def _find(self) -> None:
+    def _run(self) -> None:
         try:
-            self._value = self._make()
-        except Exception as error:  # noqa: BLE001 - it is raised again in the thread that asked
+            self._value = self._compute()
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that called `get_or_raise`
             self._error = error
-        self._known.set()
+        self._done.set()
 
 
 class CheckContext:
-    """The settings, and what is found out about machines and cluster. `only`: the subjects named by the operator."""
+    """Settings, and shared facts about machines and the cluster. `only`: the subjects named by the operator."""
 
     def __init__(self, settings: Settings, config: Config, only: frozenset[str] = frozenset()) -> None:
         self.settings, self.config, self.only = settings, config, only
@@ -76,72 +76,72 @@ class CheckContext:
         self.vm = SharedFact(self._vm, "vm connection")
         self.machine = SharedFact(lambda: self.on_vm(vm_info.observe), "vm connection")
         self.engine = SharedFact(self._engine, "vm engine")
-        self._closing = contextlib.ExitStack()
+        self._exit_stack = contextlib.ExitStack()
 
     def close(self) -> None:
-        self._closing.close()
+        self._exit_stack.close()
 
     def _cluster(self) -> Cluster:
         section = self.settings.cluster
-        is_meant = self.settings.fleet.kind == "pods" or section.context or section.kubeconfig or section.image
-        if not is_meant and not self.only & {"cluster", "nodes", "pods"}:
-            raise Skipped("fleet.kind is local and cluster.context null; --only cluster,nodes,pods asks all the same")
-        target = target_of(self.settings)
-        with errors():
-            found = Cluster(target)
-        self._closing.callback(found.close)
-        return found
+        is_used = self.settings.fleet.kind == "pods" or section.context or section.kubeconfig or section.image
+        if not is_used and not self.only & {"cluster", "nodes", "pods"}:
+            raise Skipped("fleet.kind is local and cluster.context null; --only cluster,nodes,pods checks it anyway")
+        target = resolve_target(self.settings)
+        with translate_cluster_errors():
+            cluster = Cluster(target)
+        self._exit_stack.callback(cluster.close)
+        return cluster
 
     def _version(self) -> tuple[str, float | None]:
-        with errors():
-            return self.cluster.first().version()
+        with translate_cluster_errors():
+            return self.cluster.get_or_raise().version()
 
     @contextlib.contextmanager
-    def reached(self) -> Iterator[Cluster]:
-        """The cluster, whose errors become a task's. Raises NotAsked where it does not answer: one line is enough."""
-        self.version.get()
-        with errors():
-            yield self.cluster.get()
+    def open_cluster(self) -> Iterator[Cluster]:
+        """Yield the cluster, whose errors become task errors. Raises Skipped if it does not answer."""
+        self.version.get_or_skip()
+        with translate_cluster_errors():
+            yield self.cluster.get_or_skip()
 
     def _nodes(self) -> list[NodeReport]:
-        with self.reached() as cluster:
+        with self.open_cluster() as cluster:
             nodes = cluster.nodes()
             try:
                 pods = cluster.pods_everywhere()
             except Forbidden:
                 pods = None
         try:
-            image: Image | None = image_of(self.settings)
-        except UsageError:  # none was pushed or named
+            image: Image | None = resolve_image(self.settings)
+        except UsageError:  # no image was pushed or set
             image = None
-        with errors():
-            return examine(nodes, pods, need_of(self.settings, image))
+        with translate_cluster_errors():
+            return examine(nodes, pods, pod_requirements(self.settings, image))
 
     def _vm(self) -> Host:
         if self.settings.build.host is None and not self.only & {"vm", "registry"}:
-            raise Skipped("build.host is null: this machine builds; --only vm,registry asks it all the same")
-        return self._closing.enter_context(build_vm(self.settings, "inv doctor"))
+            raise Skipped("build.host is null: this machine builds; --only vm,registry checks it anyway")
+        return self._exit_stack.enter_context(build_vm(self.settings, "inv doctor"))
 
     def _engine(self) -> EngineFacts:
-        self.machine.get()
-        return self.on_vm(lambda host: engine.observe(host, client(self.settings)))
+        self.machine.get_or_skip()
+        return self.on_vm(lambda host: engine.observe(host, engine_client(self.settings)))
 
-    def on_vm(self, ask: Callable[[Host], R]) -> R:
-        """What `ask` says of the build VM; its errors as a task's. Raises NotAsked where there is none to ask."""
-        host = self.vm.first()
-        with as_of_vm():
-            return ask(host)
+    def on_vm(self, function: Callable[[Host], R]) -> R:
+        """Call `function` with the build VM; its errors become task errors. Raises Skipped if no VM is used."""
+        host = self.vm.get_or_raise()
+        with translate_vm_errors():
+            return function(host)
 
     def tmpdir(self, host: Host) -> str:
-        """The folder for large files on the VM, closed to others or not there yet. Raises HostError."""
-        tmp = tmpdir_on(self.settings, host, None)
-        workdir.claim(host, tmp, make=False)
+        """Return the folder for large files on the VM; our folder in it is private or missing. Raises HostError."""
+        tmp = resolve_tmpdir(self.settings, host, None)
+        workdir.claim(host, tmp, create=False)
         return tmp
 
 
 @contextlib.contextmanager
-def as_of_vm() -> Iterator[None]:
-    """The build VM's errors as a task's."""
+def translate_vm_errors() -> Iterator[None]:
+    """Turn errors of the build VM into task errors."""
     try:
         yield
     except HostError as error:

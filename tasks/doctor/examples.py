@@ -1,6 +1,6 @@
-"""What other modules say, for the document: each is called with an example of the fault, so that the words are its own.
+"""Messages of other modules for the document, as (message, remedy), from calls with an example of each fault.
 
-As (what, remedy). What bench says cannot be called from here: those rows are copies, which a test compares.
+The code of bench cannot be called from here: the rows of `inputs` and `gpu` are copies, which a test compares.
 """
 
 import copy
@@ -17,47 +17,47 @@ from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose
 from remote.cluster.kubectl import not_installed, refusal
 from remote.cluster.quantities import amount
 from remote.hosts.host import HostError
-from remote.image.engine import DiskInfo, EngineEndpoint, EngineFacts
-from remote.image.plan import SpaceNeed as Room
-from remote.image.plan import check_kinds, check_room, model_folders
-from remote.image.vm_agent.client import trouble
+from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
+from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
+from remote.image.vm_agent.client import engine_access_error
 from remote.image.vm_info import VmFacts
-from tasks.doctor.result import from_error
+from tasks.doctor.result import from_message
 
 Rows = Sequence[tuple[str, str]]
-_TYPE, _KIND = "VM.GPU.A10.1", "NVIDIA-A10"
+_INSTANCE_TYPE, _PRODUCT = "VM.GPU.A10.1", "NVIDIA-A10"
 
 
 def _row(message: object) -> tuple[str, str]:
-    answer = from_error(str(message))
-    return answer.found, answer.remedy
+    result = from_message(str(message))
+    return result.message, result.remedy
 
 
-def _raised(act: Callable[[], object]) -> tuple[str, str]:
+def _error_row(function: Callable[[], object]) -> tuple[str, str]:
+    """Call the function and return the row of its error."""
     try:
-        act()
+        function()
     except HostError as error:
         return _row(error)
-    raise AssertionError("an example of a fault that is none")
+    raise AssertionError("the example does not raise an error")
 
 
 def cluster() -> Rows:
-    """Of the server and the login, from kubectl's own words."""
-    signs = ("getting credentials: exec: executable oci failed", "Unauthorized", "x509: certificate signed by unknown")
-    passing = ("connection refused", "no such host", "i/o timeout")
+    """Return the rows for the API server and the login, from kubectl's messages."""
+    login = ("getting credentials: exec: executable oci failed", "Unauthorized", "x509: certificate signed by unknown")
+    network = ("connection refused", "no such host", "i/o timeout")
     missing = not_installed(FileNotFoundError(2, "No such file or directory", "kubectl"))
-    return [*(_row(refusal("kubectl", sign)) for sign in (*signs, *passing)), _row(missing)]
+    return [*(_row(refusal("kubectl", message)) for message in (*login, *network)), _row(missing)]
 
 
 @cache
 def nodes(causes: Collection[str]) -> Rows:
-    """Of these causes, from examples of nodes."""
-    found = [(finding.reason, finding.remedy) for finding in _findings() if finding.cause in causes]
-    return list(dict.fromkeys(found))
+    """Return the rows for these causes, from examples of nodes."""
+    rows = [(finding.reason, finding.remedy) for finding in _findings() if finding.cause in causes]
+    return list(dict.fromkeys(rows))
 
 
 _NODE: dict[str, Any] = {
-    "metadata": {"name": "NODE", "labels": {INSTANCE_TYPE: _TYPE}},
+    "metadata": {"name": "NODE", "labels": {INSTANCE_TYPE: _INSTANCE_TYPE}},
     "spec": {},
     "status": {
         "allocatable": {"cpu": "30", "memory": "240Gi", "ephemeral-storage": "200Gi", GPU: "1"},
@@ -65,8 +65,8 @@ _NODE: dict[str, Any] = {
         "nodeInfo": {"kubeletVersion": "v1.34.0"},
     },
 }
-# What differs from it, by path.
-_NODES: tuple[dict[str, Any], ...] = (
+# The differences to _NODE in each example, by path.
+_NODE_CHANGES: tuple[dict[str, Any], ...] = (
     {
         "status.conditions": [
             {"type": "Ready", "status": "Unknown", "lastTransitionTime": "TIME", "message": "no reports"}
@@ -79,7 +79,7 @@ _NODES: tuple[dict[str, Any], ...] = (
     {f"status.allocatable|{GPU}": "0"},
     {f"status.allocatable|{GPU}": "0", "status.allocatable|nvidia.com/mig-1g.6gb": "4"},
     {f"metadata.labels|{PRODUCT}": "Tesla-T4"},
-    {f"metadata.labels|{PRODUCT}": _KIND, "metadata.labels|nvidia.com/gpu.replicas": "4"},
+    {f"metadata.labels|{PRODUCT}": _PRODUCT, "metadata.labels|nvidia.com/gpu.replicas": "4"},
     {"status.allocatable|ephemeral-storage": "38Gi"},
     {"status.allocatable|cpu": "2"},
     {"status.allocatable|memory": "8Gi"},
@@ -88,12 +88,15 @@ _NODES: tuple[dict[str, Any], ...] = (
     {f"metadata.labels|{INSTANCE_TYPE}": "VM.GPU3.1"},
 )
 _POD = {"metadata": {"name": "POD", "namespace": "OTHER", "labels": {}}, "status": {"phase": "Running"}}
-_TAKES = {"nodeName": "NODE", "containers": [{"resources": {"requests": {GPU: "1", "cpu": "1", "memory": "1Gi"}}}]}
+_GPU_POD_SPEC = {
+    "nodeName": "NODE",
+    "containers": [{"resources": {"requests": {GPU: "1", "cpu": "1", "memory": "1Gi"}}}],
+}
 
 
 def _findings() -> Iterator[Any]:
     need = NodeRequirements(
-        instance_type=_TYPE,
+        instance_type=_INSTANCE_TYPE,
         preemptible=False,
         cpu=Decimal(4),
         memory=amount("24Gi"),
@@ -104,28 +107,31 @@ def _findings() -> Iterator[Any]:
         image_bytes=35 * 2**30,
         drivers=Drivers(since=570, also=(535, 550, 560, 565)),  # those of CUDA 12.8.1's base image
     )
-    for changes in _NODES:
-        asked = replace(need, product=_KIND) if changes.get(f"metadata.labels|{PRODUCT}") == "Tesla-T4" else need
-        for report in examine([_changed(_NODE, changes)], [], asked):
+    for changes in _NODE_CHANGES:
+        is_other_gpu = changes.get(f"metadata.labels|{PRODUCT}") == "Tesla-T4"
+        requirements = replace(need, product=_PRODUCT) if is_other_gpu else need
+        for report in examine([_changed(_NODE, changes)], [], requirements):
             yield from report.findings
-    for report in examine([_NODE], [{**_POD, "spec": _TAKES}], need):
+    for report in examine([_NODE], [{**_POD, "spec": _GPU_POD_SPEC}], need):
         yield from report.findings
 
 
 def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with other values: `a.b|c` is the key c, which may hold dots, of the value at a.b."""
-    made: dict[str, Any] = copy.deepcopy(dict(base))
+    """Return a copy with other values. Path `a.b|c` is the key c, which may contain dots, of the value at a.b."""
+    result: dict[str, Any] = copy.deepcopy(dict(base))
     for path, value in changes.items():
-        above, bar, key = path.partition("|")
-        keys = above.split(".") if bar else above.split(".")[:-1]
-        place = made
-        for one in keys:
-            place = place[one]
-        place[key if bar else above.split(".")[-1]] = value
-    return made
+        dotted, separator, last_key = path.partition("|")
+        keys = dotted.split(".")
+        if not separator:
+            last_key = keys.pop()
+        parent = result
+        for key in keys:
+            parent = parent[key]
+        parent[last_key] = value
+    return result
 
 
-_ENDED: tuple[dict[str, Any], ...] = (
+_TERMINATED: tuple[dict[str, Any], ...] = (
     {"reason": "OOMKilled", "exitCode": 137},
     {"reason": "Error", "exitCode": 127},
     {"reason": "Error", "exitCode": 137},
@@ -143,7 +149,7 @@ _MOUNTS = (
     "mount.nfs: Connection timed out",
     'configmap "NAME" not found',
 )
-_REFUSED = (
+_REJECTED = (
     'pods "POD" is forbidden: exceeded quota: NAME',
     'pods "POD" is forbidden: failed quota: NAME: must specify limits.cpu',
     'pods "POD" is forbidden: violates PodSecurity "restricted:latest"',
@@ -152,24 +158,24 @@ _CLAIMS = ('storageclass "NAME" not found', "no persistent volumes available for
 
 
 def pods() -> Rows:
-    """Pulls, scheduling, crashes, mounts, refusals, claims, from examples of each."""
+    """Return the rows for pulls, scheduling, crashes, mounts, rejected pods and claims, from examples of each."""
     meta = {"name": "POD", "uid": "1"}
-    found = []
+    findings = []
     for message in _UNSCHEDULED:
         condition = {"type": "PodScheduled", "status": "False", "message": message}
-        found += diagnose_pod({"metadata": meta, "spec": {}, "status": {"conditions": [condition]}}, [])
-    for ended in _ENDED:
-        container = {"name": "bench", "restartCount": 1, "state": {"terminated": ended}}
-        found += diagnose_pod({"metadata": meta, "spec": {}, "status": {"containerStatuses": [container]}}, [])
+        findings += diagnose_pod({"metadata": meta, "spec": {}, "status": {"conditions": [condition]}}, [])
+    for terminated in _TERMINATED:
+        container = {"name": "bench", "restartCount": 1, "state": {"terminated": terminated}}
+        findings += diagnose_pod({"metadata": meta, "spec": {}, "status": {"containerStatuses": [container]}}, [])
     evicted = {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
-    found += diagnose_pod({"metadata": meta, "spec": {}, "status": evicted}, [])
+    findings += diagnose_pod({"metadata": meta, "spec": {}, "status": evicted}, [])
     for message in _MOUNTS:
-        found += diagnose_pod({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedMount", message)])
-    for message in _REFUSED:
-        found += diagnose_job({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedCreate", message)])
+        findings += diagnose_pod({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedMount", message)])
+    for message in _REJECTED:
+        findings += diagnose_job({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedCreate", message)])
     for message in _CLAIMS:
-        found += diagnose_claim({"metadata": meta, "status": {"phase": "Pending"}}, [_event("Pending", message)])
-    return [*known(), *((one.reason, one.remedy) for one in found)]
+        findings += diagnose_claim({"metadata": meta, "status": {"phase": "Pending"}}, [_event("Pending", message)])
+    return [*known(), *((finding.reason, finding.remedy) for finding in findings)]
 
 
 def _event(reason: str, message: str) -> dict[str, Any]:
@@ -178,44 +184,42 @@ def _event(reason: str, message: str) -> dict[str, Any]:
 
 def vm() -> Rows:
     texts = dict.fromkeys(("system", "kernel", "user", "home"), "")
-    found = VmFacts(machine="aarch64", python=(3, 6, 8), groups=(), cores=1, memory_bytes=1, clock=0, **texts)
-    return [_row(problem) for problem in found.problems()]
+    facts = VmFacts(machine="aarch64", python=(3, 6, 8), groups=(), cores=1, memory_bytes=1, clock=0, **texts)
+    return [_row(problem) for problem in facts.problems()]
 
 
 def engine() -> Rows:
-    said = ("permission denied while trying to connect", "Cannot connect to the Docker daemon")
-    return [_row(trouble(one)) for one in said]
+    messages = ("permission denied while trying to connect", "Cannot connect to the Docker daemon")
+    return [_row(engine_access_error(message)) for message in messages]
 
 
 def models() -> Rows:
-    seen: dict[str, Any] = {"name": "MODEL", "folder": "TMPDIR/qlora-fleet/models/MODEL", "files": []}
-    cut = ("model.safetensors", 10, 20, "")
-    wrong: tuple[dict[str, Any], ...] = (
+    model: dict[str, Any] = {"name": "MODEL", "folder": "TMPDIR/qlora-fleet/models/MODEL", "files": []}
+    truncated_file = ("model.safetensors", 10, 20, "")
+    faults: tuple[dict[str, Any], ...] = (
         {"found": False, "sha256": None},
         {"found": True, "sha256": None},
-        {"found": True, "sha256": "", "files": [cut]},
+        {"found": True, "sha256": "", "files": [truncated_file]},
     )
-    looks = [DiskInfo(places=(), models=({**seen, **one},), docker_tmpdir=None) for one in wrong]
-    return [_raised(lambda look=look: model_folders(look)) for look in looks]  # type: ignore[misc]
+    disks = [DiskInfo(folders=(), models=({**model, **fault},), docker_tmpdir=None) for fault in faults]
+    return [_error_row(lambda disk=disk: model_folders(disk)) for disk in disks]  # type: ignore[misc]
 
 
 def room() -> Rows:
-    place = EngineEndpoint(
-        path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True
-    )
-    root = replace(place, path="DATA-ROOT", device=2)
+    tmpdir = FolderInfo(path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True)
+    root = replace(tmpdir, path="DATA-ROOT", device=2)
     facts = EngineFacts(api_version="1.44", data_root="DATA-ROOT", storage_driver="overlay2")
     return [
-        _raised(lambda: check_room([Room(place=root, what="the image", need_bytes=25_000_000_000)])),
-        _raised(lambda: check_kinds(replace(place, exists=False), root, facts)),
-        _raised(lambda: check_kinds(replace(place, writable=False), root, facts)),
-        _raised(lambda: check_kinds(replace(place, kind="tmpfs"), root, facts)),
-        _raised(lambda: check_kinds(place, replace(root, kind="nfs4"), facts)),
+        _error_row(lambda: check_free_space([SpaceNeed(folder=root, purpose="the image", need_bytes=25_000_000_000)])),
+        _error_row(lambda: check_filesystems(replace(tmpdir, exists=False), root, facts)),
+        _error_row(lambda: check_filesystems(replace(tmpdir, writable=False), root, facts)),
+        _error_row(lambda: check_filesystems(replace(tmpdir, kind="tmpfs"), root, facts)),
+        _error_row(lambda: check_filesystems(tmpdir, replace(root, kind="nfs4"), facts)),
     ]
 
 
 def inputs() -> Rows:
-    """What `python -m bench inspect` says; tests/unit/tasks/doctor compares."""
+    """Return messages of `python -m bench inspect`; tests/unit/tasks/doctor compares them."""
     return [
         ("MODEL: no such model folder", "`inv model.demo` makes a small one"),
         (
@@ -229,7 +233,7 @@ def inputs() -> Rows:
 
 
 def gpu() -> Rows:
-    """What `python -m bench preflight` says; tests/unit/tasks/doctor compares."""
+    """Return messages of `python -m bench preflight`; tests/unit/tasks/doctor compares them."""
     return [
         (
             "profile gpu needs an NVIDIA GPU, and none is here (no /dev/nvidia0)",

@@ -1,4 +1,4 @@
-"""The answers as lines for people and as one JSON document for programs."""
+"""Results of the checks as lines and as one JSON document."""
 
 import json
 from collections import Counter
@@ -9,55 +9,62 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.doctor.check import Check
-from tasks.doctor.result import WORDS, CheckResult, CheckStatus
-from tasks.errors import one_line
+from tasks.doctor.result import STATUS_LABELS, CheckResult, CheckStatus
+from tasks.errors import escape_controls
 
 _STYLES = {
-    CheckStatus.FINE: "green",
-    CheckStatus.CAREFUL: "yellow",
-    CheckStatus.WRONG: "bold red",
-    CheckStatus.UNASKED: "dim",
+    CheckStatus.OK: "green",
+    CheckStatus.WARN: "yellow",
+    CheckStatus.FAIL: "bold red",
+    CheckStatus.SKIP: "dim",
 }
-Asked = tuple[Check, Sequence[CheckResult]]
+# The states of the JSON document, which are part of its format.
+_JSON_STATES = {
+    CheckStatus.OK: "fine",
+    CheckStatus.WARN: "careful",
+    CheckStatus.FAIL: "wrong",
+    CheckStatus.SKIP: "unasked",
+}
+CheckOutcome = tuple[Check, Sequence[CheckResult]]
 
 
-def show(screen: Console, asked: Sequence[Asked], width: int) -> None:
-    """A subject's answers, a line each; neighbours that were not asked for one reason share a line."""
-    for (mark, words), rows in groupby(_rows(asked), key=lambda row: row[1:]):
-        titles, style = [title for title, *_ in rows], _STYLES[mark]
-        title = titles[0] if len(titles) == 1 else f"{asked[0][0].subject}, {len(titles)} checks"
-        text = (words, style if mark is CheckStatus.UNASKED else "")
-        screen.print(Text.assemble((mark.value, style), " ", f"{title:<{width}}", "  ", text))
+def print_subject(screen: Console, outcomes: Sequence[CheckOutcome], width: int) -> None:
+    """Print the results of a subject, one line each; consecutive equal results share a line."""
+    for (status, text), rows in groupby(_rows(outcomes), key=lambda row: row[1:]):
+        titles, style = [title for title, *_ in rows], _STYLES[status]
+        title = titles[0] if len(titles) == 1 else f"{outcomes[0][0].subject}, {len(titles)} checks"
+        styled_text = (text, style if status is CheckStatus.SKIP else "")
+        screen.print(Text.assemble((status.value, style), " ", f"{title:<{width}}", "  ", styled_text))
 
 
-def _rows(asked: Sequence[Asked]) -> Iterator[tuple[str, CheckStatus, str]]:
-    for check, said in asked:
-        for answer in said:
-            remedy = f"; {answer.remedy}" if answer.remedy else ""
-            yield check.title, answer.mark, one_line(f"{answer.found}{remedy}")
+def _rows(outcomes: Sequence[CheckOutcome]) -> Iterator[tuple[str, CheckStatus, str]]:
+    for check, results in outcomes:
+        for result in results:
+            remedy = f"; {result.remedy}" if result.remedy else ""
+            yield check.title, result.status, escape_controls(f"{result.message}{remedy}")
 
 
-def summary(asked: Sequence[Asked], took_sec: float) -> str:
-    """How many answers of each kind, and the seconds that it took."""
-    count = Counter(answer.mark for _, said in asked for answer in said)
-    words = [f"{count[mark]} {WORDS[mark]} {mark.value}" for mark in CheckStatus if count[mark]]
-    return f"{', '.join(words)}; {len(asked)} checks in {took_sec:.1f} s"
+def summary(outcomes: Sequence[CheckOutcome], elapsed_sec: float) -> str:
+    """Return the number of results with each status, and the elapsed seconds."""
+    counter = Counter(result.status for _, results in outcomes for result in results)
+    counts = [f"{counter[status]} {STATUS_LABELS[status]} {status.value}" for status in CheckStatus if counter[status]]
+    return f"{', '.join(counts)}; {len(outcomes)} checks in {elapsed_sec:.1f} s"
 
 
-def document(asked: Sequence[Asked], took_sec: float) -> str:
+def to_json(outcomes: Sequence[CheckOutcome], elapsed_sec: float) -> str:
     rows = [
         {
             "subject": check.subject,
             "check": check.name,
-            "asks": check.asks,
-            "state": answer.mark.name.lower(),
-            "found": answer.found,
-            "remedy": answer.remedy or None,
-            "may_pass": answer.passes,
+            "asks": check.question,
+            "state": _JSON_STATES[result.status],
+            "found": result.message,
+            "remedy": result.remedy or None,
+            "may_pass": result.is_transient,
         }
-        for check, said in asked
-        for answer in said
+        for check, results in outcomes
+        for result in results
     ]
     return json.dumps(
-        {"kind": "doctor", "schema_version": 1, "took_sec": round(took_sec, 2), "answers": rows}, indent=1
+        {"kind": "doctor", "schema_version": 1, "took_sec": round(elapsed_sec, 2), "answers": rows}, indent=1
     )

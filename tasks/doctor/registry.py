@@ -1,4 +1,4 @@
-"""Every check, by subject, in the order in which they are printed: what is nearest first."""
+"""List of all checks, by subject, in the order of their output: this machine first, the cluster last."""
 
 from tasks.doctor.check import Check
 from tasks.doctor.checks import cluster, gpu, machine, models, nodes, oci, pods, registry, runs, settings, vm

@@ -1,4 +1,4 @@
-"""What a check says, and a fault that can be said: its words and its remedy are in one place."""
+"""Result of a check, and a fault that a check can report, with its message and remedy."""
 
 import enum
 import string
@@ -6,62 +6,63 @@ from dataclasses import dataclass
 
 
 class CheckStatus(enum.Enum):
-    """How a check ended."""
+    """Outcome of a check, with the character that is printed for it."""
 
-    FINE = "✓"
-    CAREFUL = "!"
-    WRONG = "✗"
-    UNASKED = "–"  # noqa: RUF001 - the dash of a table's empty cell
+    OK = "✓"
+    WARN = "!"
+    FAIL = "✗"
+    SKIP = "–"  # noqa: RUF001 - the dash of a table's empty cell
 
 
-WORDS = {
-    CheckStatus.FINE: "fine",
-    CheckStatus.CAREFUL: "to know",
-    CheckStatus.WRONG: "to mend",
-    CheckStatus.UNASKED: "not asked",
+STATUS_LABELS = {
+    CheckStatus.OK: "ok",
+    CheckStatus.WARN: "to note",
+    CheckStatus.FAIL: "to fix",
+    CheckStatus.SKIP: "skipped",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What was found, and the one command or setting that mends it. `passes`: it may pass by itself."""
+    """Result of a check: the finding, and the command or setting that fixes it."""
 
-    mark: CheckStatus
-    found: str
+    status: CheckStatus
+    message: str
     remedy: str = ""
-    passes: bool = False
+    is_transient: bool = False
 
 
-def fine(found: str) -> CheckResult:
-    return CheckResult(mark=CheckStatus.FINE, found=found)
+def passed(message: str) -> CheckResult:
+    return CheckResult(status=CheckStatus.OK, message=message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What can be wrong. `what` and `remedy` hold {names}, which `seen` fills in and the document shows in capitals."""
+    """A possible problem. `message` and `remedy` have {names}, which `result` fills in and the document capitalizes."""
 
-    what: str
+    message: str
     remedy: str
-    mark: CheckStatus = CheckStatus.WRONG
-    passes: bool = False
+    status: CheckStatus = CheckStatus.FAIL
+    is_transient: bool = False
 
-    def seen(self, **values: object) -> CheckResult:
-        """This fault as an answer. Raises KeyError where a value is missing."""
-        found, remedy = self.what.format_map(values), self.remedy.format_map(values)
-        return CheckResult(mark=self.mark, found=found, remedy=remedy, passes=self.passes)
+    def result(self, **values: object) -> CheckResult:
+        """Return a result for this fault. Raises KeyError for a missing value."""
+        message, remedy = self.message.format_map(values), self.remedy.format_map(values)
+        return CheckResult(status=self.status, message=message, remedy=remedy, is_transient=self.is_transient)
 
-    def shown(self) -> tuple[str, str]:
-        """What and remedy for the document, each {name} as NAME."""
-        names = {name for text in (self.what, self.remedy) for _, name, _, _ in string.Formatter().parse(text) if name}
+    def document_row(self) -> tuple[str, str]:
+        """Return message and remedy for the document, each {name} as NAME."""
+        parse = string.Formatter().parse
+        names = {name for text in (self.message, self.remedy) for _, name, _, _ in parse(text) if name}
         capitals = {name: name.upper().replace("_", "-") for name in names}
-        return self.what.format_map(capitals), self.remedy.format_map(capitals)
+        return self.message.format_map(capitals), self.remedy.format_map(capitals)
 
 
 class Skipped(Exception):
-    """The check asked nothing; the message says why."""
+    """A check that does not apply; the message gives the reason."""
 
 
-def from_error(message: str, *, passes: bool = False) -> CheckResult:
-    """An error of a task as an answer: by the house's rule its remedy follows its first semicolon."""
-    found, _, remedy = message.partition("; ")
-    return CheckResult(mark=CheckStatus.WRONG, found=found, remedy=remedy, passes=passes)
+def from_message(message: str, *, is_transient: bool = False) -> CheckResult:
+    """Return a failed result for a task's error message, whose remedy follows the first "; "."""
+    finding, _, remedy = message.partition("; ")
+    return CheckResult(status=CheckStatus.FAIL, message=finding, remedy=remedy, is_transient=is_transient)

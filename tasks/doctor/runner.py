@@ -1,6 +1,6 @@
-"""The checks side by side, each in a thread of its own, all with one deadline.
+"""Parallel run of the checks: each in its own thread, all with one deadline.
 
-A check that does not end is left behind: its thread dies with the command, so that nothing that hangs can hold it up.
+A check that hangs is abandoned: its daemon thread ends with the command.
 """
 
 import threading
@@ -9,55 +9,56 @@ from time import monotonic
 
 from remote.hosts.host import HostError
 from tasks.doctor.check import Check
-from tasks.doctor.context import WITHIN_SEC, CheckContext, as_of_vm
-from tasks.doctor.result import CheckResult, CheckStatus, Skipped, from_error
+from tasks.doctor.context import TIMEOUT_SEC, CheckContext, translate_vm_errors
+from tasks.doctor.result import CheckResult, CheckStatus, Skipped, from_message
 from tasks.errors import RetryableError, TaskFailed
 
 
-def examine(
-    checks: Sequence[Check], facts: CheckContext, within_sec: float = WITHIN_SEC
+def run_checks(
+    checks: Sequence[Check], context: CheckContext, timeout_sec: float = TIMEOUT_SEC
 ) -> Iterator[tuple[Check, list[CheckResult]]]:
-    """Each check with its answers, in the order of the checks, as soon as those before it are there."""
-    until = monotonic() + within_sec
-    running = [_Running(check, facts) for check in checks]
-    for one in running:
-        one.ended.wait(max(0.0, until - monotonic()))
-        yield one.check, one.answers or [_silent(within_sec)]
+    """Run the checks in parallel. Yields each with its results, in the order of `checks`."""
+    deadline = monotonic() + timeout_sec
+    threads = [_CheckThread(check, context) for check in checks]
+    for thread in threads:
+        thread.done.wait(max(0.0, deadline - monotonic()))
+        yield thread.check, thread.results or [_timeout_result(timeout_sec)]
 
 
-class _Running:
-    """A check in its thread. `answers` is empty until it has ended."""
+class _CheckThread:
+    """Check in its own thread. `results` is empty until it has ended."""
 
-    def __init__(self, check: Check, facts: CheckContext) -> None:
-        self.check, self.ended = check, threading.Event()
-        self.answers: list[CheckResult] = []
-        threading.Thread(target=self._run, args=(facts,), name=check.title, daemon=True).start()
+    def __init__(self, check: Check, context: CheckContext) -> None:
+        self.check, self.done = check, threading.Event()
+        self.results: list[CheckResult] = []
+        threading.Thread(target=self._run, args=(context,), name=check.title, daemon=True).start()
 
-    def _run(self, facts: CheckContext) -> None:
-        self.answers = answers(self.check, facts)
-        self.ended.set()
+    def _run(self, context: CheckContext) -> None:
+        self.results = run_check(self.check, context)
+        self.done.set()
 
 
-def answers(check: Check, facts: CheckContext) -> list[CheckResult]:
-    """What a check says; every error is an answer."""
+def run_check(check: Check, context: CheckContext) -> list[CheckResult]:
+    """Run a check and return its results; every error becomes a result."""
     try:
-        with as_of_vm():
-            found = check.look(facts)
-    except Skipped as why:
-        return [CheckResult(mark=CheckStatus.UNASKED, found=str(why))]
+        with translate_vm_errors():
+            results = check.run(context)
+    except Skipped as reason:
+        return [CheckResult(status=CheckStatus.SKIP, message=str(reason))]
     except TaskFailed as error:
-        return [from_error(str(error), passes=isinstance(error, RetryableError))]
+        return [from_message(str(error), is_transient=isinstance(error, RetryableError))]
     except TimeoutError:
-        return [_silent(WITHIN_SEC)]
+        return [_timeout_result(TIMEOUT_SEC)]
     except (OSError, HostError) as error:
-        return [from_error(f"{error}")]
-    except Exception as error:  # noqa: BLE001 - a fault of ours must not hide what the other checks found
-        where = f"{type(error).__name__}: {error}"
-        return [from_error(f"the check itself failed: {where}; report it, with the output of `inv doctor --json`")]
-    return [found] if isinstance(found, CheckResult) else list(found)
+        return [from_message(f"{error}")]
+    except Exception as error:  # noqa: BLE001 - a bug in one check must not hide the results of the others
+        description = f"{type(error).__name__}: {error}"
+        message = f"the check itself failed: {description}; report it, with the output of `inv doctor --json`"
+        return [from_message(message)]
+    return [results] if isinstance(results, CheckResult) else list(results)
 
 
-def _silent(within_sec: float) -> CheckResult:
-    found = f"no answer within {within_sec:g} s"
-    remedy = "see the network, the VPN or the bastion to it, then the same again"
-    return CheckResult(mark=CheckStatus.WRONG, found=found, remedy=remedy, passes=True)
+def _timeout_result(timeout_sec: float) -> CheckResult:
+    message = f"no answer within {timeout_sec:g} s"
+    remedy = "check the network, the VPN or the bastion, then rerun `inv doctor`"
+    return CheckResult(status=CheckStatus.FAIL, message=message, remedy=remedy, is_transient=True)

@@ -1,14 +1,14 @@
-"""The checks by subject. Each module has its faults, the functions that look for them, and `CHECKS`.
+"""Checks by subject. Each module has its faults, the functions that detect them, and `CHECKS`.
 
 machine   this machine: packages, programs, disk, clock
-settings  the files, secrets, contradictions, what makes steps slow
-tenancy   the tenancy
+settings  files, secrets, contradictions, slow settings
+oci       credentials of the tenancy
 vm        the build VM: connection, engine, share, room, models
-registry  name, login, the right to push
-cluster   reachable, rights, namespace, quota, storage, DNS
-nodes     what keeps pods from each node, by cause
-pods      what is deployed
-models    model and data as the workers see them
+registry  name, login, permission to push
+cluster   connection, permissions, namespace, quota, storage, DNS
+nodes     findings on the nodes, by cause
+pods      state of the deployed pods
+models    model and data as seen by the workers
 gpu       the GPU of this machine
 runs      the newest run
 """

@@ -1,4 +1,4 @@
-"""The cluster: does it answer, may we, and has it what pods need before one is there?"""
+"""Checks of the cluster: connection, permissions, and everything that pods need."""
 
 import json
 import re
@@ -10,171 +10,181 @@ from remote.cluster.kubectl import not_installed
 from remote.cluster.quantities import amount
 from remote.cluster.resource_kinds import CSI_DRIVER, KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.hosts.process import CannotStart, run_program
-from tasks.clients.cluster import errors
-from tasks.cluster.checks import CONTROLLERS, EXEC, missing_rights
+from tasks.clients.cluster import translate_cluster_errors
+from tasks.cluster.checks import EXEC_PERMISSIONS, OVERLAY_CONTROLLERS, missing_permissions
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.settings.load import Settings
 
-_ASK_SEC = 15.0
+_KUBECTL_TIMEOUT_SEC = 15.0
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
-_SKEW = 1  # minor versions on either side that kubectl supports (kubernetes.io, version skew policy)
-LEAST = (1, 29)  # backoffLimitPerIndex is on by default
+_MAX_MINOR_SKEW = 1  # minor versions, older or newer (kubernetes.io, version skew policy of kubectl)
+MIN_VERSION = (1, 29)  # the first with backoffLimitPerIndex on by default
 FSS_DRIVER = "fss.csi.oraclecloud.com"
-RUNS, DEPLOYS = (("list", POD, ""), *EXEC), ("get", "create", "patch", "delete")
-_CHANGED = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
+RUN_PERMISSIONS, DEPLOY_VERBS = (("list", POD, ""), *EXEC_PERMISSIONS), ("get", "create", "patch", "delete")
+_DEPLOYED_KINDS = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
 CHECKS = Checks("cluster")
 
-OLD = Fault(what="Kubernetes {version}, older than 1.29, which Jobs of ours need", remedy="upgrade the cluster")
+OLD = Fault(message="Kubernetes {version} is older than 1.29, which our Jobs need", remedy="upgrade the cluster")
 SKEWED = Fault(
-    what="kubectl {ours} beside a server of {theirs}: more than one minor version apart is not supported",
-    remedy="install kubectl {theirs}",
-    mark=CheckStatus.CAREFUL,
+    message="kubectl {client} with server {server}: a skew of more than one minor version is not supported",
+    remedy="install kubectl {server}",
+    status=CheckStatus.WARN,
 )
-MAY_NOT_RUN = Fault(
-    what="{user} may not {rights} in namespace {namespace}",
-    remedy="ask the cluster's administrator for these rights (manifests/base/access.yaml has the role)",
+CANNOT_RUN = Fault(
+    message="{user} may not {rights} in namespace {namespace}",
+    remedy="ask the cluster's administrator for these permissions (manifests/base/access.yaml has the role)",
 )
-MAY_NOT_DEPLOY = Fault(
-    what="{user} may not {rights} in namespace {namespace}: enough to bench, not to deploy",
-    remedy="ask for the role admin in that namespace, or have somebody else type `inv deploy`",
-    mark=CheckStatus.CAREFUL,
+CANNOT_DEPLOY = Fault(
+    message="{user} may not {rights} in namespace {namespace}: enough to run trials, not to deploy",
+    remedy="ask for the role admin in that namespace, or ask someone who has it to run `inv deploy`",
+    status=CheckStatus.WARN,
 )
-NO_NAMESPACE = Fault(what="there is no namespace {namespace}", remedy="`inv deploy` makes it", mark=CheckStatus.CAREFUL)
+NO_NAMESPACE = Fault(
+    message="there is no namespace {namespace}", remedy="`inv deploy` creates it", status=CheckStatus.WARN
+)
 TERMINATING = Fault(
-    what="namespace {namespace} is being deleted",
-    remedy="`kubectl delete jobs --all -n {namespace}` frees it: a pod of an index waits for its replacement",
+    message="namespace {namespace} is being deleted",
+    remedy="`kubectl delete jobs --all -n {namespace}`: pods of an indexed Job wait for their replacements",
 )
 NO_SECRET = Fault(
-    what="namespace {namespace} has no pull secret {secret}",
-    remedy="`inv deploy` makes it, with the auth token on standard input; a public image needs none",
-    mark=CheckStatus.CAREFUL,
+    message="namespace {namespace} has no pull secret {secret}",
+    remedy="`inv deploy` creates it, with the auth token on standard input; a public image needs none",
+    status=CheckStatus.WARN,
 )
 QUOTA = Fault(
-    what="quota {quota}: {free} of {resource} left, and {count} more pods need {need}",
-    remedy="free what uses it, ask for more (`kubectl describe resourcequota`), or lower fleet.size",
+    message="quota {quota}: {free} of {resource} left, but {count} more pods need {need}",
+    remedy="free some, ask for a larger quota (`kubectl describe resourcequota`), or lower fleet.size",
 )
 QUOTA_LIMITS = Fault(
-    what="quota {quota} counts limits.cpu, and our pods have none: they are refused", remedy="set cluster.cpu_limit"
+    message="quota {quota} counts limits.cpu, and our pods have none: they are rejected", remedy="set cluster.cpu_limit"
 )
 NO_CSI = Fault(
-    what="cluster.fss.volume_handle is set, and the cluster has no CSI driver {driver}",
+    message="cluster.fss.volume_handle is set, but the cluster has no CSI driver {driver}",
     remedy="have it installed (on OKE: the add-on for File Storage), or set cluster.fss.volume_handle to null",
 )
 NO_VOLUME = Fault(
-    what="no shared volume: results live and die with the pods until they are collected",
-    remedy="set cluster.fss.volume_handle, or type `inv collect` before anything is deployed anew",
-    mark=CheckStatus.CAREFUL,
+    message="no shared volume: results that were not collected are lost with their pods",
+    remedy="set cluster.fss.volume_handle, or run `inv collect` before the next `inv deploy`",
+    status=CheckStatus.WARN,
 )
 NO_CONTROLLER = Fault(
-    what="the overlay {overlay} needs {controller}, which is not installed",
+    message="the overlay {overlay} needs {controller}, which is not installed",
     remedy="set cluster.overlay to job-4gpu, which does the same without it; or have it installed",
 )
 NO_DNS = Fault(
-    what="none of the {count} pods of the cluster's DNS is Ready: ranks do not find each other by name",
-    remedy="`kubectl -n kube-system get pods -l k8s-app=kube-dns` says why; on OKE restart them",
-    passes=True,
+    message="none of the {count} pods of the cluster's DNS is Ready: ranks cannot resolve each other's names",
+    remedy="`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows the reason; on OKE restart them",
+    is_transient=True,
 )
 
 
-@CHECKS.asks(
+@CHECKS.register(
     "reachable",
-    "Is there a kubeconfig, does the API server answer, does it take the credentials, is it new enough?",
+    "Is there a kubeconfig, does the API server answer, does it accept the credentials, is it new enough?",
     OLD,
-    others=examples.cluster,
+    other_rows=examples.cluster,
 )
-def reachable(facts: CheckContext) -> CheckResult:
-    version = facts.version.first()[0]
-    if _minor(version) < LEAST:
-        return OLD.seen(version=version)
-    return fine(f"Kubernetes {version}: {facts.cluster.get().target}")
+def reachable(context: CheckContext) -> CheckResult:
+    version = context.version.get_or_raise()[0]
+    if _version_numbers(version) < MIN_VERSION:
+        return OLD.result(version=version)
+    return passed(f"Kubernetes {version}: {context.cluster.get_or_skip().target}")
 
 
-@CHECKS.asks("kubectl", "Is kubectl here, and within one minor version of the server?", SKEWED)
-def kubectl(facts: CheckContext) -> CheckResult:
-    facts.cluster.get()
+@CHECKS.register("kubectl", "Is kubectl installed, and within one minor version of the server?", SKEWED)
+def kubectl(context: CheckContext) -> CheckResult:
+    context.cluster.get_or_skip()
     try:
-        ended = run_program(
-            ("kubectl", "version", "--client", "-o", "json"), label="kubectl version", timeout_sec=_ASK_SEC
+        completed = run_program(
+            ("kubectl", "version", "--client", "-o", "json"), label="kubectl version", timeout_sec=_KUBECTL_TIMEOUT_SEC
         )
-        ours = str(json.loads(ended.stdout)["clientVersion"]["gitVersion"])
+        client = str(json.loads(completed.stdout)["clientVersion"]["gitVersion"])
     except CannotStart as error:
-        with errors():
+        with translate_cluster_errors():
             raise not_installed(error) from None
     except (ValueError, KeyError, TypeError):
-        return fine("there, of a version that it does not say")
-    theirs = facts.version.get()[0]
-    (major, minor), (their_major, their_minor) = _minor(ours), _minor(theirs)
-    if major != their_major or abs(minor - their_minor) > _SKEW:
-        return SKEWED.seen(ours=ours, theirs=theirs)
-    return fine(f"{ours}, within one minor version of the server's {theirs}")
+        return passed("installed, version unknown")
+    server = context.version.get_or_skip()[0]
+    (major, minor), (server_major, server_minor) = _version_numbers(client), _version_numbers(server)
+    if major != server_major or abs(minor - server_minor) > _MAX_MINOR_SKEW:
+        return SKEWED.result(client=client, server=server)
+    return passed(f"{client}, within one minor version of server {server}")
 
 
-def _minor(version: str) -> tuple[int, int]:
-    found = _VERSION.match(version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+def _version_numbers(version: str) -> tuple[int, int]:
+    match = _VERSION.match(version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-@CHECKS.asks(
+@CHECKS.register(
     "rights",
-    "May this account run trials, and deploy? Each verb on each resource is asked.",
-    MAY_NOT_RUN,
-    MAY_NOT_DEPLOY,
+    "May this account run trials, and deploy? Each verb on each resource is checked.",
+    CANNOT_RUN,
+    CANNOT_DEPLOY,
 )
-def rights(facts: CheckContext) -> CheckResult:
-    asked = [(verb, KINDS[kind], "") for kind in _CHANGED for verb in DEPLOYS]
-    with facts.reached() as cluster:
-        to_run, to_deploy = missing_rights(cluster, RUNS), missing_rights(cluster, asked)
+def rights(context: CheckContext) -> CheckResult:
+    deploy_permissions = [(verb, KINDS[kind], "") for kind in _DEPLOYED_KINDS for verb in DEPLOY_VERBS]
+    with context.open_cluster() as cluster:
+        to_run = missing_permissions(cluster, RUN_PERMISSIONS)
+        to_deploy = missing_permissions(cluster, deploy_permissions)
     values = {"user": cluster.target.user, "namespace": cluster.target.namespace}
     if to_run:
-        return MAY_NOT_RUN.seen(rights=", ".join(to_run), **values)
+        return CANNOT_RUN.result(rights=", ".join(to_run), **values)
     if to_deploy:
-        return MAY_NOT_DEPLOY.seen(rights=_listed(to_deploy), **values)
-    return fine(f"{values['user']} may run trials and deploy: {len(RUNS) + len(asked)} rights asked one by one")
+        return CANNOT_DEPLOY.result(rights=_first_names(to_deploy), **values)
+    count = len(RUN_PERMISSIONS) + len(deploy_permissions)
+    return passed(f"{values['user']} may run trials and deploy: {count} permissions checked")
 
 
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _first_names(names: Sequence[str], maximum: int = 6) -> str:
+    more = f" and {len(names) - maximum} more" if len(names) > maximum else ""
+    return ", ".join(names[:maximum]) + more
 
 
-@CHECKS.asks("namespace", "Is the namespace there, and which Pod Security has it?", NO_NAMESPACE, TERMINATING)
-def namespace(facts: CheckContext) -> CheckResult:
-    with facts.reached() as cluster:
-        name, found = cluster.target.namespace, cluster.namespace()
-    if found is None:
-        return NO_NAMESPACE.seen(namespace=name)
-    if found["metadata"].get("deletionTimestamp"):
-        return TERMINATING.seen(namespace=name)
-    level = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce", "the cluster's default")
-    return fine(f"{name}, Pod Security {level}; our pods meet restricted")
+@CHECKS.register(
+    "namespace", "Does the namespace exist, and what is its Pod Security level?", NO_NAMESPACE, TERMINATING
+)
+def namespace(context: CheckContext) -> CheckResult:
+    with context.open_cluster() as cluster:
+        name, live_namespace = cluster.target.namespace, cluster.namespace()
+    if live_namespace is None:
+        return NO_NAMESPACE.result(namespace=name)
+    if live_namespace["metadata"].get("deletionTimestamp"):
+        return TERMINATING.result(namespace=name)
+    level = (live_namespace["metadata"].get("labels") or {}).get(
+        "pod-security.kubernetes.io/enforce", "the cluster's default"
+    )
+    return passed(f"{name}, Pod Security {level}; our pods meet restricted")
 
 
-@CHECKS.asks("pull secret", "Has it the registry's login?", NO_SECRET)
-def secret(facts: CheckContext) -> CheckResult:
-    name = facts.settings.cluster.pull_secret
-    with facts.reached() as cluster:
+@CHECKS.register("pull secret", "Does the namespace have the registry's login?", NO_SECRET)
+def secret(context: CheckContext) -> CheckResult:
+    name = context.settings.cluster.pull_secret
+    with context.open_cluster() as cluster:
         if name is None:
             raise Skipped("cluster.pull_secret is null: the image is public")
         if not cluster.has_secret(name):
-            return NO_SECRET.seen(namespace=cluster.target.namespace, secret=name)
-    return fine(f"pull secret {name} is there")
+            return NO_SECRET.result(namespace=cluster.target.namespace, secret=name)
+    return passed(f"pull secret {name} exists")
 
 
-@CHECKS.asks("quota", "Do the namespace's quotas leave room for the pods that are still missing?", QUOTA, QUOTA_LIMITS)
-def quota(facts: CheckContext) -> CheckResult | list[CheckResult]:
-    with facts.reached() as cluster:
+@CHECKS.register(
+    "quota", "Do the namespace's quotas leave room for the pods that are still missing?", QUOTA, QUOTA_LIMITS
+)
+def quota(context: CheckContext) -> CheckResult | list[CheckResult]:
+    with context.open_cluster() as cluster:
         quotas, pods = cluster.every(RESOURCE_QUOTA), cluster.pods()
     if not quotas:
-        return fine("none in the namespace")
-    found = [*over(quotas, facts.settings, facts.settings.fleet.size - len(pods))]
-    return found or fine(f"{', '.join(quota['metadata']['name'] for quota in quotas)}: room for all pods")
+        return passed("no quota in the namespace")
+    faults = [*quota_faults(quotas, context.settings, context.settings.fleet.size - len(pods))]
+    return faults or passed(f"{', '.join(quota['metadata']['name'] for quota in quotas)}: room for all pods")
 
 
-def over(quotas: Sequence[Mapping[str, Any]], settings: Settings, more: int) -> Iterator[CheckResult]:
-    """What `more` pods would need beyond the quotas of the namespace."""
+def quota_faults(quotas: Sequence[Mapping[str, Any]], settings: Settings, missing_pods: int) -> Iterator[CheckResult]:
+    """Yield the quotas of the namespace that `missing_pods` more pods would exceed."""
     section = settings.cluster
     memory, gpus = amount(section.memory), amount(str(section.gpus_per_pod))
     needs = {"requests.cpu": amount(section.cpu), "requests.memory": memory, "limits.memory": memory}
@@ -185,49 +195,51 @@ def over(quotas: Sequence[Mapping[str, Any]], settings: Settings, more: int) -> 
         hard, used = quota.get("status", {}).get("hard") or {}, quota.get("status", {}).get("used") or {}
         name = quota["metadata"]["name"]
         if "limits.cpu" in hard and section.cpu_limit is None:
-            yield QUOTA_LIMITS.seen(quota=name)
+            yield QUOTA_LIMITS.result(quota=name)
         for resource in needs.keys() & hard.keys():
-            free, need = amount(hard[resource]) - amount(used.get(resource, "0")), needs[resource] * more
-            if more > 0 and need > free:
-                yield QUOTA.seen(quota=name, resource=resource, free=f"{free:f}", need=f"{need:f}", count=more)
+            free, need = amount(hard[resource]) - amount(used.get(resource, "0")), needs[resource] * missing_pods
+            if missing_pods > 0 and need > free:
+                yield QUOTA.result(
+                    quota=name, resource=resource, free=f"{free:f}", need=f"{need:f}", count=missing_pods
+                )
 
 
-@CHECKS.asks("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
-def storage(facts: CheckContext) -> CheckResult:
-    with facts.reached() as cluster:
-        if facts.settings.cluster.fss.volume_handle is None:
-            return NO_VOLUME.seen()
+@CHECKS.register("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
+def storage(context: CheckContext) -> CheckResult:
+    with context.open_cluster() as cluster:
+        if context.settings.cluster.fss.volume_handle is None:
+            return NO_VOLUME.result()
         if not cluster.has(CSI_DRIVER, FSS_DRIVER):
-            return NO_CSI.seen(driver=FSS_DRIVER)
-    return fine(f"the CSI driver {FSS_DRIVER} is there")
+            return NO_CSI.result(driver=FSS_DRIVER)
+    return passed(f"the CSI driver {FSS_DRIVER} is installed")
 
 
-@CHECKS.asks("controller", "Is the controller installed that the overlay needs?", NO_CONTROLLER)
-def controller(facts: CheckContext) -> CheckResult:
-    overlay = facts.settings.cluster.overlay
-    with facts.reached() as cluster:
-        if overlay not in CONTROLLERS:
-            return fine(f"the overlay {overlay} needs none beside Kubernetes' own")
-        group, name = CONTROLLERS[overlay]
+@CHECKS.register("controller", "Is the overlay's controller installed?", NO_CONTROLLER)
+def controller(context: CheckContext) -> CheckResult:
+    overlay = context.settings.cluster.overlay
+    with context.open_cluster() as cluster:
+        if overlay not in OVERLAY_CONTROLLERS:
+            return passed(f"the overlay {overlay} needs only Kubernetes' own controllers")
+        group, name = OVERLAY_CONTROLLERS[overlay]
         if not cluster.knows_group(group):
-            return NO_CONTROLLER.seen(overlay=overlay, controller=name)
-    return fine(f"{name} is installed")
+            return NO_CONTROLLER.result(overlay=overlay, controller=name)
+    return passed(f"{name} is installed")
 
 
-@CHECKS.asks("runtime class", "Is there a runtime class nvidia?")
-def runtime(facts: CheckContext) -> CheckResult:
-    with facts.reached() as cluster:
+@CHECKS.register("runtime class", "Is there a runtime class nvidia?")
+def runtime(context: CheckContext) -> CheckResult:
+    with context.open_cluster() as cluster:
         try:
-            names = [str(one["metadata"]["name"]) for one in cluster.every(RUNTIME_CLASS)]
+            names = [str(item["metadata"]["name"]) for item in cluster.every(RUNTIME_CLASS)]
         except Forbidden as error:
             raise Skipped(str(error).partition("; ")[0]) from None
     has = "there is a runtime class nvidia" if "nvidia" in names else "no runtime class nvidia"
-    return fine(f"{has}; our pods name none: the nodes' own runtime must be NVIDIA's, as on OKE's GPU images")
+    return passed(f"{has}; our pods use the nodes' default runtime, which must be NVIDIA's, as in OKE's GPU images")
 
 
-@CHECKS.asks("DNS", "Do names resolve in the cluster?", NO_DNS)
-def dns(facts: CheckContext) -> CheckResult:
-    with facts.reached() as cluster:
+@CHECKS.register("DNS", "Do names resolve in the cluster?", NO_DNS)
+def dns(context: CheckContext) -> CheckResult:
+    with context.open_cluster() as cluster:
         try:
             pods = cluster.every(POD, namespace="kube-system", selector="k8s-app=kube-dns")
         except Forbidden as error:
@@ -235,8 +247,8 @@ def dns(facts: CheckContext) -> CheckResult:
     if not pods:
         raise Skipped("no pod in kube-system has the label k8s-app=kube-dns")
     ready = sum(
-        one["type"] == "Ready" and one["status"] == "True"
+        condition["type"] == "Ready" and condition["status"] == "True"
         for pod in pods
-        for one in pod.get("status", {}).get("conditions") or []
+        for condition in pod.get("status", {}).get("conditions") or []
     )
-    return fine(f"{ready} of {len(pods)} pods of DNS are Ready") if ready else NO_DNS.seen(count=len(pods))
+    return passed(f"{ready} of {len(pods)} pods of DNS are Ready") if ready else NO_DNS.result(count=len(pods))

@@ -1,4 +1,4 @@
-"""The GPU of this machine: can torch, bitsandbytes and Triton use it? Asked where trials run here, and one is here."""
+"""Check that torch, bitsandbytes and Triton can use this machine's GPU, if there is one and trials run here."""
 
 import json
 import sys
@@ -8,26 +8,28 @@ from remote.hosts.process import run_program
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, Skipped, fine, from_error
+from tasks.doctor.result import CheckResult, Skipped, from_message, passed
 
 DEVICE_FILE = Path("/dev/nvidiactl")
-_LOAD_SEC = 60.0  # torch and transformers from a cold disk; the checks' own deadline is shorter
+_PREFLIGHT_TIMEOUT_SEC = 60.0  # imports torch and transformers from a cold disk; the checks' deadline is shorter
 CHECKS = Checks("gpu")
 
 
-@CHECKS.asks("usable", "Can torch, bitsandbytes and Triton use the GPU that is here?", others=examples.gpu)
-def usable(facts: CheckContext) -> CheckResult:
-    settings = facts.settings
-    if settings.fleet.kind == "pods" and "gpu" not in facts.only:
+@CHECKS.register("usable", "Can torch, bitsandbytes and Triton use this machine's GPU?", other_rows=examples.gpu)
+def usable(context: CheckContext) -> CheckResult:
+    settings = context.settings
+    if settings.fleet.kind == "pods" and "gpu" not in context.only:
         raise Skipped("fleet.kind is pods: trials do not run on this machine")
-    is_wanted = settings.bench.profile == "gpu" or "gpu" in facts.only
-    if not DEVICE_FILE.exists() and not is_wanted:
-        raise Skipped(f"no NVIDIA GPU here (no {DEVICE_FILE}), and bench.profile is tiny: trials run on the CPU")
+    is_required = settings.bench.profile == "gpu" or "gpu" in context.only
+    if not DEVICE_FILE.exists() and not is_required:
+        raise Skipped(f"no NVIDIA GPU (no {DEVICE_FILE}), and bench.profile is tiny: trials run on the CPU")
     argv = (sys.executable, "-m", "bench", "preflight")
-    ended = run_program(argv, label="bench preflight", folder=str(settings.root), timeout_sec=_LOAD_SEC)
-    if ended.exit_code != 0:
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        return from_error(said[-1] if said else f"`python -m bench preflight` ended with {ended.exit_code}")
-    found = json.loads(ended.stdout)
-    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "bitsandbytes") if found.get(name))
-    return fine(f"{found['gpu_name']}, driver {found['gpu_driver']}: {versions} can use it")
+    completed = run_program(
+        argv, label="bench preflight", folder=str(settings.root), timeout_sec=_PREFLIGHT_TIMEOUT_SEC
+    )
+    if completed.exit_code != 0:
+        lines = completed.stderr.decode(errors="replace").strip().splitlines()
+        return from_message(lines[-1] if lines else f"`python -m bench preflight` ended with {completed.exit_code}")
+    report = json.loads(completed.stdout)
+    versions = ", ".join(f"{name} {report[name]}" for name in ("torch", "bitsandbytes") if report.get(name))
+    return passed(f"{report['gpu_name']}, driver {report['gpu_driver']}: {versions} can use it")

@@ -1,38 +1,40 @@
-"""The pods: what is deployed, and why a pod is not up, as `inv status` says it."""
+"""Check of the deployed pods, with the findings of `inv status`."""
 
-from tasks.cluster.wait import state_of
+from tasks.cluster.wait import read_state
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Skipped, fine
+from tasks.doctor.result import CheckResult, CheckStatus, Skipped, passed
 
 CHECKS = Checks("pods")
 
 
-@CHECKS.asks(
-    "up", "Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.", others=examples.pods
+@CHECKS.register(
+    "up",
+    "Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.",
+    other_rows=examples.pods,
 )
-def up(facts: CheckContext) -> CheckResult | list[CheckResult]:
-    with facts.reached() as cluster:
+def up(context: CheckContext) -> CheckResult | list[CheckResult]:
+    with context.open_cluster() as cluster:
         jobs = cluster.list_of("Job")
         if not jobs:
             raise Skipped(f"nothing is deployed in namespace {cluster.target.namespace}: `inv deploy`")
-        state = state_of(cluster, jobs)
-    findings = {(all_finding.reason, all_finding.remedy): all_finding for all_finding in state.all_findings}
-    wrong = [
+        state = read_state(cluster, jobs)
+    findings = {(finding.reason, finding.remedy): finding for finding in state.all_findings}
+    failures = [
         CheckResult(
-            mark=CheckStatus.WRONG,
-            found=f"{finding.subject}: {finding.reason}",
+            status=CheckStatus.FAIL,
+            message=f"{finding.subject}: {finding.reason}",
             remedy=finding.remedy,
-            passes=finding.patience_sec is None,
+            is_transient=finding.patience_sec is None,
         )
         for finding in findings.values()
     ]
-    if wrong or state.is_up:
-        return wrong or fine(f"{state.up} of {len(state.rows)} pods are up")
-    waits = ", ".join(f"{row.job}[{row.index}] {row.state}" for row in state.rows if not row.is_up)
+    if failures or state.is_up:
+        return failures or passed(f"{state.up} of {len(state.rows)} pods are up")
+    pending = ", ".join(f"{row.job}[{row.index}] {row.state}" for row in state.rows if not row.is_up)
     return CheckResult(
-        mark=CheckStatus.CAREFUL,
-        found=f"{state.up} of {len(state.rows)} pods are up: {waits}",
-        remedy="`inv deploy` waits",
+        status=CheckStatus.WARN,
+        message=f"{state.up} of {len(state.rows)} pods are up: {pending}",
+        remedy="`inv deploy` waits for them",
     )

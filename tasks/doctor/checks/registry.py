@@ -1,4 +1,4 @@
-"""The registry: its name, the login, the right to push. The build VM asks it, as it does in a push."""
+"""Checks of the registry, queried from the build VM: its name, the login, the permission to push."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,70 +10,74 @@ from remote.image.references import USER_FORMS, Reference
 from tasks.clients import registry, secrets
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
 
-_ASK_SEC = 15.0
+_QUERY_TIMEOUT_SEC = 15.0
 CHECKS = Checks("registry")
 
 LOGIN = Fault(
-    what="no login: {message}",
-    remedy=f"registry.user is {USER_FORMS}, and the password an auth token, not the console's; make a new token there",
+    message="login rejected: {message}",
+    remedy=f"registry.user is {USER_FORMS}; the password is an auth token, not the console's: create a new token",
 )
-MAY_NOT = Fault(
-    what="no right to push: {message}",
-    remedy="let a policy `manage repos` in that compartment, or correct registry.image",
+FORBIDDEN = Fault(
+    message="no permission to push: {message}",
+    remedy="add a policy with `manage repos` in that compartment, or correct registry.image",
 )
-SILENT = Fault(what="no answer: {message}", remedy="see the VM's way to the registry, then the same again", passes=True)
-ODD = Fault(
-    what="an answer that is no registry's: {message}",
-    remedy="correct registry.image, or see what answers there in the registry's place",
+NO_ANSWER = Fault(
+    message="no answer: {message}",
+    remedy="check the VM's route to the registry, then rerun `inv doctor`",
+    is_transient=True,
+)
+NOT_A_REGISTRY = Fault(
+    message="the host answered, but not as a registry: {message}",
+    remedy="correct registry.image, or check which server answers there",
 )
 NOT_PUSHED = Fault(
-    what="the login works and may push; there is no {reference} yet",
-    remedy="`inv push` puts it there",
-    mark=CheckStatus.CAREFUL,
+    message="the login works and may push, but {reference} does not exist yet",
+    remedy="`inv push` creates it",
+    status=CheckStatus.WARN,
 )
-_BY_KIND = {"unauthorized": LOGIN, "forbidden": MAY_NOT, "transient": SILENT}
+_BY_KIND = {"unauthorized": LOGIN, "forbidden": FORBIDDEN, "transient": NO_ANSWER}
 
 
-@CHECKS.asks("name", "Can registry.image and registry.user be names of that registry?")
-def name(facts: CheckContext) -> CheckResult:
-    where = _where(facts)
-    return fine(f"{where} as {registry.user_of(facts.settings, where.repository)}")
+@CHECKS.register("name", "Are registry.image and registry.user valid names for that registry?")
+def name(context: CheckContext) -> CheckResult:
+    image = _configured_image(context)
+    return passed(f"{image} as {registry.configured_user(context.settings, image.repository)}")
 
 
-@CHECKS.asks(
+@CHECKS.register(
     "login",
-    "Does the registry take the login, and may it push there? (An upload is begun and dropped.)",
-    *(LOGIN, MAY_NOT, SILENT, ODD, NOT_PUSHED),
+    "Does the registry accept the login, and may it push there? (An upload is started and cancelled.)",
+    *(LOGIN, FORBIDDEN, NO_ANSWER, NOT_A_REGISTRY, NOT_PUSHED),
 )
-def login(facts: CheckContext) -> CheckResult:
-    where, section = _where(facts), facts.settings.registry
+def login(context: CheckContext) -> CheckResult:
+    image, section = _configured_image(context), context.settings.registry
     if section.user is None:
         raise Skipped("see registry name")
     if section.password_file is None:
         raise Skipped("registry.password_file is null: `inv push` asks for the password")
-    password = secrets.read(facts.settings, "registry.password_file", section.password_file)
-    facts.machine.get()
-    found = facts.on_vm(lambda host: _asked(facts, host, where, (str(section.user), password)))
-    if isinstance(found, vm_jobs.JobFailed):
-        return _BY_KIND.get(found.kind, ODD).seen(message=found.message.partition("; ")[0])
-    if found["digest"] is None:
-        return NOT_PUSHED.seen(reference=where)
-    return fine(f"the login works and may push; {where} is {found['digest'][:19]}")
+    password = secrets.read_secret(context.settings, "registry.password_file", section.password_file)
+    context.machine.get_or_skip()
+    answer = context.on_vm(lambda host: _query(context, host, image, (str(section.user), password)))
+    if isinstance(answer, vm_jobs.JobFailed):
+        return _BY_KIND.get(answer.kind, NOT_A_REGISTRY).result(message=answer.message.partition("; ")[0])
+    if answer["digest"] is None:
+        return NOT_PUSHED.result(reference=image)
+    return passed(f"the login works and may push; {image} is {answer['digest'][:19]}")
 
 
-def _asked(
-    facts: CheckContext, host: Host, where: Reference, login: tuple[str, Secret]
+def _query(
+    context: CheckContext, host: Host, image: Reference, login: tuple[str, Secret]
 ) -> Mapping[str, Any] | vm_jobs.JobFailed:
     try:
-        return registry.ask(facts.settings, host, where, login, {}, _ASK_SEC)
-    except vm_jobs.JobFailed as failed:  # the registry's answer, not an error of the VM
+        return registry.query(context.settings, host, image, login, {}, _QUERY_TIMEOUT_SEC)
+    except vm_jobs.JobFailed as failed:  # an error of the registry, not of the VM
         return failed
 
 
-def _where(facts: CheckContext) -> Reference:
-    image = facts.settings.registry.image
-    if image is None:
-        raise Skipped("registry.image is null: nothing is pushed from here")
-    return registry.named("registry.image", image, facts.settings.image.profile)
+def _configured_image(context: CheckContext) -> Reference:
+    name = context.settings.registry.image
+    if name is None:
+        raise Skipped("registry.image is null: no image is pushed")
+    return registry.parse_reference("registry.image", name, context.settings.image.profile)

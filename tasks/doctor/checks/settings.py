@@ -1,129 +1,134 @@
-"""The settings: which files count, secrets, what contradicts itself, what makes steps slow."""
+"""Checks of the settings: files, secrets, contradictions, slow settings."""
 
 import os
 from collections.abc import Iterator
 
 from remote.cluster.quantities import amount
-from remote.image.references import InvalidReference, reference
+from remote.image.references import InvalidReference, parse_image_name
 from tasks.clients import secrets
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.settings import sources
 from tasks.settings.load import ENVIRONMENT, Settings
 
 CHECKS = Checks("settings")
 
 TWO_REPOSITORIES = Fault(
-    what="pods run an image of {runs} (cluster.image), and `inv push` pushes to {pushes} (registry.image)",
-    remedy="set cluster.image to null, so that pods run what was pushed last",
-    mark=CheckStatus.CAREFUL,
+    message="pods run an image of {runs} (cluster.image), but `inv push` pushes to {pushes} (registry.image)",
+    remedy="set cluster.image to null, so that pods run the last pushed image",
+    status=CheckStatus.WARN,
 )
 NOT_IN_IMAGE = Fault(
-    what="model.path is {path}, and image.models has {models}: the image will not have that model",
+    message="model.path is {path}, but image.models has {models}: the image will not have that model",
     remedy="add it to image.models, then `inv model.fetch build push deploy`; or correct model.path",
 )
 TINY = Fault(
-    what="fleet.kind is pods and bench.profile tiny: sizes for a laptop, whose numbers say nothing about a GPU",
+    message="fleet.kind is pods and bench.profile tiny: sizes for a laptop, without meaning for a GPU",
     remedy="set bench.profile to gpu",
-    mark=CheckStatus.CAREFUL,
+    status=CheckStatus.WARN,
 )
 OVERLAY = Fault(
-    what="fleet.kind is pods, and the overlay {overlay} deploys no workers",
+    message="fleet.kind is pods, but the overlay {overlay} deploys no workers",
     remedy="set cluster.overlay to pods, or to preemptible",
 )
 THREADS_OF_PODS = Fault(
-    what="a trial starts {threads} threads (fleet.pods.threads) on {cpu} cores (cluster.cpu): they wait for each other",
+    message="a trial starts {threads} threads (fleet.pods.threads) on {cpu} cores (cluster.cpu), which slows its steps",
     remedy="set fleet.pods.threads to {cpu}",
-    mark=CheckStatus.CAREFUL,
+    status=CheckStatus.WARN,
 )
 THREADS_HERE = Fault(
-    what="{threads} threads of {size} workers on {cores} cores: they wait for each other, steps take many times longer",
+    message="{threads} threads of {size} workers on {cores} cores: steps take many times longer",
     remedy="lower fleet.size or fleet.local.threads",
-    mark=CheckStatus.CAREFUL,
+    status=CheckStatus.WARN,
 )
 SLOW_RECIPE = Fault(
-    what="train.recipe is {recipe}: the published loop, less than half as fast as fast",
+    message="train.recipe is {recipe}, the published loop: less than half the speed of recipe fast",
     remedy="set train.recipe to fast",
-    mark=CheckStatus.CAREFUL,
+    status=CheckStatus.WARN,
 )
 SHARED_NODE = Fault(
-    what="cluster.one_per_node is false: pods on one node share its cores, memory bandwidth, disk and network",
-    remedy="set cluster.one_per_node to true where numbers are to be compared",
-    mark=CheckStatus.CAREFUL,
+    message="cluster.one_per_node is false: pods on one node share its cores, memory bandwidth, disk and network",
+    remedy="set cluster.one_per_node to true if you compare numbers",
+    status=CheckStatus.WARN,
 )
 
 
-@CHECKS.asks("files", "Which files and variables count?")
-def files(facts: CheckContext) -> CheckResult:
-    found = sources.read(facts.config, ENVIRONMENT)
-    read = [sources.shown(one.path) for one in found.weakest_first if one.path is not None and one.data]
+@CHECKS.register("files", "Which settings files and variables are read?")
+def files(context: CheckContext) -> CheckResult:
+    read_sources = sources.read(context.config, ENVIRONMENT)
+    used = [source for source in read_sources.weakest_first if source.path is not None and source.data]
+    paths = ", ".join(sources.display_path(source.path) for source in used)
     variables = sum(name in os.environ for name in ENVIRONMENT)
     more = f", and {variables} variable{'' if variables == 1 else 's'} INVOKE_*" if variables else ""
-    return fine(f"read: {', '.join(read) or 'none'}{more}; every key is known, every value fits")
+    return passed(f"read: {paths or 'none'}{more}; all keys and values are valid")
 
 
-@CHECKS.asks("secrets", "Are the files with passwords and tokens there, and closed to others?")
-def secret_files(facts: CheckContext) -> CheckResult:
-    registry, hub, image = facts.settings.registry, facts.settings.hub, facts.settings.image
-    given = {
+@CHECKS.register("secrets", "Do the files with passwords and tokens exist, and are they private?")
+def secret_files(context: CheckContext) -> CheckResult:
+    registry, hub, image = context.settings.registry, context.settings.hub, context.settings.image
+    configured = {
         "registry.password_file": registry.password_file,
         "hub.token_file": hub.token_file,
         "image.sign_key": image.sign_key,
         "image.sign_password_file": image.sign_password_file,
     }
-    named = {name: path for name, path in given.items() if path}
+    named = {name: path for name, path in configured.items() if path}
     if not named:
-        raise Skipped("no setting names a file with a secret; passwords are asked for")
+        raise Skipped("no setting names a file with a secret; the tasks prompt for passwords")
     for name, path in named.items():
-        secrets.read(facts.settings, name, path, in_header=name == "hub.token_file")
-    secrets.check_hub(facts.settings)
-    return fine(f"{' and '.join(named)}: there, and closed to others")
+        secrets.read_secret(context.settings, name, path, in_header=name == "hub.token_file")
+    secrets.check_hub_endpoint(context.settings)
+    return passed(f"{' and '.join(named)}: readable, and private")
 
 
-@CHECKS.asks("contradictions", "Do two settings contradict each other?", TWO_REPOSITORIES, NOT_IN_IMAGE, TINY, OVERLAY)
-def contradictions(facts: CheckContext) -> CheckResult | list[CheckResult]:
-    return [*contradicting(facts.settings)] or fine("no two settings contradict each other")
+@CHECKS.register(
+    "contradictions", "Do two settings contradict each other?", TWO_REPOSITORIES, NOT_IN_IMAGE, TINY, OVERLAY
+)
+def contradictions(context: CheckContext) -> CheckResult | list[CheckResult]:
+    return [*contradiction_faults(context.settings)] or passed("no two settings contradict each other")
 
 
-def contradicting(settings: Settings) -> Iterator[CheckResult]:
+def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
     cluster, pushed = settings.cluster, settings.registry.image
     if cluster.image is not None and pushed is not None:
         try:
-            pushes = reference(pushed, settings.image.profile).repository
+            pushes = parse_image_name(pushed, settings.image.profile).repository
         except InvalidReference:
-            pushes = pushed  # the subject registry says what is wrong with it
+            pushes = pushed  # the check "registry name" reports the invalid reference
         runs = cluster.image.partition("@")[0]
         if runs != pushes:
-            yield TWO_REPOSITORIES.seen(runs=runs, pushes=pushes)
+            yield TWO_REPOSITORIES.result(runs=runs, pushes=pushes)
     if settings.fleet.kind != "pods":
         return
     names = {name.replace("/", "--") for name in settings.image.models}
     folder, _, name = settings.model.path.rstrip("/").rpartition("/")
     if folder == "/models" and names and name not in names:
-        yield NOT_IN_IMAGE.seen(path=settings.model.path, models=", ".join(settings.image.models))
+        yield NOT_IN_IMAGE.result(path=settings.model.path, models=", ".join(settings.image.models))
     if settings.bench.profile == "tiny":
-        yield TINY.seen()
+        yield TINY.result()
     if cluster.overlay not in ("pods", "preemptible"):
-        yield OVERLAY.seen(overlay=cluster.overlay)
+        yield OVERLAY.result(overlay=cluster.overlay)
 
 
-@CHECKS.asks(
+@CHECKS.register(
     "slow",
-    "Does a setting make steps slower than they need be?",
+    "Does a setting make steps slower than necessary?",
     *(THREADS_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
 )
-def slow(facts: CheckContext) -> CheckResult | list[CheckResult]:
-    return [*slowing(facts.settings, os.cpu_count() or 1)] or fine("nothing here makes steps slower than they need be")
+def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
+    return [*slow_faults(context.settings, os.cpu_count() or 1)] or passed(
+        "no setting makes steps slower than necessary"
+    )
 
 
-def slowing(settings: Settings, cores: int) -> Iterator[CheckResult]:
+def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
     fleet, cluster = settings.fleet, settings.cluster
     if fleet.kind == "pods" and fleet.pods.threads > amount(cluster.cpu):
-        yield THREADS_OF_PODS.seen(threads=fleet.pods.threads, cpu=cluster.cpu)
+        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu)
     if fleet.kind == "pods" and not cluster.one_per_node:
-        yield SHARED_NODE.seen()
+        yield SHARED_NODE.result()
     if fleet.kind == "local" and fleet.size > 1 and fleet.size * fleet.local.threads > cores:
-        yield THREADS_HERE.seen(size=fleet.size, threads=fleet.size * fleet.local.threads, cores=cores)
+        yield THREADS_HERE.result(size=fleet.size, threads=fleet.size * fleet.local.threads, cores=cores)
     if settings.train.recipe == "reference":
-        yield SLOW_RECIPE.seen(recipe=settings.train.recipe)
+        yield SLOW_RECIPE.result(recipe=settings.train.recipe)

@@ -1,96 +1,95 @@
-"""The build VM: connection, engine, share, room for the image, models."""
+"""Checks of the build VM: connection, engine, share, models, room for the image."""
 
 import time
 
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
-from remote.image.workdir import home_below
+from remote.image.workdir import workdir_path
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, fine, from_error
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, from_message, passed
 from tasks.image import build_profiles
-from tasks.image.build import due
+from tasks.image.build import plan_build
 
 CHECKS = Checks("vm")
 
 BUSY = Fault(
-    what="{folder} runs there, of {who}: builds, pushes and fetches wait for it",
-    remedy="wait, or `inv {verb} --cancel`",
-    mark=CheckStatus.CAREFUL,
+    message="{folder}, started by {user}, is running: builds, pushes and fetches wait for it",
+    remedy="wait, or run `inv {command} --cancel`",
+    status=CheckStatus.WARN,
 )
 NO_MODELS = Fault(
-    what="image.models is empty: the image will have no weights, and pods have no network",
+    message="image.models is empty: the image will have no weights, and pods have no network",
     remedy="set image.models, e.g. [mistralai/Mistral-7B-Instruct-v0.3], then `inv model.fetch`",
-    mark=CheckStatus.CAREFUL,
+    status=CheckStatus.WARN,
 )
 
 
-@CHECKS.asks("connection", "Does the build VM let us in, and can it build for the GPU nodes?", others=examples.vm)
-def connection(facts: CheckContext) -> CheckResult | list[CheckResult]:
-    began = time.monotonic()
-    found = facts.machine.first()
-    took = time.monotonic() - began
-    if problems := found.problems():
-        return [from_error(problem) for problem in problems]
-    version = ".".join(map(str, found.python))
-    return fine(
-        f"{facts.vm.get().name}: {found.user}, in {took:.1f} s; {found.system}, Python {version}, {found.cores} cores, "
-        f"{found.memory_bytes / 1e9:.0f} GB"
-    )
+@CHECKS.register(
+    "connection", "Does the build VM accept the login, and can it build for the GPU nodes?", other_rows=examples.vm
+)
+def connection(context: CheckContext) -> CheckResult | list[CheckResult]:
+    started = time.monotonic()
+    vm = context.machine.get_or_raise()
+    elapsed_sec = time.monotonic() - started
+    if problems := vm.problems():
+        return [from_message(problem) for problem in problems]
+    version = ".".join(map(str, vm.python))
+    login = f"{context.vm.get_or_skip().name}: {vm.user}, in {elapsed_sec:.1f} s"
+    return passed(f"{login}; {vm.system}, Python {version}, {vm.cores} cores, {vm.memory_bytes / 1e9:.0f} GB")
 
 
-@CHECKS.asks("engine", "Does the engine answer this user, and has it BuildKit?", others=examples.engine)
-def engine_there(facts: CheckContext) -> CheckResult:
-    found = facts.engine.first()
-    return fine(f"answers, with BuildKit; its data in {found.data_root} ({found.storage_driver})")
+@CHECKS.register("engine", "Does the engine answer this user, and does it have BuildKit?", other_rows=examples.engine)
+def engine_there(context: CheckContext) -> CheckResult:
+    engine_facts = context.engine.get_or_raise()
+    return passed(f"answers, with BuildKit; data in {engine_facts.data_root} ({engine_facts.storage_driver})")
 
 
-@CHECKS.asks("slot", "Does another job hold the VM's one slot?", BUSY)
-def slot(facts: CheckContext) -> CheckResult:
-    facts.machine.get()
-    job = facts.on_vm(lambda host: vm_jobs.running(vm_jobs.agent_on(host)))
+@CHECKS.register("slot", "Does another job hold the VM's only slot?", BUSY)
+def slot(context: CheckContext) -> CheckResult:
+    context.machine.get_or_skip()
+    job = context.on_vm(lambda host: vm_jobs.running_job(vm_jobs.create_agent(host)))
     if job is None:
-        return fine("nothing runs there")
-    who = vm_jobs.starter(job)
-    return BUSY.seen(folder=job.folder, who=who or "somebody", verb=vm_jobs.verb_of(job))
+        return passed("no job is running")
+    user = vm_jobs.started_by(job) or "an unknown user"
+    return BUSY.result(folder=job.folder, user=user, command=vm_jobs.verb_of(job))
 
 
-@CHECKS.asks("share", "Is build.tmpdir there, and our folder in it closed to others?")
-def share(facts: CheckContext) -> CheckResult:
-    facts.machine.get()
-    tmp = facts.on_vm(facts.tmpdir)
-    (place,) = facts.on_vm(lambda host: engine.disk_info(host, (tmp,)).places)
-    return fine(
-        f"{tmp}: {place.free_bytes / 1e9:.1f} GB free on {place.kind}; our folder there is ours, or not there yet"
-    )
+@CHECKS.register("share", "Does build.tmpdir exist, and is our folder in it private?")
+def share(context: CheckContext) -> CheckResult:
+    context.machine.get_or_skip()
+    tmp = context.on_vm(context.tmpdir)
+    (folder_info,) = context.on_vm(lambda host: engine.disk_info(host, (tmp,)).folders)
+    free = f"{folder_info.free_bytes / 1e9:.1f} GB free on {folder_info.kind}"
+    return passed(f"{tmp}: {free}; our folder in it is private, or does not exist yet")
 
 
-@CHECKS.asks(
+@CHECKS.register(
     "models",
-    "Are the models of image.models on the VM, every file with its manifest's size?",
+    "Are the models of image.models on the VM, every file with the size in the manifest?",
     NO_MODELS,
-    others=examples.models,
+    other_rows=examples.models,
 )
-def models(facts: CheckContext) -> CheckResult:
-    facts.machine.get()
-    if not facts.settings.image.models:
-        return NO_MODELS.seen()
-    tmp = facts.on_vm(facts.tmpdir)
-    names = [model.replace("/", "--") for model in facts.settings.image.models]
-    folders = [(name, f"{home_below(tmp)}/models/{name}") for name in names]
-    found = facts.on_vm(lambda host: buildplan.model_folders(engine.disk_info(host, (), folders)))
-    sizes = ", ".join(f"{one.name} {one.size / 1e9:.1f} GB" for one in found)
-    return fine(f"{sizes}: every file has its manifest's size")
+def models(context: CheckContext) -> CheckResult:
+    context.machine.get_or_skip()
+    if not context.settings.image.models:
+        return NO_MODELS.result()
+    tmp = context.on_vm(context.tmpdir)
+    names = [model.replace("/", "--") for model in context.settings.image.models]
+    folders = [(name, f"{workdir_path(tmp)}/models/{name}") for name in names]
+    model_folders = context.on_vm(lambda host: buildplan.model_folders(engine.disk_info(host, (), folders)))
+    sizes = ", ".join(f"{folder.name} {folder.size / 1e9:.1f} GB" for folder in model_folders)
+    return passed(f"{sizes}: every file has the size in the manifest")
 
 
-@CHECKS.asks(
-    "room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?", others=examples.room
+@CHECKS.register(
+    "room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?", other_rows=examples.room
 )
-def room(facts: CheckContext) -> CheckResult:
-    facts.engine.get()
-    plan = facts.on_vm(lambda host: due(facts.settings, host, facts.tmpdir(host)))
+def room(context: CheckContext) -> CheckResult:
+    context.engine.get_or_skip()
+    plan = context.on_vm(lambda host: plan_build(context.settings, host, context.tmpdir(host)))
     if plan is None:
-        return fine(f"{build_profiles.image_name(facts.settings)} is there and up to date")
+        return passed(f"{build_profiles.image_name(context.settings)} exists and is up to date")
     needs = sum(need.need_bytes for need in plan.needs)
-    return fine(f"the next build needs {needs / 1e9:.1f} GB, for which there is room")
+    return passed(f"the next build needs {needs / 1e9:.1f} GB, and there is room")

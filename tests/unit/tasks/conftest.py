@@ -1,4 +1,4 @@
-"""Settings, and a folder that has the project's. What runs in this process finds the project's code where it is."""
+"""Fixtures: settings, and a project folder with them. Code in this process is imported from the repository."""
 
 from tests.support.project_copy import (
     context,

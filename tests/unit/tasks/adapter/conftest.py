@@ -1,4 +1,4 @@
-"""A training that came home with an adapter of three bytes."""
+"""Fixture of a collected training with an adapter of three bytes."""
 
 import dataclasses
 import hashlib
@@ -30,22 +30,22 @@ def trained(tmp_path: Path) -> TrainedAdapter:
 
 def form(name: str, change: float | None = None, half: float = 0.001, **changes: object) -> ServedForm:
     ends = (None, None) if change is None else (change - half, change + half)
-    found = ServedForm(
+    served_form = ServedForm(
         name=name, loss=1.5 + (change or 0.0), low=1.4, high=1.6, change=change, change_low=ends[0],
         change_high=ends[1], answers=["yes", "no"], unended=0, seconds=1.0,
     )  # fmt: skip
-    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(served_form, **changes)  # type: ignore[arg-type]
 
 
-def checked(*forms: ServedForm, **changes: object) -> AdapterCheck:
-    found = AdapterCheck(
+def adapter_check(*forms: ServedForm, **changes: object) -> AdapterCheck:
+    check = AdapterCheck(
         adapter_sha256=SHA256, model_sha256="m" * 64, data_sha256="d" * 64, merged=None, end_ids=[2],
         places=["d: line 1"], prompts=["?"],
         forms=[form("trained"), *forms], examples=["e"], losses=[3.0], targets=[2], device="CPU",
         arithmetic="float32",
     )  # fmt: skip
-    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(check, **changes)  # type: ignore[arg-type]
 
 
-def keep(trained: TrainedAdapter, found: AdapterCheck) -> None:
-    found.write(trained.folder)
+def save_check(trained: TrainedAdapter, check: AdapterCheck) -> None:
+    check.write(trained.folder)

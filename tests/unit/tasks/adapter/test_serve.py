@@ -1,4 +1,4 @@
-"""What `inv serve` asks of the pod and of vLLM: from the training and the settings alone."""
+"""Tests of the requests of `inv serve` to the pod and to vLLM, which follow from the training and the settings."""
 
 import dataclasses
 import itertools
@@ -8,7 +8,7 @@ import pytest
 
 from bench.records.run import PlannedTrial
 from tasks.adapter.artifact import TrainedAdapter
-from tasks.adapter.serve import arguments, request
+from tasks.adapter.serve import stage_request, vllm_arguments
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.settings.schema import ModelSection, ServeSection
@@ -16,8 +16,8 @@ from tasks.settings.schema import ModelSection, ServeSection
 SETTINGS = Settings(root=Path("/"), model=ModelSection(path="/models/here"))
 
 
-def of(trained: TrainedAdapter, fleet: str = "local", **changes: object) -> TrainedAdapter:
-    """The training with another trial, over another kind of fleet."""
+def with_trial(trained: TrainedAdapter, fleet: str = "local", **changes: object) -> TrainedAdapter:
+    """Return the training with changes of its trial, over another kind of fleet."""
     (planned,) = trained.run.planned
     trial = dataclasses.replace(planned.trial, **changes)
     run = dataclasses.replace(
@@ -29,26 +29,26 @@ def of(trained: TrainedAdapter, fleet: str = "local", **changes: object) -> Trai
 
 
 def test_the_server_has_the_trainings_base_precision_tokenizer_and_rank(trained: TrainedAdapter) -> None:
-    words = arguments(SETTINGS, of(trained, lora_rank=12))
-    assert words[0] == "/scratch/serve/base"
-    given = dict(itertools.pairwise(words))
-    assert given["--max-lora-rank"] == "16"
-    assert given["--lora-modules"] == "tuned=/scratch/serve/adapter"
-    assert given["--tokenizer"] == "/scratch/serve/adapter"
-    assert given["--quantization"] == "bitsandbytes"
-    assert "--quantization" not in arguments(SETTINGS, of(trained, base_precision="bf16"))
-    more = SETTINGS.model_copy(update={"serve": ServeSection(name="mine", arguments=("--seed", "7"))})
-    assert arguments(more, trained)[-2:] == ["--seed", "7"]
-    assert "mine=/scratch/serve/adapter" in arguments(more, trained)
-    with pytest.raises(UsageError, match="of rank 512 at most, not 1024"):
-        arguments(SETTINGS, of(trained, lora_rank=1024))
+    argv = vllm_arguments(SETTINGS, with_trial(trained, lora_rank=12))
+    assert argv[0] == "/scratch/serve/base"
+    options = dict(itertools.pairwise(argv))
+    assert options["--max-lora-rank"] == "16"
+    assert options["--lora-modules"] == "tuned=/scratch/serve/adapter"
+    assert options["--tokenizer"] == "/scratch/serve/adapter"
+    assert options["--quantization"] == "bitsandbytes"
+    assert "--quantization" not in vllm_arguments(SETTINGS, with_trial(trained, base_precision="bf16"))
+    own_arguments = SETTINGS.model_copy(update={"serve": ServeSection(name="mine", arguments=("--seed", "7"))})
+    assert vllm_arguments(own_arguments, trained)[-2:] == ["--seed", "7"]
+    assert "mine=/scratch/serve/adapter" in vllm_arguments(own_arguments, trained)
+    with pytest.raises(UsageError, match=r"\b512\b.*\b1024\b"):
+        vllm_arguments(SETTINGS, with_trial(trained, lora_rank=1024))
 
 
 def test_the_pod_is_asked_for_the_very_base_and_adapter(trained: TrainedAdapter) -> None:
-    asked = request(SETTINGS, trained)
-    assert (asked["model"], asked["model_sha256"]) == ("/models/here", "m" * 64)
-    assert asked["adapter"] == f"/shared-data/adapters/{asked['adapter_sha256']}"
-    assert request(SETTINGS, of(trained, "pods", model="/models/there"))["model"] == "/models/there"
+    request = stage_request(SETTINGS, trained)
+    assert (request["model"], request["model_sha256"]) == ("/models/here", "m" * 64)
+    assert request["adapter"] == f"/shared-data/adapters/{request['adapter_sha256']}"
+    assert stage_request(SETTINGS, with_trial(trained, "pods", model="/models/there"))["model"] == "/models/there"
     relative = SETTINGS.model_copy(update={"model": ModelSection(path="models/here")})
-    with pytest.raises(UsageError, match="expected an absolute path, as the server's pod sees it"):
-        request(relative, trained)
+    with pytest.raises(UsageError, match=r"model\.path: models/here"):
+        stage_request(relative, trained)

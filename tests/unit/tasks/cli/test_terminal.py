@@ -1,38 +1,38 @@
-"""Tables on a narrow terminal: every column is there, every cell whole."""
+"""Tests of tables on a narrow terminal: every column is there, every cell complete."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from tasks.cli.terminal import ruled, table
+from tasks.cli.terminal import plain_table, ruled_table
 
 
 def test_a_narrow_terminal_folds_what_an_operator_would_copy_and_cuts_nothing() -> None:
     ocid = f"ocid1.nodepool.oc1.eu-frankfurt-1.{'a' * 60}"
-    rows = table("pool", "shape", "$ an hour", "OCID")
+    rows = plain_table("pool", "shape", "$ an hour", "OCID")
     rows.add_row("pool1", "VM.GPU.A10.1", "6.00", ocid)
     narrow = Console(file=io.StringIO(), soft_wrap=True, width=80)
     narrow.print(rows)
-    said = narrow.file.getvalue()  # type: ignore[attr-defined]
-    assert said.splitlines()[1].split()[:3] == ["pool1", "VM.GPU.A10.1", "6.00"]
-    assert "".join(line.rsplit(" ", 1)[-1] for line in map(str.rstrip, said.splitlines()[1:])) == ocid
+    output = narrow.file.getvalue()  # type: ignore[attr-defined]
+    assert output.splitlines()[1].split()[:3] == ["pool1", "VM.GPU.A10.1", "6.00"]
+    assert "".join(line.rsplit(" ", 1)[-1] for line in map(str.rstrip, output.splitlines()[1:])) == ocid
 
 
 @pytest.mark.parametrize("width", [40, 60, 120])
 def test_where_columns_have_no_room_each_row_is_a_block_with_every_cell_whole(width: int) -> None:
     cells = {"configuration": "no-checkpointing", "kind": "distributed", "step s": "12.5", "useful tok/s": "1,234"}
-    rows = ruled(*cells, "x baseline", right=("step s",))
+    rows = ruled_table(*cells, "x baseline", right=("step s",))
     for column in rows.columns[1:]:
         column.no_wrap = True
     rows.add_row(*cells.values(), "11.50 (11.43-11.57)")
     rows.add_row("packed", "training", "-", "", "1")
     narrow = Console(file=io.StringIO(), width=width)
     narrow.print(rows)
-    said = narrow.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, said.splitlines())) <= width
-    words = " ".join(said.split())
-    assert all(cell in words for cell in (*list(cells)[1:], *cells.values(), "11.50 (11.43-11.57)"))
+    output = narrow.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, output.splitlines())) <= width
+    text = " ".join(output.split())
+    assert all(cell in text for cell in (*list(cells)[1:], *cells.values(), "11.50 (11.43-11.57)"))
     if width < 80:
-        assert "\nno-checkpointing\n  kind distributed; step s 12.5;" in f"\n{said}"
-        assert words.endswith("packed kind training; x baseline 1")
+        assert "\nno-checkpointing\n  kind distributed; step s 12.5;" in f"\n{output}"
+        assert text.endswith("packed kind training; x baseline 1")
