@@ -127,7 +127,7 @@ def collect_run(
     except PermissionDenied as error:
         raise UsageError(str(error)) from None
     except HostError as error:
-        raise RetryableError(f"{collapse_whitespace(error)}; then rerun `inv collect --run={run.run_id}`") from None
+        raise RetryableError(f"{collapse_whitespace(error)}; rerun `inv collect --run={run.run_id}`") from None
 
 
 def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:

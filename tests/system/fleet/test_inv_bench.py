@@ -1,6 +1,6 @@
-"""`inv bench` as an operator meets it: killed, interrupted, typed twice, given bad input.
+"""`inv bench` from the operator's view: killed, interrupted, started twice, with bad input.
 
-Everything is real, but that trainings compute nothing where a test asks for `hold`, and that the trials of
+Everything is real, except that trainings compute nothing with the fixture `hold`, and that the trials of
 `forked_trials` are forked from a process that has imported the stack.
 """
 
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def assert_each_trial_ended_once_as(project, end: str) -> None:
     ends = project.ends()
     assert set(ends.values()) == {end}
-    found = {name: (result.trial_id, result.status.value) for name, result in project.results().items()}
-    assert found == {trial_id: (trial_id, end) for trial_id in ends}
+    statuses = {name: (result.trial_id, result.status.value) for name, result in project.results().items()}
+    assert statuses == {trial_id: (trial_id, end) for trial_id in ends}
 
 
 def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, hold: Path) -> None:
@@ -52,7 +52,9 @@ def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, 
 def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold: Path) -> None:
     hold.touch()
     interrupted = project.start("bench", "--quick")
-    project.wait_until(lambda: [one for one in project.progress() if one["phase"] != "import"], "a trial under way")
+    project.wait_until(
+        lambda: [progress for progress in project.progress() if progress["phase"] != "import"], "a trial under way"
+    )
     assert "--resume=" in project.interrupt(interrupted)
     assert not project.trainers()
     assert list(project.ends().values()) == ["CANCELLED"] * 4
@@ -64,7 +66,7 @@ def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold: Path) -> N
     assert len(project.events("reopened")) == 4
 
 
-def test_the_second_inv_bench_at_once_is_refused_and_told_who_holds_it(project, hold: Path) -> None:
+def test_a_second_inv_bench_is_refused_with_the_process_that_holds_the_lock(project, hold: Path) -> None:
     hold.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: project.events("started"), "the first to have started")
@@ -72,7 +74,7 @@ def test_the_second_inv_bench_at_once_is_refused_and_told_who_holds_it(project, 
     assert not first.poll()
 
 
-def test_a_new_run_does_not_start_beside_one_whose_operator_was_killed(project, hold: Path) -> None:
+def test_a_new_run_does_not_start_while_an_abandoned_one_is_running(project, hold: Path) -> None:
     hold.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
@@ -90,7 +92,9 @@ def test_a_new_run_does_not_start_beside_one_whose_operator_was_killed(project, 
 @pytest.mark.usefixtures("hold")
 def test_a_trial_killed_while_measuring_is_tried_once_more(project) -> None:
     run = project.start("bench", "--quick", "--only=baseline", INVOKE_FLEET_SIZE="1", INVOKE_BENCH_MEASURED_STEPS="200")
-    project.wait_until(lambda: [one for one in project.progress() if one["phase"] == "measure"], "measuring")
+    project.wait_until(
+        lambda: [progress for progress in project.progress() if progress["phase"] == "measure"], "measuring"
+    )
     (pid,) = project.trainers()
     os.kill(pid, signal.SIGKILL)
     retried = project.wait_until(lambda: project.events("retried"), "the attempt to be given up")
@@ -115,7 +119,8 @@ def test_every_trial_of_the_full_suite_is_measured_and_collected(
     project, trials: str, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(trials)
-    steps = {"INVOKE_BENCH_MEASURED_STEPS": "2"}  # of the base in bf16 one takes a CPU as long as ten of the others
+    # On a CPU, a step with the base in bf16 takes as long as ten others.
+    steps = {"INVOKE_BENCH_MEASURED_STEPS": "2"}
     project.inv("bench", "--full", "--spread=shard", "collect", **steps)
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
     assert len(project.events("ended")) == 12
@@ -136,8 +141,8 @@ def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> N
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
     summary = json.loads((project.run_folder() / "report" / "summary.json").read_text())
     assert summary["missing"] == summary["rejected"] == []
-    assert [one["configuration"] for one in summary["configurations"]] == ["optimized"]
-    assert {one["kind"] for one in summary["trials"]} == set(kinds.values())
+    assert [row["configuration"] for row in summary["configurations"]] == ["optimized"]
+    assert {row["kind"] for row in summary["trials"]} == set(kinds.values())
     assert set(kinds.values()) <= set(summary["measurements"])
 
 
@@ -146,8 +151,8 @@ def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     project.inv("bench", "--quick", "--only=optimized", "collect")
     (project.run_folder() / "SHA256SUMS").unlink()
     again = project.inv("collect", "--all")
-    assert ": 0 files came" in again.stdout
-    assert again.stdout.endswith("every run is here\n")
+    assert "fetched 0 files" in again.stdout
+    assert "missing: " not in again.stdout
     sums = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=project.run_folder(), check=False)
     assert sums.returncode == 0
 
@@ -156,12 +161,12 @@ def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     damaged = bytearray(results[1].read_bytes())
     damaged[len(damaged) // 2] ^= 1
     results[1].write_bytes(damaged)
-    assert ": 2 files came" in project.inv("collect").stdout
+    assert "fetched 2 files" in project.inv("collect").stdout
     assert all(TrialResult.read(path) for path in results)
 
     shutil.rmtree(project.folder / ".workers" / "worker-1")
     assert "missing: optimized.worker-1" in project.inv("collect", code=3).stdout
-    assert TrialResult.read(results[1]), "what is here stays"
+    assert TrialResult.read(results[1]), "collected files stay"
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(project) -> None:
@@ -175,36 +180,36 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(project) -> None:
     assert "no-checkpointing" in planned.stdout
 
 
-def spoil(project, tmp_path: Path, what: str) -> dict[str, str]:
+def break_input(project, tmp_path: Path, fault: str) -> dict[str, str]:
     """Break one input in one way; returns the environment that points `inv` at it."""
     model, data = tmp_path / "model", tmp_path / "data.jsonl"
     shutil.copytree(project.environment["INVOKE_MODEL_PATH"], model)
     (model / "SHA256SUMS").unlink(missing_ok=True)
     lines = Path(project.environment["INVOKE_DATA_PATH"]).read_text().splitlines()[:40]
-    if what == "model missing":
+    if fault == "model missing":
         shutil.rmtree(model)
-    elif what == "model truncated":
+    elif fault == "model truncated":
         os.truncate(model / "model.safetensors", (model / "model.safetensors").stat().st_size - 7)
-    elif what == "model with a pickle":
+    elif fault == "model with a pickle":
         (model / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    elif what == "wrong config":
+    elif fault == "wrong config":
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    elif what == "data line 17 not JSON":
+    elif fault == "data line 17 not JSON":
         lines[16] = '{"messages": ['
-    elif what == "data empty":
+    elif fault == "data empty":
         lines = []
-    elif what == "data without a usable pair":
+    elif fault == "data without a usable pair":
         lines = ['{"messages": [{"role": "user", "content": "?"}]}']
     data.write_text("".join(line + "\n" for line in lines))
     environment = {"INVOKE_MODEL_PATH": str(model), "INVOKE_DATA_PATH": str(data)}
-    if what == "workers in a file":
+    if fault == "workers in a file":
         environment["INVOKE_FLEET_LOCAL_FOLDER"] = str(data / "below")
     return environment
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("fault", "token"),
     [
         ("model missing", "inv model.demo"),
         ("model truncated", "model.safetensors"),
@@ -217,14 +222,14 @@ def spoil(project, tmp_path: Path, what: str) -> dict[str, str]:
     ],
 )
 def test_bad_input_is_refused_in_one_line_before_anything_starts(
-    project, tmp_path: Path, what: str, words: str
+    project, tmp_path: Path, fault: str, token: str
 ) -> None:
-    assert words in project.refused("bench", "--quick", **spoil(project, tmp_path, what))
+    assert token in project.refused("bench", "--quick", **break_input(project, tmp_path, fault))
     assert not (project.folder / "results").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "token"),
     [
         (("bench", "--only", "optimised"), "optimized"),
         (("bench", "--only", " , "), "no trial was chosen"),
@@ -235,15 +240,15 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(
         (("bench", "--spread", "wide"), "replicate or shard"),
         (("bench", "--resume"), "there is no run yet"),
         (("bench", "--resume=../elsewhere"), "not a path"),
-        (("collect", "--run", "20200101-000000-quick"), "is not there"),
+        (("collect", "--run", "20200101-000000-quick"), "'20200101-000000-quick'"),
         (("cancel",), "there is no run yet"),
     ],
 )
-def test_bad_usage_is_refused_in_one_line(project, words: tuple[str, ...], said: str) -> None:
-    assert said in project.refused(*words)
+def test_bad_usage_is_refused_in_one_line(project, argv: tuple[str, ...], token: str) -> None:
+    assert token in project.refused(*argv)
 
 
-def test_a_read_only_results_folder_is_said_before_anything_starts(project) -> None:
+def test_a_read_only_results_folder_is_an_error_before_anything_starts(project) -> None:
     if os.geteuid() == 0:
         (project.folder / "results").write_text("a file where the folder should be")
     else:

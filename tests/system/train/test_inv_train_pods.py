@@ -1,8 +1,8 @@
-"""A training over pods: one rank a pod, and what becomes of it when pods, nodes and operators go.
+"""A training over pods, one rank per pod, when pods, nodes and operators disappear.
 
 Real kubectl, the tests' own cluster. The last test trains the tiny model with real ranks; in the others steps compute
-nothing (tests/support/hosts/fake_worker_finetune.py), and the adapter is the sum of the numbers of its steps: one that was
-repeated or left out shows. Not covered: GPUs, a network between pods other than this machine's own.
+nothing (tests/support/hosts/fake_worker_finetune.py), and the adapter is the sum of the step numbers, so a repeated or
+missing step is visible. Not covered: GPUs, a network between pods other than this machine's own.
 """
 
 import json
@@ -26,7 +26,7 @@ from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS, STEPS = 2, 60
-LONG = 800  # steps in which all faults of a seed find their moment
+LONG = 800  # steps, enough for all faults of a seed to occur during the training
 
 
 workspace, cluster = inv_pods.fixtures(PODS, put_into, grace_sec=30, toleration_scale=EVICTION)
@@ -39,25 +39,25 @@ class Training:
         self.project, self.cluster, self.label = project, cluster, label
         self.hold = put_into(workspace)
         self.settings: dict[str, Any] = inv_pods.settings_of(cluster, workspace, label)
-        self.settings["fleet"] |= {"size": PODS, "lost_after_sec": 21.0}  # 15 s of these are for the last try
+        self.settings["fleet"] |= {"size": PODS, "lost_after_sec": 21.0}  # 15 s of these are for the last attempt
         self.settings["train"] = {"max_steps": STEPS, "max_seq_len": 256}
         del project.environment["INVOKE_FLEET_SIZE"]
         project.options = ("-f", "pods.yaml")
-        self.set()
+        self.update_settings()
 
-    def set(self, **sections: dict[str, Any]) -> None:
+    def update_settings(self, **sections: dict[str, Any]) -> None:
         for name, more in sections.items():
             self.settings[name] |= more
         (self.project.folder / "pods.yaml").write_text(json.dumps(self.settings))
 
     @property
     def checkpoint(self) -> int:
-        """The step of the newest checkpoint on the shared volume."""
-        there = self.cluster.claim_folder("shared") / self.label
-        return max((int(path.name.removeprefix("step-")) for path in there.glob("*/checkpoints/step-*")), default=0)
+        """Step of the newest checkpoint on the shared volume."""
+        folder = self.cluster.claim_folder("shared") / self.label
+        return max((int(path.name.removeprefix("step-")) for path in folder.glob("*/checkpoints/step-*")), default=0)
 
-    def goes_on_to(self, step: int) -> None:
-        """Until there is a checkpoint of this step; then it stays in its next step."""
+    def run_to(self, step: int) -> None:
+        """Wait for a checkpoint of this step; then pause the training in its next step."""
         self.hold.unlink(missing_ok=True)
         self.project.wait_until(lambda: self.checkpoint >= step, f"checkpoint {step}")
         self.hold.touch()
@@ -68,7 +68,7 @@ class Training:
     def pod_of(self, worker: str) -> str:
         return inv_pods.pod_of(self.cluster, worker)
 
-    def ends_well(self, process: Any) -> str:
+    def assert_succeeds(self, process: Any) -> str:
         out, err = self.project.ended(process, within_sec=300)
         assert [event["end"] for event in self.project.events("ended")][-1] == "SUCCEEDED"
         assert "verified" in out
@@ -88,32 +88,32 @@ def training(project: Any, cluster: Cluster, workspace: Path, request: pytest.Fi
     made.hold.unlink(missing_ok=True)
 
 
-def test_pods_a_node_and_operators_go_one_after_the_other_and_every_step_counts_once(training: Training) -> None:
+def test_every_step_counts_once_when_pods_a_node_and_operators_are_lost_in_turn(training: Training) -> None:
     project, faults = training.project, training.cluster.faults
     operator = project.start("train")
-    training.goes_on_to(5)
-    assert "another operator's" in project.refused("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
+    training.run_to(5)
+    assert "`inv monitor`" in project.refused("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
 
     faults.delete_pod(training.pod_of("worker-1"))  # as a drain does it, with time to write a checkpoint
     project.wait_until(lambda: len(project.events("started")) == 2, "a second attempt")
-    training.goes_on_to(10)
+    training.run_to(10)
     faults.delete_pod(training.pod_of("worker-0"), grace=0)
     project.wait_until(lambda: len(project.events("started")) == 3, "a third attempt")
-    training.goes_on_to(15)
+    training.run_to(15)
     faults.delete_pod(training.pod_of("worker-1"), grace=0)
     project.wait_until(lambda: len(project.events("started")) == 4, "a fourth attempt")
-    training.goes_on_to(20)
+    training.run_to(20)
     project.kill(operator)
 
     node = training.node_of("worker-0")
     operator = project.start("train", "--resume")
-    wait_for_words(operator, "followed again")
+    wait_for_words(operator, "reattached")
     faults.silence_node(node)
     assert "worker-0: worker lost" in operator.stdout.readline()
     faults.find_node(node)
     training.hold.unlink()
-    training.ends_well(operator)
-    assert len(project.events("started")) == 4, "a node that is silent for a while costs nothing"
+    training.assert_succeeds(operator)
+    assert len(project.events("started")) == 4, "a node that is silent for a while causes no restart"
     reasons = [event["reason"] for event in project.events("retried")]
     assert "one of its workers was told to stop" in reasons[0]
     assert "its job died with its worker" in reasons[1]
@@ -122,18 +122,18 @@ def test_pods_a_node_and_operators_go_one_after_the_other_and_every_step_counts_
 
 @only_thorough
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_struck_at_moments_of_a_seed_every_step_counts_once(training: Training, seed: int) -> None:
-    project, faults, chooser = training.project, training.cluster.faults, random.Random(seed)
-    training.set(train={"max_steps": LONG})
+def test_every_step_counts_once_with_faults_at_random_times(training: Training, seed: int) -> None:
+    project, faults, rng = training.project, training.cluster.faults, random.Random(seed)
+    training.update_settings(train={"max_steps": LONG})
     operator = project.start("train")
 
     def a_worker() -> str:
-        return f"worker-{chooser.randrange(PODS)}"
+        return f"worker-{rng.randrange(PODS)}"
 
     def silent() -> None:
         node = training.node_of(a_worker())
         faults.silence_node(node)
-        time.sleep(chooser.uniform(0.0, 4.0))
+        time.sleep(rng.uniform(0.0, 4.0))
         faults.find_node(node)
 
     def second() -> None:
@@ -145,34 +145,34 @@ def test_struck_at_moments_of_a_seed_every_step_counts_once(training: Training, 
         project.kill(operator)
         operator = project.start("train", "--resume")
 
-    strikes = [
+    faults_to_inject = [
         silent, second, killed,
         lambda: faults.delete_pod(training.pod_of(a_worker())),
         lambda: faults.delete_pod(training.pod_of(a_worker()), grace=0),
     ] * 2  # fmt: skip
-    chooser.shuffle(strikes)
+    rng.shuffle(faults_to_inject)
 
-    def goes_on(before: int) -> bool:
+    def has_new_checkpoint(before: int) -> bool:
         assert operator.poll() is None, operator.communicate()
         return training.checkpoint > before
 
-    for strike in strikes:
+    for inject in faults_to_inject:
         inv_pods.await_pods(training.cluster, PODS)
         training.hold.unlink(missing_ok=True)
-        project.wait_until(partial(goes_on, training.checkpoint), "it to go on")
-        time.sleep(chooser.uniform(0.0, 1.0))
-        strike()
-        training.hold.touch()  # else a busy machine is through with its steps before the last fault
+        project.wait_until(partial(has_new_checkpoint, training.checkpoint), "a new checkpoint")
+        time.sleep(rng.uniform(0.0, 1.0))
+        inject()
+        training.hold.touch()  # otherwise all steps may be done before the last fault
     training.hold.unlink()
     assert training.checkpoint < LONG, "every fault came while it trained"
-    training.ends_well(operator)
+    training.assert_succeeds(operator)
     assert len(project.events("ended")) == 1
 
 
 def test_without_a_volume_checkpoints_come_home_and_an_elastic_training_goes_on_elsewhere(training: Training) -> None:
     project = training.project
     training.settings["fleet"]["pods"]["shared"] = None
-    training.set(train={"replacement_timeout_sec": 3.0})
+    training.update_settings(train={"replacement_timeout_sec": 3.0})
     operator = project.start("train", "--elastic")
 
     def at_home() -> list[Path]:
@@ -184,20 +184,20 @@ def test_without_a_volume_checkpoints_come_home_and_an_elastic_training_goes_on_
     project.wait_until(
         lambda: [event["worker"] for event in project.events("started")][-1:] == ["worker-1"], "worker-1"
     )
-    assert "it goes on with worker-1" in project.kill(operator)
+    assert "worker-1" in project.kill(operator)
     operator = project.start("train", "--resume")
-    wait_for_words(operator, "followed again")
+    wait_for_words(operator, "reattached")
     training.hold.unlink()
-    training.ends_well(operator)
+    training.assert_succeeds(operator)
 
 
-def test_real_ranks_in_two_pods_train_one_adapter_and_it_comes_home(training: Training) -> None:
-    """What a killed rank changes is shown on one machine (test_finetune_ranks.py), a lost one above."""
+def test_real_ranks_in_two_pods_train_one_adapter_that_is_collected(training: Training) -> None:
+    """Train with real ranks. Killed ranks are covered by test_finetune_ranks.py, lost ones by the tests above."""
     project, steps = training.project, 4
     training.hold.unlink(missing_ok=True)
     real = {"max_steps": steps, "max_seq_len": 64, "micro_batch_size": 1, "rows_per_step": 2, "checkpoint_sec": 0.0}
-    training.set(fleet={"workspace": str(ROOT)}, train=real)
+    training.update_settings(fleet={"workspace": str(ROOT)}, train=real)
     assert "verified" in project.inv("train").stdout
-    found = TrainingRecord.read(project.run_folder() / "training.json")
-    assert (found.world_size, found.stop, found.steps.step) == (2, "finished", list(range(1, steps + 1)))
-    assert (found.fingerprint["backend"], found.restarts) == ("gloo", [])
+    record = TrainingRecord.read(project.run_folder() / "training.json")
+    assert (record.world_size, record.stop, record.steps.step) == (2, "finished", list(range(1, steps + 1)))
+    assert (record.fingerprint["backend"], record.restarts) == ("gloo", [])

@@ -1,6 +1,6 @@
-"""A search goes on where it began: figures of two GPU models are not ranked in one table.
+"""A search is only resumed on the same GPU model, so that figures of two models are not ranked in one table.
 
-The GPU is a stand-in for NVIDIA's library, which the worker's own process finds before the real one; nothing computes.
+The GPU is a fake of NVIDIA's library, which the worker's process imports instead of the real one; nothing computes.
 """
 
 import shutil
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow]
 @pytest.mark.parametrize(
     ("gpus", "now"), [('[{"uuid": "GPU-1"}]', "NVIDIA H200"), ("[]", "None")], ids=["another GPU", "no GPU"]
 )
-def test_a_search_begun_on_one_gpu_model_is_not_gone_on_with_on_another(project, gpus: str, now: str) -> None:
+def test_a_search_started_on_one_gpu_model_is_not_resumed_on_another(project, gpus: str, now: str) -> None:
     shutil.copy(FAKES / "pynvml.py", project.folder)
     begun = search_state.create(
         project.folder / "results",
@@ -35,8 +35,9 @@ def test_a_search_begun_on_one_gpu_model_is_not_gone_on_with_on_another(project,
         ),
     )
     before = sorted(path for path in (project.folder / "results").rglob("*"))
-    assert project.refused("tune", "--resume", code=4, FAKE_NVML=gpus, CUDA_VISIBLE_DEVICES="0") == (
-        f"search {begun.tune_id}: the GPU was NVIDIA A10, and is {now} now; their figures cannot be ranked together: "
-        "begin a new search with `inv tune`"
-    )
+    message = project.refused("tune", "--resume", code=4, FAKE_NVML=gpus, CUDA_VISIBLE_DEVICES="0")
+    assert message.startswith(f"search {begun.tune_id}: ")
+    assert "NVIDIA A10" in message
+    assert f" {now} " in message
+    assert "`inv tune`" in message
     assert sorted(path for path in (project.folder / "results").rglob("*")) == before
