@@ -10,7 +10,7 @@ from bench.records.validation import among
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteScale:
-    """The size of a suite's trials. Every result names its profile, so that sizes cannot be confused."""
+    """Size of a suite's trials. Every result names its profile, so that sizes cannot be confused."""
 
     profile: str
     note: str
@@ -47,7 +47,7 @@ SCALES: dict[str, SuiteScale] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Maker:
-    """Makes the trials of a suite: the published sizes at a scale, and what a trial changes."""
+    """Factory for the trials of a suite: the published sizes at a scale, and the fields that a trial changes."""
 
     suite: str
     scale: SuiteScale
@@ -74,7 +74,7 @@ class Maker:
 
 
 def quick(make: Maker) -> tuple[Trial, ...]:
-    """The published baseline and the published optimum: does this hardware show the 2.11x?"""
+    """Return the published baseline and optimum, to reproduce the speedup of 2.11x."""
     return (
         make("baseline", 1024, 4, reason="the published starting point: long sequences, small batch"),
         make("optimized", 512, 8, reason="the published optimum: same tokens a step, half the length, twice the batch"),
@@ -82,14 +82,14 @@ def quick(make: Maker) -> tuple[Trial, ...]:
 
 
 def full(make: Maker) -> tuple[Trial, ...]:
-    """One factor at a time around the published optimum (seq 512, batch 8): 12 trials."""
+    """Return 12 trials: one factor at a time around the published optimum (seq 512, batch 8)."""
     return (
-        make("optimized", 512, 8, reason="the centre every other trial differs from in one factor"),
+        make("optimized", 512, 8, reason="the centre, from which each other trial differs in one factor"),
         make("seq-256", 256, 8, reason="sequence length: half the centre's"),
         make("seq-1024", 1024, 8, reason="sequence length: twice the centre's"),
-        make("seq-2048", 2048, 8, reason="sequence length: four times the centre's, where memory may end"),
+        make("seq-2048", 2048, 8, reason="sequence length: four times the centre's, where memory may run out"),
         make("batch-4", 512, 4, reason="micro batch: half the centre's"),
-        make("batch-16", 512, 16, reason="micro batch: twice the centre's, where memory may end"),
+        make("batch-16", 512, 16, reason="micro batch: twice the centre's, where memory may run out"),
         make("rank-8", 512, 8, reason="LoRA rank: does a smaller adapter save time?", lora_rank=8, lora_alpha=16),
         make("adamw", 512, 8, reason="optimizer: plain 32-bit AdamW instead of paged 8-bit", optimizer="adamw_torch"),
         make("base-bf16", 512, 8, reason="base weights in 16 bit: what does NF4 cost in time?", base_precision="bf16"),
@@ -106,12 +106,12 @@ def full(make: Maker) -> tuple[Trial, ...]:
 
 
 def hardware(make: Maker) -> tuple[Trial, ...]:
-    """What the chip itself reaches: the ceilings that other numbers are compared with."""
+    """Return the trial that measures the hardware's ceilings, for comparison with other numbers."""
     return (make("hardware", 512, 8, reason="matrix products, copies and disk: the ceilings", kind="hardware"),)
 
 
 def loading(make: Maker) -> tuple[Trial, ...]:
-    """How long loading a model takes, and how much memory it then holds."""
+    """Return trials that measure the time and memory for loading a model."""
     return (
         make("load-nf4", 512, 8, reason="4-bit, cold and warm: what QLoRA starts from", kind="loading"),
         make("load-bf16", 512, 8, reason="16-bit, cold and warm", kind="loading", base_precision="bf16"),
@@ -119,7 +119,7 @@ def loading(make: Maker) -> tuple[Trial, ...]:
 
 
 def inference(make: Maker) -> tuple[Trial, ...]:
-    """Batches 1 to 32, prefill and decode apart, the default path beside the fast one."""
+    """Return trials for batches 1 to 32: prefill and decode separately, the default and the fast path."""
     return (
         make("generate-nf4", 512, 32, reason="4-bit generation, batches 1 to 32", kind="inference"),
         make("generate-bf16", 512, 32, reason="16-bit, batches 1 to 32", kind="inference", base_precision="bf16"),
@@ -127,38 +127,38 @@ def inference(make: Maker) -> tuple[Trial, ...]:
 
 
 def distributed(make: Maker) -> tuple[Trial, ...]:
-    """The optimum on 1, 2 and 4 ranks with the same work on each: scaling and the cost of communication."""
+    """Return the optimum on 1, 2 and 4 ranks with the same work on each: scaling and communication costs."""
     return (
-        make("ddp-1", 512, 8, reason="one rank: what efficiency is measured against", kind="distributed"),
+        make("ddp-1", 512, 8, reason="one rank: the reference for efficiency", kind="distributed"),
         make("ddp-2", 512, 8, reason="two ranks, the same work on each", kind="distributed", world_size=2),
         make("ddp-4", 512, 8, reason="four ranks, the same work on each", kind="distributed", world_size=4),
     )
 
 
 def recipes(make: Maker) -> tuple[Trial, ...]:
-    """One configuration with the reference, the usual libraries and our own kernels, padded and packed."""
+    """Return one configuration with the reference, the usual libraries and our own kernels, padded and packed."""
     kept: dict[str, Any] = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
     everywhere = {"lora_targets": ALL_LINEAR}
     fast = kept | {"recipe": "fast"}
     lean = {"recipe": "fast", "optimizer": "adamw_torch", "offload_checkpoints": True}
     return (
-        make("reference", 512, 8, reason="the published loop: what the others are compared with"),
+        make("reference", 512, 8, reason="the published loop: the reference for the others"),
         make(
             "stock", 512, 8, reason="the usual libraries at their best: Liger, compiled layers", recipe="stock", **kept
         ),
         make("fast", 512, 8, reason="our kernels, activations kept", **fast),
-        make("fast-lean", 512, 8, reason="our kernels, every layer recomputed from the host's memory", **lean),
+        make("fast-lean", 512, 8, reason="our kernels, every layer recomputed from host memory", **lean),
         make("fast-1024", 1024, 4, reason="our kernels at the baseline's length", **fast),
-        make("reference-varlen", 512, 8, reason="packed, each sample by itself: what padding costs", layout="varlen"),
+        make("reference-varlen", 512, 8, reason="packed, samples isolated: the cost of padding", layout="varlen"),
         make("fast-bucket", 512, 8, reason="batches of about one length instead of packing", layout="bucket", **fast),
-        make("fast-varlen", 512, 8, reason="our kernels on packed samples, each by itself", layout="varlen", **fast),
+        make("fast-varlen", 512, 8, reason="our kernels on packed samples, isolated", layout="varlen", **fast),
         make("reference-all-linear", 512, 8, reason="adapters on every linear layer", **everywhere),
         make("fast-all-linear", 512, 8, reason="adapters on every linear layer, our kernels", **fast, **everywhere),
     )
 
 
 def everything(make: Maker) -> tuple[Trial, ...]:
-    """Every suite but recipes, ceilings first; of quick only the baseline, as its optimum is the full suite's first."""
+    """Return every suite except recipes, ceilings first; of quick only the baseline: full has its optimum."""
 
     def trials(part: Callable[[Maker], tuple[Trial, ...]]) -> tuple[Trial, ...]:
         return part(replace(make, suite=part.__name__))
@@ -174,7 +174,7 @@ SUITES: dict[str, Callable[[Maker], tuple[Trial, ...]]] = {
 
 
 def suite(name: str, profile: str, model: str, data: str) -> tuple[Trial, ...]:
-    """The trials of a suite at a profile's scale. Raises TrialError for an unknown suite or profile."""
+    """Return the trials of a suite at a profile's scale. Raises TrialError for an unknown suite or profile."""
     among(name, tuple(SUITES), "suite")
     among(profile, tuple(SCALES), "profile")
     return SUITES[name](Maker(suite=name, scale=SCALES[profile], model=model, data=data))

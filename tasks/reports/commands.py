@@ -37,9 +37,9 @@ def report(
 )
 def tensorboard(context: Context, run: str | None = None, port: str = "6006", once: bool = False) -> None:
     """Start TensorBoard on a run, also on a running one."""
-    from tasks.reports.tensorboard import show
+    from tasks.reports.tensorboard import serve_run
 
-    show(context, run, port=port, once=once)
+    serve_run(context, run, port=port, once=once)
 
 
 @task(help={"json": "print one JSON object"})

@@ -1,6 +1,7 @@
-"""What may be set, and where each value comes from.
+"""Settings of the project and where their values come from.
 
-sections  every setting: type, range, default
-layers    the files, environment and flags that settings come from
-load      merges the layers and checks them: the settings that count
+schema   every setting: type, range, default
+sources  files and environment variables as layers of settings
+renamed  old names of settings, which are still accepted
+load     merges and validates the layers
 """

@@ -198,14 +198,14 @@ def _first_problem(error: ValidationError, layers: SettingsLayers) -> str:
     problem = error.errors()[0]
     if problem["type"] == TWO_SETTINGS:
         context = problem["ctx"]
-        place = _where(layers, context["at"])
-        return f"{place}: {context['name']}: expected {problem['msg']}, found {context['found']}"
-    location = problem["loc"]
-    keys = tuple(part for part in location if isinstance(part, str))
+        source = _where(layers, context["at"])
+        return f"{source}: {context['name']}: expected {problem['msg']}, found {context['found']}"
+    path = problem["loc"]
+    keys = tuple(part for part in path if isinstance(part, str))
     layer = layers.strongest(keys)
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     item_text = {"string_type": "text", "value_error": "text of one line, not blank"}.get(problem["type"], "a number")
-    expected = item_text if isinstance(location[-1], int) else expected_text(field(keys))
+    expected = item_text if isinstance(path[-1], int) else expected_text(field(keys))
     advice = ""
     if layer is not None and layer.environment:
         expected = expected.replace("or null", "or nothing")  # "null" would be text there

@@ -63,7 +63,7 @@ def _translate_layer(layer: SettingsLayer) -> SettingsLayer:
 
 
 def _rename(layer: SettingsLayer, old: Keys, new: Keys) -> SettingsLayer:
-    value, place = layer.get(old), f"{layer.where(old)}: {'.'.join(old)} is now {'.'.join(new)}"
+    value, change = layer.get(old), f"{layer.where(old)}: {'.'.join(old)} is now {'.'.join(new)}"
     data = {name: dict(section) if isinstance(section, Mapping) else section for name, section in layer.data.items()}
     del data[old[0]][old[1]]
     _, is_nullable = value_type(field(new))
@@ -71,10 +71,10 @@ def _rename(layer: SettingsLayer, old: Keys, new: Keys) -> SettingsLayer:
         return dataclasses.replace(layer, data=data)
     if layer.has(new):
         values = f"{found_text(value)} and {found_text(layer.get(new))}"
-        raise UsageError(f"{place}, and both are set, to {values}; remove the old one")
+        raise UsageError(f"{change}, and both are set, to {values}; remove the old one")
     if not isinstance(data.setdefault(new[0], {}), dict):
         return layer  # a section that is not a section: the check of the layer names it
-    _print_once(f"{place}; rename it there")
+    _print_once(f"{change}; rename it there")
     set_value(data, new, value)
     return dataclasses.replace(layer, data=data, old_names={**layer.old_names, new: old})
 

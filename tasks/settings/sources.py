@@ -1,9 +1,9 @@
-"""Where settings come from: Invoke's layers, read again so that a message can name a value's file and line.
+"""Sources of the settings: Invoke's layers, read again so that a message can name a value's file and line.
 
-Invoke merges the same layers, but forgets file and line, skips a missing -f file in silence, takes the last of two
-equal keys, and ends in a traceback where a file cannot be parsed. Here each of these is an error of one line.
+Invoke merges the same layers, but it loses file and line, ignores a missing -f file, uses the last of two equal keys,
+and ends in a traceback if a file cannot be parsed. Here each of these is an error of one line.
 
-Not covered: which keys exist and what they may hold; see `tasks.settings.load`.
+Not covered: validation of keys and values; see `tasks.settings.load`.
 """
 
 import copy
@@ -76,37 +76,35 @@ class SettingsLayers:
     weakest_first: list[SettingsLayer] = field(default_factory=list)
 
     def strongest(self, keys: Keys) -> SettingsLayer | None:
-        """The layer whose value for this key counts; None where only the built-in default does."""
+        """Return the strongest layer with a value for this key, or None if only the default exists."""
         return next((layer for layer in reversed(self.weakest_first) if layer.has(keys)), None)
 
     def merged(self) -> dict[Any, Any]:
-        """The values that count. Only for checked layers: a section in one layer must be a section in all."""
+        """Merge the layers. Only for checked layers: a section in one layer must be a section in all."""
         merged: dict[Any, Any] = {}
         for layer in self.weakest_first:
             _merge(merged, layer.data)
         return merged
 
 
-def read(config: Config, text_keys: Mapping[str, Keys]) -> SettingsLayers:
-    """The layers of a config, which may be half read. Raises UsageError.
+def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
+    """Read the layers of a config, which may be loaded partially. Raises UsageError.
 
-    `text_keys` maps the names of environment variables to the keys they set.
+    `variables` maps names of environment variables to the keys that they set.
     """
     prefix = config._project_prefix
     root = Path(prefix).absolute() if prefix is not None else Path(__file__).resolve().parents[2]
     candidates = [root / f"invoke.{suffix}" for suffix in ("yaml", "yml", "json", "py")]
     project = next((path for path in candidates if path.exists()), None)
     if project is None:
-        raise UsageError(
-            f"{display_path(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` brings it back"
-        )
+        raise UsageError(f"{display_path(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` restores it")
     layers = [
         *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
-        # For Invoke the project wins over the user. But our invoke.yaml names every setting with its default, so that a
-        # user's own file would never count.
+        # In Invoke, the project's file overrides the user's. Ours has every setting with its default, so a user's file
+        # would have no effect.
         _file(config, "project", project),
         *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
-        _environment(text_keys),
+        _environment(variables),
         *(_file(config, "runtime", expanded(path)) for path in [config._runtime_path] if path),
         SettingsLayer(data=config._overrides),
         SettingsLayer(data=config._modifications),
@@ -115,7 +113,7 @@ def read(config: Config, text_keys: Mapping[str, Keys]) -> SettingsLayers:
 
 
 class InvokesConfig(Config):
-    """Invoke's own layers, read as here: a file that would end Invoke in a traceback, or never, is one line."""
+    """Invoke's config with our file parser: an unusable file is an error of one line, not a traceback or a hang."""
 
     def _load_yaml(self, path: PathLike[Any]) -> dict[Any, Any]:
         return _content(Path(path))[0]
@@ -127,7 +125,7 @@ class InvokesConfig(Config):
             return super()._load_py(path)
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001 - a program of somebody else's, which may raise anything
+        except Exception as error:  # noqa: BLE001 - another project's program may raise anything
             raise UsageError(f"{display_path(Path(path))}: cannot be run: {type(error).__name__}: {error}") from None
 
 
@@ -136,23 +134,23 @@ def env_name(keys: Keys) -> str:
 
 
 def display_path(path: Path) -> str:
-    """A path, shortened: relative to the working folder, or with ~ for the home folder."""
+    """Shorten a path: relative to the working directory, or with ~ for the home directory."""
     for base, prefix in ((Path.cwd(), ""), (expanded("~"), "~/")):
         if path.is_absolute() and path.is_relative_to(base):
             return prefix + str(path.relative_to(base))
     return str(path)
 
 
-def _environment(text_keys: Mapping[str, Keys]) -> SettingsLayer:
+def _environment(variables: Mapping[str, Keys]) -> SettingsLayer:
     data: dict[str, Any] = {}
-    for name, keys in text_keys.items():
+    for name, keys in variables.items():
         if name in os.environ:
             set_value(data, keys, os.environ[name])
     return SettingsLayer(data=data, environment=True)
 
 
 def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> SettingsLayer:
-    if path.suffix == ".py" and shared:  # Invoke has run it; a second run could do its work twice
+    if path.suffix == ".py" and shared:  # Invoke has run it, and a second run could have side effects
         return SettingsLayer(data=getattr(config, f"_{name}"), path=path, shared=shared)
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise UsageError(f"{display_path(path)}: expected a name that ends in .yaml, .yml or .json")
@@ -164,7 +162,7 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Set
 
 
 def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
-    """The sections of a file, and where they stand in it. Raises UsageError and FileNotFoundError."""
+    """Parse a file target its sections and their YAML nodes. Raises UsageError and FileNotFoundError."""
     try:
         text = read_regular(path, most_bytes=_MAX_FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
@@ -186,87 +184,87 @@ def _parse_json(text: str, path: Path) -> tuple[Any, None]:
     except json.JSONDecodeError as error:
         raise UsageError(f"{display_path(path)}:{error.lineno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{display_path(path)}: not usable JSON: {error}") from None
+        raise UsageError(f"{display_path(path)}: unusable JSON: {error}") from None
 
 
 class _UnusableError(Exception):
-    """What is said after the file's name."""
+    """Unusable YAML; the message follows the file's name."""
 
 
 def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
     with translate_errors(UsageError, _UnusableError, prefix=f"{display_path(path)}"):
-        return _values_and_places(text)
+        return _parse_yaml_text(text)
 
 
 @functools.lru_cache(maxsize=8)  # a command loads its settings several times, and the shipped file takes 20 ms
-def _values_and_places(text: str) -> tuple[Any, yaml.Node | None]:
+def _parse_yaml_text(text: str) -> tuple[Any, yaml.Node | None]:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None, None
         if _count(node, {}) > _MAX_FILE_VALUES:
-            raise _UnusableError(f": not YAML that can be used: more than {_MAX_FILE_VALUES:,} values")
-        _refuse_twice(node)
-        _refuse_unreadable_scalars(node)
+            raise _UnusableError(f": unusable YAML: more than {_MAX_FILE_VALUES:,} values")
+        _refuse_duplicate_keys(node)
+        _refuse_invalid_scalars(node)
         return loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
-        what = error.problem or error.context or "not usable"
-        what = what.replace("but found another document", "a second document")
-        raise _UnusableError(f"{line}: not YAML: {what}") from None
+        reason = error.problem or error.context or "not usable"
+        reason = reason.replace("but found another document", "a second document")
+        raise _UnusableError(f"{line}: not YAML: {reason}") from None
     except yaml.reader.ReaderError as error:
         line = f":{text.count(chr(10), 0, error.position) + 1}"
-        raise _UnusableError(f"{line}: not YAML: a character that may not stand in it") from None
+        raise _UnusableError(f"{line}: not YAML: a forbidden character") from None
     except RecursionError:
-        raise _UnusableError(": not YAML that can be used: nested too deeply") from None
+        raise _UnusableError(": unusable YAML: nested too deeply") from None
 
 
-def _refuse_twice(node: yaml.Node, above: Keys = ()) -> None:
-    # YAML forbids equal keys in one section; the parser takes the last in silence: editing the first does nothing.
-    if not isinstance(node, yaml.MappingNode) or len(above) > 8:
+def _refuse_duplicate_keys(node: yaml.Node, parents: Keys = ()) -> None:
+    # YAML forbids equal keys in one section, but the parser silently uses the last.
+    if not isinstance(node, yaml.MappingNode) or len(parents) > 8:
         return
     lines: dict[str, int] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
             continue
-        keys, line = (*above, key.value), key.start_mark.line + 1
+        keys, line = (*parents, key.value), key.start_mark.line + 1
         if key.value in lines and key.value != "<<":
             raise _UnusableError(f":{line}: {'.'.join(keys)}: given twice, first on line {lines[key.value]}")
         lines[key.value] = line
-        _refuse_twice(value, keys)
+        _refuse_duplicate_keys(value, keys)
 
 
-def _refuse_unreadable_scalars(root: yaml.Node) -> None:
-    # `2025-13-45` and `!!int x` leave the constructor as bare ValueErrors, IndexErrors and worse, with no line.
-    waiting, seen, constructor = [root], set(), yaml.constructor.SafeConstructor()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:  # an alias may refer to a section that it is in
+def _refuse_invalid_scalars(root: yaml.Node) -> None:
+    # For `2025-13-45` and `!!int x` the constructor raises ValueError, IndexError and others, without a line number.
+    pending, seen, constructor = [root], set(), yaml.constructor.SafeConstructor()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:  # an alias may refer to a section that contains it
             continue
         seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
-            waiting.extend(part for pair in node.value for part in pair)
+            pending.extend(part for pair in node.value for part in pair)
         elif isinstance(node, yaml.SequenceNode):
-            waiting.extend(node.value)
+            pending.extend(node.value)
         else:
             try:
                 constructor.construct_object(node)
             except yaml.YAMLError:
-                continue  # has a line number, and the document's own construction raises it again
+                continue  # it has a line number, and construct_document raises it again
             except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
                 kind = node.tag.rpartition(":")[2]
                 line = node.start_mark.line + 1
-                raise _UnusableError(f":{line}: not YAML: {clip(node.value)} is no {kind}") from None
+                raise _UnusableError(f":{line}: not YAML: {clip(node.value)} is not a valid {kind}") from None
 
 
 def _count(node: yaml.Node, known: dict[int, float]) -> float:
-    """How many values a node stands for; aliases can make many of few, and without end: then infinity."""
+    """Count the values of a node with its aliases expanded; infinity for a node that contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
-        known[id(node)] = math.inf  # of a node that is inside itself
+        known[id(node)] = math.inf  # until its parts are counted: the result for a node that contains itself
         parts = (part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,)))
         known[id(node)] = 1 + sum(_count(part, known) for part in parts)
     return known[id(node)]
@@ -276,20 +274,20 @@ def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:
     line = None
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = [(k, v) for k, v in pairs if isinstance(k, yaml.ScalarNode) and k.value == key]
-        if not found:
-            break  # a key such as `yes`, which YAML reads as true: the section's line is the nearest one
-        line, node = found[-1][0].start_mark.line + 1, found[-1][1]
+        matches = [(k, v) for k, v in pairs if isinstance(k, yaml.ScalarNode) and k.value == key]
+        if not matches:
+            break  # for a key such as `yes`, which YAML reads as true, use the line of the section
+        line, node = matches[-1][0].start_mark.line + 1, matches[-1][1]
     return line
 
 
 def clip(text: str, length: int = 60) -> str:
-    """`text`, cut with an ellipsis where it is longer than `length` characters."""
+    """Cut `text` to `length` characters, with an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def found_text(value: object) -> str:
-    """A value as in a settings file, short enough for one line."""
+    """Format a value as in a settings file, short enough for one line."""
     if isinstance(value, Mapping):
         return "a section"
     if isinstance(value, (list, tuple)):
@@ -300,20 +298,20 @@ def found_text(value: object) -> str:
         return str(value).replace("inf", ".inf").replace("nan", ".nan")
     try:
         return clip(json.dumps(value, ensure_ascii=False, default=str))
-    except ValueError:  # more digits than Python agrees to print
+    except ValueError:  # more digits than Python prints
         return "a number too long to show"
 
 
-def set_value(into: dict[str, Any], keys: Keys, value: Any) -> None:
-    """Set one value, in sections that are made where they are missing."""
+def set_value(target: dict[str, Any], keys: Keys, value: Any) -> None:
+    """Set one value, and create missing sections."""
     for key in keys[:-1]:
-        into = into.setdefault(key, {})
-    into[keys[-1]] = value
+        target = target.setdefault(key, {})
+    target[keys[-1]] = value
 
 
-def _merge(into: dict[Any, Any], data: Mapping[Any, Any]) -> None:
+def _merge(target: dict[Any, Any], data: Mapping[Any, Any]) -> None:
     for key, value in data.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
         else:
-            into[key] = dict(value) if isinstance(value, Mapping) else value
+            target[key] = dict(value) if isinstance(value, Mapping) else value

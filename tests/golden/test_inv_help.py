@@ -1,4 +1,4 @@
-"""`inv --list` and each `--help TASK`, word for word. After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden"""
+"""Golden files of `inv --list` and each `--help TASK`. Update them with UPDATE_GOLDEN=1 pytest tests/golden"""
 
 import json
 import os
@@ -19,39 +19,39 @@ GOLDEN = Path(__file__).with_name("inv")
 INV = Path(sys.executable).with_name("inv")
 
 
-def said_by(ended: subprocess.CompletedProcess[str]) -> str:
-    # Without a terminal Invoke lays its columns out for 80 characters, whoever runs this.
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
+def stdout_of(completed: subprocess.CompletedProcess[str]) -> str:
+    # Without a terminal, Invoke always formats for 80 columns.
+    assert (completed.returncode, completed.stderr) == (0, "")
+    return completed.stdout
 
 
 @pytest.fixture(scope="module")
 def inv(inv_server: ForkServer) -> Callable[..., str]:
-    return cache(lambda *words: said_by(inv_server.inv(*words, cwd=ROOT, env=os.environ, timeout_sec=60)))
+    return cache(lambda *argv: stdout_of(inv_server.inv(*argv, cwd=ROOT, env=os.environ, timeout_sec=60)))
 
 
-def all_tasks(collection: dict[str, Any], above: str = "") -> Iterator[str]:
-    yield from (above + task["name"] for task in collection["tasks"])
-    for below in collection["collections"]:
-        yield from all_tasks(below, f"{above}{below['name']}.")
+def all_tasks(collection: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    yield from (prefix + task["name"] for task in collection["tasks"])
+    for group in collection["collections"]:
+        yield from all_tasks(group, f"{prefix}{group['name']}.")
 
 
 LIST = subprocess.run((str(INV), "--list", "--list-format=json"), cwd=ROOT, capture_output=True, text=True, check=False)
-TASKS = sorted(all_tasks(json.loads(said_by(LIST))))
+TASKS = sorted(all_tasks(json.loads(stdout_of(LIST))))
 HELP = {"list": ("--list",), **{name: ("--help", name) for name in TASKS}}
 
 
 @pytest.mark.parametrize("name", HELP)
-def test_what_inv_says_is_what_was_agreed(name: str, inv: Callable[..., str]) -> None:
+def test_help_matches_its_golden_file(name: str, inv: Callable[..., str]) -> None:
     golden = GOLDEN / f"{name}.txt"
-    said = inv(*HELP[name])
+    help_text = inv(*HELP[name])
     if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(said, encoding="utf-8")
+        golden.write_text(help_text, encoding="utf-8")
     assert golden.is_file(), "a new task: UPDATE_GOLDEN=1 pytest tests/golden, and read what it wrote"
-    assert said == golden.read_text(encoding="utf-8")
+    assert help_text == golden.read_text(encoding="utf-8")
 
 
-def test_no_agreed_help_is_left_of_a_task_that_is_gone() -> None:
+def test_every_golden_file_belongs_to_a_task() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(HELP)
 
 

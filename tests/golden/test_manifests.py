@@ -30,7 +30,7 @@ from remote.cluster.plan import plan
 from remote.hosts.process import run_program
 from remote.serving.pod_transport import PORT
 from tasks.adapter.serve import KEY_SECRET
-from tasks.cluster.nodes import need_of
+from tasks.cluster.nodes import pod_requirements
 from tasks.settings.load import Settings
 from tasks.settings.schema import ClusterSection
 from tests.support.kubernetes.admission.podsecurity import violations
@@ -247,7 +247,7 @@ def test_a_server_is_one_gpu_with_probes_limits_and_a_key_that_no_manifest_holds
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert server[probe]["httpGet"] == {"path": "/health", "port": "http"}
     patience = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
-    assert patience >= ClusterSection().ready_within_sec, "`inv serve` gives up first, and says why"
+    assert patience >= ClusterSection().ready_timeout_sec, "`inv serve` gives up first, and says why"
     environment = {one["name"]: one for one in server["env"]}
     assert environment["VLLM_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": KEY_SECRET, "key": "key"}}
     assert of_kind(name, "Secret") == of_kind(name, "Ingress") == []
@@ -367,7 +367,7 @@ def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
 def test_nodes_are_judged_by_what_the_pods_tolerate(name: str) -> None:
     variant = VARIANTS[name]
     cluster = ClusterSection(overlay=variant.overlay, preemptible=variant.preemptible)  # type: ignore[arg-type]
-    need = need_of(Settings(root=ROOT, cluster=cluster), variant.image)
+    need = pod_requirements(Settings(root=ROOT, cluster=cluster), variant.image)
     tolerated = pod_spec(name)["tolerations"]
     assert all(toleration in tolerated for toleration in need.tolerations)
     own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}

@@ -1,4 +1,4 @@
-"""A trial that cannot be run cannot be made, and the message names the key."""
+"""Trials: validation at construction, trial files, old names, and suites."""
 
 import dataclasses
 import json
@@ -86,22 +86,22 @@ def test_a_trial_comes_back_from_its_file_equal(make_trial, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"batch": 4}, "batch: unknown field; the fields are name, "),
         ({"model": ...}, "model: missing"),
         ({"micro_batch_size": -4}, "micro_batch_size: expected 1 to 4096, found -4"),
     ],
 )
-def test_a_bad_key_in_a_file_is_refused_with_file_and_key(make_trial, tmp_path: Path, changes, said):
+def test_a_bad_key_in_a_file_is_refused_with_file_and_key(make_trial, tmp_path: Path, changes, message):
     document = {key: value for key, value in (make_trial().to_json() | changes).items() if value is not ...}
     (tmp_path / "t.json").write_text(json.dumps(document))
-    with pytest.raises(TrialError, match=rf"t\.json: {said}"):
+    with pytest.raises(TrialError, match=rf"t\.json: {message}"):
         Trial.read(tmp_path / "t.json")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "line 1: not JSON"),
         (b'{\n"name": \n}', "line 3: not JSON"),
@@ -111,9 +111,9 @@ def test_a_bad_key_in_a_file_is_refused_with_file_and_key(make_trial, tmp_path: 
         pytest.param(b'{"seed": ' + 5000 * b"9" + b"}", "not usable JSON: ", id="a number of 5000 digits"),
     ],
 )
-def test_a_file_that_is_no_trial_is_refused_with_its_name(tmp_path: Path, content, said):
+def test_a_file_that_is_no_trial_is_refused_with_its_name(tmp_path: Path, content, message):
     (tmp_path / "t.json").write_bytes(content)
-    with pytest.raises(TrialError, match=rf"t\.json: {said}"):
+    with pytest.raises(TrialError, match=rf"t\.json: {message}"):
         Trial.read(tmp_path / "t.json")
     with pytest.raises(TrialError, match=r"none\.json: cannot be read: No such file"):
         Trial.read(tmp_path / "none.json")
@@ -155,27 +155,27 @@ def test_the_quick_trials_compute_equally_many_tokens_a_step():
 
 def test_unknown_suites_profiles_and_trials_are_refused_with_the_choice_whose_order_is_kept():
     trials = suite("quick", "gpu", "M", "D")
-    for act, said in (
+    for call, message in (
         (lambda: suite("huge", "gpu", "M", "D"), f"suite: expected one of {', '.join(SIZES)}, found 'huge'"),
         (lambda: suite("quick", "h200", "M", "D"), "profile: expected one of gpu, tiny, found 'h200'"),
         (lambda: choose(trials, ("nope",)), "'nope' is unknown; this suite has baseline, optimized"),
         (lambda: choose(trials, ()), "no trial was chosen; this suite has baseline"),
         (lambda: choose((), ()), "this suite has none"),
     ):
-        with pytest.raises(TrialError, match=said):
-            act()
+        with pytest.raises(TrialError, match=message):
+            call()
     chosen = choose(trials, ("optimized", "baseline", "optimized"))
     assert [trial.trial_id for trial in chosen] == ["optimized", "baseline"]
 
 
 def test_a_file_holds_one_trial_or_a_list_of_them(make_trial):
-    one, other = make_trial(name="one"), make_trial(name="other")
-    assert read_trials(one.to_text(), "t.json") == (one,)
-    assert read_trials(f"[{one.to_text()}, {other.to_text()}]", "t.json") == (one, other)
+    first, other = make_trial(name="one"), make_trial(name="other")
+    assert read_trials(first.to_text(), "t.json") == (first,)
+    assert read_trials(f"[{first.to_text()}, {other.to_text()}]", "t.json") == (first, other)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[]", "t.json: the list is empty; it must hold at least one trial"),
         ("[{ONE}, {ONE}]", "t.json: two trials are called small; give each its own name"),
@@ -185,10 +185,10 @@ def test_a_file_holds_one_trial_or_a_list_of_them(make_trial):
         ("[" * 100_000, "t.json: not usable JSON: "),
     ],
 )
-def test_a_list_that_is_no_list_of_trials_is_refused_by_its_place(make_trial, text, said):
+def test_a_list_that_is_no_list_of_trials_is_refused_by_its_place(make_trial, text, message):
     with pytest.raises(TrialError) as caught:
         read_trials(text.replace("{ONE}", make_trial().to_text()), "t.json")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 

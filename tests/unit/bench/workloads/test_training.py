@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.commands.overrides import changed
+from bench.commands.overrides import apply_overrides
 from bench.data.inputs import InputError
 from bench.harness import out_of_memory, phase_timer, termination
 from bench.harness.phase_timer import PHASES, PhaseClock
@@ -99,19 +99,19 @@ def test_a_trial_that_measured_no_step_has_no_phases_and_phases_are_no_steps(rec
 @pytest.mark.parametrize(
     ("built", "notes", "counted_as"),
     [
-        ("fast", "products eight", {}),
-        ("fast", "products bf16 (eight is not for this: a weight of 72 x 64)", {"products": "bf16"}),
+        ("fast", "matmul int8", {}),
+        ("fast", "matmul bf16 (int8 is not for this: a weight of 72 x 64)", {"matmul": "bf16"}),
         (
             "stock (fast is not for this: a bias on q_proj)",
             None,
-            {"recipe": "stock", "held_layers": 0, "products": "bf16"},
+            {"recipe": "stock", "held_layers": 0, "matmul": "bf16"},
         ),
     ],
 )
 def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_that_ran(
     make_trial, model_folder, tmp_path, built, notes, counted_as, captured
 ):
-    trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, products="eight")
+    trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, matmul="int8")
     record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
     record.fingerprint |= {"recipe": built, "recipe_notes": notes, "step_captured": captured}
     training._add_prediction(record)
@@ -129,7 +129,7 @@ def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_t
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_was_built_instead_of_what_was_asked_for_is_a_flag_and_refused_by_strict(record, monkeypatch, strict):
-    said = "products bf16 (eight is not for this: no GPU)"
+    said = "matmul bf16 (int8 is not for this: no GPU)"
     step = SimpleNamespace(
         recipe="fast", notes=(said,), flags=(said,), optimizer_name="AdamW", model=SimpleNamespace(parameters=list)
     )
@@ -139,7 +139,7 @@ def test_what_was_built_instead_of_what_was_asked_for_is_a_flag_and_refused_by_s
     record.fingerprint["model_parameters"] = 1
     load = functools.partial(training._load, record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
     if strict:
-        with pytest.raises(InputError, match=r"refused by --strict, before its first step: products bf16 \(eight is"):
+        with pytest.raises(InputError, match=r"refused by --strict, before its first step: matmul bf16 \(int8 is"):
             load()
     else:
         load()
@@ -169,7 +169,7 @@ CPU = "[enforce fail at alloc_cpu.cpp:132] err == 0. DefaultCPUAllocator: can't 
     ],
 )
 def test_the_allocation_that_failed_is_read_from_the_allocators_words(said, size):
-    assert out_of_memory.asked_bytes(said) == size
+    assert out_of_memory.requested_bytes(said) == size
 
 
 @pytest.mark.parametrize(
@@ -199,13 +199,13 @@ def test_the_allocation_that_failed_is_read_from_the_allocators_words(said, size
     ],
 )
 def test_the_next_to_try_changes_the_least_harmful_first(make_trial, fields, expected):
-    assert out_of_memory.next_to_try(make_trial(**fields), "warmup") == expected
+    assert out_of_memory.suggest_changes(make_trial(**fields), "warmup") == expected
 
 
 @pytest.mark.parametrize("batch", [2, 3, 6, 7, 8, 12, 16, 4096])
 def test_a_smaller_micro_batch_keeps_the_samples_of_a_step(make_trial, batch):
     trial = make_trial(micro_batch_size=batch)
-    changes = out_of_memory.next_to_try(trial, "warmup")
+    changes = out_of_memory.suggest_changes(trial, "warmup")
     assert changes["micro_batch_size"] < batch
     assert changes["micro_batch_size"] * changes["gradient_accumulation_steps"] == batch
 
@@ -215,7 +215,7 @@ def test_following_the_advice_ends_with_nothing_left_to_make_smaller(make_trial)
         micro_batch_size=16, max_seq_len=2048, gradient_checkpointing=False, base_precision="bf16"
     )
     taken = []
-    while (changes := out_of_memory.next_to_try(trial, "warmup")) is not None:
+    while (changes := out_of_memory.suggest_changes(trial, "warmup")) is not None:
         taken.append(next(iter(changes)))
         trial = Trial(**{**trial.to_json(), "lora_targets": trial.lora_targets, **changes})
     # 16 -> 1, checkpointing, 2048 -> 64, 4 bit
@@ -223,17 +223,17 @@ def test_following_the_advice_ends_with_nothing_left_to_make_smaller(make_trial)
 
 
 def test_a_model_that_does_not_load_is_not_helped_by_a_smaller_batch(make_trial):
-    assert out_of_memory.next_to_try(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
+    assert out_of_memory.suggest_changes(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
         "base_precision": "nf4"
     }
     said = out_of_memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30)
-    assert said.endswith("nothing in the trial makes it smaller: it needs a device with more memory")
+    assert said.endswith("a device with more memory")
 
 
 def test_the_reason_names_the_allocation_the_peak_and_what_to_paste(make_trial):
     said = out_of_memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30)
     assert said == (
-        "out of memory: 2.50 GiB more were asked for with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
+        "out of memory: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
         "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
     )
     said = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")  # which names no size
@@ -244,17 +244,17 @@ def test_what_is_pasted_is_taken_by_the_flags(make_trial):
     for fields in ({"micro_batch_size": 8}, {"micro_batch_size": 1, "gradient_checkpointing": False}):
         trial = make_trial(**fields)
         pasted = out_of_memory.explain(trial, "warmup", CUDA, None).split("next to try: ")[1].split()
-        changes = out_of_memory.next_to_try(trial, "warmup")
-        assert {key: getattr(changed(trial, pasted), key) for key in changes} == changes
+        changes = out_of_memory.suggest_changes(trial, "warmup")
+        assert {key: getattr(apply_overrides(trial, pasted), key) for key in changes} == changes
 
 
 def test_a_trials_end_says_what_its_device_had_reached(record):
     record.phase, record.peak_vram_bytes = "measure", 21 << 30
-    end, reason = termination.end_of(OutOfMemoryError(CUDA), record)
+    end, reason = termination.classify_error(OutOfMemoryError(CUDA), record)
     assert end is TrialStatus.OUT_OF_MEMORY
     assert "peak VRAM 21.00 GiB; next to try: micro_batch_size=1 gradient_accumulation_steps=2" in reason
     record.peak_vram_bytes = None
-    assert "; peak RSS " in termination.end_of(OutOfMemoryError(CUDA), record)[1]
+    assert "; peak RSS " in termination.classify_error(OutOfMemoryError(CUDA), record)[1]
 
 
 # A trial by flags -----------------------------------------------------------------------------------------------------
@@ -262,11 +262,20 @@ def test_a_trials_end_says_what_its_device_had_reached(record):
 
 def test_settings_are_read_as_the_type_of_their_field(make_trial):
     settings = ["max_seq_len=256", "learning_rate=1e-3", "gradient_checkpointing=no", "lora_targets=q_proj, v_proj"]
-    trial = changed(make_trial(), [*settings, "optimizer=adamw_torch"])
+    trial = apply_overrides(make_trial(), [*settings, "optimizer=adamw_torch"])
     assert (trial.max_seq_len, trial.learning_rate, trial.gradient_checkpointing) == (256, 1e-3, False)
     assert (trial.lora_targets, trial.optimizer) == (("q_proj", "v_proj"), "adamw_torch")
     assert trial.reason.startswith("a test; changed by hand: max_seq_len=256, learning_rate=1e-3, ")
-    assert changed(trial, ()) is trial
+    assert apply_overrides(trial, ()) is trial
+
+
+@pytest.mark.parametrize("setting", ["products=eight", "matmul=eight"])
+def test_an_old_field_or_value_is_accepted_with_one_line(make_trial, capsys, setting):
+    trial = apply_overrides(make_trial(recipe="fast"), [setting, "seed=7"])
+    assert (trial.matmul, trial.seed) == ("int8", 7)
+    assert capsys.readouterr().err == f"--set {setting.replace('=', ': ')} is now matmul: int8\n"
+    with pytest.raises(TrialError, match="--set matmul: given twice"):
+        apply_overrides(make_trial(recipe="fast"), [setting, "matmul=int8"])
 
 
 @pytest.mark.parametrize(
@@ -288,6 +297,6 @@ def test_settings_are_read_as_the_type_of_their_field(make_trial):
 )
 def test_a_setting_that_cannot_be_is_refused_in_one_line(make_trial, settings, said):
     with pytest.raises(TrialError) as caught:
-        changed(make_trial(), settings.split())
+        apply_overrides(make_trial(), settings.split())
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Settings: what is shipped, which layer wins, and the one line for each kind of mistake."""
+"""Settings: the shipped defaults, precedence of the layers, old names, and one line for each kind of mistake."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def refusal(context: Context) -> str:
     return message
 
 
-def test_the_shipped_file_says_every_default_there_is(project: Path, context: Make) -> None:
+def test_the_shipped_file_has_every_default(project: Path, context: Make) -> None:
     shipped = yaml.safe_load((project / "invoke.yaml").read_text())
     del shipped["tasks"]
     assert shipped == Sections().model_dump(mode="json")
@@ -56,8 +56,8 @@ def test_settings_are_frozen(context: Make) -> None:
 
 
 def test_folders_are_relative_to_the_project_and_absolute_ones_stay(project: Path, context: Make) -> None:
-    found = load(context())
-    assert (found.root, found.workspace, found.results_folder) == (project, project, project / "results")
+    settings = load(context())
+    assert (settings.root, settings.workspace, settings.results_folder) == (project, project, project / "results")
     assert load(context(text="fleet: {workspace: /srv/my work}")).workspace == Path("/srv/my work")
 
 
@@ -71,14 +71,14 @@ def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.Monk
     (project / "invoke.yaml").write_text("fleet: {size: 12}")
     assert size() == 12
     (project.parent / "home" / ".invoke.yaml").write_text("fleet: {size: 13}")
-    assert size() == 13, "invoke.yaml as shipped names every setting; a user's own file must count for something"
+    assert size() == 13, "the shipped invoke.yaml names every setting; a user's own file must override it"
     monkeypatch.setenv("INVOKE_FLEET_SIZE", "14")
     assert size() == 14
-    found = context(text="fleet: {size: 15}")
+    program = context(text="fleet: {size: 15}")
     assert size() == 15
-    found.config.fleet = {"size": 16}
-    assert load(found).fleet.size == 16
-    assert load(found).fleet.max_attempts == 9, "a layer changes only what it names"
+    program.config.fleet = {"size": 16}
+    assert load(program).fleet.size == 16
+    assert load(program).fleet.max_attempts == 9, "a layer changes only its own keys"
 
 
 def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +94,15 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
         "CLUSTER_PREEMPTIBLE": "true",
     }.items():
         monkeypatch.setenv(f"INVOKE_{name}", text)
-    found = load(context())
-    assert (found.bench.measured_steps, found.bench.learning_rate, found.fleet.lost_after_sec) == (7, 0.001, 5.0)
-    assert (found.fleet.workspace, found.bench.deadline_sec, found.fleet.local.threads) == ("/w s", None, 2)
-    assert (found.cost.price_usd_per_gpu_hour, found.cost.price_source) == (2.0, "2")
-    assert found.cluster.preemptible is True
+    settings = load(context())
+    assert (settings.bench.measured_steps, settings.bench.learning_rate, settings.fleet.lost_after_sec) == (
+        7,
+        0.001,
+        5.0,
+    )
+    assert (settings.fleet.workspace, settings.bench.deadline_sec, settings.fleet.local.threads) == ("/w s", None, 2)
+    assert (settings.cost.price_usd_per_gpu_hour, settings.cost.price_source) == (2.0, "2")
+    assert settings.cluster.preemptible is True
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
         ("../home/.invoke.yaml", "sphinx: {target: x}\n", 4),  # another project's
     ],
 )
-def test_files_of_every_kind_are_read_and_what_is_not_ours_is_let_through(
+def test_files_of_every_kind_are_read_and_foreign_keys_are_ignored(
     file: str, text: str, size: int, project: Path, context: Make
 ) -> None:
     (project / file).write_text(text)
@@ -174,7 +178,7 @@ MISTAKES = {
     ),
     "cost:\n  hosted_usd_per_10000_samples: 10.0\n": f"f.yaml:2: cost.hosted_source: expected {SOURCE}, found null",
     "cost:\n  price_usd_per_gpu_hour: 2.0\n": f"f.yaml:2: cost.price_source: expected {SOURCE}, found null",
-    # the cluster's
+    # section cluster
     "cluster:\n  namespace: Qlora_Fleet\n": f'f.yaml:2: cluster.namespace: expected {NAME}, found "Qlora_Fleet"',
     "cluster:\n  memory: 24 GB\n": 'f.yaml:2: cluster.memory: expected a Kubernetes quantity like 24Gi, found "24 GB"',
     "cluster:\n  cpu: 0.5\n": "f.yaml:2: cluster.cpu: expected a Kubernetes quantity like 4 or 500m, found 0.5",
@@ -214,21 +218,21 @@ MISTAKES = {
     "fleet:\n  size: 4\n kind: local": "f.yaml:3: not YAML: expected <block end>, but found '<block mapping start>'",
     "a: 1\n---\nb: 2": "f.yaml:2: not YAML: a second document",
     "fleet:\n  size: *four": "f.yaml:2: not YAML: found undefined alias 'four'",
-    "\n\nfleet: \x07": "f.yaml:3: not YAML: a character that may not stand in it",
-    "fleet:\n  size: 2025-13-45": "f.yaml:2: not YAML: 2025-13-45 is no timestamp",
-    "fleet:\n  size: !!int x": "f.yaml:2: not YAML: x is no int",
+    "\n\nfleet: \x07": "f.yaml:3: not YAML: a forbidden character",
+    "fleet:\n  size: 2025-13-45": "f.yaml:2: not YAML: 2025-13-45 is not a valid timestamp",
+    "fleet:\n  size: !!int x": "f.yaml:2: not YAML: x is not a valid int",
     "fleet:\n  size: !!python/name:os.system x": (
         "f.yaml:2: not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'"
     ),
-    "fleet: " + 1000 * "[": "f.yaml: not YAML that can be used: nested too deeply",
+    "fleet: " + 1000 * "[": "f.yaml: unusable YAML: nested too deeply",
     "fleet:\n  <<: {size: x}\n": f'f.yaml:2: fleet.size: expected {SIZE}, found "x"',
     "fleet:\n  yes: 3\n": f"f.yaml:1: fleet.True: unknown setting; fleet has {FLEET}",  # the section's line
-    "fleet: &a {size: *a}": "f.yaml: not YAML that can be used: more than 10,000 values",
+    "fleet: &a {size: *a}": "f.yaml: unusable YAML: more than 10,000 values",
     "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 50))]): (
-        "f.yaml: not YAML that can be used: more than 10,000 values"  # two to the power of 50
+        "f.yaml: unusable YAML: more than 10,000 values"  # two to the power of 50
     ),
     "\n".join(["b0: &b0 {x: 1}", *(f"b{n}: &b{n} {{<<: [*b{n - 1}, *b{n - 1}]}}" for n in range(1, 50))]): (
-        "f.yaml: not YAML that can be used: more than 10,000 values"
+        "f.yaml: unusable YAML: more than 10,000 values"
     ),
 }
 
@@ -270,14 +274,14 @@ def test_a_mistake_in_the_environment_is_one_line_with_the_variable(
 
 
 @pytest.mark.parametrize("text", ["2e-4", "2E-04", "0.2e-3", "'2e-4'"])
-def test_a_number_with_an_exponent_is_a_number_though_yaml_takes_it_for_text(text: str, context: Make) -> None:
+def test_a_number_with_an_exponent_is_a_number_although_yaml_reads_text(text: str, context: Make) -> None:
     assert load(context(text=f"bench: {{learning_rate: {text}}}")).bench.learning_rate == 2e-4
 
 
 @pytest.mark.parametrize("text", ["1e9999", "1e-9999", "-1e0", "e5", "1e"])
 def test_an_exponent_that_leads_out_of_the_range_is_refused(text: str, context: Make) -> None:
-    said = refusal(context(text=f"bench: {{learning_rate: {text}}}"))
-    assert said.startswith("f.yaml:1: bench.learning_rate: expected a number above 0, at most 1")
+    message = refusal(context(text=f"bench: {{learning_rate: {text}}}"))
+    assert message.startswith("f.yaml:1: bench.learning_rate: expected a number above 0, at most 1")
 
 
 def test_cpus_may_be_a_number(context: Make) -> None:
@@ -288,7 +292,7 @@ def test_every_setting_that_is_suggested_exists() -> None:
     assert set(SYNONYMS.values()) <= set(LEAVES)
 
 
-def test_a_variable_of_invoke_itself_is_let_through(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_invoke_itself_is_accepted(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_RUN_ECHO", "1")
     assert load(context()).fleet.size == 4
 
@@ -304,7 +308,7 @@ def test_the_layer_that_set_the_value_is_the_one_named(
     monkeypatch.setenv("INVOKE_BENCH_SEED", "z")
     assert refusal(context()).startswith("environment INVOKE_BENCH_SEED: bench.seed: ")
     program = context(text="bench: {seed: 5}\n")
-    assert load(program).bench.seed == 5, "a wrong value that does not count does no harm"
+    assert load(program).bench.seed == 5, "a wrong value that is overridden is ignored"
     program.config.bench = {"seed": "w"}
     assert refusal(program).startswith("set by a program: bench.seed: ")
 
@@ -348,11 +352,11 @@ def test_a_long_value_leaves_room_for_the_message(value: str, context: Make) -> 
     assert message.endswith("found a number too long to show") or not value.startswith("0x")
 
 
-@pytest.mark.parametrize("place", ["file", "environment"])
+@pytest.mark.parametrize("source", ["file", "environment"])
 def test_an_old_name_is_accepted_with_one_line_that_names_the_new_one(
-    place: str, context: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source: str, context: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if place == "file":
+    if source == "file":
         text, user, where = "cluster:\n  registry_user: ns/me-in-a-file\n", "ns/me-in-a-file", "f.yaml:2"
     else:
         monkeypatch.setenv("INVOKE_CLUSTER_REGISTRY_USER", "ns/me")
@@ -392,11 +396,11 @@ def test_the_table_of_old_settings_is_whole() -> None:
     assert set(RENAMED).isdisjoint(LEAVES)
 
 
-@pytest.mark.parametrize("place", ["-f", "~/.invoke.yaml", "invoke.yaml", "environment"])
+@pytest.mark.parametrize("source", ["-f", "~/.invoke.yaml", "invoke.yaml", "environment"])
 @pytest.mark.parametrize("old", OLD_SETTINGS)
 def test_each_old_setting_counts_in_every_place_and_is_one_line_that_names_the_new_one(
     old: str,
-    place: str,
+    source: str,
     project: Path,
     context: Make,
     monkeypatch: pytest.MonkeyPatch,
@@ -404,17 +408,17 @@ def test_each_old_setting_counts_in_every_place_and_is_one_line_that_names_the_n
 ) -> None:
     value, (section, name), new = OLD_SETTINGS[old], old.split("."), RENAMED[tuple(old.split("."))]
     text, made = f"{section}:\n  {name}: {json.dumps(value)}\n", None
-    if place == "environment":
+    if source == "environment":
         if isinstance(value, list):
             pytest.skip("a list can only be set in a file")
         monkeypatch.setenv(f"INVOKE_{section}_{name}".upper(), str(value))
         where = f"environment INVOKE_{section}_{name}".upper().replace("ENVIRONMENT", "environment")
-    elif place == "-f":
+    elif source == "-f":
         made, where = text, "f.yaml:2"
     else:
-        path = project / "invoke.yaml" if place == "invoke.yaml" else project.parent / "home" / ".invoke.yaml"
+        path = project / "invoke.yaml" if source == "invoke.yaml" else project.parent / "home" / ".invoke.yaml"
         path.write_text(text)
-        where = f"{place}:2"
+        where = f"{source}:2"
     for _ in range(2):
         assert values_of(load(context(text=made)), new) == value
     assert capsys.readouterr().err == f"{where}: {old} is now {'.'.join(new)}; rename it there\n"
@@ -425,8 +429,8 @@ def test_an_old_and_a_new_name_in_one_place_are_refused_in_one_line(old: str, co
     (section, name), new, value = old.split("."), RENAMED[tuple(old.split("."))], OLD_SETTINGS[old]
     document: dict[str, dict[str, Any]] = {section: {name: value}}
     document.setdefault(new[0], {})[new[1]] = value
-    said = refusal(context(text=yaml.safe_dump(document)))
-    assert re.match(rf"f\.yaml:\d+: {old} is now {'.'.join(new)}, and both are set, to ", said)
+    message = refusal(context(text=yaml.safe_dump(document)))
+    assert re.match(rf"f\.yaml:\d+: {old} is now {'.'.join(new)}, and both are set, to ", message)
 
 
 def test_a_later_place_wins_whichever_name_each_place_uses(
@@ -459,7 +463,7 @@ def test_an_old_value_is_accepted_with_one_line(context: Make, capsys: pytest.Ca
     assert set(RENAMED_VALUES[("tune", "recipes")].values()) <= set(RECIPES)
 
 
-def test_an_old_name_that_says_nothing_is_dropped_and_one_that_contradicts_is_refused(
+def test_an_empty_old_name_is_ignored_and_a_contradicting_one_is_refused(
     context: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert load(context(text="registry: {user: ns/a}\ncluster: {registry_user: null}\n")).registry.user == "ns/a"

@@ -1,4 +1,4 @@
-"""Whatever stands in a settings file, it loads or is refused in one line; and what loads is what Invoke understood."""
+"""Random settings files: each loads or is refused in one line, and Invoke reads the same values from it."""
 
 import json
 from pathlib import Path
@@ -28,30 +28,29 @@ ODD = (
 KEYS = st.sampled_from([*LEAVES, *((name,) for name in Sections.model_fields), ("fleet", "local")])
 
 # One file and one Config per example: function-scoped fixtures would be shared by all examples of a test.
-careful = hypothesis_settings(
+slow_settings = hypothesis_settings(
     max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
 def outcome(project: Path) -> tuple[Settings | str, Config | None]:
-    """Our settings or our one line; and Invoke's own reading, None where it ended in an exception."""
+    """Return our settings or our error line, and Invoke's own config, or None if Invoke raised an exception."""
     config = Config(project_location=str(project), runtime_path=str(project / "f.yaml"), user_prefix="~/.")
-    found: Settings | str
+    result: Settings | str
     try:
-        found = load(Context(config))
+        result = load(Context(config))
     except UsageError as error:
-        found = str(error)
+        result = str(error)
     try:
         config.load_project()
         config.load_runtime()
-    except Exception:  # noqa: BLE001 - which one is the point: anything it lets out would be a traceback
-        return found, None
-    return found, config
+    except Exception:  # noqa: BLE001 - any exception of Invoke would be a traceback
+        return result, None
+    return result, config
 
 
-def ship(project: Path, keys: tuple[str, ...]) -> None:
-    """An invoke.yaml with this one setting: a value that is no section cannot be merged into it, as into the shipped
-    file's, of which every example would take 50 ms to parse."""
+def write_project_file(project: Path, keys: tuple[str, ...]) -> None:
+    """Write an invoke.yaml with only this setting: parsing the shipped file takes 50 ms per example."""
     document: Any = Sections()
     for key in keys:
         document = getattr(document, key)
@@ -62,16 +61,16 @@ def ship(project: Path, keys: tuple[str, ...]) -> None:
 
 
 def check(project: Path, keys: tuple[str, ...]) -> None:
-    ship(project, keys)
-    found, invokes = outcome(project)
-    if isinstance(found, str):
-        assert found.startswith("f.yaml"), found
-        assert found.isprintable(), "one line"
-        assert ": " in found
-        assert len(found) < 300
+    write_project_file(project, keys)
+    result, invokes = outcome(project)
+    if isinstance(result, str):
+        assert result.startswith("f.yaml"), result
+        assert result.isprintable(), "one line"
+        assert ": " in result
+        assert len(result) < 300
         return
     assert invokes is not None, "Invoke cannot read it, so it must be refused with a line"
-    ours: Any = found
+    ours: Any = result
     theirs: Any = invokes
     for key in keys:
         ours, theirs = getattr(ours, key), theirs[key]
@@ -83,7 +82,7 @@ def check(project: Path, keys: tuple[str, ...]) -> None:
         assert (list(ours) if isinstance(ours, tuple) else ours) == theirs
 
 
-@careful
+@slow_settings
 @given(
     keys=KEYS, raw=st.one_of(st.sampled_from(ODD), st.text(max_size=20), st.text("{}[]:,&*!|>'\"%@`#- \n", max_size=8))
 )
@@ -102,7 +101,7 @@ VALUES = st.recursive(
 )
 
 
-@careful
+@slow_settings
 @given(keys=KEYS, value=VALUES)
 def test_any_yaml_value_of_any_setting_loads_or_is_one_line(
     project: Path, keys: tuple[str, ...], value: object
@@ -114,15 +113,15 @@ def test_any_yaml_value_of_any_setting_loads_or_is_one_line(
     check(project, keys)
 
 
-@careful
+@slow_settings
 @given(keys=st.sampled_from(LEAVES), text=st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20))
 def test_any_text_in_any_variable_loads_or_is_one_line(project: Path, keys: tuple[str, ...], text: str) -> None:
     name = f"INVOKE_{'_'.join(keys).upper()}"
     (project / "f.yaml").write_text("")
-    ship(project, keys)
+    write_project_file(project, keys)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, text)
-        found, _ = outcome(project)
-    if isinstance(found, str):
-        assert found.startswith(f"environment {name}: ")
-        assert found.isprintable()
+        result, _ = outcome(project)
+    if isinstance(result, str):
+        assert result.startswith(f"environment {name}: ")
+        assert result.isprintable()

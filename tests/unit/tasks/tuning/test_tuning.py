@@ -198,10 +198,10 @@ def test_measured_candidates_have_less_variance_and_a_surprise_raises_all_varian
 
 
 def test_the_expected_improvement_is_the_mean_gain():
-    chooser = random.Random(3)
-    for ahead, deviation in ((0.0, 0.1), (-0.2, 0.3), (0.1, 0.05)):
-        drawn = [max(0.0, math.expm1(chooser.gauss(ahead, deviation))) for _ in range(200_000)]
-        assert surrogate.expected_improvement(ahead, deviation) == pytest.approx(sum(drawn) / len(drawn), rel=0.03)
+    rng = random.Random(3)
+    for mean, deviation in ((0.0, 0.1), (-0.2, 0.3), (0.1, 0.05)):
+        samples = [max(0.0, math.expm1(rng.gauss(mean, deviation))) for _ in range(200_000)]
+        assert surrogate.expected_improvement(mean, deviation) == pytest.approx(sum(samples) / len(samples), rel=0.03)
     assert surrogate.expected_improvement(-0.1, 0.0) == 0.0
     assert surrogate.expected_improvement(0.1, 0.0) == pytest.approx(math.expm1(0.1))
 
@@ -411,6 +411,19 @@ def test_a_search_is_read_as_it_was_written(tmp_path):
     kept.add_run("run-2", is_final=True)
     again = search_state.find(tmp_path, None)
     assert (again, again.waves, again.final) == (kept, ["run-1"], "run-2")
+
+
+def test_a_search_with_old_names_of_recipes_and_products_is_read_and_keeps_its_recipes(tmp_path):
+    candidates = make_candidates(recipes=("fast", "fast-int8"))
+    kept = search_state.create(tmp_path, dataclasses.replace(make_record(), candidates=candidates))
+    path = (kept.folder or tmp_path) / search_state.RECORD_FILE
+    text = path.read_text().replace("fast-int8", "fast-eight").replace('"matmul": "int8"', '"products": "eight"')
+    path.write_text(text.replace('"matmul": "bf16"', '"products": "bf16"'))
+    resumed = search_state.find(tmp_path, None)
+    assert resumed.recipes == ["fast", "fast-eight"]
+    assert [candidate.trial.matmul for candidate in resumed.candidates] == [
+        candidate.trial.matmul for candidate in candidates
+    ]
 
 
 def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):

@@ -14,7 +14,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.records import schema
 from bench.workloads.finetune.checkpoints import checkpoint, checkpoint_manager, resume
 from bench.workloads.finetune.checkpoints.checkpoint import BrokenCheckpoint, History, Manifest, State
-from bench.workloads.finetune.checkpoints.resume import Identity, Journal, restarted
+from bench.workloads.finetune.checkpoints.resume import Identity, Journal, record_restart
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -32,14 +32,14 @@ def write(folder: Path, step: int, identity: Identity = NOW) -> Path:
     state = json.dumps(schema.to_json(State(step=step, seconds=1.0))).encode()
     made_with = {name: getattr(identity, name) for name in ("model", "data", "code", "settings")}
     manifest = Manifest(format=checkpoint.FORMAT, step=step, world_size=1, files={}, **made_with)
-    contents = {checkpoint.ADAPTER: b"a" * 999, checkpoint.STATE: state, checkpoint.STEPS: history.content()}
+    contents = {checkpoint.ADAPTER: b"a" * 999, checkpoint.STATE: state, checkpoint.STEPS: history.to_bytes()}
     checkpoint.write(folder, manifest, contents)
-    return checkpoint.folder_of(folder, step)
+    return checkpoint.checkpoint_folder(folder, step)
 
 
 def find(folder: Path, identity: Identity = NOW) -> tuple[resume.ResumePoint | None, list[str]]:
     said: list[str] = []
-    return resume.find(folder, identity, said.append), said
+    return resume.find_checkpoint(folder, identity, said.append), said
 
 
 def flip(path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_newest_is_gone_on_from_with_its_history(tmp_path):
         write(tmp_path, step)
     found, said = find(tmp_path)
     assert found is not None
-    assert (found.state.step, found.history.record().step, said) == (100, list(range(1, 101)), [])
+    assert (found.state.step, found.history.to_record().step, said) == (100, list(range(1, 101)), [])
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
@@ -100,8 +100,8 @@ def test_what_somebody_asked_to_change_is_named_and_gone_on_with_and_nothing_els
     assert said.endswith("; it goes on, as somebody asked")
     with pytest.raises(InputError, match=r"made with another data .*; put that back"):
         find(tmp_path, dataclasses.replace(asked, may_differ=("training.schedule",)))
-    Journal(tmp_path).note(end="CANCELLED")
-    (restart,) = restarted(tmp_path, 2, 3, found.changed)
+    Journal(tmp_path).append(end="CANCELLED")
+    (restart,) = record_restart(tmp_path, 2, 3, found.changed)
     assert restart.changed == found.changed
 
 
@@ -120,7 +120,19 @@ def test_what_decides_nothing_may_change_and_everything_else_is_compared():
     )
     assert {"lora_rank", "seed", "recipe", "optimizer", "training.epochs", "training.schedule"} <= settings.keys()
     every = {*one.to_json(), *(f"training.{name}" for name in one.to_json()["training"])}
-    assert every - resume.FREE - settings.keys() == {"training"}
+    assert every - resume.MUTABLE_SETTINGS - settings.keys() == {"training"}
+
+
+@pytest.mark.parametrize(("old", "new"), [("bf16", "bf16"), ("eight", "int8")])
+def test_a_checkpoint_with_an_old_name_of_a_setting_is_continued(tmp_path, old, new):
+    trial = dataclasses.replace(tiny_training.plan(Path("m"), Path("d")), matmul=new)
+    now = dataclasses.replace(NOW, settings=resume.settings_of(trial))
+    before = {**now.settings, "products": old}
+    del before["matmul"]
+    manifest = checkpoint.verify(write(tmp_path, 3))
+    assert resume.differences(dataclasses.replace(manifest, settings=before), now) == {}
+    before["products"] = "eight_backward"
+    assert [*resume.differences(dataclasses.replace(manifest, settings=before), now)] == ["matmul"]
 
 
 def test_which_layers_are_recomputed_decides_what_fast_computes():
@@ -134,7 +146,7 @@ def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_no
     broken = write(tmp_path, 3)
     cut(broken / checkpoint.ADAPTER)
     write(tmp_path, 3)
-    checkpoint.verified(broken)
+    checkpoint.verify(broken)
 
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -142,60 +154,60 @@ def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_no
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
     broken.rename(tmp_path / "step-00000009")
     with pytest.raises(BrokenCheckpoint, match="its manifest is of step 3"):
-        checkpoint.verified(tmp_path / "step-00000009")
+        checkpoint.verify(tmp_path / "step-00000009")
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
     for step in range(1, 8):
         write(tmp_path, step)
     checkpoint.prune(tmp_path, 3, best=2)
-    assert [path.name[-1] for path in checkpoint.listed(tmp_path)] == ["7", "6", "5", "2"]
+    assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["7", "6", "5", "2"]
     (tmp_path / ".step-00000009.part-x").mkdir()
     checkpoint.clear_parts(tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_the_next_attempt_says_what_was_lost(tmp_path):
-    assert restarted(tmp_path, 1, 0) == []
+    assert record_restart(tmp_path, 1, 0) == []
     for step in (1, 2, 3):
-        Journal(tmp_path).note(step=step, sec=0.5)
-    (first,) = restarted(tmp_path, 2, 1)
+        Journal(tmp_path).append(step=step, sec=0.5)
+    (first,) = record_restart(tmp_path, 2, 1)
     assert (first.attempt, first.from_step, first.lost_steps, first.lost_sec) == (2, 1, 2, 1.0)
     assert first.reason == "ended without a word"
-    Journal(tmp_path).note(step=2, sec=0.5)
-    Journal(tmp_path).note(end="PREEMPTED: stopped by SIGTERM")
+    Journal(tmp_path).append(step=2, sec=0.5)
+    Journal(tmp_path).append(end="PREEMPTED: stopped by SIGTERM")
     with (tmp_path / resume.JOURNAL).open("a") as file:
         file.write('{"step": 3, "se')  # cut by a power cut
-    again, second = restarted(tmp_path, 3, 2)
+    again, second = record_restart(tmp_path, 3, 2)
     assert (again, second.reason, second.lost_steps) == (first, "PREEMPTED: stopped by SIGTERM", 0)
 
 
 def test_an_attempt_that_was_killed_before_its_first_step_counts_as_in_the_ledger(tmp_path):
     def said(attempt: int, changed: tuple[str, ...] = ()) -> list[tuple[int, str, int, list[str]]]:
-        found = restarted(tmp_path, attempt, 1, changed)
+        found = record_restart(tmp_path, attempt, 1, changed)
         return [(one.attempt, one.reason, one.lost_steps, one.changed) for one in found]
 
     unsaid = "ended before its first step"
     assert said(2) == [(2, unsaid, 0, [])], "the first was killed while it loaded"
     for step in (1, 2, 3):
-        Journal(tmp_path).note(step=step, sec=0.5)
+        Journal(tmp_path).append(step=step, sec=0.5)
     every = said(5, ("seed",))  # the third and the fourth never came so far as to note anything
     assert every[1:] == [(3, "ended without a word", 2, []), (4, unsaid, 0, []), (5, unsaid, 0, ["seed"])]
     assert said(5) == every, "nothing is counted twice"
 
 
 def test_attempts_typed_by_hand_count_by_what_they_noted(tmp_path):
-    assert restarted(tmp_path, 1, 0) == []
+    assert record_restart(tmp_path, 1, 0) == []
     for _ in range(2):
-        Journal(tmp_path).note(step=1, sec=0.5)
-        found = restarted(tmp_path, 1, 0)
+        Journal(tmp_path).append(step=1, sec=0.5)
+        found = record_restart(tmp_path, 1, 0)
     assert [(one.attempt, one.lost_steps) for one in found] == [(1, 1), (1, 1)]
 
 
 def test_too_little_room_is_refused_before_the_first_step(tmp_path):
-    resume.require_room(tmp_path, 1)
+    resume.check_free_space(tmp_path, 1)
     with pytest.raises(InputError, match="MiB free, and checkpoints need"):
-        resume.require_room(tmp_path, 1 << 60)
+        resume.check_free_space(tmp_path, 1 << 60)
 
 
 def test_an_adapter_goes_with_every_file_that_the_training_read_its_template_from(tmp_path: Path):
