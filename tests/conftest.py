@@ -42,7 +42,7 @@ SHARED = "tests/system/image/"
 OWN_MACHINES = (f"{SHARED}test_model_fetch.py", f"{SHARED}test_inv_vm.py")
 # These import the training stack, 2.8 s of processor time in each worker that has one of them.
 STACK = "tests/unit/bench/"
-OF_STACK = tuple(f"{STACK}{room}/" for room in ("adapter", "kernels", "kinds/finetune", "predict", "qlora"))
+OF_STACK = tuple(f"{STACK}{room}/" for room in ("adapter", "kernels", "workloads/finetune", "predict", "qlora"))
 FIRST = (SHARED, "tests/system/", "tests/faults/", "tests/test_sources.py", STACK, "tests/integration/", "tests/")
 APART = ("tests/system/fleet/test_inv_bench.py", "tests/system/tuning/test_inv_tune.py")
 

@@ -27,7 +27,7 @@ from bench.records import ALL_LINEAR, SCALES, Trial
 from tasks.settings.schema import TuneSection
 from tasks.tuning.planning import SHORT_STEPS
 from tasks.tuning.search import Search
-from tasks.tuning.space import CHOICES, Candidate, MemoryLimit, TrialObservation
+from tasks.tuning.space import DIMENSIONS, Candidate, MemoryLimit, TrialObservation
 from tests.benchmarks import Figure
 from tests.benchmarks._tune_scenarios import GRID, RECIPES, World, changed, measured, points, recompute_of, space
 from tests.mistral_7b import CONFIG
@@ -44,7 +44,7 @@ FULL_NOISE = 0.007  # of a full trial's, between processes (docs/measurements.md
 def main() -> list[Figure]:
     found = space(SHORT_STEPS["gpu"])
     known = {(row["recipe"], row["layout"], row["micro_batch_size"], recompute_of(row)) for row in points()}
-    on_grid = [one for one in found if tuple(one.choice[name] for name in CHOICES) in known]
+    on_grid = [one for one in found if tuple(one.choice[name] for name in DIMENSIONS) in known]
     figures = memory_figures()
     for limit_gib in LIMITS_GIB:
         figures.append(_replayed(on_grid, limit_gib, "the grid's own points alone"))
@@ -83,7 +83,7 @@ def replay(
         search = Search(Path(folder) / "journal.log", found, recipes=RECIPES)
         while True:
             limit = MemoryLimit(limit_bytes, observed)
-            wave = search.next(limit, min(workers, settings.trials - len(search.results)))
+            wave = search.next_wave(limit, min(workers, settings.trials - len(search.results)))
             if not wave:
                 break
             for one in wave:
@@ -91,7 +91,7 @@ def replay(
                 fits = truth.peak_bytes <= limit_bytes
                 observed.append(TrialObservation(candidate=one, peak_bytes=truth.peak_bytes if fits else None))
                 rate = truth.rate * math.exp(noise.gauss(0.0, NOISE[one.choice["layout"]]))
-                search.tell(one, rate if fits else None, is_too_large=not fits)
+                search.record(one, rate if fits else None, is_too_large=not fits)
                 spent += FIXED_SEC + (sum(SHORT_STEPS["gpu"]) * truth.step_sec if fits else 0.0)
         tried = len(search.results)
         chosen = search.finalists(MemoryLimit(limit_bytes, observed), settings.finalists)

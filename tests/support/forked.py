@@ -246,7 +246,7 @@ def _load(libraries: Sequence[str]) -> None:
                     importlib.import_module(below.name)
     LOADED.extend(_ours())
     if settings := sys.modules.get("tasks.settings.sources"):  # it remembers what it has parsed
-        settings._values_and_places((ROOT / "invoke.yaml").read_text())
+        settings._parse_yaml_text((ROOT / "invoke.yaml").read_text())
 
 
 def _begin(connection: socket.socket) -> int:

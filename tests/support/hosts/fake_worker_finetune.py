@@ -24,7 +24,7 @@ from bench.data.inputs import InputError, Inputs
 from bench.data.trial_inputs import check_trial
 from bench.harness.progress import StepsFile
 from bench.harness.record import Record
-from bench.harness.termination import Stopped, Stops, WorkerGone
+from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
 from bench.records.result import TrialStatus
@@ -39,15 +39,15 @@ ADAPTER = "adapter_model.safetensors"
 
 def put_into(project: Path) -> Path:
     """Replace the fine-tuning of this copy of the project. Returns the file that holds a training while it exists."""
-    shutil.copy(__file__, project / "bench" / "kinds" / "finetune" / "finetune.py")
-    return project / "bench" / "kinds" / "finetune" / HOLD.name
+    shutil.copy(__file__, project / "bench" / "workloads" / "finetune" / "finetune.py")
+    return project / "bench" / "workloads" / "finetune" / HOLD.name
 
 
 def check_inputs(trial: Trial) -> Inputs:
     return check_trial(trial)
 
 
-def follow(_request: object, _trial: object, machines: NodeList, stops: Stops) -> int:
+def follow(_request: object, _trial: object, machines: NodeList, stops: StopSignals) -> int:
     """Another machine's share: nothing to do until it is told to stop, or the first machine has ended."""
     try:
         with LeaderLink(machines, SILENCE_SEC) as link:
@@ -57,14 +57,14 @@ def follow(_request: object, _trial: object, machines: NodeList, stops: Stops) -
                     link.check()
                     stops.check()
             except Stopped:
-                link.end({"stopped": []})
+                link.send_end({"stopped": []})
                 raise
     except LeaderGone:
         return 1
 
 
 @contextlib.contextmanager
-def others(world_size: int, stops: Stops) -> Iterator[Callable[[], None]]:
+def others(world_size: int, stops: StopSignals) -> Iterator[Callable[[], None]]:
     """The other machines, once all of them are there; what is given raises WorkerGone where one has ended."""
     machines = NodeList.from_environment()
     if machines is None:
@@ -84,7 +84,7 @@ def others(world_size: int, stops: Stops) -> Iterator[Callable[[], None]]:
         yield check
 
 
-def measure(record: Record, _: Inputs, stops: Stops) -> None:
+def measure(record: Record, _: Inputs, stops: StopSignals) -> None:
     spec, folder = record.trial.training, record.request.checkpoints
     if spec is None or folder is None:
         raise InputError("a training needs its settings and --checkpoints")

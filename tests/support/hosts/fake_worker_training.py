@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from bench.data.inputs import Inputs
 from bench.harness.record import Record
-from bench.harness.termination import Stops
+from bench.harness.termination import StopSignals
 from bench.machine import fingerprint
 from bench.records.result import Steps
 
@@ -21,15 +21,15 @@ HOLD = Path(__file__).with_name("hold")  # while it is there, a trial stays in i
 
 def put_into(project: Path) -> Path:
     """Replace the training of this copy of the project. Returns the file that holds every trial while it exists."""
-    shutil.copy(__file__, project / "bench" / "kinds" / "training.py")
+    shutil.copy(__file__, project / "bench" / "workloads" / "training.py")
     return held_by(project)
 
 
 def held_by(project: Path) -> Path:
-    return project / "bench" / "kinds" / HOLD.name
+    return project / "bench" / "workloads" / HOLD.name
 
 
-def measure(record: Record, _: Inputs, stops: Stops) -> None:
+def measure(record: Record, _: Inputs, stops: StopSignals) -> None:
     trial = record.trial
     with record.timed("import"):
         stops.check()
@@ -51,7 +51,7 @@ def measure(record: Record, _: Inputs, stops: Stops) -> None:
                 _step(record, steps, stops)
 
 
-def _step(record: Record, steps: Steps, stops: Stops) -> None:
+def _step(record: Record, steps: Steps, stops: StopSignals) -> None:
     began = time.perf_counter()
     time.sleep(STEP_SEC)
     while HOLD.exists():
@@ -63,4 +63,4 @@ def _step(record: Record, steps: Steps, stops: Stops) -> None:
     steps.samples.append(2.0)
     steps.tokens.append(TOKENS)
     steps.useful_tokens.append(TOKENS)
-    record.show()
+    record.publish_progress()

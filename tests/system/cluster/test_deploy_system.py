@@ -84,7 +84,7 @@ def test_what_was_changed_by_hand_is_shown_and_put_right(deployed: Operator) -> 
     before = {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")}
     patch('{"publishNotReadyAddresses":false}')
     deployed.set(shm="17Mi")
-    said = deployed.inv("deploy", "--dry-run", "--take-over")
+    said = deployed.inv("deploy", "--dry-run", "--force-conflicts")
     assert "change     service/bench  (spec.publishNotReadyAddresses)" in said
     assert "replace    job/bench  (spec.template.spec.volumes[3].emptyDir.sizeLimit)" in said
     assert "job/bench  spec.template.spec.volumes[3].emptyDir.sizeLimit: 16Mi -> 17Mi\n" in said
@@ -99,8 +99,8 @@ def test_what_was_changed_by_hand_is_shown_and_put_right(deployed: Operator) -> 
     patch('{"selector":{"app.kubernetes.io/name":"else"}}')
     refused = deployed.inv("deploy", code=4)
     assert "conflict" in refused
-    assert "--take-over" in refused
-    deployed.inv("deploy", "--take-over")
+    assert "--force-conflicts" in refused
+    deployed.inv("deploy", "--force-conflicts")
     assert service()["selector"]["app.kubernetes.io/name"] == "bench"
     assert {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")} == before
 
@@ -245,7 +245,7 @@ def write_run(operator: Operator, make_trial: Any) -> str:
         provenance={"cluster": {"context": cluster.context, "server": cluster.server, "namespace": operator.namespace}},
     ).write(folder)
     Ledger.create(folder / LEDGER_FILE, ["small"])
-    return "run run-1: 1 of 1 trials have not ended; `inv bench --resume=run-1` goes on"
+    return "run run-1: 1 of 1 trials have not ended; `inv bench --resume=run-1` resumes it"
 
 
 @pytest.mark.parametrize("words", [("teardown", "--yes"), ("deploy",)])
@@ -284,7 +284,7 @@ def test_another_operators_trial_stops_what_would_end_it(deployed: Operator) -> 
     for words in (("teardown", "--yes"), ("deploy",)):
         deployed.set(memory="65Mi")
         said = deployed.inv(*words, code=4)
-        assert "worker-1 is at baseline.1 of run their-run, another operator's" in said
+        assert "worker-1 runs baseline.1 of run their-run" in said
         assert "nothing was changed" in said
     assert job.status().state is JobState.RUNNING
     job.cancel(grace_sec=1.0)
