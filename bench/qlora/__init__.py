@@ -1,6 +1,7 @@
-"""qlora: the training step that is measured.
+"""qlora: the measured training step.
 
-step: the base model, the optimizer and one step
-session: the stack and the device of one trial
-recipes: how a step is put together: reference, stock, fast
+step: base model, optimizer and one training step
+adamw8: the 8-bit optimizer of the recipe fast
+session: stack and device of one trial
+recipes: implementations of a step: reference, stock, fast
 """

@@ -1,7 +1,7 @@
-"""QLoRA: a base model in NF4, the optimizer of its adapters, and the training step that is measured.
+"""QLoRA: a base model in NF4, the optimizer of its adapters, and the measured training step.
 
-`bench.qlora.recipes` puts them together. Weights are read from safetensors alone; no code in a model folder is run. A
-fine-tuning (`bench.workloads.finetune`) has the same model, loss and optimizer, and steps of its own.
+`bench.qlora.recipes` combines them. Weights are read only from safetensors; no code in a model folder is run. A
+fine-tuning (`bench.workloads.finetune`) has the same model, loss and optimizer, but its own steps.
 """
 
 import contextlib
@@ -12,19 +12,20 @@ from typing import Any
 from bench.data.collate import Batch
 from bench.harness.phase_timer import PhaseClock
 from bench.machine.fingerprint import cpu_flags
+from bench.qlora.adamw8 import multi_tensor_adamw8bit
 from bench.records import Trial
 from bench.torch_stack import Stack
 
-# The inputs of a transformers model. With restarting positions and no mask it separates samples by itself.
+# Inputs of a transformers model. Given restarting positions and no mask, the model separates the samples.
 MODEL_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
-MAX_GRADIENT_NORM = 1.0  # the default of transformers' Trainer, as in the published measurements
+MAX_GRADIENT_NORM = 1.0  # default of transformers' Trainer, as in the published measurements
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The torch.device of the steps, and the torch.dtype of matrix products.
+    """The torch.device of the steps and the torch.dtype of matrix products.
 
-    `compute_dtype` bfloat16 means autocast, as in the published loop; float32 means none.
+    bfloat16 as `compute_dtype` means autocast, as in the published loop; float32 means no autocast.
     """
 
     device: Any
@@ -35,14 +36,14 @@ class Placement:
         return bool(self.device.type == "cuda")
 
 
-def place(stack: Stack) -> Placement:
-    """The first GPU in bf16; without one the CPU, in bf16 if it has the instructions, else in float32.
+def choose_placement(stack: Stack) -> Placement:
+    """Choose the first GPU in bf16, else the CPU: in bf16 if it has the instructions, otherwise in float32.
 
-    Measured with the small model at 8 x 64, one core, seconds a step in bf16 and in float32: a CPU with avx512_bf16
-    0.15 and 0.17; held to plain AVX-512 0.36 and 0.19; held to AVX2 1.82 and 0.18.
+    Measured with the small model at 8 x 64, one core, seconds per step in bf16 and in float32: CPU with avx512_bf16
+    0.15 and 0.17; limited to plain AVX-512 0.36 and 0.19; limited to AVX2 1.82 and 0.18.
     """
     torch = stack.torch
-    torch.set_float32_matmul_precision("high")  # TF32 for what stays in float32, as in the published measurements
+    torch.set_float32_matmul_precision("high")  # TF32 for float32 products, as in the published measurements
     if torch.cuda.is_available():
         return Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)
     has_bf16 = not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
@@ -50,7 +51,7 @@ def place(stack: Stack) -> Placement:
 
 
 def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
-    """The model of `trial.model` on the device: NF4 with double quantization, or plain bf16."""
+    """Load `trial.model` onto the device: in NF4 with double quantization, or in plain bf16."""
     torch, transformers = stack.torch, stack.transformers
     quantization = None
     if trial.base_precision == "nf4":
@@ -71,29 +72,37 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
     )
     model.config.use_cache = False  # training does not need cached keys and values
     if trial.kind != "inference":
-        _stay_differentiable(model)
+        _disable_weight_packing(model)
     return model
 
 
-def _stay_differentiable(model: Any) -> None:
-    """Keep bitsandbytes 0.50.2 from packing weights anew at the first evaluation, on a CPU with bf16 instructions.
+def _disable_weight_packing(model: Any) -> None:
+    """Keep bitsandbytes 0.50.2 from repacking weights at the first evaluation, on a CPU with bf16 instructions.
 
-    Its products over packed weights have no gradient, and it uses them from then on, in training too.
+    Products of repacked weights have no gradient, and bitsandbytes then uses them in training too.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
 
-def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
-    """The optimizer of the adapters, and its description: paging needs CUDA's unified memory."""
-    parameters = list(_groups(trial, model))
+def make_optimizer(
+    stack: Stack, trial: Trial, model: Any, placement: Placement, *, multi_tensor: bool = False
+) -> tuple[Any, str]:
+    """Return the optimizer of the adapters and its description. Paging needs CUDA's unified memory.
+
+    With `multi_tensor` the 8-bit optimizer updates all adapters in one launch on a GPU, and its state is not paged.
+    """
+    parameters = list(_parameter_groups(trial, model))
     decay = 0.0 if trial.training is None else trial.training.weight_decay
     if trial.optimizer == "adamw_torch":
         optimizer = stack.torch.optim.AdamW(
             parameters, lr=trial.learning_rate, weight_decay=decay, fused=placement.is_cuda
         )
         return optimizer, "torch AdamW, 32 bit" + (", fused" if placement.is_cuda else "")
+    if placement.is_cuda and multi_tensor:
+        optimizer = multi_tensor_adamw8bit(stack, parameters, lr=trial.learning_rate, weight_decay=decay)
+        return optimizer, "AdamW, 8 bit, one launch for all adapters"
     if placement.is_cuda:
         optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=decay)
         return optimizer, "bitsandbytes AdamW, 8 bit, paged"
@@ -102,8 +111,8 @@ def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement)
     return optimizer, "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
 
 
-def _groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
-    """Trained parameters by learning rate: one group, or with LoRA+ (arXiv 2402.12354) the matrices A, then B."""
+def _parameter_groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
+    """Yield trained parameters by learning rate: one group, or with LoRA+ (arXiv 2402.12354) the matrices A, then B."""
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     ratio = 1.0 if trial.training is None else trial.training.lora_plus_ratio
     if ratio == 1.0:
@@ -115,18 +124,19 @@ def _groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
 
 
 class TrainingStep:
-    """One optimizer step over the micro-batches it is given: forward, backward, clip, update.
+    """One optimizer step over several micro-batches: forward, backward, clip, update.
 
-    `optimizer_name` describes the optimizer, `recipe` what was built, `notes` what else was used, `flags` what was not
-    built as asked for, and why. `inputs` are the fields of a batch that the model takes, where a batch has them.
-    `may_capture`: forward and backward may become CUDA graphs; `why_not` says why that ended.
+    `optimizer_name` describes the optimizer and `recipe` the recipe that was built. `notes` lists further features in
+    use; `flags` lists requested features that are not in use, with reasons. `inputs` names the fields of a batch that
+    the model takes. `may_capture`: forward and backward may become CUDA graphs; `no_capture_reason` is set when capture
+    is given up.
     """
 
     recipe = ""
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     may_capture = False
-    why_not: str | None = None
+    no_capture_reason: str | None = None
 
     def __init__(
         self,
@@ -147,22 +157,25 @@ class TrainingStep:
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def __call__(self, batches: Iterable[Batch], accumulation: int) -> Any:
-        """The mean loss of `accumulation` micro-batches, a tensor on the device: reading it waits for the step."""
+        """Run a step; return the mean loss of `accumulation` micro-batches, a device tensor: reading it waits."""
         clock, total = self.clock, 0.0
         clock.begin()
         for batch in batches:
             inputs = self.inputs(batch)
             clock.end("data")
-            total = total + self.gradient(inputs, 1 / accumulation) / accumulation
+            total = total + self.forward_backward(inputs, 1 / accumulation) / accumulation
         self._torch.nn.utils.clip_grad_norm_(self._trained, MAX_GRADIENT_NORM)
         self.optimizer.step()
-        self.clear()
+        self.clear_gradients()
         clock.end("optimizer")
         return total
 
-    def gradient(self, inputs: dict[str, Any], share: float) -> Any:
-        """Add the gradient of `share` times the micro-batch's mean loss to every `grad`; that mean, on the device."""
-        with self.precision():
+    def forward_backward(self, inputs: dict[str, Any], share: float) -> Any:
+        """Add the gradient of `share` times the micro-batch's mean loss to every `grad`; return the mean loss.
+
+        The result is on the device.
+        """
+        with self.autocast():
             mean = self.model(**inputs).loss
         self.clock.end("forward")
         (mean * share).backward()
@@ -170,31 +183,31 @@ class TrainingStep:
         return mean.detach()
 
     @property
-    def captured(self) -> str | None:
-        """Whether micro-batches were CUDA graphs: yes, no and why, or None where that was not tried."""
+    def capture_status(self) -> str | None:
+        """CUDA graph use of the micro-batches: "yes", "no: REASON", or None if capture was not tried."""
         return None
 
-    def clear(self) -> None:
-        """Forget all gradients."""
+    def clear_gradients(self) -> None:
+        """Clear all gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
-        """What the model takes of a batch, on its device."""
+        """Return the model's inputs from a batch, on its device."""
         return {
             name: tensor.to(self._placement.device, non_blocking=True)
             for name in self._inputs
             if (tensor := getattr(batch, name)) is not None
         }
 
-    def precision(self) -> Any:
-        """The context in which the model computes."""
+    def autocast(self) -> Any:
+        """Return the autocast context in which the model computes."""
         return self._torch.autocast(self._placement.device.type, self._torch.bfloat16, enabled=self._in_bf16)
 
     def on_device(self) -> Any:
-        """The context in which other code computes with the model: inside, all of its weights are there."""
+        """Return a context inside which all weights are on the device, for other code that uses the model."""
         return getattr(self.model, "on_device", contextlib.nullcontext)()
 
-    def wait(self) -> None:
-        """Wait until the device has done everything queued."""
+    def synchronize(self) -> None:
+        """Wait until the device has finished all queued work."""
         if self._placement.is_cuda:
             self._torch.cuda.synchronize()
