@@ -45,6 +45,7 @@ class PatchedParser(parser.ParseMachine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._old_flags: dict[int, str] = {}  # by the id of the argument that it sets
+        self._notices: list[str] = []
         for task in RENAMED_FLAGS.keys() & self.contexts.keys():
             for old, new in RENAMED_FLAGS[task].items():
                 self.contexts[task].flags.alias(old, to=new)
@@ -83,9 +84,12 @@ class PatchedParser(parser.ParseMachine):
             names = " and ".join(str(argument.name).upper() for argument in missing)
             raise ParseError(f"{self._task}expected {names}; `inv --help {self.context.name}` explains")
         super().complete_context()
+        for notice in self._notices:
+            print(notice, file=sys.stderr)
+        self._notices.clear()
 
     def _check_renamed(self, flag: str) -> None:
-        """Print the new name of an old flag. Raises ParseError if both are given."""
+        """Note the new name of an old flag, to print with the task. Raises ParseError if both are given."""
         flags, renamed = self.context.flags, RENAMED_FLAGS.get(self.context.name or "", {})
         argument = flags[flag] if flag in flags else None  # noqa: SIM401 - Lexicon.get() does not know aliases
         old = flag if flag in renamed else self._old_flags.get(id(argument))
@@ -94,7 +98,7 @@ class PatchedParser(parser.ParseMachine):
         if flag != old or (argument.raw_value is not None and id(argument) not in self._old_flags):
             raise ParseError(f"{self._task}{old} is now {renamed[old]}, and both are given; leave out {old}")
         if id(argument) not in self._old_flags:
-            print(f"{self._task}{old} is now {renamed[old]}", file=sys.stderr)
+            self._notices.append(f"{self._task}{old} is now {renamed[old]}")
         self._old_flags[id(argument)] = old
 
     def _is_unknown(self, token: str) -> bool:

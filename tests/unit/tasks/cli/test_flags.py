@@ -56,10 +56,13 @@ def test_an_old_flag_means_the_new_one_and_is_one_line_that_names_it(
 
 
 @pytest.mark.parametrize(("task", "old", "new"), OLD_FLAGS)
-def test_an_old_and_a_new_flag_at_once_are_refused_in_one_line(task: str, old: str, new: str) -> None:
+def test_an_old_and_a_new_flag_at_once_are_refused_in_one_line(
+    task: str, old: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for first, second in ((old, new), (new, old)):
         with pytest.raises(ParseError, match=rf"^{task}: {old} is now {new}, and both are given; leave out {old}$"):
             parse(task, *words(task, first, new), *words(task, second, new))
+    assert capsys.readouterr().err == ""
 
 
 def test_an_old_flag_after_a_flag_with_an_optional_value_is_not_its_value() -> None:
