@@ -1,4 +1,4 @@
-"""The record of a push, where it is none: it lies in the folder of results, which may be shared."""
+"""Tests of invalid records of a push. They are in the results folder, which other users may write."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from remote.image.references import Reference
-from tasks.clients.cluster import LAST_FILE, _last
-from tasks.clients.image_ref import image_of
+from tasks.clients.cluster import LAST_FILE, _read_last_cluster
+from tasks.clients.image_ref import resolve_image
 from tasks.errors import UsageError
 from tasks.image.sbom.show import pushed_digest
 from tasks.settings.load import Settings
@@ -21,32 +21,32 @@ PUSHED = {"repository": "h.example/r", "digest": f"sha256:{'a' * 64}", "size_byt
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: path.write_text(DEEP), "it is nested too deep"),
+        (lambda path: path.write_text(DEEP), "nested"),
         (lambda path: path.write_text("{"), "Expecting property name"),
         (lambda path: path.write_bytes(b"\xff"), "codec can't decode"),
-        (lambda path: path.write_bytes(b" " * (1 << 20 | 1)), "it is larger than 1,048,576 bytes"),
-        (os.mkfifo, "it is a pipe, not a file"),
+        (lambda path: path.write_bytes(b" " * (1 << 20 | 1)), "1,048,576 bytes"),
+        (os.mkfifo, "pipe"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_one_line(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     settings.image_file.parent.mkdir(parents=True)
     make(settings.image_file)
-    with pytest.raises(UsageError, match=f"cannot be read: .*{problem}.*; `inv push` writes it anew"):
-        image_of(settings)
+    with pytest.raises(UsageError, match=f"{settings.image_file}: .*{problem}.*; `inv push`"):
+        resolve_image(settings)
     assert pushed_digest(settings, Reference(host="h.example", path="r", tag="1")) is None
 
 
 @pytest.mark.parametrize(("size", "known"), [(5, 12), (10**400, None), (-1, None), (True, None), (None, None)])
-def test_a_size_that_is_none_is_not_known(size: object, known: int | None, tmp_path: Path) -> None:
+def test_an_invalid_size_is_unknown(size: object, known: int | None, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     settings.image_file.parent.mkdir(parents=True)
     settings.image_file.write_text(json.dumps(PUSHED | {"size_bytes": size}))
-    assert image_of(settings).size_bytes == known
+    assert resolve_image(settings).size_bytes == known
 
 
-def test_a_last_cluster_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+def test_an_unreadable_record_of_the_last_cluster_is_ignored(tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     settings.results_folder.mkdir(parents=True)
     (settings.results_folder / LAST_FILE).write_text(DEEP)
-    assert _last(settings) == {}
+    assert _read_last_cluster(settings) == {}

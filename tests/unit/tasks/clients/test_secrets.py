@@ -1,8 +1,9 @@
-"""The registry's password: from a file of the operator's own, or from standard input."""
+"""Tests of reading secrets from a private file or standard input."""
 
 import contextlib
 import io
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from invoke.context import Context
 
-from tasks.clients.secrets import check_hub, index_of, read, registry_password
+from tasks.clients.secrets import check_hub_endpoint, checked_index_url, read_secret, registry_password
 from tasks.errors import UsageError
 from tasks.image.model import FetchOptions, fetch_models
 from tasks.image.sbom.sign import verifying_key
@@ -36,11 +37,8 @@ def test_no_password_is_a_usage_error_with_an_example(
     stdin: io.StringIO | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", stdin)
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=r"ns/me at fra\.ocir\.io .*: inv push < "):
         password(tmp_path)
-    assert str(refused.value) == (
-        "no auth token for ns/me at fra.ocir.io on standard input; for example: inv push < FILE-WITH-THE-TOKEN"
-    )
 
 
 def test_a_password_file_comes_before_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +51,9 @@ def test_a_password_file_comes_before_standard_input(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("text", "mode", "problem"),
     [
-        ("token\n", 0o640, "others may read it; type: chmod 600"),
-        (" \n", 0o600, "is empty"),
-        (None, 0o600, "cannot be read: No such file or directory"),
+        ("token\n", 0o640, "chmod 600"),
+        (" \n", 0o600, "empty"),
+        (None, 0o600, "No such file or directory"),
     ],
 )
 def test_an_unusable_password_file_is_named(text: str | None, mode: int, problem: str, tmp_path: Path) -> None:
@@ -70,38 +68,38 @@ def test_an_unusable_password_file_is_named(text: str | None, mode: int, problem
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: os.mkfifo(path, 0o600), "it is a pipe, not a file"),
-        (lambda path: path.mkdir(mode=0o700), "it is a folder, not a file"),
-        (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a file"),
-        (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "it is larger than 1,048,576 bytes"),
+        (lambda path: os.mkfifo(path, 0o600), "pipe"),
+        (lambda path: path.mkdir(mode=0o700), "folder"),
+        (lambda path: path.symlink_to("/dev/zero"), "device"),
+        (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "1,048,576 bytes"),
     ],
 )
 def test_a_password_file_whose_reading_may_never_end_is_refused(
     make: Callable[[Path], object], problem: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "token")
-    with pytest.raises(UsageError, match=rf"^registry\.password_file: .*token: cannot be read: {problem}"):
+    with pytest.raises(UsageError, match=rf"^registry\.password_file: .*token: .*{problem}"):
         password(tmp_path, "token")
 
 
 @pytest.mark.parametrize("size", [6, 1 << 20 | 1])
 def test_what_a_shell_pipes_is_read_up_to_the_same_size(size: int, tmp_path: Path) -> None:
-    receives, sends = os.pipe()
-    writer = threading.Thread(target=lambda: write_all(sends, b"a" * size))
+    read_end, write_end = os.pipe()
+    writer = threading.Thread(target=lambda: write_all(write_end, b"a" * size))
     writer.start()
     try:
         if size == 6:
-            assert password(tmp_path, f"/dev/fd/{receives}") == "a" * size
+            assert password(tmp_path, f"/dev/fd/{read_end}") == "a" * size
         else:
-            with pytest.raises(UsageError, match="it is larger than 1,048,576 bytes"):
-                password(tmp_path, f"/dev/fd/{receives}")
+            with pytest.raises(UsageError, match="1,048,576 bytes"):
+                password(tmp_path, f"/dev/fd/{read_end}")
     finally:
-        os.close(receives)
+        os.close(read_end)
         writer.join()
 
 
-def write_all(sends: int, content: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError), os.fdopen(sends, "wb") as file:
+def write_all(write_end: int, content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write_end, "wb") as file:
         file.write(content)
 
 
@@ -115,19 +113,19 @@ def test_a_password_file_of_another_system_has_the_same_password(tmp_path: Path)
 def test_what_goes_into_a_header_is_one_line_and_not_shown(text: str, tmp_path: Path) -> None:
     (tmp_path / "key").touch(mode=0o600)
     (tmp_path / "key").write_text(text)
-    with pytest.raises(UsageError, match=r"--key-file: .*key: expected the secret alone, one line") as refused:
-        read(Settings(root=tmp_path), "--key-file", "key", in_header=True)
+    with pytest.raises(UsageError, match=r"--key-file: .*key: ") as refused:
+        read_secret(Settings(root=tmp_path), "--key-file", "key", in_header=True)
     assert "hidden" not in str(refused.value)
-    assert password(tmp_path, "key") == text.removesuffix("\n"), "which is sent encoded"
+    assert password(tmp_path, "key") == text.removesuffix("\n"), "a password is sent encoded, so it may be any text"
 
 
 def test_a_login_in_the_address_of_an_index_is_refused_and_not_shown(tmp_path: Path) -> None:
     for address in ("https://me:hidden@index.example/simple", "https://hidden@index.example"):
-        with pytest.raises(UsageError, match=r"image\.index_url: a login stands in it.*image\.pip_conf") as refused:
-            index_of(Settings(root=tmp_path, image=ImageSection(index_url=address)))
+        with pytest.raises(UsageError, match=r"image\.index_url: .*image\.pip_conf") as refused:
+            checked_index_url(Settings(root=tmp_path, image=ImageSection(index_url=address)))
         assert "hidden" not in str(refused.value)
     for plain in (None, "https://index.example/@scope/simple"):
-        assert index_of(Settings(root=tmp_path, image=ImageSection(index_url=plain))) == plain
+        assert checked_index_url(Settings(root=tmp_path, image=ImageSection(index_url=plain))) == plain
 
 
 @pytest.mark.parametrize(
@@ -135,12 +133,8 @@ def test_a_login_in_the_address_of_an_index_is_refused_and_not_shown(tmp_path: P
 )
 def test_a_token_for_the_hub_is_not_sent_over_plain_http(endpoint: str, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path, hub=HubSection(endpoint=endpoint, token_file="token"))
-    with pytest.raises(UsageError) as refused:
-        check_hub(settings)
-    assert str(refused.value) == (
-        f"hub.endpoint: {endpoint}: the token of hub.token_file would travel over plain HTTP; type it as https://..., "
-        "or set hub.token_file to null"
-    )
+    with pytest.raises(UsageError, match=rf"^hub\.endpoint: {re.escape(endpoint)}: .*https://.*hub\.token_file"):
+        check_hub_endpoint(settings)
 
 
 @pytest.mark.parametrize(
@@ -155,23 +149,23 @@ def test_a_token_for_the_hub_is_not_sent_over_plain_http(endpoint: str, tmp_path
     ],
 )
 def test_another_hub_is_taken(endpoint: str | None, token_file: str | None, tmp_path: Path) -> None:
-    check_hub(Settings(root=tmp_path, hub=HubSection(endpoint=endpoint, token_file=token_file)))
+    check_hub_endpoint(Settings(root=tmp_path, hub=HubSection(endpoint=endpoint, token_file=token_file)))
 
 
 def test_a_model_is_not_fetched_over_plain_http_with_a_token(context: Callable[..., Context]) -> None:
-    given = FetchOptions(model="org/name", revision=None, tmpdir=None, cache=None, cache_here=None)
-    typed = context(text="hub: { endpoint: 'http://hub.example', token_file: token }")
-    with pytest.raises(UsageError, match=r"^hub\.endpoint: http://hub\.example: .* plain HTTP"):
-        fetch_models(typed, given, dry_run=True)
+    options = FetchOptions(model="org/name", revision=None, tmpdir=None, cache=None, cache_here=None)
+    with_token = context(text="hub: { endpoint: 'http://hub.example', token_file: token }")
+    with pytest.raises(UsageError, match=r"^hub\.endpoint: http://hub\.example: "):
+        fetch_models(with_token, options, dry_run=True)
 
 
-@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of a UTF-8 locale, and of LANG=C
-def test_a_piped_password_that_is_no_text_is_one_line_and_not_shown(
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # in a UTF-8 locale, and with LANG=C
+def test_a_piped_password_that_is_not_text_is_one_line_and_not_shown(
     errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     piped = io.TextIOWrapper(io.BytesIO(b"hidden\xff\n"), encoding="utf-8", errors=errors)
     monkeypatch.setattr("sys.stdin", piped)
-    with pytest.raises(UsageError, match="what came on standard input is not UTF-8 text") as refused:
+    with pytest.raises(UsageError, match=r"standard input .*UTF-8") as refused:
         password(tmp_path)
     assert "hidden" not in str(refused.value)
 
@@ -179,49 +173,47 @@ def test_a_piped_password_that_is_no_text_is_one_line_and_not_shown(
 def test_a_piped_password_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     piped = io.StringIO("a" * (3 << 20))
     monkeypatch.setattr("sys.stdin", piped)
-    with pytest.raises(UsageError, match="the first line of standard input is longer than 1,048,576 characters"):
+    with pytest.raises(UsageError, match=r"standard input .*1,048,576 characters"):
         password(tmp_path)
     assert piped.tell() <= (1 << 20) + 1
 
 
 class Terminal(io.StringIO):
-    """Standard input that is a terminal."""
+    """A terminal as standard input."""
 
     def isatty(self) -> bool:
         return True
 
 
 @pytest.mark.parametrize("answer", [EOFError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text"), "a\udcff"])
-def test_what_is_typed_and_is_no_password_is_one_line(
+def test_unusable_input_on_the_terminal_is_one_line(
     answer: Exception | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def typed(_: str) -> str:
+    def getpass(_: str) -> str:
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr("sys.stdin", Terminal())
-    monkeypatch.setattr("getpass.getpass", typed)
-    with pytest.raises(UsageError) as refused:
+    monkeypatch.setattr("getpass.getpass", getpass)
+    with pytest.raises(UsageError, match=r"^auth token of ns/me at fra\.ocir\.io: ") as refused:
         password(tmp_path)
-    assert str(refused.value) == (
-        "auth token of ns/me at fra.ocir.io: nothing that can be used was typed; type the same again"
-    )
+    assert str(refused.value).isprintable()
 
 
-def test_a_home_that_nobody_knows_is_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"password_file: .*/~\.config/token: cannot be read: No such file"):
+def test_the_home_of_an_unknown_user_is_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"password_file: .*/~\.config/token: .*No such file"):
         password(tmp_path, "~.config/token")
 
 
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: os.mkfifo(path, 0o600), "it is a pipe, not a file"),
-        (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a file"),
-        (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "it is larger than 1,048,576 bytes"),
-        (lambda path: path.write_bytes(b"\xff"), "not UTF-8 text"),
-        (lambda path: path.write_text("a"), "holds no public key on P-256"),
+        (lambda path: os.mkfifo(path, 0o600), "pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "device"),
+        (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "1,048,576 bytes"),
+        (lambda path: path.write_bytes(b"\xff"), "UTF-8"),
+        (lambda path: path.write_text("a"), "P-256"),
     ],
 )
 def test_a_key_to_verify_with_is_read_as_a_secret_is(

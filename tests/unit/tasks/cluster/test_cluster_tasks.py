@@ -1,4 +1,4 @@
-"""What the cluster's tasks decide by themselves: the image, what was not collected, when waiting is pointless."""
+"""Tests of the cluster's tasks without a cluster: the image, pending results, the end of the wait for pods."""
 
 import json
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from bench.records.run import PlannedTrial
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
-from tasks.clients.image_ref import image_of
-from tasks.cluster.nodes import need_of
+from tasks.clients.image_ref import resolve_image
+from tasks.cluster.nodes import pod_requirements
 from tasks.cluster.wait import WaitPolicy
 from tasks.errors import UsageError
-from tasks.fleet.pending_results import DISCARDED_FILE, discard, incomplete_runs, uncollected
+from tasks.fleet.pending_results import DISCARDED_FILE, discard, incomplete_runs, pending_runs
 from tasks.settings.load import load
 from tests.support.reports import synthetic
 
@@ -32,150 +32,144 @@ TARGET = Target(cluster="c", user="u", **DEV)
 IMAGE = {"schema_version": 1, "repository": "fra.ocir.io/ns/r", "digest": HEX, "size_bytes": 5, "compressed_bytes": 2}
 
 
-def written(project: Path, text: str) -> None:
+def write_image_file(project: Path, text: str) -> None:
     (project / "results").mkdir()
     (project / "results" / "image.json").write_text(text)
 
 
 def test_the_image_is_the_one_that_was_pushed(project: Path, context: Make) -> None:
-    written(project, json.dumps(IMAGE))
-    image = image_of(load(context()))
+    write_image_file(project, json.dumps(IMAGE))
+    image = resolve_image(load(context()))
     assert (image.reference, image.size_bytes) == (f"fra.ocir.io/ns/r@{HEX}", 7)
 
 
-@pytest.mark.parametrize(("requires", "least"), [("cuda>=12.8", 570), (None, 525), (7, 525), ("nonsense", 525)])
+@pytest.mark.parametrize(("requires", "minimum"), [("cuda>=12.8", 570), (None, 525), (7, 525), ("nonsense", 525)])
 def test_the_drivers_that_a_node_needs_are_those_of_the_pushed_image(
-    requires: object, least: int, project: Path, context: Make
+    requires: object, minimum: int, project: Path, context: Make
 ) -> None:
-    written(project, json.dumps({**IMAGE, "requires": requires}))
-    found = load(context())
-    assert need_of(found, image_of(found)).drivers.since == least
+    write_image_file(project, json.dumps({**IMAGE, "requires": requires}))
+    settings = load(context())
+    assert pod_requirements(settings, resolve_image(settings)).drivers.since == minimum
 
 
 def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:
-    written(project, json.dumps(IMAGE))
-    assert image_of(load(context(text=f"cluster: {{image: 'h/other@{HEX}'}}"))).repository == "h/other"
+    write_image_file(project, json.dumps(IMAGE))
+    assert resolve_image(load(context(text=f"cluster: {{image: 'h/other@{HEX}'}}"))).repository == "h/other"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "not there; `inv push` writes it"),
-        ("{", "cannot be read"),
-        ("[]", "not what `inv push` writes"),
-        ("{}", "not what `inv push` writes"),
-        ('{"repository": "h/r", "digest": "latest"}', "not what `inv push` writes"),
-    ],
-)
-def test_without_a_pushed_image_there_is_one_line(text: str | None, words: str, project: Path, context: Make) -> None:
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"repository": "h/r", "digest": "latest"}'])
+def test_without_a_valid_record_of_a_push_the_command_is_named(text: str | None, project: Path, context: Make) -> None:
     if text is not None:
-        written(project, text)
-    with pytest.raises(UsageError, match=r"image\.json") as caught:
-        image_of(load(context()))
-    assert words in str(caught.value)
+        write_image_file(project, text)
+    with pytest.raises(UsageError, match=r"image\.json: .*`inv push`"):
+        resolve_image(load(context()))
 
 
 def test_a_tag_alone_is_refused_with_the_reason(context: Make) -> None:
-    with pytest.raises(UsageError, match=r"cluster\.image: .*names no digest, and a tag can move"):
-        image_of(load(context(text="cluster: {image: 'fra.ocir.io/ns/r:1.0'}")))
+    with pytest.raises(UsageError, match=r"cluster\.image: .*@sha256:"):
+        resolve_image(load(context(text="cluster: {image: 'fra.ocir.io/ns/r:1.0'}")))
 
 
 @pytest.fixture
 def run(tmp_path: Path, make_trial: Callable[..., Trial]) -> MakeRun:
-    """A run of one trial over pods, as `inv bench` leaves it when it has only been planned; fields may be changed."""
+    """Return a function that makes a planned run of one trial over pods, with changed fields."""
 
     def make(run_id: str = "r1", **changes: Any) -> tuple[Path, Ledger]:
         planned = PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")
         provenance = {"cluster": {**DEV, "context": "old"}}
-        given = {"run_id": run_id, "planned": [planned], "fleet_kind": "pods", "provenance": provenance}
+        fields = {"run_id": run_id, "planned": [planned], "fleet_kind": "pods", "provenance": provenance}
         folder = tmp_path / run_id
         folder.mkdir()
-        synthetic.record(**(given | changes)).write(folder)
+        synthetic.record(**(fields | changes)).write(folder)
         return folder, Ledger.create(folder / LEDGER_FILE, ["small"])
 
     return make
 
 
-def ended(ledger: Ledger, end: TrialStatus = TrialStatus.SUCCEEDED, *, attempt: int = 1) -> None:
+def end_trial(ledger: Ledger, status: TrialStatus = TrialStatus.SUCCEEDED, *, attempt: int = 1) -> None:
     ledger.started("small", attempt, "worker-0", "/scratch/x")
-    ledger.ended("small", end, None, attempt)
+    ledger.ended("small", status, None, attempt)
 
 
-def summed(folder: Path, name: str) -> None:
-    """Sums as `inv collect` leaves them, of the ledger and one more file."""
+def write_sums(folder: Path, name: str) -> None:
+    """Write the checksums of `inv collect`, of the ledger and one more file."""
     (folder / SUMS_FILE).write_text(f"{sha256_of(folder / LEDGER_FILE)}  {LEDGER_FILE}\n{'0' * 64}  {name}\n")
 
 
-def lines(results: Path) -> list[str]:
-    return [one.line for one in uncollected(results, TARGET)]
+def pending_lines(results: Path) -> list[str]:
+    return [pending_run.description for pending_run in pending_runs(results, TARGET)]
 
 
 def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(tmp_path: Path, run: MakeRun) -> None:
     folder, ledger = run()
-    ended(ledger)
-    assert "it was never collected" in lines(tmp_path)[0]
-    summed(folder, "run.json")
-    assert "1 of 1 trials were not collected" in lines(tmp_path)[0]
-    summed(folder, "trials/small/result.json")
-    assert lines(tmp_path) == []
+    end_trial(ledger)
+    (line,) = pending_lines(tmp_path)
+    assert line.startswith("run r1: ")
+    assert "never collected" in line
+    assert "`inv collect --run=r1`" in line
+    write_sums(folder, "run.json")
+    assert "1 of 1 trials" in pending_lines(tmp_path)[0]
+    write_sums(folder, "trials/small/result.json")
+    assert pending_lines(tmp_path) == []
 
 
 def test_a_run_that_went_on_after_it_was_collected_is_not_collected(tmp_path: Path, run: MakeRun) -> None:
     folder, ledger = run()
-    ended(ledger, TrialStatus.CANCELLED)
-    summed(folder, "trials/small/result.json")
-    assert lines(tmp_path) == []
+    end_trial(ledger, TrialStatus.CANCELLED)
+    write_sums(folder, "trials/small/result.json")
+    assert pending_lines(tmp_path) == []
     ledger.reopened("small")
-    ended(ledger, attempt=2)
-    assert "run r1: it went on after it was collected; `inv collect --run=r1` brings it" in lines(tmp_path)
-
-
-NOT_ENDED = ["run r1: 1 of 1 trials have not ended; `inv bench --resume=r1` goes on"]
+    end_trial(ledger, attempt=2)
+    (line,) = pending_lines(tmp_path)
+    assert line.startswith("run r1: ")
+    assert "after it was collected" in line
+    assert "`inv collect --run=r1`" in line
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "is_pending"),
     [
-        ({}, NOT_ENDED),
-        # a laptop whose clock is wrong throws nothing away
-        ({"created_at": "1990-01-01T00:00:00+00:00"}, NOT_ENDED),
-        ({"created_at": "2090-01-01T00:00:00+00:00"}, NOT_ENDED),
+        ({}, True),
+        # with a wrong clock of this machine, too
+        ({"created_at": "1990-01-01T00:00:00+00:00"}, True),
+        ({"created_at": "2090-01-01T00:00:00+00:00"}, True),
         # never in these pods
-        ({"fleet_kind": "local"}, []),
-        ({"provenance": {"cluster": {**DEV, "namespace": "other"}}}, []),
-        ({"provenance": {"cluster": {**DEV, "server": "https://prod:6443"}}}, []),
-        ({"provenance": {}}, []),
+        ({"fleet_kind": "local"}, False),
+        ({"provenance": {"cluster": {**DEV, "namespace": "other"}}}, False),
+        ({"provenance": {"cluster": {**DEV, "server": "https://prod:6443"}}}, False),
+        ({"provenance": {}}, False),
     ],
 )
 def test_a_run_that_has_not_ended_is_not_collected_unless_it_never_was_in_these_pods(
-    changes: dict[str, Any], expected: list[str], tmp_path: Path, run: MakeRun
+    changes: dict[str, Any], is_pending: bool, tmp_path: Path, run: MakeRun
 ) -> None:
     run(**changes)
-    assert lines(tmp_path) == expected
+    lines = pending_lines(tmp_path)
+    assert len(lines) == is_pending
+    assert all(line.startswith("run r1: 1 of 1 ") and "`inv bench --resume=r1`" in line for line in lines)
 
 
 def test_a_damaged_run_counts_as_not_collected(tmp_path: Path, run: MakeRun) -> None:
     folder, _ = run()
     (folder / "run.json").write_text("{}")
-    assert "whether it was collected is not known" in lines(tmp_path)[0]
+    (line,) = pending_lines(tmp_path)
+    assert line.startswith(f"{folder.name}: ")
 
 
-def test_a_run_that_was_given_up_is_not_asked_about_again(
-    tmp_path: Path, run: MakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_discarded_run_is_not_pending(tmp_path: Path, run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run()
-    discard(uncollected(tmp_path, TARGET))
-    assert capsys.readouterr().out.startswith("discarded: run r1: 1 of 1 trials have not ended")
-    assert lines(tmp_path) == []
+    discard(pending_runs(tmp_path, TARGET))
+    assert capsys.readouterr().out.startswith("discarded: run r1: 1 of 1 ")
+    assert pending_lines(tmp_path) == []
 
 
-def test_what_all_brings_is_every_run_that_is_not_whole_and_was_not_given_up(tmp_path: Path, run: MakeRun) -> None:
+def test_incomplete_runs_are_all_that_are_neither_collected_nor_discarded(tmp_path: Path, run: MakeRun) -> None:
     run("planned")
-    ended(run("done-elsewhere", fleet_kind="local")[1])
-    (run("given-up")[0] / DISCARDED_FILE).touch()
-    folder, ledger = run("whole")
-    ended(ledger)
-    summed(folder, "trials/small/result.json")
+    end_trial(run("done-elsewhere", fleet_kind="local")[1])
+    (run("discarded")[0] / DISCARDED_FILE).touch()
+    folder, ledger = run("collected")
+    end_trial(ledger)
+    write_sums(folder, "trials/small/result.json")
     (tmp_path / "latest").symlink_to("planned")
     assert incomplete_runs(tmp_path) == ["done-elsewhere", "planned"]
 
@@ -184,38 +178,38 @@ def finding(cause: str = "no-gpu", patience_sec: float | None = 60.0) -> Diagnos
     return Diagnosis(subject="pod p", cause=cause, reason="r", remedy="d", patience_sec=patience_sec)
 
 
-HOPELESS, AT_ANY_TIME = finding("invalid-name", 15.0), finding(patience_sec=None)
+SHORT_PATIENCE, NO_LIMIT = finding("invalid-name", 15.0), finding(patience_sec=None)
 
 
 @pytest.mark.parametrize(
-    ("looks", "ends"),
+    ("polls", "expired"),
     [
         ([(100.0, [finding()]), (159.9, [finding()]), (160.0, [finding()])], [None, None, finding()]),
         ([(0.0, [finding()]), (50.0, []), (100.0, [finding()])], [None, None, None]),
-        ([(0.0, [AT_ANY_TIME]), (1e6, [AT_ANY_TIME])], [None, None]),
-        ([(0.0, [finding(), HOPELESS]), (20.0, [finding(), HOPELESS])], [None, HOPELESS]),
+        ([(0.0, [NO_LIMIT]), (1e6, [NO_LIMIT])], [None, None]),
+        ([(0.0, [finding(), SHORT_PATIENCE]), (20.0, [finding(), SHORT_PATIENCE])], [None, SHORT_PATIENCE]),
     ],
-    ids=["outlasts", "went away and starts again", "may pass at any time", "the hopeless one of several is named"],
+    ids=["outlasts its patience", "starts again after a pause", "has no limit", "the expired one of several is named"],
 )
 def test_a_finding_ends_the_wait_when_it_outlasts_its_patience(
-    looks: list[tuple[float, list[Diagnosis]]], ends: list[Diagnosis | None]
+    polls: list[tuple[float, list[Diagnosis]]], expired: list[Diagnosis | None]
 ) -> None:
-    patience = WaitPolicy()
-    assert [patience.exhausted(found, now) for now, found in looks] == ends
+    policy = WaitPolicy()
+    assert [policy.expired_finding(findings, now) for now, findings in polls] == expired
 
 
-def test_the_next_look_is_no_later_than_a_patience_ends() -> None:
-    patience = WaitPolicy()
+def test_the_next_poll_is_no_later_than_the_first_deadline() -> None:
+    policy = WaitPolicy()
     both = [finding(), finding("invalid-name", 10.0), finding("terminating", None)]
-    patience.exhausted(both, 100.0)
-    assert patience.left_sec(both, 104.0) == 6.0
-    assert patience.left_sec(both[2:], 104.0) == float("inf")
+    policy.expired_finding(both, 100.0)
+    assert policy.remaining_sec(both, 104.0) == 6.0
+    assert policy.remaining_sec(both[2:], 104.0) == float("inf")
 
 
-def test_a_login_that_was_refused_before_the_new_secret_may_last_until_the_kubelet_asks_again() -> None:
-    patience = WaitPolicy(login_sec=330.0)
+def test_a_login_that_was_rejected_before_the_new_secret_may_last_until_the_kubelet_retries() -> None:
+    policy = WaitPolicy(login_sec=330.0)
     both = [finding("unauthorized", 10.0), finding("not-found", 340.0)]
-    patience.exhausted(both, 0.0)
-    assert patience.left_sec(both, 0.0) == 330.0
-    assert patience.exhausted(both, 329.9) is None
-    assert patience.exhausted(both, 330.0) == both[0]
+    policy.expired_finding(both, 0.0)
+    assert policy.remaining_sec(both, 0.0) == 330.0
+    assert policy.expired_finding(both, 329.9) is None
+    assert policy.expired_finding(both, 330.0) == both[0]

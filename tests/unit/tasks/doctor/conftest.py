@@ -1,4 +1,4 @@
-"""Facts about a project of the test's own, and a cluster and a VM that answer what the test says."""
+"""Fixtures: a check context for a test's settings, with a fake cluster and a fake VM."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -12,33 +12,33 @@ from remote.cluster.resource_kinds import Kind
 from tasks.doctor.context import CheckContext, SharedFact
 from tasks.doctor.registry import CHECKS
 from tasks.doctor.result import CheckResult
-from tasks.doctor.runner import answers
+from tasks.doctor.runner import run_check
 from tasks.settings.load import load
 
-MakeFacts = Callable[..., CheckContext]
-Ask = Callable[..., CheckResult]
+MakeContext = Callable[..., CheckContext]
+ResultOf = Callable[..., CheckResult]
 TARGET = Target(context="dev", cluster="c", user="me", namespace="ours", server="https://dev:6443")
 
 
 @dataclass(kw_only=True)
-class GivenCluster:
-    """Answers as `remote.cluster.client.Cluster` does, from what a test sets. The real one: tests/system/image."""
+class FakeCluster:
+    """Fake of `remote.cluster.client.Cluster` with a test's objects. tests/system/image uses the real class."""
 
     target: Target = TARGET
     denied: Collection[tuple[str, str]] = ()
-    there: Any = field(default_factory=lambda: {"metadata": {"name": "ours"}})
+    live_namespace: Any = field(default_factory=lambda: {"metadata": {"name": "ours"}})
     objects: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     names: Collection[str] = ()
-    said: tuple[str, float | None] = ("v1.34.1", None)
+    server_version: tuple[str, float | None] = ("v1.34.1", None)
 
     def version(self) -> tuple[str, float | None]:
-        return self.said
+        return self.server_version
 
     def allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
         return (verb, f"{kind.plural}/{subresource}" if subresource else kind.plural) not in self.denied
 
     def namespace(self) -> Any:
-        return self.there
+        return self.live_namespace
 
     def every(self, kind: Kind, **_: Any) -> list[dict[str, Any]]:
         return self.objects.get(kind.plural, [])
@@ -65,29 +65,35 @@ class GivenCluster:
 
 
 @pytest.fixture
-def facts(context: Callable[..., Context]) -> MakeFacts:
-    """Facts with these settings (YAML); `cluster` answers where it is given, and a VM answers what is given `on_vm`."""
+def make_context(context: Callable[..., Context]) -> MakeContext:
+    """Return a function that makes a check context with these settings (YAML).
 
-    def make(text: str = "{}", *only: str, cluster: GivenCluster | None = None, on_vm: object = ...) -> CheckContext:
-        made = context(text=text)
-        found = CheckContext(load(made), made.config, frozenset(only))
+    `cluster` replaces the cluster, and `on_vm` is the result of every call on the VM.
+    """
+
+    def make(text: str = "{}", *only: str, cluster: FakeCluster | None = None, on_vm: object = ...) -> CheckContext:
+        invoke_context = context(text=text)
+        check_context = CheckContext(load(invoke_context), invoke_context.config, frozenset(only))
         if cluster is not None:
-            found.cluster = SharedFact(lambda: cluster, "cluster reachable")  # type: ignore[arg-type, return-value]
+            check_context.cluster = SharedFact(lambda: cluster, "cluster reachable")  # type: ignore[arg-type, return-value]
         if on_vm is not ...:
-            found.machine = SharedFact(lambda: None, "vm connection")  # type: ignore[arg-type, return-value]
-            found.on_vm = lambda _: on_vm  # type: ignore[assignment, method-assign, return-value]
-        return found
+            check_context.machine = SharedFact(lambda: None, "vm connection")  # type: ignore[arg-type, return-value]
+            check_context.on_vm = lambda _: on_vm  # type: ignore[assignment, method-assign, return-value]
+        return check_context
 
     return make
 
 
 @pytest.fixture
-def ask(facts: MakeFacts) -> Ask:
-    """The one answer of the check of this title; the rest is as for `facts`."""
+def result_of(make_context: MakeContext) -> ResultOf:
+    """Return a function that runs the check with this title and returns its only result.
 
-    def of(title: str, *settings: str, **given: Any) -> CheckResult:
+    The other arguments are those of `make_context`.
+    """
+
+    def run(title: str, *settings: str, **options: Any) -> CheckResult:
         (check,) = (check for check in CHECKS if check.title == title)
-        (only,) = answers(check, facts(*settings, **given))
-        return only
+        (result,) = run_check(check, make_context(*settings, **options))
+        return result
 
-    return of
+    return run

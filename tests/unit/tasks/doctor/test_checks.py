@@ -1,4 +1,4 @@
-"""Each fault of the checks, made on purpose: what is said, and what mends it."""
+"""Tests of the faults of each check, with their messages and remedies."""
 
 import json
 import shutil
@@ -14,18 +14,19 @@ from remote.image import vm_jobs
 from tasks.doctor.checks import cluster, gpu, machine, nodes, oci, registry, runs, settings, vm
 from tasks.doctor.result import CheckResult, CheckStatus, Fault
 from tasks.errors import UsageError
-from tasks.reports.runs import KnownRun
+from tasks.reports.runs import RunInfo
 from tests.unit.remote.cluster.test_nodes import NODE
-from tests.unit.tasks.doctor.conftest import Ask, GivenCluster, MakeFacts
+from tests.unit.tasks.doctor.conftest import FakeCluster, MakeContext, ResultOf
 
 A_DIGEST = "sha256:" + "ab" * 32
 PODS = "fleet: {kind: pods}\nbench: {profile: gpu}\n"
 
 
-def is_seen(answer: CheckResult, fault: Fault) -> bool:
-    """Whether the answer is this fault, with values for its names."""
-    start = fault.what.partition("{")[0]
-    return answer.mark is fault.mark and answer.found.startswith(start) and "{" not in answer.found + answer.remedy
+def is_fault(result: CheckResult, fault: Fault) -> bool:
+    """Tell whether the result is this fault with its values filled in."""
+    start = fault.message.partition("{")[0]
+    is_filled = "{" not in result.message + result.remedy
+    return result.status is fault.status and result.message.startswith(start) and is_filled
 
 
 # This machine
@@ -36,48 +37,52 @@ def package(name: str, *requires: str, version: str = "1.0") -> metadata.Distrib
 
 
 def test_packages_that_conflict_are_named() -> None:
-    there = [
+    installed = [
         package("torch", version="2.1"),
         package("a", "torch>=2.10", "Missing_One; python_version > '3'", "x; extra == 'y'"),
     ]
-    assert [*machine.conflicts(there)] == [
+    assert [*machine.conflicts(installed)] == [
         "a 1.0 requires torch>=2.10, and torch 2.1 is installed",
         "a 1.0 requires Missing_One, and it is not installed",
     ]
     assert [*machine.conflicts([package("a", "B-c>=1"), package("b_c")])] == []
 
 
-def test_of_several_conflicts_the_first_is_told(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_several_conflicts_is_named(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.metadata, "distributions", lambda: [package("a", "b>=2"), package("c", "d")])
-    said = ask("machine packages")
-    assert is_seen(said, machine.CONFLICT)
-    assert said.found.endswith("a 1.0 requires b>=2, and it is not installed (and 1 more)")
+    result = result_of("machine packages")
+    assert is_fault(result, machine.CONFLICT)
+    assert result.message.endswith("a 1.0 requires b>=2, and it is not installed (and 1 more)")
 
 
 @pytest.mark.parametrize(
     ("free", "fault"), [(10**8, machine.DISK_FULL), (2 * 10**9, machine.DISK_SMALL), (10**11, None)]
 )
 def test_a_disk_without_room_for_results(
-    free: int, fault: Fault | None, ask: Ask, monkeypatch: pytest.MonkeyPatch
+    free: int, fault: Fault | None, result_of: ResultOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    said = ask("machine disk")
-    assert said.mark is (CheckStatus.FINE if fault is None else fault.mark)
-    assert fault is None or said.remedy == fault.remedy
+    result = result_of("machine disk")
+    assert result.status is (CheckStatus.OK if fault is None else fault.status)
+    assert fault is None or result.remedy == fault.remedy
 
 
-@pytest.mark.parametrize(("theirs", "words"), [(1000.0, "200 s ahead of"), (1400.0, "200 s behind"), (1250.0, "agree")])
-def test_a_clock_that_is_wrong(theirs: float, words: str) -> None:
-    said = machine.compared(1200.0, theirs, "the cluster")
-    assert words in said.found
-    assert said.mark is (CheckStatus.FINE if words == "agree" else CheckStatus.WRONG)
+@pytest.mark.parametrize(
+    ("remote_time", "text"), [(1000.0, "200 s ahead of"), (1400.0, "200 s behind"), (1250.0, "agree")]
+)
+def test_a_wrong_clock(remote_time: float, text: str) -> None:
+    result = machine.compare_clocks(1200.0, remote_time, "the cluster")
+    assert text in result.message
+    assert result.status is (CheckStatus.OK if text == "agree" else CheckStatus.FAIL)
 
 
 @pytest.mark.parametrize(("missing", "fault"), [("ssh", machine.NO_SSH), ("rsync", machine.NO_RSYNC)])
-def test_a_program_that_is_missing(missing: str, fault: Fault, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_missing(
+    missing: str, fault: Fault, result_of: ResultOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
-    assert is_seen(ask("machine programs", "build: {host: vm}"), fault)
-    assert ask("machine programs").mark is CheckStatus.UNASKED
+    assert is_fault(result_of("machine programs", "build: {host: vm}"), fault)
+    assert result_of("machine programs").status is CheckStatus.SKIP
 
 
 # Settings
@@ -100,96 +105,99 @@ SLOW = {
 
 
 @pytest.mark.parametrize(("text", "fault"), CONTRADICTING.values(), ids=CONTRADICTING)
-def test_settings_that_contradict_each_other(text: str, fault: Fault, facts: MakeFacts) -> None:
-    (said,) = settings.contradicting(facts(text).settings)
-    assert is_seen(said, fault)
+def test_settings_that_contradict_each_other(text: str, fault: Fault, make_context: MakeContext) -> None:
+    (result,) = settings.contradiction_faults(make_context(text).settings)
+    assert is_fault(result, fault)
 
 
 @pytest.mark.parametrize(("text", "fault"), SLOW.values(), ids=SLOW)
-def test_settings_that_make_steps_slow(text: str, fault: Fault, facts: MakeFacts) -> None:
-    (said,) = settings.slowing(facts(text).settings, cores=8)
-    assert is_seen(said, fault)
+def test_settings_that_make_steps_slow(text: str, fault: Fault, make_context: MakeContext) -> None:
+    (result,) = settings.slow_faults(make_context(text).settings, cores=8)
+    assert is_fault(result, fault)
 
 
-def test_settings_as_shipped_for_a_cluster_contradict_nothing(ask: Ask) -> None:
+def test_settings_as_shipped_for_a_cluster_contradict_nothing(result_of: ResultOf) -> None:
     text = PODS + "model: {path: /models/org--A}\nimage: {models: [org/A]}"
-    assert ask("settings contradictions", text).mark is CheckStatus.FINE
-    assert ask("settings slow", text).mark is CheckStatus.FINE
+    assert result_of("settings contradictions", text).status is CheckStatus.OK
+    assert result_of("settings slow", text).status is CheckStatus.OK
 
 
-def test_the_files_that_count_are_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_that_count_are_named(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_FLEET_SIZE", "2")
-    assert "read: invoke.yaml, f.yaml, and 1 variable INVOKE_*" in ask("settings files", "fleet: {size: 3}").found
+    assert (
+        "read: invoke.yaml, f.yaml, and 1 variable INVOKE_*" in result_of("settings files", "fleet: {size: 3}").message
+    )
 
 
-def test_a_password_file_that_others_may_read(ask: Ask, project: Path) -> None:
+def test_a_password_file_that_others_may_read(result_of: ResultOf, project: Path) -> None:
     path = project / "token"
     path.write_text("secret")
     path.chmod(0o644)
-    said = ask("settings secrets", f"registry: {{password_file: {path}}}")
-    assert (said.mark, said.remedy) == (CheckStatus.WRONG, f"type: chmod 600 {path}")
-    assert "others may read it" in said.found
+    result = result_of("settings secrets", f"registry: {{password_file: {path}}}")
+    assert (result.status, result.remedy) == (CheckStatus.FAIL, f"type: chmod 600 {path}")
+    assert str(path) in result.message
     for section in (f"image: {{sign_key: {path}}}", f"image: {{sign_password_file: {path}}}"):
-        assert ask("settings secrets", section).mark is CheckStatus.WRONG
+        assert result_of("settings secrets", section).status is CheckStatus.FAIL
     path.chmod(0o600)
-    assert ask("settings secrets", f"hub: {{token_file: {path}}}").mark is CheckStatus.FINE
+    assert result_of("settings secrets", f"hub: {{token_file: {path}}}").status is CheckStatus.OK
 
 
-# The registry, before anybody is asked
+# The registry's names, without a query
 
 NAMES = {
-    "no user": ("registry: {image: 'fra.ocir.io/ns/r:1'}", "registry.user: not set"),
-    "another tenancy": ("registry: {image: 'fra.ocir.io/ns/r:1', user: other/me}", "does not begin with the tenancy's"),
-    "no region": ("registry: {image: 'frankfurt.ocir.io/ns/r:1', user: ns/me}", "is no region key"),
+    "no user": ("registry: {image: 'fra.ocir.io/ns/r:1'}", "registry.user"),
+    "another tenancy": ("registry: {image: 'fra.ocir.io/ns/r:1', user: other/me}", "other/me"),
+    "no region": ("registry: {image: 'frankfurt.ocir.io/ns/r:1', user: ns/me}", "frankfurt"),
 }
 
 
-@pytest.mark.parametrize(("text", "words"), NAMES.values(), ids=NAMES)
-def test_names_that_no_registry_has(text: str, words: str, ask: Ask) -> None:
-    said = ask("registry name", text)
-    assert said.mark is CheckStatus.WRONG
-    assert words in said.found
+@pytest.mark.parametrize(("text", "token"), NAMES.values(), ids=NAMES)
+def test_invalid_names_for_a_registry(text: str, token: str, result_of: ResultOf) -> None:
+    result = result_of("registry name", text)
+    assert result.status is CheckStatus.FAIL
+    assert token in result.message
 
 
-def test_without_a_password_file_the_registry_is_not_asked(ask: Ask) -> None:
-    said = ask("registry login", "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me}")
-    assert (said.mark, "`inv push` asks for the password" in said.found) == (CheckStatus.UNASKED, True)
+def test_without_a_password_file_the_registry_is_not_asked(result_of: ResultOf) -> None:
+    result = result_of("registry login", "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me}")
+    assert (result.status, "registry.password_file" in result.message) == (CheckStatus.SKIP, True)
 
 
-# The build VM, and what the registry tells it. The real ones: tests/system/image/test_inv_doctor.py
+# The build VM and the registry. tests/system/image/test_inv_doctor.py has the real ones.
 
 
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
         ("unauthorized", registry.LOGIN),
-        ("forbidden", registry.MAY_NOT),
-        ("transient", registry.SILENT),
-        ("protocol", registry.ODD),
+        ("forbidden", registry.FORBIDDEN),
+        ("transient", registry.NO_ANSWER),
+        ("protocol", registry.NOT_A_REGISTRY),
     ],
 )
-def test_each_answer_of_a_registry(kind: str, fault: Fault, ask: Ask, project: Path) -> None:
+def test_each_answer_of_a_registry(kind: str, fault: Fault, result_of: ResultOf, project: Path) -> None:
     (project / "token").touch(mode=0o600)
     (project / "token").write_text("secret")
-    given = "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}"
-    said = ask("registry login", given, on_vm=vm_jobs.JobFailed(kind, "what it says; and more"))
-    assert is_seen(said, fault)
-    assert said.found.endswith(": what it says")
-    assert said.passes is (kind == "transient")
-    assert is_seen(ask("registry login", given, on_vm={"digest": None}), registry.NOT_PUSHED)
-    assert ask("registry login", given, on_vm={"digest": A_DIGEST}).mark is CheckStatus.FINE
+    text = "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}"
+    result = result_of("registry login", text, on_vm=vm_jobs.JobFailed(kind, "what it says; and more"))
+    assert is_fault(result, fault)
+    assert result.message.endswith(": what it says")
+    assert result.is_transient is (kind == "transient")
+    assert is_fault(result_of("registry login", text, on_vm={"digest": None}), registry.NOT_PUSHED)
+    assert result_of("registry login", text, on_vm={"digest": A_DIGEST}).status is CheckStatus.OK
 
 
-def test_another_job_on_the_vm_is_named_with_what_ends_it(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vm_jobs, "starter", lambda _: "ann on laptop")
-    said = ask("vm slot", on_vm=SimpleNamespace(folder="/home/me/jobs/push-r-1"))
-    assert (said.mark, said.remedy) == (CheckStatus.CAREFUL, "wait, or `inv push --cancel`")
-    assert said.found.startswith("/home/me/jobs/push-r-1 runs there, of ann on laptop:")
-    assert ask("vm slot", on_vm=None).mark is CheckStatus.FINE
+def test_another_job_on_the_vm_is_named_with_what_ends_it(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm_jobs, "started_by", lambda _: "ann on laptop")
+    result = result_of("vm slot", on_vm=SimpleNamespace(folder="/home/me/jobs/push-r-1"))
+    assert (result.status, "`inv push --cancel`" in result.remedy) == (CheckStatus.WARN, True)
+    assert "/home/me/jobs/push-r-1" in result.message
+    assert "ann on laptop" in result.message
+    assert result_of("vm slot", on_vm=None).status is CheckStatus.OK
 
 
-def test_an_image_without_models_is_told(ask: Ask) -> None:
-    assert is_seen(ask("vm models", on_vm=None), vm.NO_MODELS)
+def test_an_image_without_models_is_reported(result_of: ResultOf) -> None:
+    assert is_fault(result_of("vm models", on_vm=None), vm.NO_MODELS)
 
 
 # The cluster
@@ -203,80 +211,84 @@ def pod_that_is_ready(status: str) -> dict[str, Any]:
     return {"pods": [{"status": {"conditions": [{"type": "Ready", "status": status}]}}]}
 
 
-GOING = {"metadata": {"name": "ours", "deletionTimestamp": "now"}}
-CLUSTERS: dict[str, tuple[str, GivenCluster, Fault, str]] = {
-    "old": ("reachable", GivenCluster(said=("v1.27.3", None)), cluster.OLD, PODS),
-    "no right to run": ("rights", GivenCluster(denied=[("create", "pods/exec")]), cluster.MAY_NOT_RUN, PODS),
-    "no right to deploy": ("rights", GivenCluster(denied=[("patch", "jobs")]), cluster.MAY_NOT_DEPLOY, PODS),
-    "no namespace": ("namespace", GivenCluster(there=None), cluster.NO_NAMESPACE, PODS),
-    "going": ("namespace", GivenCluster(there=GOING), cluster.TERMINATING, PODS),
-    "no secret": ("pull secret", GivenCluster(), cluster.NO_SECRET, PODS),
-    "quota of GPUs": ("quota", GivenCluster(objects=quota_of(**{"requests.nvidia.com/gpu": "2"})), cluster.QUOTA, PODS),
-    "quota of limits": ("quota", GivenCluster(objects=quota_of(**{"limits.cpu": "99"})), cluster.QUOTA_LIMITS, PODS),
-    "no volume": ("storage", GivenCluster(), cluster.NO_VOLUME, PODS),
-    "no driver": ("storage", GivenCluster(), cluster.NO_CSI, PODS + "cluster: {fss: {volume_handle: 'o:1.2.3.4:/x'}}"),
-    "no controller": ("controller", GivenCluster(), cluster.NO_CONTROLLER, PODS + "cluster: {overlay: job-4gpu-kueue}"),
-    "no DNS": ("DNS", GivenCluster(objects=pod_that_is_ready("False")), cluster.NO_DNS, PODS),
+TERMINATING = {"metadata": {"name": "ours", "deletionTimestamp": "now"}}
+CLUSTERS: dict[str, tuple[str, FakeCluster, Fault, str]] = {
+    "old": ("reachable", FakeCluster(server_version=("v1.27.3", None)), cluster.OLD, PODS),
+    "no right to run": ("rights", FakeCluster(denied=[("create", "pods/exec")]), cluster.CANNOT_RUN, PODS),
+    "no right to deploy": ("rights", FakeCluster(denied=[("patch", "jobs")]), cluster.CANNOT_DEPLOY, PODS),
+    "no namespace": ("namespace", FakeCluster(live_namespace=None), cluster.NO_NAMESPACE, PODS),
+    "terminating": ("namespace", FakeCluster(live_namespace=TERMINATING), cluster.TERMINATING, PODS),
+    "no secret": ("pull secret", FakeCluster(), cluster.NO_SECRET, PODS),
+    "quota of GPUs": ("quota", FakeCluster(objects=quota_of(**{"requests.nvidia.com/gpu": "2"})), cluster.QUOTA, PODS),
+    "quota of limits": ("quota", FakeCluster(objects=quota_of(**{"limits.cpu": "99"})), cluster.QUOTA_LIMITS, PODS),
+    "no volume": ("storage", FakeCluster(), cluster.NO_VOLUME, PODS),
+    "no driver": ("storage", FakeCluster(), cluster.NO_CSI, PODS + "cluster: {fss: {volume_handle: 'o:1.2.3.4:/x'}}"),
+    "no controller": ("controller", FakeCluster(), cluster.NO_CONTROLLER, PODS + "cluster: {overlay: job-4gpu-kueue}"),
+    "no DNS": ("DNS", FakeCluster(objects=pod_that_is_ready("False")), cluster.NO_DNS, PODS),
 }
 
 
-@pytest.mark.parametrize(("check", "given", "fault", "text"), CLUSTERS.values(), ids=CLUSTERS)
-def test_each_fault_of_a_cluster(check: str, given: GivenCluster, fault: Fault, text: str, ask: Ask) -> None:
-    assert is_seen(ask(f"cluster {check}", text, cluster=given), fault)
+@pytest.mark.parametrize(("check", "fake", "fault", "text"), CLUSTERS.values(), ids=CLUSTERS)
+def test_each_fault_of_a_cluster(check: str, fake: FakeCluster, fault: Fault, text: str, result_of: ResultOf) -> None:
+    assert is_fault(result_of(f"cluster {check}", text, cluster=fake), fault)
 
 
-def test_a_cluster_with_everything(ask: Ask) -> None:
+def test_a_cluster_with_everything(result_of: ResultOf) -> None:
     names = ("ocir-secret", cluster.FSS_DRIVER, "kueue.x-k8s.io")
-    given = GivenCluster(names=names, objects={**pod_that_is_ready("True"), **quota_of(pods="9")})
+    fake = FakeCluster(names=names, objects={**pod_that_is_ready("True"), **quota_of(pods="9")})
     text = PODS + "cluster: {overlay: job-4gpu-kueue, fss: {volume_handle: 'o:1.2.3.4:/x'}}"
-    checks = [check.title for check in cluster.CHECKS if check.name != "kubectl"]  # which starts a process
-    assert {title: ask(title, text, cluster=given).mark for title in checks} == dict.fromkeys(checks, CheckStatus.FINE)
+    checks = [check.title for check in cluster.CHECKS if check.name != "kubectl"]  # it starts a process
+    assert {title: result_of(title, text, cluster=fake).status for title in checks} == dict.fromkeys(
+        checks, CheckStatus.OK
+    )
 
 
-def test_a_cluster_that_nobody_means_is_left_alone(ask: Ask) -> None:
-    said = ask("cluster reachable")
-    assert (said.mark, "fleet.kind is local" in said.found) == (CheckStatus.UNASKED, True)
+def test_an_unused_cluster_is_skipped(result_of: ResultOf) -> None:
+    result = result_of("cluster reachable")
+    assert (result.status, "fleet.kind" in result.message) == (CheckStatus.SKIP, True)
 
     missing = ("cluster: {kubeconfig: nowhere}", "cluster")
-    assert "not there" in ask("cluster reachable", *missing).found
-    assert ask("cluster rights", *missing).found == "see cluster reachable"
+    assert "nowhere" in result_of("cluster reachable", *missing).message
+    assert result_of("cluster rights", *missing).message == "see cluster reachable"
 
 
 @pytest.mark.parametrize(
-    ("ours", "skewed"), [("v1.33.9", False), ("v1.35.0", False), ("v1.32.1", True), ("v2.34.0", True)]
+    ("client", "is_skewed"), [("v1.33.9", False), ("v1.35.0", False), ("v1.32.1", True), ("v2.34.0", True)]
 )
-def test_kubectl_beside_the_server(ours: str, skewed: bool, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = json.dumps({"clientVersion": {"gitVersion": ours}}).encode()
-    monkeypatch.setattr(cluster, "run_program", lambda *_, **__: SimpleNamespace(stdout=said))
-    assert is_seen(ask("cluster kubectl", PODS, cluster=GivenCluster()), cluster.SKEWED) is skewed
+def test_kubectl_with_another_version_than_the_server(
+    client: str, is_skewed: bool, result_of: ResultOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdout = json.dumps({"clientVersion": {"gitVersion": client}}).encode()
+    monkeypatch.setattr(cluster, "run_program", lambda *_, **__: SimpleNamespace(stdout=stdout))
+    assert is_fault(result_of("cluster kubectl", PODS, cluster=FakeCluster()), cluster.SKEWED) is is_skewed
 
 
 # Nodes and pods
 
 
-def test_findings_of_nodes_are_grouped_by_what_they_are_about(ask: Ask) -> None:
+def test_findings_of_nodes_are_grouped_by_cause(result_of: ResultOf) -> None:
     bad = {**NODE, "spec": {"unschedulable": True, "taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}}
-    given = GivenCluster(objects={"nodes": [bad]})
+    fake = FakeCluster(objects={"nodes": [bad]})
     text = "fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}"
-    said = {check.name: ask(check.title, text, cluster=given) for check in nodes.CHECKS}
-    assert {name: one.mark for name, one in said.items()} == {
-        **dict.fromkeys(("enough", "health", "taints"), CheckStatus.WRONG),
-        **dict.fromkeys(("GPUs", "room", "versions"), CheckStatus.FINE),
+    results = {check.name: result_of(check.title, text, cluster=fake) for check in nodes.CHECKS}
+    assert {name: result.status for name, result in results.items()} == {
+        **dict.fromkeys(("enough", "health", "taints"), CheckStatus.FAIL),
+        **dict.fromkeys(("GPUs", "room", "versions"), CheckStatus.OK),
     }
-    assert said["health"].remedy == "kubectl uncordon node-3"
-    assert said["taints"].remedy == "kubectl taint node node-3 team:NoSchedule-"
-    assert "0 of 1 nodes qualify" in said["enough"].found
+    assert results["health"].remedy == "kubectl uncordon node-3"
+    assert results["taints"].remedy == "kubectl taint node node-3 team:NoSchedule-"
+    assert "0 of 1 nodes" in results["enough"].message
 
 
-def test_no_node_of_the_type_is_one_line_and_not_five(ask: Ask) -> None:
-    text, given = PODS + "cluster: {instance_type: BM.GPU4.8}", GivenCluster(objects={"nodes": [NODE]})
-    marks = [ask(check.title, text, cluster=given).mark for check in nodes.CHECKS]
-    assert marks == [CheckStatus.WRONG, *[CheckStatus.UNASKED] * 5]
+def test_no_node_of_the_type_is_one_line_and_not_five(result_of: ResultOf) -> None:
+    text, fake = PODS + "cluster: {instance_type: BM.GPU4.8}", FakeCluster(objects={"nodes": [NODE]})
+    marks = [result_of(check.title, text, cluster=fake).status for check in nodes.CHECKS]
+    assert marks == [CheckStatus.FAIL, *[CheckStatus.SKIP] * 5]
 
 
-def test_nothing_deployed_is_no_fault(ask: Ask) -> None:
-    said = ask("pods up", PODS, cluster=GivenCluster())
-    assert (said.mark, "`inv deploy`" in said.found) == (CheckStatus.UNASKED, True)
+def test_without_a_deployment_the_pods_are_skipped(result_of: ResultOf) -> None:
+    result = result_of("pods up", PODS, cluster=FakeCluster())
+    assert (result.status, "`inv deploy`" in result.message) == (CheckStatus.SKIP, True)
 
 
 # Runs, GPU, tenancy, VM
@@ -292,28 +304,30 @@ RUNS: dict[str, tuple[dict[str, int] | None, list[Fault]]] = {
 
 @pytest.mark.parametrize(("ends", "faults"), RUNS.values(), ids=RUNS)
 def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Fault]) -> None:
-    said = runs.said_of(KnownRun(run_id="r1", state="damaged: x", planned=4, ends=ends))
-    listed = [said] if isinstance(said, CheckResult) else said
-    remedies = [one.remedy for one in listed if one.mark is not CheckStatus.FINE]
+    results = runs.run_results(RunInfo(run_id="r1", state="damaged: x", planned=4, ends=ends))
+    listed = [results] if isinstance(results, CheckResult) else results
+    remedies = [result.remedy for result in listed if result.status is not CheckStatus.OK]
     assert remedies == [fault.remedy.format(run="r1") for fault in faults]
 
 
-def test_a_laptop_without_gpu_that_needs_none(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_laptop_without_gpu_that_needs_none(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "DEVICE_FILE", Path("/nowhere"))
-    assert [ask("gpu usable", text).mark for text in ("{}", PODS)] == [CheckStatus.UNASKED] * 2
+    assert [result_of("gpu usable", text).status for text in ("{}", PODS)] == [CheckStatus.SKIP] * 2
 
 
-def test_what_nobody_configured_is_not_asked(ask: Ask) -> None:
-    assert {ask(one.title).mark for one in (*vm.CHECKS, *registry.CHECKS, *oci.CHECKS)} == {CheckStatus.UNASKED}
+def test_unconfigured_subjects_are_skipped(result_of: ResultOf) -> None:
+    assert {result_of(check.title).status for check in (*vm.CHECKS, *registry.CHECKS, *oci.CHECKS)} == {
+        CheckStatus.SKIP
+    }
 
 
-def test_credentials_of_the_tenancy_that_cannot_be_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`access` itself, with Oracle's SDK: the tests of tasks/oci."""
+def test_credentials_of_the_tenancy_that_cannot_be_used(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the result of a rejected login; the tests of tasks/oci have `access` itself."""
 
-    def refused(_: object) -> None:
+    def reject(_: object) -> None:
         raise UsageError("~/.oci/config: no profile DEFAULT; there are OTHER; set tenancy.profile")
 
-    monkeypatch.setattr(oci.importlib, "import_module", lambda _: SimpleNamespace(access=refused))
-    said = ask("tenancy login", "{}", "tenancy")
-    assert (said.mark, said.remedy) == (CheckStatus.WRONG, "there are OTHER; set tenancy.profile")
-    assert ask("tenancy login").mark is CheckStatus.UNASKED
+    monkeypatch.setattr(oci.importlib, "import_module", lambda _: SimpleNamespace(connect=reject))
+    result = result_of("tenancy login", "{}", "tenancy")
+    assert (result.status, result.remedy) == (CheckStatus.FAIL, "there are OTHER; set tenancy.profile")
+    assert result_of("tenancy login").status is CheckStatus.SKIP

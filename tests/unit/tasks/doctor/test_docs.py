@@ -1,7 +1,6 @@
-"""docs/troubleshooting.md is what the checks say, and holds every entry of the knowledge that users were promised."""
+"""Tests of docs/troubleshooting.md: it matches the checks, and has every promised problem."""
 
 import importlib.util
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,56 +14,57 @@ from bench.data.model_folder import check_model
 from bench.machine import isolation, preflight
 from bench.records import suite
 from tasks.doctor import examples
-from tasks.doctor.docs import DOCUMENT, text
+from tasks.doctor.docs import DOCUMENT_PATH, render
 from tasks.doctor.registry import CHECKS
-from tasks.doctor.result import from_error
+from tasks.doctor.result import from_message
 from tests.support.paths import ROOT
 
 
-def test_the_document_is_what_the_checks_say() -> None:
-    written = (ROOT / DOCUMENT).read_text(encoding="utf-8")
-    assert written == text(CHECKS), "type `inv doctor --document`, and read the difference"
+def test_the_document_is_up_to_date() -> None:
+    document = (ROOT / DOCUMENT_PATH).read_text(encoding="utf-8")
+    assert document == render(CHECKS), "run `inv doctor --document`, and review the difference"
 
 
-# What goes wrong, and a word of the remedy beside it.
+# problem: (title of its check, token of the message, token of the remedy)
 KNOWLEDGE = {
-    "disk full here": r"free: results cannot be kept \| free space",
-    "disk full on the VM": r"GB free, this build needs .* \| free some",
-    "disk full on a node": r"the node's disk is full \| grow its boot volume",
-    "dependency conflict": r"packages conflict: .* \| `make install`",
-    "CPU-only bitsandbytes": r"bitsandbytes VERSION has no GPU support .* \| install the wheel",
-    "CUDA not visible": r"torch VERSION cannot use it: .* \| install torch's CUDA build",
-    "model not found": r"no such model folder \| `inv model.demo`",
-    "model not on the VM": r"not on the VM at .* \| `inv model.fetch`",
-    "image pull: login": r"asks for a login \(401\) \| the user name is",
-    "image pull: no such image": r"the registry has no such image \| `inv push`",
-    "image pull: network": r"does not answer the node \| the nodes need a way",
-    "GPU not detected on a node": r"no nvidia.com/gpu allocatable: no device plugin .* \| enable the NVIDIA GPU plugin",
-    "GPU not detected here": r"needs an NVIDIA GPU, and none is here .* \| in a pod, request",
-    "out of GPU memory": r"ran out of GPU memory \| `inv tune`",
-    "out of memory": r"used more memory than its limit.* \| raise cluster.memory",
-    "slow settings": r"threads of SIZE workers on CORES cores.* \| lower fleet.size",
+    "disk full here": ("machine disk", "FREE free", "results.folder"),
+    "disk full on the VM": ("vm room", "GB free", "docker builder prune"),
+    "disk full on a node": ("pods up", "disk is full", "boot volume"),
+    "dependency conflict": ("machine packages", "CONFLICT", "`make install`"),
+    "CPU-only bitsandbytes": ("gpu usable", "bitsandbytes VERSION", "wheel"),
+    "CUDA not visible": ("gpu usable", "torch VERSION", "CUDA build"),
+    "model not found": ("models whole", "MODEL:", "`inv model.demo`"),
+    "model not on the VM": ("vm models", "models/MODEL", "`inv model.fetch`"),
+    "image pull: login": ("pods up", "401", "--renew-secret"),
+    "image pull: no such image": ("pods up", "no such image", "`inv push`"),
+    "image pull: network": ("pods up", "registry", "service gateway"),
+    "GPU not detected on a node": ("nodes GPUs", "no nvidia.com/gpu", "GPU plugin"),
+    "GPU not detected here": ("gpu usable", "/dev/nvidia0", "nvidia.com/gpu"),
+    "out of GPU memory": ("runs newest", "GPU memory", "`inv tune`"),
+    "out of memory": ("pods up", "memory", "cluster.memory"),
+    "slow settings": ("settings slow", "SIZE workers", "fleet.size"),
 }
 
 
-@pytest.mark.parametrize("entry", KNOWLEDGE)
-def test_every_entry_of_troubleshooting_knowledge_is_a_check_with_a_remedy(entry: str) -> None:
-    assert re.search(KNOWLEDGE[entry], text(CHECKS))
+@pytest.mark.parametrize(("title", "message_token", "remedy_token"), KNOWLEDGE.values(), ids=KNOWLEDGE)
+def test_every_promised_problem_has_a_check_with_a_remedy(title: str, message_token: str, remedy_token: str) -> None:
+    (check,) = (check for check in CHECKS if check.title == title)
+    assert any(message_token in message and remedy_token in remedy for message, remedy in check.document_rows())
 
 
 def test_every_check_asks_a_question_and_has_a_title_of_its_own() -> None:
-    assert [check.title for check in CHECKS if "?" not in check.asks] == []
+    assert [check.title for check in CHECKS if "?" not in check.question] == []
     assert len({check.title for check in CHECKS}) == len(CHECKS)
 
 
-def test_every_fault_says_what_mends_it() -> None:
-    rows = [row for check in CHECKS for row in check.rows()]
+def test_every_fault_has_a_remedy() -> None:
+    rows = [row for check in CHECKS for row in check.document_rows()]
     assert len(rows) > 90
     assert [row for row in rows if not all(row)] == []
 
 
 class _Torch:
-    """A torch without CUDA, or one with a GPU of these capabilities."""
+    """Fake of torch, without CUDA or with a GPU of compute capability 8.6."""
 
     __version__ = "VERSION"
 
@@ -78,42 +78,42 @@ class _Torch:
         raise AssertionError("Torch not compiled with CUDA enabled")
 
 
-def refused(act: Callable[[], object], named: str, shown: str) -> tuple[str, str]:
-    """What is found and what mends it, where the act is refused; the path that the test has is shown as another."""
+def rejection(function: Callable[[], object], path: str, replacement: str) -> tuple[str, str]:
+    """Return message and remedy of the function's InputError, with the test's path replaced."""
     with pytest.raises(InputError) as caught:
-        act()
-    answer = from_error(str(caught.value).replace(named, shown))
-    return answer.found, answer.remedy
+        function()
+    result = from_message(str(caught.value).replace(path, replacement))
+    return result.message, result.remedy
 
 
-def test_what_bench_says_of_a_gpu_is_what_the_document_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_document_has_the_messages_of_bench_about_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     library = SimpleNamespace(
         __version__="VERSION", __file__=f"{tmp_path}/__init__.py", cextension=SimpleNamespace(lib=0)
     )
-    whole = SimpleNamespace(cextension=SimpleNamespace(lib=type("Library", (), {"compiled_with_cuda": True})()))
+    cuda_library = SimpleNamespace(cextension=SimpleNamespace(lib=type("Library", (), {"compiled_with_cuda": True})()))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: "triton")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     trial, with_kernels = (suite(name, "gpu", "MODEL", "DATA")[-1] for name in ("quick", "recipes"))
-    acts = (
+    functions = (
         lambda: isolation.require_gpu([], is_there=False, chosen=None),
         lambda: preflight.check(SimpleNamespace(torch=_Torch(None), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=library), trial),  # type: ignore[arg-type]
-        lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=whole), with_kernels),  # type: ignore[arg-type]
+        lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=cuda_library), with_kernels),  # type: ignore[arg-type]
     )
-    assert [refused(act, str(tmp_path), "/dev/nvidiactl") for act in acts] == list(examples.gpu())
+    assert [rejection(function, str(tmp_path), "/dev/nvidiactl") for function in functions] == list(examples.gpu())
 
 
-def test_what_bench_says_of_model_and_data_is_what_the_document_says(tmp_path: Path) -> None:
+def test_the_document_has_the_messages_of_bench_about_model_and_data(tmp_path: Path) -> None:
     model, data = tmp_path / "MODEL", tmp_path / "DATA"
-    look, read = partial(check_model, model), partial(read_data, data)
-    said = [refused(look, f"{tmp_path}/", "")]
+    read_model, read = partial(check_model, model), partial(read_data, data)
+    rows = [rejection(read_model, f"{tmp_path}/", "")]
     model.mkdir()
     (model / "pytorch_model.bin").touch()
-    said += [refused(look, f"{tmp_path}/", ""), refused(read, f"{tmp_path}/", "")]
+    rows += [rejection(read_model, f"{tmp_path}/", ""), rejection(read, f"{tmp_path}/", "")]
     for content in ("", '{"messages": [{"role": "user", "content": "?"}]}\n'):
         data.write_text(content)
-        said.append(refused(read, f"{tmp_path}/", ""))
-    assert said == list(examples.inputs())
+        rows.append(rejection(read, f"{tmp_path}/", ""))
+    assert rows == list(examples.inputs())

@@ -1,5 +1,7 @@
-"""The checks side by side: deadlines, errors as answers, a fact that several ask for."""
+"""Tests of the parallel run of checks: deadlines, errors as results, shared facts, output and exit codes."""
 
+import json
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,122 +11,136 @@ from invoke import Context
 
 from remote.cluster.errors import Unreachable
 from remote.hosts.host import LoginRefused
-from tasks.doctor import doctor
+from tasks.doctor import doctor, output
 from tasks.doctor.check import Check
 from tasks.doctor.context import CheckContext, SharedFact
 from tasks.doctor.registry import CHECKS
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, fine, from_error
-from tasks.doctor.runner import answers, examine
+from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, from_message, passed
+from tasks.doctor.runner import run_check, run_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError
-from tests.unit.tasks.doctor.conftest import MakeFacts
+from tests.unit.tasks.doctor.conftest import MakeContext
 
 
-def check(name: str, look: Any) -> Check:
-    return Check(subject="test", name=name, asks="?", look=look)
+def make_check(name: str, run: Any) -> Check:
+    return Check(subject="test", name=name, question="?", run=run)
 
 
-def raises(error: Exception) -> Check:
-    def look(_: CheckContext) -> CheckResult:
+def failing_check(error: Exception) -> Check:
+    def run(_: CheckContext) -> CheckResult:
         raise error
 
-    return check("raises", look)
+    return make_check("raises", run)
 
 
-def test_a_fault_is_said_and_shown_from_the_same_words() -> None:
-    fault = Fault(what="{folder}: {free_bytes} free", remedy="free space in {folder}")
-    said = fault.seen(folder="/a", free_bytes=3)
-    assert (said.mark, said.found, said.remedy) == (CheckStatus.WRONG, "/a: 3 free", "free space in /a")
-    assert fault.shown() == ("FOLDER: FREE-BYTES free", "free space in FOLDER")
+def test_result_and_document_row_of_a_fault() -> None:
+    fault = Fault(message="{folder}: {free_bytes} free", remedy="free space in {folder}")
+    result = fault.result(folder="/a", free_bytes=3)
+    assert (result.status, result.message, result.remedy) == (CheckStatus.FAIL, "/a: 3 free", "free space in /a")
+    assert fault.document_row() == ("FOLDER: FREE-BYTES free", "free space in FOLDER")
 
 
 @pytest.mark.parametrize(
-    ("error", "mark", "remedy", "passes"),
+    ("error", "status", "remedy", "is_transient"),
     [
-        (UsageError("x: wrong; type y"), CheckStatus.WRONG, "type y", False),
-        (RetryableError("x: wrong; type y"), CheckStatus.WRONG, "type y", True),
-        (LoginRefused("x: wrong; type y"), CheckStatus.WRONG, "type y", False),
-        (OSError("x: wrong; type y"), CheckStatus.WRONG, "type y", False),
-        (Unreachable("x: wrong; see the VPN"), CheckStatus.WRONG, "see the VPN; `inv doctor` tries again", True),
-        (Skipped("x: wrong"), CheckStatus.UNASKED, "", False),
+        (UsageError("x: wrong; type y"), CheckStatus.FAIL, "type y", False),
+        (RetryableError("x: wrong; type y"), CheckStatus.FAIL, "type y", True),
+        (LoginRefused("x: wrong; type y"), CheckStatus.FAIL, "type y", False),
+        (OSError("x: wrong; type y"), CheckStatus.FAIL, "type y", False),
+        (Unreachable("x: wrong; see the VPN"), CheckStatus.FAIL, "see the VPN; `inv doctor` retries", True),
+        (Skipped("x: wrong"), CheckStatus.SKIP, "", False),
     ],
 )
-def test_every_error_is_an_answer_with_its_remedy(
-    error: Exception, mark: CheckStatus, remedy: str, passes: bool, facts: MakeFacts
+def test_every_error_is_a_result_with_its_remedy(
+    error: Exception, status: CheckStatus, remedy: str, is_transient: bool, make_context: MakeContext
 ) -> None:
-    assert answers(raises(error), facts()) == [CheckResult(mark=mark, found="x: wrong", remedy=remedy, passes=passes)]
+    expected = CheckResult(status=status, message="x: wrong", remedy=remedy, is_transient=is_transient)
+    assert run_check(failing_check(error), make_context()) == [expected]
 
 
-def test_a_fault_of_ours_hides_nothing_of_what_the_others_found(facts: MakeFacts) -> None:
-    both = (raises(ZeroDivisionError("a bug")), check("other", lambda _: fine("good")))
-    first, second = ([one.found for one in said] for _, said in examine(both, facts()))
-    assert first == ["the check itself failed: ZeroDivisionError: a bug"]
+def test_a_bug_in_a_check_does_not_hide_the_results_of_others(make_context: MakeContext) -> None:
+    both = (failing_check(ZeroDivisionError("a bug")), make_check("other", lambda _: passed("good")))
+    first, second = ([result.message for result in results] for _, results in run_checks(both, make_context()))
+    assert len(first) == 1
+    assert first[0].endswith("ZeroDivisionError: a bug")
     assert second == ["good"]
 
 
-def test_a_check_that_hangs_costs_its_own_line_alone(facts: MakeFacts) -> None:
-    hangs, good = check("hangs", lambda _: threading.Event().wait()), check("good", lambda _: fine("good"))
-    found = {one.name: said[0] for one, said in examine((hangs, good), facts(), within_sec=0.2)}
-    assert found["hangs"].found == "no answer within 0.2 s"
-    assert found["hangs"].passes
-    assert found["good"].mark is CheckStatus.FINE
+def test_a_check_that_hangs_does_not_delay_others(make_context: MakeContext) -> None:
+    hangs = make_check("hangs", lambda _: threading.Event().wait())
+    good = make_check("good", lambda _: passed("good"))
+    first_results = {
+        check.name: results[0] for check, results in run_checks((hangs, good), make_context(), timeout_sec=0.2)
+    }
+    assert "0.2 s" in first_results["hangs"].message
+    assert first_results["hangs"].is_transient
+    assert first_results["good"].status is CheckStatus.OK
 
 
-def test_a_fact_is_found_out_once_and_its_error_said_by_one_check() -> None:
-    times = []
+def test_a_fact_is_computed_once_and_one_check_reports_its_error() -> None:
+    calls = []
 
-    def make() -> int:
-        times.append(1)
+    def compute() -> int:
+        calls.append(1)
         raise UsageError("no kubeconfig; make one")
 
-    shared = SharedFact(make, "cluster reachable")
+    shared = SharedFact(compute, "cluster reachable")
     with pytest.raises(UsageError, match="no kubeconfig"):
-        shared.first()
+        shared.get_or_raise()
     for _ in range(2):
         with pytest.raises(Skipped, match="see cluster reachable"):
-            shared.get()
-    assert times == [1]
+            shared.get_or_skip()
+    assert calls == [1]
 
 
-def test_a_fact_is_referred_to_by_the_title_of_a_check_that_there_is(facts: MakeFacts) -> None:
-    titles = {var._title for var in vars(facts()).values() if isinstance(var, SharedFact)}
+def test_a_fact_has_the_title_of_an_existing_check(make_context: MakeContext) -> None:
+    titles = {var._title for var in vars(make_context()).values() if isinstance(var, SharedFact)}
     assert titles <= {check.title for check in CHECKS}
 
 
-WRONG, PASSING = from_error("x; y"), from_error("x; y", passes=True)
-ENDS: dict[str, tuple[list[CheckResult], int]] = {
-    "all fine": ([fine("good")], 0),
-    "to know": ([CheckResult(mark=CheckStatus.CAREFUL, found="hm")], 0),
-    "not asked": ([CheckResult(mark=CheckStatus.UNASKED, found="why")], 0),
-    "to mend": ([fine("good"), WRONG], 1),
-    "may pass": ([PASSING], 3),
-    "both": ([PASSING, WRONG], 1),
+WARNING = CheckResult(status=CheckStatus.WARN, message="hm")
+SKIPPED = CheckResult(status=CheckStatus.SKIP, message="why")
+FAILURE, TRANSIENT = from_message("x; y"), from_message("x; y", is_transient=True)
+EXIT_CODES: dict[str, tuple[list[CheckResult], int]] = {
+    "ok": ([passed("good")], 0),
+    "warning": ([WARNING], 0),
+    "skipped": ([SKIPPED], 0),
+    "failure": ([passed("good"), FAILURE], 1),
+    "transient failure": ([TRANSIENT], 3),
+    "both": ([TRANSIENT, FAILURE], 1),
 }
 
 
-@pytest.mark.parametrize(("said", "code"), ENDS.values(), ids=ENDS)
-def test_the_exit_code_follows_from_the_marks(
-    said: list[CheckResult], code: int, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("results", "code"), EXIT_CODES.values(), ids=EXIT_CODES)
+def test_the_exit_code_follows_from_the_statuses(
+    results: list[CheckResult], code: int, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", (check("one", lambda _: said),))
+    monkeypatch.setattr(doctor, "CHECKS", (make_check("one", lambda _: results),))
     if code == 0:
-        doctor.examine_all(context(), None, as_json=False, document=False)
+        doctor.run_doctor(context(), None, as_json=False, document=False)
         return
-    with pytest.raises(TaskFailed, match="test one") as ended:
-        doctor.examine_all(context(), None, as_json=False, document=False)
-    assert ended.value.exit_code == code
+    with pytest.raises(TaskFailed, match="test one") as raised:
+        doctor.run_doctor(context(), None, as_json=False, document=False)
+    assert raised.value.exit_code == code
 
 
-def test_neighbours_that_were_not_asked_for_one_reason_share_a_line(
+def test_the_json_document_has_a_state_for_each_status() -> None:
+    results = [passed("good"), WARNING, FAILURE, SKIPPED]
+    document = json.loads(output.to_json([(make_check("one", None), results)], 1.0))
+    assert [answer["state"] for answer in document["answers"]] == ["fine", "careful", "wrong", "unasked"]
+
+
+def test_consecutive_checks_skipped_for_the_same_reason_share_a_line(
     context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checks = (check("a", lambda _: fine("good")), raises(Skipped("no VM")), raises(Skipped("no VM")))
+    no_vm = failing_check(Skipped("no VM"))
+    checks = (make_check("a", lambda _: passed("good")), no_vm, no_vm)
     monkeypatch.setattr(doctor, "CHECKS", checks)
-    doctor.examine_all(context(), None, as_json=False, document=False)
+    doctor.run_doctor(context(), None, as_json=False, document=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines[:2] == ["✓ test a good", f"{CheckStatus.UNASKED.value} test, 2 checks no VM"]
-    assert lines[2].startswith(f"1 fine ✓, 2 not asked {CheckStatus.UNASKED.value}; 3 checks in ")
+    assert lines[:2] == ["✓ test a good", f"{CheckStatus.SKIP.value} test, 2 checks no VM"]
+    assert re.match(rf"1 .*✓, 2 .*{CheckStatus.SKIP.value}; 3 checks in ", lines[2])
 
 
-def test_a_subject_that_is_none_is_refused_with_those_there_are(context: Callable[..., Context]) -> None:
-    with pytest.raises(UsageError, match=r"--only: there is no subject 'clustr'; there are machine, settings"):
-        doctor.examine_all(context(), "machine,clustr", as_json=False, document=False)
+def test_an_unknown_subject_is_rejected_with_the_known_ones(context: Callable[..., Context]) -> None:
+    with pytest.raises(UsageError, match=r"--only: .*'clustr'; .*machine, settings"):
+        doctor.run_doctor(context(), "machine,clustr", as_json=False, document=False)
