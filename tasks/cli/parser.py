@@ -43,9 +43,9 @@ class PatchedParser(parser.ParseMachine):
     accepted, and errors name the task and the nearest known word."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
         self._old_flags: dict[int, str] = {}  # by the id of the argument that it sets
         self._notices: list[str] = []
+        super().__init__(*args, **kwargs)  # calls complete_context
         for task in RENAMED_FLAGS.keys() & self.contexts.keys():
             for old, new in RENAMED_FLAGS[task].items():
                 self.contexts[task].flags.alias(old, to=new)
