@@ -33,7 +33,9 @@ def memory_limit_gib(settings: Settings, flag: str | None) -> float | None:
     """Return the memory limit from the flag, else from the settings. Raises UsageError."""
     if flag is None:
         return settings.tune.memory_gib
-    return parse_number("tune: --memory-gib", flag, "a number above 0, at most 1024", lambda value: 0.0 < value <= 1024.0)
+    return parse_number(
+        "tune: --memory-gib", flag, "a number above 0, at most 1024", lambda value: 0.0 < value <= 1024.0
+    )
 
 
 def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> TuneRecord:
