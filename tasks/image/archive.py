@@ -59,7 +59,7 @@ def _archive_job(context: Context, action: str, path: str, retry_command: str) -
 
 
 def _image_record(settings: Settings, agent: Agent) -> Mapping[str, Any]:
-    """Return the engine's record of the image. Raises UsageError if there is none."""
+    """Return the engine's record of the image. Raises UsageError if it is missing."""
     image = engine.inspect(agent.host, engine_client(settings), build_profiles.image_name(settings))
     if image is None:
         raise UsageError(f"{build_profiles.image_name(settings)}: not on the VM; `inv build` builds it")

@@ -1,9 +1,9 @@
 """`inv report`, `inv compare`, `inv runs` and `inv tensorboard`.
 
-verbs        signatures and help
-report       from a run's folder to a page
-compare      what became faster or slower between runs
-runs         every run in results/, and how far it came
-tensorboard  TensorBoard on a run, also while it goes on
-sofar        what a training has measured so far, brought here
+commands       signatures and help
+report         build a run's report, print its summary
+compare        compare runs, print what became faster or slower
+runs           list the runs in results/ with their progress
+tensorboard    run TensorBoard on a run, also on a running one
+partial_steps  fetch a running training's steps
 """

@@ -1,7 +1,7 @@
-"""What a training has measured so far, brought here while it goes on: its steps.jsonl, from the worker that leads it.
+"""Fetch a running training's steps.jsonl from its leading worker.
 
-Nothing else of the run's folder is touched: `inv collect` brings the rest, and its sums are over that. A benchmark's
-trials come home one by one anyway, while `inv bench` follows them.
+Nothing else in the run's folder changes: `inv collect` fetches the rest and checks its checksums. A benchmark needs no
+partial steps: `inv bench` fetches its trials one by one.
 """
 
 import shutil
@@ -16,17 +16,17 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
-from tasks.clients.workers import workers
+from tasks.clients.workers import fleet_hosts
 from tasks.fleet.k8s_training import sync_ledger as volume
-from tasks.fleet.k8s_training.volume_reader import is_ordered, pods_of
+from tasks.fleet.k8s_training.volume_reader import is_k8s_training, training_pods
 from tasks.settings.load import Settings
 
-SO_FAR_FOLDER = "so-far"  # below the run's folder, a folder for each attempt
-_PULL_SEC = 60.0
+PARTIAL_FOLDER = "so-far"  # in the run's folder, with a subfolder per attempt
+_PULL_TIMEOUT_SEC = 60.0
 
 
 class PartialSteps:
-    """One training, whose worker is asked for its steps."""
+    """Local copy of a running training's steps."""
 
     def __init__(self, settings: Settings, run: RunRecord, folder: Path) -> None:
         self._settings, self._run, self._folder = settings, run, folder
@@ -34,38 +34,38 @@ class PartialSteps:
 
     @property
     def path(self) -> Path | None:
-        """The newest attempt's steps.jsonl here; None before anything came, and once `inv collect` brought it all."""
-        here = (self._folder / SO_FAR_FOLDER).glob(f"*/{STEPS_FILE}")
-        return max(here, key=lambda path: int(path.parent.name), default=None)
+        """Local steps.jsonl of the newest attempt; None before the first fetch and after `inv collect`."""
+        partial_files = (self._folder / PARTIAL_FOLDER).glob(f"*/{STEPS_FILE}")
+        return max(partial_files, key=lambda path: int(path.parent.name), default=None)
 
     def fetch_steps(self) -> bool:
-        """Bring it up to date; whether it goes on. Raises HostError, LedgerError and OSError."""
+        """Update the copy; return whether the training is running. Raises HostError, LedgerError and OSError."""
         entry = Ledger(self._folder / LEDGER_FILE).entries.get(self._trial_id)
         if entry is None:
             return False
-        goes_on = entry.end is None
-        if not goes_on and (self._folder / TRIALS_FOLDER / self._trial_id / TRAINING_FILE).exists():
-            shutil.rmtree(self._folder / SO_FAR_FOLDER, ignore_errors=True)
+        is_running = entry.end is None
+        if not is_running and (self._folder / TRIALS_FOLDER / self._trial_id / TRAINING_FILE).exists():
+            shutil.rmtree(self._folder / PARTIAL_FOLDER, ignore_errors=True)
             return False
-        if is_ordered(self._run) and goes_on:
+        if is_k8s_training(self._run) and is_running:
             host = self._host(self._run.workers[0])
-            numbers = [number for number, *_ in volume.inspect(self._run, host).attempts]
+            numbers = [number for number, *_ in volume.read_volume_state(self._run, host).attempts]
             if numbers:
-                place = f"{volume.place_of_run(self._run)}/{self._trial_id}.{numbers[-1]}"
-                self._take(host, place, numbers[-1])
-        elif entry.attempts and not is_ordered(self._run):
+                source = f"{volume.run_folder_on_volume(self._run)}/{self._trial_id}.{numbers[-1]}"
+                self._fetch(host, source, numbers[-1])
+        elif entry.attempts and not is_k8s_training(self._run):
             newest = entry.attempts[-1]
-            self._take(self._host(newest.worker), f"{newest.folder}/{OUT_FOLDER}", newest.number)
-        return goes_on
+            self._fetch(self._host(newest.worker), f"{newest.folder}/{OUT_FOLDER}", newest.number)
+        return is_running
 
-    def _take(self, host: Host, place: str, attempt: int) -> None:
-        into = self._folder / SO_FAR_FOLDER / str(attempt)
-        into.mkdir(parents=True, exist_ok=True)
-        pull(Agent(host), place, into, only=(STEPS_FILE,), timeout_sec=_PULL_SEC)
+    def _fetch(self, host: Host, source: str, attempt: int) -> None:
+        target = self._folder / PARTIAL_FOLDER / str(attempt)
+        target.mkdir(parents=True, exist_ok=True)
+        pull(Agent(host), source, target, only=(STEPS_FILE,), timeout_sec=_PULL_TIMEOUT_SEC)
 
     @cached_property
     def _hosts(self) -> Mapping[str, Host]:
-        hosts = pods_of(self._settings, self._run) if is_ordered(self._run) else workers(self._settings)
+        hosts = training_pods(self._settings, self._run) if is_k8s_training(self._run) else fleet_hosts(self._settings)
         return {host.name: host for host in hosts}
 
     def _host(self, name: str) -> Host:

@@ -1,4 +1,4 @@
-"""`inv runs`: the runs in results/, the newest first: what each measured, how far it came, what its report says."""
+"""`inv runs`: list the runs in results/, newest first, with suite, progress and the report's recommendation."""
 
 import json
 from collections import Counter
@@ -15,19 +15,19 @@ from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
 from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger, LedgerError
-from tasks.errors import one_line
+from tasks.errors import escape_controls
 from tasks.fleet.run_store import LATEST
 from tasks.settings.load import load
 
 SUMMARY_FILE = "summary.json"
-_MOST_BYTES = 100_000_000  # the summary of 10,000 trials takes 20 MB
+_MAX_SUMMARY_BYTES = 100_000_000  # the summary of 10,000 trials takes 20 MB
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownRun:
-    """One run's folder. `ends` counts how its trials ended; None fields could not be read, and `state` says why.
+class RunInfo:
+    """Overview of one run's folder. `ends` counts its trials by status; fields that could not be read are None.
 
-    `state` is "complete", "unfinished" or "damaged: ..."; `headline` is what its report recommends, None without one.
+    `state` is "complete", "unfinished" or "damaged: REASON"; `headline` is the report's recommendation, if any.
     """
 
     run_id: str
@@ -43,49 +43,49 @@ class KnownRun:
 
 def list_runs(context: Context, *, as_json: bool) -> None:
     settings = load(context)
-    found = runs(settings.results_folder)
+    runs = find_runs(settings.results_folder)
     if as_json:
-        print(json.dumps({"kind": "runs", "schema_version": 1, "runs": [asdict(one) for one in found]}, indent=1))
+        print(json.dumps({"kind": "runs", "schema_version": 1, "runs": [asdict(run) for run in runs]}, indent=1))
         return
-    if not found:
-        print(f"{settings.results_folder}: there is no run yet; type `inv bench --quick` to make one")
+    if not runs:
+        print(f"{settings.results_folder}: no runs yet; type `inv bench --quick` to start one")
         return
-    heads = ("run", "suite", "workers", "trials", "state")
-    rows = [heads, *(_row(one) for one in found)]
+    headings = ("run", "suite", "workers", "trials", "state")
+    rows = [headings, *(_format_row(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells, headline in zip(rows, (None, *(one.headline for one in found)), strict=True):
-        # A table of rich's would cut ids to a narrow terminal. What a folder says is kept to its line.
-        print(one_line("  ".join(map(str.ljust, cells, widths)).rstrip()))
+    for cells, headline in zip(rows, (None, *(run.headline for run in runs)), strict=True):
+        # A rich table would truncate ids on a narrow terminal. Text read from the folder stays on one line.
+        print(escape_controls("  ".join(map(str.ljust, cells, widths)).rstrip()))
         if headline is not None:
-            print(f"  {one_line(headline)}")
+            print(f"  {escape_controls(headline)}")
 
 
-def _row(one: KnownRun) -> tuple[str, str, str, str, str]:
-    workers = "-" if one.workers is None else str(one.workers)
-    return one.run_id, one.suite or "-", workers, _trials(one), one.state
+def _format_row(run: RunInfo) -> tuple[str, str, str, str, str]:
+    workers = "-" if run.workers is None else str(run.workers)
+    return run.run_id, run.suite or "-", workers, _format_trials(run), run.state
 
 
-def runs(results_folder: Path) -> list[KnownRun]:
-    """Every run's folder, the newest first."""
+def find_runs(results_folder: Path) -> list[RunInfo]:
+    """Read every run's folder, newest first."""
     folders = [path.parent for path in results_folder.glob(f"*/{RUN_FILE}") if path.parent.name != LATEST]
-    found = [_known(folder) for folder in folders]
-    return sorted(found, key=lambda one: (one.created_at or "", one.run_id), reverse=True)
+    runs = [_read_run(folder) for folder in folders]
+    return sorted(runs, key=lambda run: (run.created_at or "", run.run_id), reverse=True)
 
 
-def _known(folder: Path) -> KnownRun:
+def _read_run(folder: Path) -> RunInfo:
     try:
         record = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
-        return KnownRun(run_id=folder.name, state=f"damaged: {str(error).removeprefix(f'{folder}/')}")
+        return RunInfo(run_id=folder.name, state=f"damaged: {str(error).removeprefix(f'{folder}/')}")
     planned = len(record.planned)
     state, ends = "unfinished", None
     try:
-        ends = _ends(folder / LEDGER_FILE)
+        ends = _count_statuses(folder / LEDGER_FILE)
     except (LedgerError, OSError, RecursionError) as error:
         state = f"damaged: {LEDGER_FILE}: {getattr(error, 'strerror', None) or error}"
     if ends is not None and sum(ends.values()) >= planned:
         state = "complete"
-    return KnownRun(
+    return RunInfo(
         run_id=folder.name,
         state=state,
         created_at=record.created_at,
@@ -98,27 +98,29 @@ def _known(folder: Path) -> KnownRun:
     )
 
 
-def _ends(ledger: Path) -> dict[str, int]:
-    """How many trials reached each end. Raises LedgerError and OSError."""
-    regular_size(ledger, follow=False)  # a pipe would never be read to its end
+def _count_statuses(ledger: Path) -> dict[str, int]:
+    """Count the trials by status. Raises LedgerError and OSError."""
+    regular_size(ledger, follow=False)  # reading a pipe would block
     entries = Ledger(ledger).entries.values()
-    found = Counter(entry.end for entry in entries if entry.end is not None)
-    return {end.value: found[end] for end in TrialStatus if found[end]}
+    counts = Counter(entry.end for entry in entries if entry.end is not None)
+    return {status.value: counts[status] for status in TrialStatus if counts[status]}
 
 
 def _headline(summary: Path) -> str | None:
     try:
-        document: Any = schema.parse(read_regular(summary, most_bytes=_MOST_BYTES, follow=False))
+        document: Any = schema.parse(read_regular(summary, most_bytes=_MAX_SUMMARY_BYTES, follow=False))
     except (OSError, ValueError):
         return None
-    said = document.get("recommendation") if isinstance(document, dict) else None
-    return said if isinstance(said, str) else None
+    recommendation = document.get("recommendation") if isinstance(document, dict) else None
+    return recommendation if isinstance(recommendation, str) else None
 
 
-def _trials(one: KnownRun) -> str:
-    if one.ends is None:
-        return "-" if one.planned is None else f"{one.planned} planned"
-    words = ", ".join(f"{amount} {end}" for end, amount in one.ends.items() if end != TrialStatus.SUCCEEDED.value)
-    return f"{one.ends.get(TrialStatus.SUCCEEDED.value, 0)} of {one.planned} succeeded" + (
-        f" ({words})" if words else ""
+def _format_trials(run: RunInfo) -> str:
+    if run.ends is None:
+        return "-" if run.planned is None else f"{run.planned} planned"
+    others = ", ".join(
+        f"{count} {status}" for status, count in run.ends.items() if status != TrialStatus.SUCCEEDED.value
+    )
+    return f"{run.ends.get(TrialStatus.SUCCEEDED.value, 0)} of {run.planned} succeeded" + (
+        f" ({others})" if others else ""
     )

@@ -1,7 +1,7 @@
-"""`inv tensorboard`: TensorBoard on a run, also while it goes on.
+"""`inv tensorboard`: run TensorBoard on a run, also on a running one.
 
-The event files are written here, from what comes home (`reports.exports.tensorboard`); TensorBoard reads them again
-every few seconds. It serves this machine alone.
+The event files are written locally from fetched results (`reports.exports.tensorboard`); TensorBoard reloads them
+every few seconds. It listens only on the loopback address.
 """
 
 import signal
@@ -20,116 +20,129 @@ from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.host import HostError
 from reports.exports import tensorboard
 from reports.exports.write import export
-from reports.read.run import NotWritten, ReportError
-from tasks.cli.flags import number
-from tasks.cli.signals import interrupted_by
-from tasks.errors import RetryableError, TaskFailed, UsageError, one_line, translate_errors
+from reports.read.run import ReportError, ReportWriteError
+from tasks.cli.flags import parse_number
+from tasks.cli.signals import as_ctrl_c
+from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.run_store import is_training, open_run
 from tasks.reports.partial_steps import PartialSteps
 from tasks.settings.load import load
-from tasks.settings.sources import shown
+from tasks.settings.sources import display_path
 
-EVERY_SEC = 5.0
+POLL_INTERVAL_SEC = 5.0
 ADDRESS = "127.0.0.1"
-_END_SEC = 10.0
+_STOP_TIMEOUT_SEC = 10.0
 
 
 class LiveEvents:
-    """A run's event files. `complaint` is why the last look at a worker failed; None where it did not."""
+    """Event files of a run. `error` is the reason why the last fetch from a worker failed, or None."""
 
-    def __init__(self, folder: Path, so_far: PartialSteps | None) -> None:
-        self._folder, self._so_far = folder, so_far
-        self._seen: object = None
-        self.complaint: str | None = None
+    def __init__(self, folder: Path, partial_steps: PartialSteps | None) -> None:
+        self._folder, self._partial_steps = folder, partial_steps
+        self._exported: object = None
+        self.error: str | None = None
 
-    def renew(self) -> bool:
-        """Write what has come since the last time; whether the run goes on. Raises ReportError."""
-        goes_on, self.complaint = True, None
+    def update(self) -> bool:
+        """Fetch and export new results; return whether the run is running. Raises ReportError."""
+        is_running, self.error = True, None
         try:
-            goes_on = self._bring()
+            is_running = self._fetch()
         except (HostError, LedgerError, OSError) as error:
-            self.complaint = one_line(str(error))
-        path = None if self._so_far is None else self._so_far.path
-        seen = [_mark(self._folder / LEDGER_FILE), path, None if path is None else _mark(path)]
-        if seen != self._seen:
+            self.error = escape_controls(str(error))
+        path = None if self._partial_steps is None else self._partial_steps.path
+        versions = [_file_version(self._folder / LEDGER_FILE), path, None if path is None else _file_version(path)]
+        if versions != self._exported:
             export(self._folder, [tensorboard.FOLDER], path)
-            self._seen = seen
-        return goes_on
+            self._exported = versions
+        return is_running
 
-    def _bring(self) -> bool:
-        if self._so_far is not None:
-            return self._so_far.fetch_steps()
+    def _fetch(self) -> bool:
+        if self._partial_steps is not None:
+            return self._partial_steps.fetch_steps()
         return bool(Ledger(self._folder / LEDGER_FILE).open_trials())
 
 
-def show(context: Context, name: str | None, *, port: str, once: bool) -> None:
+def serve_run(context: Context, name: str | None, *, port: str, once: bool) -> None:
     settings = load(context)
-    at = int(number("--port", port, "a port, 1 to 65535", lambda given: 1 <= given <= 65535 and given.is_integer()))
+    port_number = int(
+        parse_number("--port", port, "a port, 1 to 65535", lambda value: 1 <= value <= 65535 and value.is_integer())
+    )
     run, folder = open_run(settings, name)
     if not once:
-        _check_tensorboard(at)
+        _check_tensorboard(port_number)
     live = LiveEvents(folder, PartialSteps(settings, run, folder) if is_training(folder) else None)
-    with translate_errors(UsageError, ReportError), translate_errors(RetryableError, NotWritten):
-        goes_on = live.renew()
-        if live.complaint is not None:
-            print(f"! {live.complaint}; shown is what is here")
-        where = folder / "report" / tensorboard.FOLDER
+    with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
+        is_running = live.update()
+        if live.error is not None:
+            print(f"! {live.error}; showing the local results")
+        events_folder = folder / "report" / tensorboard.FOLDER
         if once:
-            print(shown(where))
+            print(display_path(events_folder))
             return
-        _serve(where, at, run.run_id, live, goes_on=goes_on)
+        _serve(events_folder, port_number, run.run_id, live, is_running=is_running)
 
 
 def _check_tensorboard(port: int) -> None:
-    """Raises UsageError where it is not installed or its port is taken."""
+    """Check that TensorBoard is installed and its port is free. Raises UsageError."""
     if find_spec("tensorboard") is None:
         raise UsageError(
-            "tensorboard is not installed; `pip install tensorboard`, then the same again, or write its files alone "
-            "with --once"
+            "tensorboard is not installed; `pip install tensorboard`, then retry, or write only its files with --once"
         )
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            taken.bind((ADDRESS, port))
+            probe.bind((ADDRESS, port))
         except OSError as error:
-            raise UsageError(f"--port {port}: {error.strerror}; choose another one: --port {port + 1}") from None
+            raise UsageError(f"--port {port}: {error.strerror}; choose another: --port {port + 1}") from None
 
 
-def _serve(where: Path, port: int, run_id: str, live: LiveEvents, *, goes_on: bool) -> None:
-    """Until Ctrl-C, or until TensorBoard ends, which is an error."""
+def _serve(events_folder: Path, port: int, run_id: str, live: LiveEvents, *, is_running: bool) -> None:
+    """Run TensorBoard until Ctrl-C. Raises TaskFailed if it ends before."""
     argv = (
-        *(sys.executable, "-m", "tensorboard.main", "--logdir", str(where), "--host", ADDRESS, "--port", str(port)),
-        *("--reload_interval", f"{EVERY_SEC:g}"),
+        *(
+            sys.executable,
+            "-m",
+            "tensorboard.main",
+            "--logdir",
+            str(events_folder),
+            "--host",
+            ADDRESS,
+            "--port",
+            str(port),
+        ),
+        *("--reload_interval", f"{POLL_INTERVAL_SEC:g}"),
     )
-    with tempfile.TemporaryFile() as said, interrupted_by(signal.SIGTERM):
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    with tempfile.TemporaryFile() as output, as_ctrl_c(signal.SIGTERM):
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             print(f"http://{ADDRESS}:{port}/ shows run {run_id}; Ctrl-C ends it", flush=True)
             while process.poll() is None:
-                goes_on = goes_on and live.renew()
-                time.sleep(EVERY_SEC)
+                is_running = is_running and live.update()
+                time.sleep(POLL_INTERVAL_SEC)
         except KeyboardInterrupt:
-            return  # the usual way to leave
+            return  # the normal end
         finally:
-            _end(process)
-        said.seek(0)
-        words = said.read().decode(errors="replace").strip().splitlines()
-        raise TaskFailed(f"TensorBoard ended with exit code {process.returncode}: {words[-1] if words else 'no word'}")
+            _stop(process)
+        output.seek(0)
+        lines = output.read().decode(errors="replace").strip().splitlines()
+        raise TaskFailed(
+            f"TensorBoard ended with exit code {process.returncode}: {lines[-1] if lines else 'no output'}"
+        )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(_END_SEC)
+        process.wait(_STOP_TIMEOUT_SEC)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
-def _mark(path: Path) -> tuple[int, int]:
-    """Changes with the file."""
+def _file_version(path: Path) -> tuple[int, int]:
+    """Return size and modification time, which change with the file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns

