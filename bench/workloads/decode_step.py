@@ -1,9 +1,9 @@
 """One decoding step of a Llama or Mistral written out, for one new token of every sequence.
 
-    x = embedding; a layer: q, k, v of norm(x), turned, k and v into the cache; x += out(attend); x += mlp(norm(x))
+    x = embedding; a layer: q, k, v of norm(x), rotated, k and v into the cache; x += out(attend); x += mlp(norm(x))
 
 The same arithmetic as the model's own forward in 15 kernels a layer instead of about 50: with few sequences, launching
-kernels takes longer than arithmetic. The norm's kernel adds the residual, rotation and gate are one kernel each. A base
+kernels takes longer than arithmetic. The norm's kernel adds the residual; rotation and gate are one kernel each. A base
 in NF4 on a GPU takes five kernels a layer (`bench.workloads.fused_step`).
 
 The query heads of a group are rows of one small product over the keys in place. With a mask, which a static cache
@@ -29,7 +29,7 @@ Product = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeLayer:
-    """A decoder layer's norms and products, its keys and its values: (batch, key heads, length, width) each."""
+    """A decoder layer's norms, products, keys and values; the last two are (batch, key heads, length, width) each."""
 
     norm_in: Any
     norm_mid: Any
@@ -45,35 +45,35 @@ class DecodeLayer:
 
 
 def make_step(stack: Stack, decoder: Any, cache: Any, *, batch: int, length: int) -> tuple[Any, str | None]:
-    """(`step(tokens, position)`, why it is not the fused one, None where it is).
+    """Make `step(tokens, position)`; return it and the reason why it is not the fused step, None if it is.
 
     `decoder` is the model without its head; `cache` a static cache of `length` that a first prompt has filled; `batch`
-    sequences. What a step reads and writes has fixed addresses, so that it can be captured.
+    the number of sequences. A step reads and writes only fixed addresses, so that it can be captured.
     """
     config = decoder.config
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     heads = AttentionHeads(query=config.num_attention_heads, key=config.num_key_value_heads, width=width)
     positions = stack.torch.arange(length, device=decoder.embed_tokens.weight.device)[None]
     cos, sin = decoder.rotary_emb(positions.new_empty(0, dtype=stack.torch.float32), positions)
-    angles = tuple(part[0, :, : width // 2].float().contiguous() for part in (cos, sin))
+    cos_sin = tuple(part[0, :, : width // 2].float().contiguous() for part in (cos, sin))
     reason = fused_step.unsupported_reason(stack, decoder, heads, batch=batch)
     if reason is None:
-        return FusedStep(stack, decoder, cache, heads, angles, batch=batch), None
-    return DecodeStep(stack, decoder, cache, heads, angles), reason
+        return FusedStep(stack, decoder, cache, heads, cos_sin, batch=batch), None
+    return DecodeStep(stack, decoder, cache, heads, cos_sin), reason
 
 
 class DecodeStep:
-    """`step(tokens, position)`: any base, on any device."""
+    """The decoding step `step(tokens, position)` for any base on any device."""
 
-    def __init__(self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, angles: Any) -> None:
+    def __init__(self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, cos_sin: Any) -> None:
         torch = stack.torch
         self._torch, self._decoder, self._heads = torch, decoder, heads
         self._is_silu = decoder.config.hidden_act == "silu"
-        self._cos, self._sin = angles
-        dtype, device = stack.cached(cache, 0)[0].dtype, self._cos.device
+        self._cos, self._sin = cos_sin
+        dtype, device = stack.layer_cache(cache, 0)[0].dtype, self._cos.device
         self._columns = torch.arange(len(self._cos), device=device)
-        self._seen = torch.zeros((), dtype=dtype, device=device)
-        self._unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+        self._visible = torch.zeros((), dtype=dtype, device=device)
+        self._masked = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
         self._layers = [
             DecodeLayer(
                 norm_in=layer.input_layernorm,
@@ -85,32 +85,32 @@ class DecodeStep:
                 gate=layer.mlp.gate_proj,
                 up=layer.mlp.up_proj,
                 down=layer.mlp.down_proj,
-                keys=stack.cached(cache, index)[0],
-                values=stack.cached(cache, index)[1],
+                keys=stack.layer_cache(cache, index)[0],
+                values=stack.layer_cache(cache, index)[1],
             )
             for index, layer in enumerate(decoder.layers)
         ]
 
     def __call__(self, tokens: Any, position: Any) -> Any:
-        """The last norm's output (batch, hidden) for `tokens` int64 (batch,), all at `position` int64 (1,)."""
+        """Return the last norm's output (batch, hidden) for `tokens` int64 (batch,), all at `position` int64 (1,)."""
         x, y = self._decoder.embed_tokens(tokens), None
-        at = position.expand(len(tokens))
-        cos, sin = self._cos.index_select(0, at), self._sin.index_select(0, at)
-        # Added to the scores: 0 up to the position, the smallest number after it.
-        mask = self._torch.where(self._columns <= position, self._seen, self._unseen).view(1, 1, 1, -1)
+        positions = position.expand(len(tokens))
+        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        # The mask is added to the scores: 0 up to the position, the smallest number after it.
+        mask = self._torch.where(self._columns <= position, self._visible, self._masked).view(1, 1, 1, -1)
         for layer in self._layers:
             normed, _, x = rms_norm(x, layer.norm_in.weight, layer.norm_in.variance_epsilon, y)
             y = layer.out(self._attend(layer, normed, position, mask, cos, sin))
             normed, _, x = rms_norm(x, layer.norm_mid.weight, layer.norm_mid.variance_epsilon, y)
             y = layer.down(self._gated(layer, normed))
-        last = self._decoder.norm
-        return rms_norm(x, last.weight, last.variance_epsilon, y)[0]
+        norm = self._decoder.norm
+        return rms_norm(x, norm.weight, norm.variance_epsilon, y)[0]
 
     def _attend(self, layer: DecodeLayer, normed: Any, position: Any, mask: Any, cos: Any, sin: Any) -> Any:
         torch, heads = self._torch, self._heads
-        joined = torch.cat((layer.q(normed), layer.k(normed), layer.v(normed)), dim=-1)
-        rotate_(joined, cos, sin, heads)
-        q, k, v = heads.split(joined)
+        qkv = torch.cat((layer.q(normed), layer.k(normed), layer.v(normed)), dim=-1)
+        rotate_(qkv, cos, sin, heads)
+        q, k, v = heads.split(qkv)
         layer.keys.index_copy_(2, position, k[:, :, None])
         layer.values.index_copy_(2, position, v[:, :, None])
         grouped = q.reshape(len(q), heads.key, heads.query // heads.key, heads.width)

@@ -1,10 +1,10 @@
 """Greedy decoding on two paths, with times for the first token and for all later ones.
 
 `DefaultPath` is `model.generate` with its growing cache. `FastPath` keeps keys and values at fixed addresses and
-replays one captured CUDA graph: the host then starts one graph a token instead of every kernel of every layer. The
-graph is captured here because transformers does not compile models quantized by bitsandbytes, and because a capture
-needs no compiler. Its step is `bench.workloads.decode_step`. Without capture the same loop runs anywhere. Both paths give
-the same tokens, up to rounding.
+replays a captured CUDA graph: the host launches one graph per token instead of every kernel of every layer. This module
+captures the graph itself because transformers does not compile models quantized by bitsandbytes, and a capture needs no
+compiler. Its step is `bench.workloads.decode_step`. Without capture the same loop runs anywhere. Both paths give the
+same tokens, up to rounding.
 
 Not covered: sampling, sequences of different lengths, ends before the last token.
 """
@@ -19,14 +19,14 @@ from bench.workloads.decode_step import make_step
 
 # Attention kernels with a mask need aligned rows.
 LENGTH_MULTIPLE = 8
-WARMUPS_BEFORE_CAPTURE = 3  # as in PyTorch's notes on CUDA graphs: lazy initializations must be done
+WARMUPS_BEFORE_CAPTURE = 3  # as in PyTorch's notes on CUDA graphs: lazy initializations must be over
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """One batch's new tokens, int64 of shape (batch, new_tokens), and their times from the prompt's arrival.
+    """One batch's new tokens, int64 of shape (batch, new_tokens), with times since the prompt's arrival.
 
-    `decode_sec` is from the first token to the last, None where there is only one.
+    `decode_sec` is the time from the first token to the last, None if there is only one.
     """
 
     tokens: Any
@@ -35,34 +35,34 @@ class Generated:
 
 
 class TokenTimestamps:
-    """Time stamps of the device's own clock: setting one does not wait for the device."""
+    """Time stamps of the device's own clock: recording one does not wait for the device."""
 
     def __init__(self, stack: Stack, placement: Placement) -> None:
         self._torch, self._is_cuda = stack.torch, placement.is_cuda
-        self._moments: list[Any] = []
+        self._stamps: list[Any] = []
         if self._is_cuda:
             self._torch.cuda.synchronize()
 
-    def mark(self) -> None:
-        """Stamp the moment at which the device has done everything queued so far."""
+    def record(self) -> None:
+        """Record the time at which the device has finished everything queued so far."""
         if self._is_cuda:
             event = self._torch.cuda.Event(enable_timing=True)
             event.record()
-            self._moments.append(event)
+            self._stamps.append(event)
         else:
-            self._moments.append(time.perf_counter())
+            self._stamps.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Each moment in seconds since the first. Waits for the device."""
-        first = self._moments[0]
+        """Return each time stamp in seconds since the first. Waits for the device."""
+        first = self._stamps[0]
         if self._is_cuda:
             self._torch.cuda.synchronize()
-            return [first.elapsed_time(moment) / 1000.0 for moment in self._moments]
-        return [moment - first for moment in self._moments]
+            return [first.elapsed_time(stamp) / 1000.0 for stamp in self._stamps]
+        return [stamp - first for stamp in self._stamps]
 
 
-def prepare(stack: Stack, model: Any) -> None:
-    """Make a base model answer greedily, with its cache, to the last token asked for."""
+def prepare_model(stack: Stack, model: Any) -> None:
+    """Configure a base model for greedy generation with its cache, up to the maximum number of tokens."""
     model.eval()
     model.config.use_cache = True
     # Without an end-of-sequence token nothing stops early; min_new_tokens would change logits.
@@ -79,44 +79,46 @@ class DefaultPath:
     def __init__(self, stack: Stack, model: Any, placement: Placement, prompts: Any, new_tokens: int) -> None:
         self._stack, self._model, self._placement = stack, model, placement
         self._prompts, self._new_tokens = prompts, new_tokens
-        self._attended = stack.torch.ones_like(prompts)
+        self._attention_mask = stack.torch.ones_like(prompts)
 
-    def answer(self) -> Generated:
-        marks = TokenTimestamps(self._stack, self._placement)
-        marks.mark()
+    def generate(self) -> Generated:
+        timestamps = TokenTimestamps(self._stack, self._placement)
+        timestamps.record()
         ids = self._model.generate(
             self._prompts,
-            attention_mask=self._attended,
+            attention_mask=self._attention_mask,
             max_new_tokens=self._new_tokens,
-            stopping_criteria=self._stack.transformers.StoppingCriteriaList([self._watch(marks)]),
+            stopping_criteria=self._stack.transformers.StoppingCriteriaList([self._timestamp_criterion(timestamps)]),
         )
-        seconds = marks.seconds()
+        seconds = timestamps.seconds()
         tokens = ids[:, self._prompts.shape[1] :]
         if tokens.shape[1] != self._new_tokens or len(seconds) != self._new_tokens + 1:
-            raise RuntimeError(f"generate made {tokens.shape[1]} tokens in {len(seconds) - 1} steps")
+            raise RuntimeError(f"generate returned {tokens.shape[1]} tokens in {len(seconds) - 1} steps")
         return Generated(
             tokens=tokens,
             time_to_first_token_sec=seconds[1],
             decode_sec=seconds[-1] - seconds[1] if self._new_tokens > 1 else None,
         )
 
-    def _watch(self, marks: TokenTimestamps) -> Any:
-        """A stopping criterion that stamps the moment after every token and never stops."""
-        goes_on = self._stack.torch.zeros(len(self._prompts), dtype=self._stack.torch.bool, device=self._prompts.device)
+    def _timestamp_criterion(self, timestamps: TokenTimestamps) -> Any:
+        """Make a stopping criterion that records the time after every token and never stops."""
+        never_stop = self._stack.torch.zeros(
+            len(self._prompts), dtype=self._stack.torch.bool, device=self._prompts.device
+        )
 
         def criterion(_ids: Any, _scores: Any, **_more: Any) -> Any:
-            marks.mark()
-            return goes_on
+            timestamps.record()
+            return never_stop
 
         return criterion
 
 
 class FastPath:
-    """A static cache, and one decoding step captured as a CUDA graph where `capture` is true.
+    """Decoding with a static cache, and with a step captured as a CUDA graph if `capture`.
 
     All state is at three fixed addresses: `_ids` (prompt and answer), `_position` (of its last token) and the cache. A
-    step reads and writes nothing else, so a replay of its graph is a step. `not_fused`: why the step is not the one of
-    five kernels a layer (`bench.workloads.fused_step`), None where it is.
+    step reads and writes nothing else, so a replay of its graph is a step. `not_fused_reason` says why the step is not
+    the one of five kernels a layer (`bench.workloads.fused_step`); None if it is.
     """
 
     name = "fast"
@@ -136,38 +138,40 @@ class FastPath:
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._columns = torch.arange(length, device=device)
         with torch.no_grad():
-            self._rewind()
-            self._prefill()  # some versions allocate the cache at first use
-            self._decode, self.not_fused = make_step(stack, self._decoder, self._cache, batch=batch, length=length)
+            self._reset()
+            self._prefill()  # some transformers versions allocate the cache at first use
+            self._decode, self.not_fused_reason = make_step(
+                stack, self._decoder, self._cache, batch=batch, length=length
+            )
         self._graph: Any = None
         if capture:
             self._capture()
 
     def begin(self) -> None:
-        """Process the prompts, up to the first token of each answer."""
+        """Process the prompts and write the first token of each answer."""
         with self._stack.torch.no_grad():
-            self._rewind()
+            self._reset()
             self._prefill()
 
     def step(self) -> None:
-        """One more token of each answer, up to `new_tokens`."""
+        """Write one more token of each answer; call it at most `new_tokens` - 1 times."""
         if self._graph is not None:
             self._graph.replay()
             return
         with self._stack.torch.no_grad():
             self._step()
 
-    def answer(self) -> Generated:
+    def generate(self) -> Generated:
         with self._stack.torch.no_grad():
-            self._rewind()
-            marks = TokenTimestamps(self._stack, self._placement)
-            marks.mark()
+            self._reset()
+            timestamps = TokenTimestamps(self._stack, self._placement)
+            timestamps.record()
             self._prefill()
-            marks.mark()
+            timestamps.record()
             for _ in range(self._new_tokens - 1):
                 self.step()
-            marks.mark()
-            _, first, last = marks.seconds()
+            timestamps.record()
+            _, first, last = timestamps.seconds()
         start = self._prompts.shape[1]
         return Generated(
             tokens=self._ids[:, start : start + self._new_tokens].clone(),
@@ -175,16 +179,16 @@ class FastPath:
             decode_sec=last - first if self._new_tokens > 1 else None,
         )
 
-    def _rewind(self) -> None:
+    def _reset(self) -> None:
         self._cache.reset()
         self._position.zero_()
         self._ids[:, : self._prompts.shape[1]] = self._prompts
 
     def _prefill(self) -> None:
-        """Process the whole prompt at once and write the first token behind it."""
+        """Process the whole prompt at once and write the first token after it."""
         prompt_tokens = self._prompts.shape[1]
         positions = self._columns[:prompt_tokens]
-        # Decoder and head are called apart, for logits of the last position alone in every version.
+        # Decoder and head are called separately, to compute only the last position's logits in every version.
         states = self._decoder(
             input_ids=self._prompts,
             attention_mask=None,
@@ -192,32 +196,32 @@ class FastPath:
             use_cache=True,
             **self._stack.position_arguments(self._decoder, positions),
         ).last_hidden_state
-        self._follow(states[:, -1], positions[-1:])
+        self._write_next_token(states[:, -1], positions[-1:])
         self._position.fill_(prompt_tokens)
 
     def _step(self) -> None:
-        """One more token. Reads nothing back, so that it can be captured."""
+        """Write one more token. Reads nothing back to the host, so that it can be captured."""
         tokens = self._ids.index_select(1, self._position)[:, 0]
-        self._follow(self._decode(tokens, self._position), self._position)
+        self._write_next_token(self._decode(tokens, self._position), self._position)
         self._position.add_(1)
 
-    def _follow(self, last: Any, position: Any) -> None:
-        """Write the token that follows `last`, the states (batch, hidden) at `position`."""
-        following = self._head(last).argmax(dim=-1, keepdim=True)
-        self._ids.index_copy_(1, position + 1, following)
+    def _write_next_token(self, states: Any, position: Any) -> None:
+        """Write the token that follows `states` (batch, hidden) at `position`."""
+        tokens = self._head(states).argmax(dim=-1, keepdim=True)
+        self._ids.index_copy_(1, position + 1, tokens)
 
     def _capture(self) -> None:
         torch = self._stack.torch
         with torch.no_grad():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(stream):
                 for _ in range(WARMUPS_BEFORE_CAPTURE):
-                    self._rewind()
+                    self._reset()
                     self._step()
-            torch.cuda.current_stream().wait_stream(side)
-            self._rewind()
+            torch.cuda.current_stream().wait_stream(stream)
+            self._reset()
             with torch.cuda.graph(graph):
                 self._step()
         self._graph = graph

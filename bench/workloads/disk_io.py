@@ -1,10 +1,10 @@
-"""How fast the model folder reads from the disk and from the page cache.
+"""Read rates of the model folder, from the disk and from the page cache.
 
-A read measures the disk only where the page cache was empty. Any user may ask Linux to drop a file's cached pages
-(posix_fadvise DONTNEED); whether they are gone is checked by reads that do not wait for a disk (preadv2 RWF_NOWAIT).
-Where that cannot be checked, a read does not count as cold.
+A read measures the disk only if the page cache was empty. Any user may ask Linux to drop a file's cached pages
+(posix_fadvise DONTNEED); reads that do not wait for a disk (preadv2 RWF_NOWAIT) check that the pages are gone. If that
+cannot be checked, a read does not count as cold.
 
-Standard library alone. Not covered: caches below the kernel's, in a disk or in a file server.
+Standard library only. Not covered: caches below the kernel's, in a disk or in a file server.
 """
 
 import errno
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from bench.harness.record import Record
-from bench.harness.termination import Stops
+from bench.harness.termination import StopSignals
 from bench.machine import page_cache
 from bench.records.bootstrap import summarize
 
@@ -23,38 +23,38 @@ PROBES = 16
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of weights, largest first."""
+    """Return the weight files, largest first."""
     files = [path for path in folder.iterdir() if path.suffix == ".safetensors" and path.is_file()]
     return sorted(files, key=lambda path: (-path.stat().st_size, path.name))
 
 
 def drop_from_cache(files: list[Path]) -> bool:
-    """Ask the kernel to drop the files' pages; True only where it verifiably did. Raises OSError."""
+    """Ask the kernel to drop the files' pages; True only if they are verifiably gone. Raises OSError."""
     if not hasattr(os, "posix_fadvise"):
         return False
     page_cache.drop(files)
     is_cold = all(_is_cold(path) for path in files)
-    page_cache.drop(files)  # pages that the check itself read
+    page_cache.drop(files)  # the check itself may have read pages
     return is_cold
 
 
-def add_reads(record: Record, folder: Path, most_bytes: int, stops: Stops) -> None:
-    """Add disk_read_gb_per_sec twice: cold where the cache can be dropped, then warm. Raises OSError."""
+def add_reads(record: Record, folder: Path, max_bytes: int, stops: StopSignals) -> None:
+    """Add disk_read_gb_per_sec twice: cold if the cache can be dropped, then warm. Raises OSError."""
     files = weight_files(folder)
     is_cold = drop_from_cache(files)
     for cold in (True, False):
         if cold and not is_cold:
-            note = "the page cache could not be dropped here, or not shown to be"
+            note = "the page cache could not be dropped here, or not verifiably"
             record.add("disk_read_gb_per_sec", None, note=note, cold=True)
-            _read(files, most_bytes, stops)  # so that the warm read is one
+            _read(files, max_bytes, stops)  # fill the cache for the warm read
             continue
-        rates, count = _read(files, most_bytes, stops)
+        rates, count = _read(files, max_bytes, stops)
         record.add("disk_read_gb_per_sec", summarize(rates), cold=cold, bytes=count)
 
 
-def _read(files: list[Path], most_bytes: int, stops: Stops) -> tuple[list[float], int]:
-    """GB/s of each piece, in order, and the bytes read; a piece is about a 16th of the whole, one block at least."""
-    planned = min(most_bytes, sum(path.stat().st_size for path in files))
+def _read(files: list[Path], max_bytes: int, stops: StopSignals) -> tuple[list[float], int]:
+    """Return GB/s of each piece, in order, and the bytes read; a piece is a 16th of the total, but at least 1 MiB."""
+    planned = min(max_bytes, sum(path.stat().st_size for path in files))
     piece = max(1 << 20, planned // 16)
     block = memoryview(bytearray(min(BLOCK_BYTES, piece)))
     rates: list[float] = []
@@ -73,9 +73,9 @@ def _read(files: list[Path], most_bytes: int, stops: Stops) -> tuple[list[float]
 
 
 def _is_cold(path: Path) -> bool:
-    """True if none of the probed bytes is in the page cache; False if one is, or if that is unknown.
+    """Return True if no probed byte is in the page cache; False if one is, or if that is unknown.
 
-    Not by mincore, as in `bench.machine.page_cache`: that needs the right to write, and a pod's model folder may be
+    Does not use mincore like `bench.machine.page_cache`: that needs write permission, and a pod's model folder may be
     read-only.
     """
     if not hasattr(os, "preadv") or not hasattr(os, "RWF_NOWAIT"):
@@ -83,7 +83,7 @@ def _is_cold(path: Path) -> bool:
     size = path.stat().st_size
     step = max(mmap.PAGESIZE, size // PROBES)
     with path.open("rb") as file:
-        # From the end to the start: a read that finds nothing may still load the pages after it.
+        # From the end to the start: a read of an uncached page may still load the pages after it.
         for offset in range(max(0, size - mmap.PAGESIZE), -1, -step):
             try:
                 os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)

@@ -1,8 +1,8 @@
 """One decoding step of a Llama or Mistral in NF4 on a GPU, in five kernels a layer (`bench.kernels.decode`).
 
-    joined = q, k, v of norm(x);  out = attend(joined);  x += o(out);  act = silu(gate) * up of norm(x);  x += down(act)
+    qkv = q, k, v of norm(x);  out = attend(qkv);  x += o(out);  act = silu(gate) * up of norm(x);  x += down(act)
 
-With LoRA adapters on a product, one kernel more. The same arithmetic as the model's own forward, up to rounding.
+LoRA adapters on a product add one kernel. The arithmetic is the model's own forward, up to rounding.
 
 Not covered: several tokens at once, a sliding window narrower than the cache, adapters of several ranks.
 """
@@ -20,9 +20,9 @@ from bench.torch_stack import Stack
 
 @dataclass(frozen=True, kw_only=True)
 class FusedDecodeLayer:
-    """A decoder layer's products, its keys and its values: (batch, key heads, length, width) each."""
+    """A decoder layer's products, keys and values; the last two are (batch, key heads, length, width) each."""
 
-    joined: DecodeProduct
+    qkv: DecodeProduct
     out: DecodeProduct
     gate_up: DecodeProduct
     down: DecodeProduct
@@ -31,39 +31,42 @@ class FusedDecodeLayer:
 
 
 class FusedStep:
-    """`step(tokens, position)`; everything else it reads and writes has fixed addresses. Call `why_not` first."""
+    """The decoding step `step(tokens, position)`; all other data that it reads and writes has fixed addresses.
+
+    Call `unsupported_reason` first.
+    """
 
     def __init__(
-        self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, angles: Any, *, batch: int
+        self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, cos_sin: Any, *, batch: int
     ) -> None:
         self._decoder = decoder
-        self._attention = Attention(heads, *angles, batch=batch)
+        self._attention = Attention(heads, *cos_sin, batch=batch)
         self._layers = [
             FusedDecodeLayer(
-                joined=_product(_attended(layer), batch, norm=layer.input_layernorm),
+                qkv=_product(_qkv_projections(layer), batch, norm=layer.input_layernorm),
                 out=_product((layer.self_attn.o_proj,), batch),
                 gate_up=_product(
                     (layer.mlp.gate_proj, layer.mlp.up_proj), batch, norm=layer.post_attention_layernorm, gated=True
                 ),
                 down=_product((layer.mlp.down_proj,), batch),
-                keys=stack.cached(cache, index)[0],
-                values=stack.cached(cache, index)[1],
+                keys=stack.layer_cache(cache, index)[0],
+                values=stack.layer_cache(cache, index)[1],
             )
             for index, layer in enumerate(decoder.layers)
         ]
 
     def __call__(self, tokens: Any, position: Any) -> Any:
-        """The last norm's output (batch, hidden) for `tokens` int64 (batch,), all at `position` int64 (1,)."""
+        """Return the last norm's output (batch, hidden) for `tokens` int64 (batch,), all at `position` int64 (1,)."""
         x = self._decoder.embed_tokens(tokens)
         for layer in self._layers:
-            x = layer.out(self._attention(layer.joined(x), position, layer.keys, layer.values), onto=x)
+            x = layer.out(self._attention(layer.qkv(x), position, layer.keys, layer.values), onto=x)
             x = layer.down(layer.gate_up(x), onto=x)
-        last = self._decoder.norm
-        return rms_norm(x, last.weight, last.variance_epsilon)[0]
+        norm = self._decoder.norm
+        return rms_norm(x, norm.weight, norm.variance_epsilon)[0]
 
 
 def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, batch: int) -> str | None:
-    """The first reason why this step does not fit; None where it fits."""
+    """Return the first reason why this step does not support this decoder; None if it does."""
     norm = decoder.norm.weight
     if (reason := products.unsupported_reason(norm.device) or attention.unsupported_reason(heads)) is not None:
         return reason
@@ -76,7 +79,7 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
     used: set[tuple[int, float]] = set()
     for layer in decoder.layers:
         ranks, mlp = set(), layer.mlp
-        for linear in (*_attended(layer), layer.self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+        for linear in (*_qkv_projections(layer), layer.self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             base = _base(linear)
             if not isinstance(base, stack.bitsandbytes.nn.Linear4bit) or base.bias is not None:
                 return "a base that is not NF4, or has biases"
@@ -91,7 +94,7 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
     return products.why_no_room(norm.device, widest, batch, max((rank for rank, _ in used), default=0))
 
 
-def _attended(layer: Any) -> tuple[Any, ...]:
+def _qkv_projections(layer: Any) -> tuple[Any, ...]:
     return layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
 
 
@@ -106,12 +109,12 @@ def _product(linears: tuple[Any, ...], batch: int, *, norm: Any = None, gated: b
 
 
 def _base(linear: Any) -> Any:
-    """The frozen layer under peft's."""
+    """Return the frozen layer inside peft's."""
     return getattr(linear, "base_layer", linear)
 
 
 def _lora(linear: Any) -> DecodeLora | None:
-    """The adapter that peft put on a layer and that is in use."""
+    """Return the active peft adapter of a layer, or None."""
     active = [name for name in getattr(linear, "active_adapters", ()) if name in linear.lora_A]
     if not active or linear.disable_adapters:
         return None

@@ -1,11 +1,11 @@
-"""The hardware trial: matrix products, copies and disk: ceilings for other numbers.
+"""The hardware trial: ceilings of matrix products, copies and disk reads, for comparison with other numbers.
 
 Products and copies run on random numbers, after a warm-up, in samples of at least 2 ms timed by the device (CUDA
 events; the CPU's clock without a GPU), over operands larger than any cache. With zeros a chip draws half its power and
-clocks higher. What a chip or stack lacks is a measurement without a value, with a note; it is not an error.
+clocks higher. A type that chip or stack do not support gives a measurement without a value and with a note, no error.
 
-Not covered: the links between GPUs (`bench.workloads.distributed.distributed`); arithmetic outside matrix products;
-products under 20 us (size 2048 in 8 bit on a Hopper), which show the rate of launching kernels.
+Not covered: links between GPUs (`bench.workloads.distributed.distributed`); arithmetic outside matrix products;
+products under 20 us (size 2048 in 8 bits on a Hopper), which measure the kernel launch rate.
 """
 
 import contextlib
@@ -20,24 +20,24 @@ from typing import Any
 
 from bench.data.inputs import Inputs
 from bench.harness.record import Record
-from bench.harness.termination import Stops, is_out_of_memory
+from bench.harness.termination import StopSignals, is_out_of_memory
 from bench.machine import gpu_specs
 from bench.qlora.session import TorchSession, open_session
 from bench.records.bootstrap import Interval, summarize
 from bench.workloads import disk_io
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
-# Compute capability from which the chip multiplies matrices of this type in hardware.
-SINCE = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "int8": (7, 5), "fp8": (8, 9)}
+# The lowest compute capability with hardware matrix products of the type.
+MIN_CAPABILITY = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "int8": (7, 5), "fp8": (8, 9)}
 OPERAND_BYTES = 256 << 20  # more than the largest cache of a GPU in gpu_specs.json (H200: 50 MiB, RTX 4090: 72)
 SAMPLE_SEC = 2e-3
 WARMUP_CALLS = 3
-LEAST_SAMPLES, MOST_SAMPLES = 5, 50
+MIN_SAMPLES, MAX_SAMPLES = 5, 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareScale:
-    """How much is multiplied, copied and read; the samples of one measurement may take `budget_sec`."""
+    """Sizes of a profile's products, copies and reads; the samples of one measurement may take `budget_sec`."""
 
     dtypes: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -67,17 +67,17 @@ QUICK_SIZE, QUICK_SEC = 8192, 0.2
 
 
 class Unsupported(Exception):
-    """This chip or stack cannot do it; the message says what is missing."""
+    """Error for a type that this chip or stack does not support; the message names what is missing."""
 
 
-def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
+def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     """Add matmul_tflops, the three copy bandwidths and disk_read_gb_per_sec to the record."""
     scale = TINY if record.trial.profile == "tiny" else FULL
     record.steps_planned = len(scale.dtypes) * len(scale.sizes) + 3 + 2
     session = open_session(record, stops)
     chip = gpu_specs.lookup(record.fingerprint["gpu_name"])
     record.fingerprint["chip_source"] = None if chip is None else chip.source
-    record.log(f"shares of the published figures: {'unknown for this chip' if chip is None else chip.source}")
+    record.log(f"published figures for comparison: {'unknown for this chip' if chip is None else chip.source}")
     with record.timed("measure"):
         for dtype in scale.dtypes:
             for size in scale.sizes:
@@ -91,18 +91,18 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 def matmul_tflops(
     session: TorchSession, dtype: str, size: int, *, budget_sec: float, operand_bytes: int = OPERAND_BYTES
 ) -> Interval:
-    """TFLOP/s of size x size products of `dtype` (one of DTYPES): 2 size^3 FLOP over each sample's time.
+    """Measure TFLOP/s of size x size products of `dtype` (one of DTYPES): 2 size^3 FLOP over each sample's time.
 
-    Raises Lacking, and what torch raises when memory is short.
+    Raises Unsupported, and torch's errors when memory is short.
     """
     torch = session.modules.torch
-    _require(session, dtype)
+    _check_supported(session, dtype)
     with _float32_precision(torch, "high" if dtype == "tf32" else "highest"), torch.no_grad():
         multiply = _product(session, dtype, size, operand_bytes)
         try:
             seconds = sample_sec(session, multiply, budget_sec)
         except RuntimeError as error:
-            # torch's int8 and fp8 products are private functions that refuse what has no kernel.
+            # torch's int8 and fp8 products are private functions that raise RuntimeError if there is no kernel.
             if dtype not in ("int8", "fp8") or is_out_of_memory(error):
                 raise
             raise Unsupported(f"torch {torch.__version__}: {str(error).splitlines()[0][:160]}") from error
@@ -110,23 +110,24 @@ def matmul_tflops(
 
 
 def bf16_matmul_tflops(session: TorchSession) -> Interval:
-    """The bf16 ceiling that MFU divides by, in under half a second and 0.4 GB. Raises Lacking without bf16.
+    """Measure the bf16 ceiling for MFU, in under half a second and 0.4 GB. Raises Unsupported without bf16.
 
-    One pair of operands: at this size each is larger than any cache.
+    A single pair of operands is enough: at this size each is larger than any cache.
     """
     return matmul_tflops(session, "bf16", QUICK_SIZE, budget_sec=QUICK_SEC, operand_bytes=0)
 
 
 def sample_sec(session: TorchSession, call: Callable[[], object], budget_sec: float) -> list[float]:
-    """Seconds of one `call`, sampled LEAST_SAMPLES to MOST_SAMPLES times as the budget allows, after a warm-up.
+    """Measure the seconds of one `call`, MIN_SAMPLES to MAX_SAMPLES times within the budget, after a warm-up.
 
-    A sample is as many calls as take 2 ms: the device works through a queue, and the clock is fine enough.
+    A sample consists of as many calls as take 2 ms, so that the device always has queued work and the clock's
+    resolution suffices.
     """
     timer = _cuda_timer if session.placement.is_cuda else _cpu_timer
     timer(session, call, 1)  # the first call also chooses and loads kernels
     estimate = timer(session, call, WARMUP_CALLS) / WARMUP_CALLS
     calls = max(1, math.ceil(SAMPLE_SEC / estimate))
-    samples = min(MOST_SAMPLES, max(LEAST_SAMPLES, int(budget_sec / (calls * estimate))))
+    samples = min(MAX_SAMPLES, max(MIN_SAMPLES, int(budget_sec / (calls * estimate))))
     return [timer(session, call, calls) / calls for _ in range(samples)]
 
 
@@ -148,47 +149,50 @@ def _cpu_timer(_session: TorchSession, call: Callable[[], object], calls: int) -
     return time.perf_counter() - start
 
 
-def _require(session: TorchSession, dtype: str) -> None:
-    """Raises Lacking where chip, stack or environment exclude the type."""
+def _check_supported(session: TorchSession, dtype: str) -> None:
+    """Raise Unsupported if chip, stack or environment exclude the type."""
     torch = session.modules.torch
     if not session.placement.is_cuda:
         if dtype not in ("fp32", "bf16"):
             raise Unsupported("measured on GPUs only")
         return
-    has = torch.cuda.get_device_capability(session.placement.device)
-    since = SINCE.get(dtype)
-    if since is not None and has < since:
-        raise Unsupported(f"compute capability {has[0]}.{has[1]} has none; it came with {since[0]}.{since[1]}")
+    capability = torch.cuda.get_device_capability(session.placement.device)
+    minimum = MIN_CAPABILITY.get(dtype)
+    if minimum is not None and capability < minimum:
+        raise Unsupported(
+            f"compute capability {capability[0]}.{capability[1]} does not support {dtype}, which needs "
+            f"{minimum[0]}.{minimum[1]}"
+        )
     if dtype == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        raise Unsupported("NVIDIA_TF32_OVERRIDE=0 switches it off")
+        raise Unsupported("disabled by NVIDIA_TF32_OVERRIDE=0")
     missing = {"int8": "_int_mm", "fp8": "_scaled_mm"}.get(dtype)
     if missing is not None and not hasattr(torch, missing):
         raise Unsupported(f"torch {torch.__version__} has no torch.{missing}")
 
 
 def _product(session: TorchSession, dtype: str, size: int, operand_bytes: int) -> Callable[[], object]:
-    """One product of the next pair of operands; pairs rotate, so that none is in a cache."""
+    """Return a function that multiplies the next pair of operands; pairs rotate to defeat caches."""
     torch = session.modules.torch
     width = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}[dtype]
     pairs = max(1, math.ceil(operand_bytes / (2 * width * size * size)))
     operands = [(_random(session, dtype, size), _random(session, dtype, size)) for _ in range(pairs)]
     if dtype == "fp8":
-        one = torch.ones((), dtype=torch.float32, device=session.placement.device)
+        unit_scale = torch.ones((), dtype=torch.float32, device=session.placement.device)
 
     def multiply(a: Any, b: Any) -> object:
-        # The tensor cores' int8 and fp8 kernels take the second operand by columns, hence its transpose.
+        # The tensor cores' int8 and fp8 kernels take the second operand column-major, hence its transpose.
         if dtype == "int8":
             return torch._int_mm(a, b.t())
         if dtype == "fp8":
-            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+            return torch._scaled_mm(a, b.t(), scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16)
         return a @ b
 
-    turn = 0
+    calls = 0
 
     def call() -> object:
-        nonlocal turn
-        turn += 1
-        return multiply(*operands[turn % pairs])
+        nonlocal calls
+        calls += 1
+        return multiply(*operands[calls % pairs])
 
     return call
 
@@ -198,7 +202,7 @@ def _random(session: TorchSession, dtype: str, size: int) -> Any:
     if dtype == "int8":
         return torch.randint(-128, 128, (size, size), dtype=torch.int8, device=device)
     types = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
-    if dtype == "fp8":  # torch has no generator for it
+    if dtype == "fp8":  # torch has no fp8 generator
         return torch.randn(size, size, dtype=torch.bfloat16, device=device).to(getattr(torch, types[dtype]))
     return torch.randn(size, size, dtype=getattr(torch, types[dtype]), device=device)
 
@@ -217,38 +221,39 @@ def _add_matmul(
     record: Record, session: TorchSession, chip: gpu_specs.GpuSpec | None, dtype: str, size: int, scale: HardwareScale
 ) -> None:
     try:
-        found = matmul_tflops(session, dtype, size, budget_sec=scale.budget_sec, operand_bytes=scale.operand_bytes)
-    except Unsupported as lacking:
-        record.add("matmul_tflops", None, note=str(lacking), dtype=dtype, size=size)
+        tflops = matmul_tflops(session, dtype, size, budget_sec=scale.budget_sec, operand_bytes=scale.operand_bytes)
+    except Unsupported as error:
+        record.add("matmul_tflops", None, note=str(error), dtype=dtype, size=size)
         return
-    share = gpu_specs.share_percent(found.median, None if chip is None else chip.matmul_tflops(dtype))
-    record.add("matmul_tflops", found, share_percent=share, dtype=dtype, size=size)
+    share = gpu_specs.share_percent(tflops.median, None if chip is None else chip.matmul_tflops(dtype))
+    record.add("matmul_tflops", tflops, share_percent=share, dtype=dtype, size=size)
 
 
 def _add_copies(
-    record: Record, session: TorchSession, chip: gpu_specs.GpuSpec | None, scale: HardwareScale, stops: Stops
+    record: Record, session: TorchSession, chip: gpu_specs.GpuSpec | None, scale: HardwareScale, stops: StopSignals
 ) -> None:
-    """Copies within the device's memory, and between it and pinned host memory, one direction at a time."""
+    """Add copy rates within the device's memory and between it and pinned host memory, one direction at a time."""
     torch, device = session.modules.torch, session.placement.device
     count = scale.copied_bytes
     source = torch.randint(0, 256, (count,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    # A copy reads and writes every byte; the published figure of the memory counts both.
-    found = summarize(
+    # A copy reads and writes every byte; the published memory bandwidth counts both.
+    rate = summarize(
         [2 * count / second / 1e9 for second in sample_sec(session, lambda: target.copy_(source), scale.budget_sec)]
     )
-    share = gpu_specs.share_percent(found.median, None if chip is None else chip.memory_gb_per_sec)
-    record.add("device_copy_gb_per_sec", found, share_percent=share, bytes=count)
+    share = gpu_specs.share_percent(rate.median, None if chip is None else chip.memory_gb_per_sec)
+    record.add("device_copy_gb_per_sec", rate, share_percent=share, bytes=count)
     stops.check()
     if not session.placement.is_cuda:
         for name in ("host_to_device_gb_per_sec", "device_to_host_gb_per_sec"):
-            record.add(name, None, note="there is no GPU to copy to")
+            record.add(name, None, note="no GPU to copy to")
         return
     host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
     host.copy_(source)
 
-    for name, to, of in (("host_to_device_gb_per_sec", target, host), ("device_to_host_gb_per_sec", host, target)):
-        copy = partial(to.copy_, of, non_blocking=True)
+    directions = (("host_to_device_gb_per_sec", target, host), ("device_to_host_gb_per_sec", host, target))
+    for name, destination, origin in directions:
+        copy = partial(destination.copy_, origin, non_blocking=True)
         rates = [count / second / 1e9 for second in sample_sec(session, copy, scale.budget_sec)]
         record.add(name, summarize(rates), bytes=count, pinned=True)
         stops.check()

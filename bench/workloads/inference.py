@@ -1,15 +1,15 @@
 """The inference trial: greedy answers to prompts, for doubling batch sizes, on two paths.
 
-Arithmetic bounds the prompt, which multiplies matrices by matrices. Memory bandwidth bounds the answer, which reads
-every weight once a token, shared by the batch. So both are measured apart: up to the first token (`prefill`), and from
-there to the last (`decode`).
+Arithmetic limits the prompt, which multiplies matrices by matrices. Memory bandwidth limits the answer, which reads
+every weight once per token, shared by the batch. Therefore they are measured separately: up to the first token
+(`prefill`), and from there to the last (`decode`).
 
 Prompts are packed text without padding, and all answers have the same length, so both paths do the same work.
-`decode_tokens_per_sec` counts all sequences together. `decode_read_gb_per_sec` is the weights' bytes, which every step
-must read, over a step's time; the chip's memory bandwidth is its bound.
+`decode_tokens_per_sec` counts all sequences together. `decode_read_gb_per_sec` is the bytes of weights that a step must
+read, divided by the step's time; its limit is the chip's memory bandwidth.
 
-On a GPU the fast path is measured again with LoRA adapters of the trial's rank on the trial's layers, unmerged, as path
-`adapter`: what an answer costs with a fine-tuned model.
+On a GPU the fast path is measured again as path `adapter`, with unmerged LoRA adapters of the trial's rank on the
+trial's layers: the cost of an answer with a fine-tuned model.
 """
 
 import dataclasses
@@ -20,54 +20,54 @@ from bench.data.collate import load_tokenizer, make_rows
 from bench.data.inputs import ConversationStats, InputError, Inputs
 from bench.harness import termination
 from bench.harness.record import Record
-from bench.harness.termination import Stops
+from bench.harness.termination import StopSignals
 from bench.machine import gpu_specs
 from bench.qlora.recipes import adapters
 from bench.qlora.session import TorchSession, open_session
 from bench.qlora.step import load_base
 from bench.records import Trial
 from bench.records.bootstrap import summarize
-from bench.torch_stack import free
-from bench.workloads.decoding import DefaultPath, FastPath, Generated, prepare
+from bench.torch_stack import free_memory
+from bench.workloads.decoding import DefaultPath, FastPath, Generated, prepare_model
 
-Path: TypeAlias = DefaultPath | FastPath
+DecodingPath: TypeAlias = DefaultPath | FastPath
 PATHS = (DefaultPath.name, FastPath.name)
 ADAPTER = "adapter"
-AGREEMENT = "two greedy answers differ from the first token on that rounding decides"
-NO_GPU = "no CUDA device: there is no graph of kernels to capture"
+AGREEMENT = "two greedy answers differ from the first token that depends on rounding"
+NO_GPU = "no CUDA device: no graph of kernels to capture"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The limits of a profile, whatever the trial asks for."""
+class InferenceLimits:
+    """Upper limits of a profile, applied to the trial's settings."""
 
-    largest_batch: int
-    most_new_tokens: int
+    max_batch: int
+    max_new_tokens: int
     repeats: int
 
 
-SIZES = {
-    "gpu": Sizes(largest_batch=32, most_new_tokens=65_536, repeats=5),
-    "tiny": Sizes(largest_batch=4, most_new_tokens=8, repeats=3),
+LIMITS = {
+    "gpu": InferenceLimits(max_batch=32, max_new_tokens=65_536, repeats=5),
+    "tiny": InferenceLimits(max_batch=4, max_new_tokens=8, repeats=3),
 }
 
 
-def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
-    """Measure batch after batch; a path that runs out of memory ends there, the other goes on. Raises InputError."""
-    trial, sizes = record.trial, SIZES[record.trial.profile]
+def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
+    """Measure each batch; a path that runs out of memory ends there, the others continue. Raises InputError."""
+    trial, sizes = record.trial, LIMITS[record.trial.profile]
     model_facts, _, conversations = inputs
-    new_tokens = min(trial.new_tokens, sizes.most_new_tokens)
+    new_tokens = min(trial.new_tokens, sizes.max_new_tokens)
     check_length(trial, new_tokens, model_facts.max_position_embeddings)
-    batches = batch_sizes(min(trial.micro_batch_size, sizes.largest_batch))
+    batches = batch_sizes(min(trial.micro_batch_size, sizes.max_batch))
     session = open_session(record, stops)
-    # Six figures a path and the agreement of two; without a GPU six figures of one path and a note for the others.
+    # Six figures per path and the agreement of two; without a GPU six figures of one path and a note for the others.
     record.steps_planned = len(batches) * 19 + 3 if session.placement.is_cuda else len(batches) * 8 + 1
     with record.timed("data"):
         prompts = make_prompts(session, trial, conversations, batches[-1])
     with record.timed("load"):
         model = load_base(session.modules, trial, session.placement)
-        prepare(session.modules, model)
-        attend_to_all(trial, model.config, trial.max_seq_len + new_tokens)
+        prepare_model(session.modules, model)
+        disable_sliding_window(trial, model.config, trial.max_seq_len + new_tokens)
     record.log(
         f"batches {batches} of {trial.max_seq_len} prompt tokens, {new_tokens} new tokens, {trial.base_precision}"
     )
@@ -83,35 +83,35 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 
 
 def batch_sizes(largest: int) -> list[int]:
-    """1, 2, 4, ... and the largest itself."""
+    """Return 1, 2, 4, ... up to `largest`, and `largest` itself."""
     doubling = [1 << power for power in range(largest.bit_length())]
     return doubling if doubling[-1] == largest else [*doubling, largest]
 
 
 def check_length(trial: Trial, new_tokens: int, positions: int) -> None:
-    """Raises InputError where prompt and answer together exceed the model's positions."""
+    """Raise InputError if prompt and answer together exceed the model's positions."""
     if trial.max_seq_len + new_tokens > positions:
         raise InputError(
-            f"new_tokens: {new_tokens} after a prompt of {trial.max_seq_len} (max_seq_len) are more than the "
-            f"{positions} positions {trial.model} was made for; shorten one of them"
+            f"new_tokens: {new_tokens} after a prompt of {trial.max_seq_len} (max_seq_len) exceed the {positions} "
+            f"positions of {trial.model}; reduce one of them"
         )
 
 
-def attend_to_all(trial: Trial, config: Any, tokens: int) -> None:
-    """Turn off a sliding window of at least `tokens`, which has no effect. Raises InputError for a narrower one."""
+def disable_sliding_window(trial: Trial, config: Any, tokens: int) -> None:
+    """Disable a sliding window of at least `tokens`, which has no effect. Raises InputError for a narrower one."""
     window = getattr(config, "sliding_window", None)
     if window is not None and tokens > window:
         raise InputError(
-            f"max_seq_len: prompt and answer of {tokens} tokens are longer than the sliding window of {window} "
-            f"in {trial.model}/config.json, which is not measured here; shorten one of them"
+            f"max_seq_len: prompt and answer of {tokens} tokens exceed the sliding window of {window} in "
+            f"{trial.model}/config.json, which this trial does not support; reduce max_seq_len or new_tokens"
         )
     config.sliding_window = None
 
 
 def make_prompts(session: TorchSession, trial: Trial, conversations: list[ConversationStats], count: int) -> Any:
-    """`count` prompts of `max_seq_len` tokens each, without padding: int64 on the device. Raises InputError."""
+    """Make `count` prompts of `max_seq_len` tokens each, without padding: int64 on the device. Raises InputError."""
     tokenizer = load_tokenizer(session.modules, trial.model)
-    wanted = dataclasses.replace(
+    packed = dataclasses.replace(
         trial,
         layout="pack",
         micro_batch_size=count,
@@ -119,14 +119,14 @@ def make_prompts(session: TorchSession, trial: Trial, conversations: list[Conver
         warmup_steps=0,
         measured_steps=1,
     )
-    rows = make_rows(wanted, conversations, tokenizer)
+    rows = make_rows(packed, conversations, tokenizer)
     ids = [rows[index % len(rows)].ids for index in range(count)]
     return session.modules.torch.tensor(ids, dtype=session.modules.torch.int64, device=session.placement.device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One loaded model, and how it is measured."""
+    """The measurements of one loaded model."""
 
     record: Record
     session: TorchSession
@@ -143,9 +143,9 @@ class Generation:
         }
 
     def measure_all(
-        self, prompts: Any, batches: list[int], stops: Stops, paths: tuple[str, ...] = PATHS
+        self, prompts: Any, batches: list[int], stops: StopSignals, paths: tuple[str, ...] = PATHS
     ) -> dict[str, int]:
-        """Measure each batch on each path; the largest batch that fitted, by path, 0 where none did."""
+        """Measure each batch on each path; return the largest batch that fitted, by path, 0 if none did."""
         is_cuda = self.session.placement.is_cuda
         fitted = {name: 0 for name in paths if is_cuda or name == DefaultPath.name}
         running = set(fitted)
@@ -156,20 +156,20 @@ class Generation:
                 if name not in fitted:
                     self.record.add("decode_tokens_per_sec", None, note=NO_GPU, **context)
                 else:
-                    self._measure_next(name, prompts[:batch], context, fitted, running, tokens, stops)
+                    self._measure_if_smaller_fit(name, prompts[:batch], context, fitted, running, tokens, stops)
             if len(tokens) == len(PATHS):
                 same = tokens[PATHS[0]] == tokens[PATHS[1]]
                 agreeing = 100.0 * float(same.float().mean())
                 self.record.add("agreeing_tokens_percent", agreeing, note=AGREEMENT, batch=batch, **self.context())
         return fitted
 
-    def measure_adapter(self, prompts: Any, batches: list[int], stops: Stops) -> dict[str, int]:
-        """`measure_all` for the fast path with adapters, which stay on the model."""
+    def measure_adapter(self, prompts: Any, batches: list[int], stops: StopSignals) -> dict[str, int]:
+        """Run `measure_all` for the fast path with adapters, which stay on the model."""
         if self.session.placement.is_cuda:
             add_adapters(self.session, self.record.trial, self.model)
         return self.measure_all(prompts, batches, stops, (ADAPTER,))
 
-    def _measure_next(
+    def _measure_if_smaller_fit(
         self,
         name: str,
         prompts: Any,
@@ -177,54 +177,56 @@ class Generation:
         fitted: dict[str, int],
         running: set[str],
         tokens: dict[str, Any],
-        stops: Stops,
+        stops: StopSignals,
     ) -> None:
-        """Measure one batch where the smaller ones fitted, and keep whether this one did."""
+        """Measure one batch if the smaller ones fitted, and update `fitted` and `running`."""
         failure: str | None = f"not tried: batch {fitted[name]} was the last that fitted"
         if name in running:
-            failure = self._measure_one(name, prompts, context, tokens, stops)
-            free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+            failure = self._measure_batch(name, prompts, context, tokens, stops)
+            free_memory(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if failure is None:
             fitted[name] = len(prompts)
             return
         running.discard(name)
         self.record.add("decode_tokens_per_sec", None, note=failure, **context)
 
-    def _measure_one(
-        self, name: str, prompts: Any, context: dict[str, Any], tokens: dict[str, Any], stops: Stops
+    def _measure_batch(
+        self, name: str, prompts: Any, context: dict[str, Any], tokens: dict[str, Any], stops: StopSignals
     ) -> str | None:
-        """Measure one batch on one path and keep its tokens; the reason, if memory ran out."""
+        """Measure one batch on one path and store its tokens; return the reason if memory ran out."""
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
         if cuda is not None:
             cuda.reset_peak_memory_stats()
         answers: list[Generated] = []
         try:
             path = self._path(name, prompts)
-            path.answer()  # warm-up
+            path.generate()  # warm-up
             for _ in range(self.repeats):
                 stops.check()
-                answers.append(path.answer())
+                answers.append(path.generate())
         except Exception as error:
-            # A failed capture raises while the error that made it fail is handled.
+            # A failed capture raises while its cause is being handled.
             causes = [error, error.__context__]
             messages = [str(cause) for cause in causes if cause is not None and termination.is_out_of_memory(cause)]
             if not messages:
                 raise
             return f"out of memory: {' '.join(messages[0].split())[:200]}"
         tokens[name] = answers[-1].tokens
-        self._keep(answers, len(prompts), context, note=getattr(path, "not_fused", None))
+        self._add_measurements(answers, len(prompts), context, note=getattr(path, "not_fused_reason", None))
         peak = None if cuda is None else cuda.max_memory_allocated()
-        note = "no CUDA device" if cuda is None else "the model and everything else at its peak"
+        note = "no CUDA device" if cuda is None else "peak of all allocations, including the model"
         self.record.add("peak_memory_bytes", peak, note=note, **context)
         return None
 
-    def _path(self, name: str, prompts: Any) -> Path:
+    def _path(self, name: str, prompts: Any) -> DecodingPath:
         modules, placement = self.session.modules, self.session.placement
         if name == DefaultPath.name:
             return DefaultPath(modules, self.model, placement, prompts, self.new_tokens)
         return FastPath(modules, self.model, placement, prompts, self.new_tokens, capture=True)
 
-    def _keep(self, answers: list[Generated], batch: int, context: dict[str, Any], *, note: str | None) -> None:
+    def _add_measurements(
+        self, answers: list[Generated], batch: int, context: dict[str, Any], *, note: str | None
+    ) -> None:
         first = [answer.time_to_first_token_sec for answer in answers]
         prompt_tokens = batch * self.record.trial.max_seq_len
         values = {
@@ -237,18 +239,18 @@ class Generation:
             values["decode_time_per_token_sec"] = [seconds / later for seconds in decode]
             values["decode_tokens_per_sec"] = [batch * later / seconds for seconds in decode]
         for name, repeated in values.items():
-            of_path = f"not the step of five kernels a layer: {note}" if note and name.startswith("decode") else None
-            self.record.add(name, summarize(repeated), note=of_path, **context)
+            path_note = f"not the step of five kernels a layer: {note}" if note and name.startswith("decode") else None
+            self.record.add(name, summarize(repeated), note=path_note, **context)
         if decode:
-            count = bytes_read(self.model)
+            count = weight_bytes_per_token(self.model)
             read = summarize([count / seconds / 1e9 for seconds in values["decode_time_per_token_sec"]])
             chip = gpu_specs.lookup(self.record.fingerprint.get("gpu_name"))
             share = gpu_specs.share_percent(read.median, None if chip is None else chip.memory_gb_per_sec)
             self.record.add("decode_read_gb_per_sec", read, share_percent=share, bytes=count, **context)
 
 
-def bytes_read(model: Any) -> int:
-    """Bytes of the weights that one more token needs: all but the embedding's table, of which it needs a row each."""
+def weight_bytes_per_token(model: Any) -> int:
+    """Count the bytes of weights that a decoding step reads: all except the embedding table, which it hardly reads."""
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
     count = head.numel() * head.element_size()
@@ -264,7 +266,7 @@ def bytes_read(model: Any) -> int:
 
 
 def add_adapters(session: TorchSession, trial: Trial, model: Any) -> None:
-    """Put fresh adapters on `model` itself, in its precision; their B is random, as after training, not 0."""
+    """Add new adapters to `model` in place, in its precision; their B is random, as after training, not 0."""
     torch = session.modules.torch
     adapted = adapters.add(session.modules, trial, model)
     adapted.eval()

@@ -1,11 +1,11 @@
 """The loading trial: the time from files to a model on the device, cold and warm, and its phases.
 
-The first load includes what every process pays once: the CUDA context, kernels, lazy imports. Later loads differ in the
-page cache alone: `cold` after the model's files were verifiably dropped from it, `warm` with the files in memory. All
-memory is freed between loads; what is not freed is reported.
+The first load includes one-time costs of the process: the CUDA context, kernels, lazy imports. Later loads differ only
+in the page cache: `cold` after the model's files were verifiably dropped from it, `warm` with the files in memory. All
+memory is freed between loads; memory that is not freed is reported.
 
-Each phase is measured alone: reading every byte of the files, copying the tensors to the device, quantizing the layers'
-weights there. A load overlaps them, so they need not add up to it.
+Each phase is measured separately: reading every byte of the files, copying the tensors to the device, quantizing the
+layers' weights there. A load overlaps the phases, so they need not add up to its time.
 """
 
 import re
@@ -18,27 +18,27 @@ from typing import Any
 from bench.data.inputs import Inputs
 from bench.data.model_folder import weight_files
 from bench.harness.record import Record, peak_rss_bytes
-from bench.harness.termination import Stops
+from bench.harness.termination import StopSignals
 from bench.machine import page_cache
 from bench.qlora.session import TorchSession, open_session
 from bench.qlora.step import load_base
 from bench.records.bootstrap import Interval, summarize
-from bench.torch_stack import free
+from bench.torch_stack import free_memory
 
 WARM_REPEATS = 3
-# The check itself and other readers of the folder leave a few pages.
+# The check itself and other readers of the folder leave a few pages in the cache.
 DROPPED_SHARE = 0.02
-# bitsandbytes keeps its code tables and cuBLAS its workspace until the process ends.
+# bitsandbytes keeps its code tables, and cuBLAS its workspace, until the process ends.
 LEFTOVER_BYTES = 64 << 20
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 NO_GPU = "no CUDA device"
-# What bitsandbytes quantizes: the linear layers within the decoder, not the output head.
+# The weights that bitsandbytes quantizes: linear layers in the decoder, not the output head.
 QUANTIZED = re.compile(r"_proj\.weight$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """One load. The device's bytes are None without a GPU, the host's peak where the system does not count it."""
+    """One load. Device bytes are None without a GPU, the host's peak is None if the system does not count it."""
 
     seconds: float
     device_bytes: int | None
@@ -49,38 +49,38 @@ class LoadResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheDrop:
-    """The result of dropping the files from the page cache; `resident_share` is None where unknown."""
+    """The result of dropping the files from the page cache; `resident_share` is None if unknown."""
 
     resident_share: float | None
 
     @property
-    def refused(self) -> bool:
+    def is_refused(self) -> bool:
         return self.resident_share is not None and self.resident_share > DROPPED_SHARE
 
     @property
     def note(self) -> str | None:
         if self.resident_share is None:
-            return "the page cache was asked to drop the files; whether it did cannot be seen here"
-        if self.refused:
-            return f"the page cache would not drop the files: {100 * self.resident_share:.0f} % of their pages stayed"
+            return "the page cache was asked to drop the files; the effect cannot be verified here"
+        if self.is_refused:
+            return f"the page cache did not drop the files: {100 * self.resident_share:.0f} % of their pages stayed"
         return None
 
     def context(self) -> dict[str, Any]:
-        verified = self.resident_share is not None and not self.refused
+        verified = self.resident_share is not None and not self.is_refused
         return {"cache": "cold", "drop_verified": verified, "resident_percent": percent(self.resident_share)}
 
 
-def measure(record: Record, _inputs: Inputs, stops: Stops) -> None:
-    """One load with the page cache as found, one cold, three warm; then each phase by itself."""
+def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
+    """Measure one load with the page cache unchanged, one cold, three warm; then each phase separately."""
     session = open_session(record, stops)
     files = weight_files(Path(record.trial.model))
     record.steps_planned = 12 if record.trial.base_precision == "nf4" else 11
     bench = Loading(record=record, session=session, files=files, stops=stops)
     record.log(f"{len(files)} weight files, {sum(path.stat().st_size for path in files):,} bytes")
     with record.timed("warmup"):
-        found = page_cache.resident_share(files)
+        resident = page_cache.resident_share(files)
         first = bench.load()
-        bench.add("first_load_time_sec", first.seconds, cache="as found", resident_percent=percent(found))
+        bench.add("first_load_time_sec", first.seconds, cache="as found", resident_percent=percent(resident))
     with record.timed("measure"):
         loads = [first, *bench.measure_cold(), *bench.measure_warm()]
         bench.add_memory(loads)
@@ -91,8 +91,8 @@ def percent(share: float | None) -> float | None:
     return None if share is None else round(100.0 * share, 1)
 
 
-def watch_host_peak() -> bool:
-    """Reset the peak memory counter (Linux, VmHWM); False where that is not allowed."""
+def reset_host_peak() -> bool:
+    """Reset the peak memory counter (Linux, VmHWM); False if that is not allowed."""
     try:
         CLEAR_REFS.write_text("5", encoding="ascii")
     except OSError:
@@ -101,7 +101,7 @@ def watch_host_peak() -> bool:
 
 
 def host_peak_bytes() -> int | None:
-    """The peak since `watch_host_peak`. Pages of mapped files count while they are in memory."""
+    """Return the peak since `reset_host_peak`. Pages of mapped files count while they are in memory."""
     match = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
@@ -113,7 +113,7 @@ class Loading:
     record: Record
     session: TorchSession
     files: tuple[Path, ...]
-    stops: Stops
+    stops: StopSignals
 
     def add(self, name: str, value: float | Interval | None, **more: Any) -> None:
         self.record.add(name, value, precision=self.record.trial.base_precision, **more)
@@ -124,37 +124,41 @@ class Loading:
     # Loads -------------------------------------------------------------------------------------------------------
 
     def load(self) -> LoadResult:
-        """Load the model as training does, and free everything."""
+        """Load the model as training does, and free all memory."""
         self.stops.check()
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
-        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+        free_memory(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         before = self._reserved()
-        counted = watch_host_peak()
+        was_reset = reset_host_peak()
         if cuda is not None:
-            allocated = cuda.memory_allocated()
+            base = cuda.memory_allocated()
             cuda.reset_peak_memory_stats()
             cuda.synchronize()
         start = time.perf_counter()
         model = load_base(self.session.modules, self.record.trial, self.session.placement)
-        self._wait()
+        self._synchronize()
         seconds = time.perf_counter() - start
-        host_peak = host_peak_bytes() if counted else None
-        held = peak = left = None
+        host_peak = host_peak_bytes() if was_reset else None
+        allocated_bytes = peak = left = None
         if cuda is not None:
-            held, peak = cuda.memory_allocated() - allocated, cuda.max_memory_allocated() - allocated
+            allocated_bytes, peak = cuda.memory_allocated() - base, cuda.max_memory_allocated() - base
             self.record.peak_vram_bytes = max(self.record.peak_vram_bytes or 0, cuda.max_memory_allocated())
         del model
-        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+        free_memory(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if before is not None:
             left = (self._reserved() or 0) - before
         return LoadResult(
-            seconds=seconds, device_bytes=held, device_peak_bytes=peak, host_peak_bytes=host_peak, leftover_bytes=left
+            seconds=seconds,
+            device_bytes=allocated_bytes,
+            device_peak_bytes=peak,
+            host_peak_bytes=host_peak,
+            leftover_bytes=left,
         )
 
     def measure_cold(self) -> list[LoadResult]:
-        """One load with the files out of memory; none, and a note, where they could not be dropped."""
-        drop = self._drop()
-        load = None if drop.refused else self.load()
+        """Load with the files out of memory; if they could not be dropped, add only a note and return no result."""
+        drop = self._drop_cache()
+        load = None if drop.is_refused else self.load()
         self.add("load_time_sec", None if load is None else load.seconds, note=drop.note, **drop.context())
         return [] if load is None else [load]
 
@@ -167,7 +171,7 @@ class Loading:
         return loads
 
     def add_memory(self, loads: list[LoadResult]) -> None:
-        """Memory of the last load and the highest peak. Memory that is not freed is flagged."""
+        """Add the memory of the last load and the highest peak. Flag memory that was not freed."""
         last = loads[-1]
         total = self.record.fingerprint["gpu_memory_bytes"]
         note = NO_GPU if last.device_bytes is None else None
@@ -183,22 +187,22 @@ class Loading:
         if peaks:
             self.add("host_memory_peak_bytes", max(peaks), note="pages of mapped files included", loads=len(peaks))
         else:
-            note = "of the whole process, its imports included: the system does not count anew"
+            note = "peak of the whole process, imports included: the system cannot reset the counter"
             self.add("host_memory_peak_bytes", peak_rss_bytes(), note=note, loads=len(loads))
 
     # Phases ------------------------------------------------------------------------------------------------------
 
     def measure_phases(self) -> None:
-        """Reading, moving, quantizing: each alone."""
-        drop = self._drop()
-        self.add("read_time_sec", None if drop.refused else self._read(), note=drop.note, **drop.context())
+        """Add the times of reading, moving and quantizing, each measured separately."""
+        drop = self._drop_cache()
+        self.add("read_time_sec", None if drop.is_refused else self._read(), note=drop.note, **drop.context())
         page_cache.read_all(self.files)
         resident = page_cache.resident_share(self.files)
         warm = [self._read() for _ in range(WARM_REPEATS)]
         self.add_repeated("read_time_sec", warm, cache="warm", resident_percent=percent(resident))
-        self._pass(self.files[:1])  # warm-up
-        passes = [self._pass(self.files) for _ in range(WARM_REPEATS)]
-        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+        self._copy_and_quantize(self.files[:1])  # warm-up
+        passes = [self._copy_and_quantize(self.files) for _ in range(WARM_REPEATS)]
+        free_memory(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if self.session.placement.is_cuda:
             self.add_repeated("move_time_sec", [move for move, _ in passes], source="pageable host memory")
         else:
@@ -216,30 +220,30 @@ class Loading:
         page_cache.read_all(self.files)
         return time.perf_counter() - start
 
-    def _pass(self, files: tuple[Path, ...]) -> tuple[float, float]:
-        """Seconds of copying every tensor of the files to the device, and of quantizing those that are quantized.
+    def _copy_and_quantize(self, files: tuple[Path, ...]) -> tuple[float, float]:
+        """Return the seconds of copying all tensors of the files to the device, and of quantizing those in NF4.
 
-        File by file: the host and the device hold one file's tensors at a time.
+        Works file by file: host and device hold one file's tensors at a time.
         """
         moving = quantizing = 0.0
         for path in files:
             self.stops.check()
             tensors = self._tensors(path)
-            self._wait()
+            self._synchronize()
             start = time.perf_counter()
             moved = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-            self._wait()
+            self._synchronize()
             moving += time.perf_counter() - start
             if self.record.trial.base_precision == "nf4":
                 start = time.perf_counter()
                 for name in filter(QUANTIZED.search, moved):
                     moved[name] = self._quantize(moved[name])
-                self._wait()
+                self._synchronize()
                 quantizing += time.perf_counter() - start
         return moving, quantizing
 
     def _tensors(self, path: Path) -> dict[str, Any]:
-        """The file's tensors, copied: safetensors returns views of the mapped file, not yet read."""
+        """Return copies of the file's tensors: safetensors returns views of the mapped file, not yet read."""
         from safetensors import safe_open  # imports torch
 
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -247,17 +251,17 @@ class Loading:
 
     @property
     def _quantize(self) -> Any:
-        """As in `bench.qlora.step.load_base`: NF4 in blocks of 64, the blocks' scales quantized again."""
+        """NF4 quantization as in `bench.qlora.step.load_base`: blocks of 64, block scales quantized again."""
         functional = self.session.modules.bitsandbytes.functional
         return partial(functional.quantize_4bit, blocksize=64, compress_statistics=True, quant_type="nf4")
 
     # Between -----------------------------------------------------------------------------------------------------
 
-    def _drop(self) -> CacheDrop:
+    def _drop_cache(self) -> CacheDrop:
         page_cache.drop(self.files)
         return CacheDrop(resident_share=page_cache.resident_share(self.files))
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self.session.placement.is_cuda:
             self.session.modules.torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""The training trial: QLoRA steps, warm-up first, each timed by itself and by phase."""
+"""The training trial: QLoRA steps after a warm-up, each timed as a whole and by phase."""
 
 import contextlib
 import dataclasses
@@ -11,10 +11,10 @@ from pathlib import Path
 from bench import torch_stack
 from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.inputs import InputError, Inputs
-from bench.data.model_folder import config_of
+from bench.data.model_folder import read_config
 from bench.harness.phase_timer import PHASES
 from bench.harness.record import Record
-from bench.harness.termination import NonFiniteLoss, Stops
+from bench.harness.termination import NonFiniteLoss, StopSignals
 from bench.predict import memory
 from bench.qlora import recipes
 from bench.qlora.session import open_session
@@ -24,10 +24,10 @@ from bench.records.result import Steps
 from bench.workloads import mfu
 
 
-def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
-    """Load, train, and put every step into the record.
+def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
+    """Load, train, and add every step to the record.
 
-    Raises NotFinite, InputError where `strict` refuses what was built, and whatever the stack raises.
+    Raises NonFiniteLoss, InputError if `strict` rejects a fallback, and the stack's own exceptions.
     """
     trial, log = record.trial, record.log
     _, data_facts, conversations = inputs
@@ -38,22 +38,22 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         with record.timed("data"):
             tokenizer = load_tokenizer(modules, trial.model)
             if tokenizer.pad_token_id is None:
-                log("the tokenizer has no padding token: its end token pads, with no loss and no attention there")
+                log("the tokenizer has no padding token: padding with its end token, without loss or attention there")
             rows = make_rows(trial, conversations, tokenizer)
-        left_out = f", {data_facts.skipped} chats without a pair left out" if data_facts.skipped else ""
-        log(f"data of {data_facts.samples:,} samples{left_out}; {len(rows):,} rows tokenized, layout {trial.layout}")
+        skipped = f", {data_facts.skipped} chats without a pair skipped" if data_facts.skipped else ""
+        log(f"data of {data_facts.samples:,} samples{skipped}; {len(rows):,} rows tokenized, layout {trial.layout}")
         with record.timed("load"):
             step = _load(record, modules, placement, stops)
         batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
         with contextlib.closing(batches):
             with record.timed("warmup"):
                 for _ in range(trial.warmup_steps):
-                    _one_step(record, step, batches, record.warmup, stops)
+                    _run_step(record, step, batches, record.warmup, stops)
             with record.timed("measure"):
                 for _ in range(trial.measured_steps):
-                    _one_step(record, step, batches, record.steps, stops)
+                    _run_step(record, step, batches, record.steps, stops)
                     phases.append(step.clock.read())
-            record.fingerprint["step_captured"] = step.captured
+            record.fingerprint["step_captured"] = step.capture_status
     finally:
         _add_phases(record, phases)
         if placement.is_cuda:
@@ -65,21 +65,21 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 
 
 def _add_prediction(record: Record) -> None:
-    """Add the predicted peak of this trial; where recipe or products fell back, of those that were built."""
+    """Add the predicted peak memory of this trial, with the recipe and matmul that were built after fallbacks."""
     trial = record.trial
     built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
     if built != trial.recipe:
         trial = dataclasses.replace(
-            trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0, products="bf16"
+            trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0, matmul="bf16"
         )
-    elif str(record.fingerprint.get("recipe_notes")).startswith("products bf16"):
-        trial = dataclasses.replace(trial, products="bf16")
+    elif str(record.fingerprint.get("recipe_notes")).startswith("matmul bf16"):
+        trial = dataclasses.replace(trial, matmul="bf16")
     captured = record.fingerprint.get("step_captured") == "yes"
-    peak = memory.peak_bytes(config_of(Path(trial.model)), trial, captured=captured)
+    peak = memory.peak_bytes(read_config(Path(trial.model)), trial, captured=captured)
     record.add("predicted_peak_vram_bytes", peak, recipe=built)
 
 
-def _load(record: Record, modules: torch_stack.Stack, placement: Placement, stops: Stops) -> TrainingStep:
+def _load(record: Record, modules: torch_stack.Stack, placement: Placement, stops: StopSignals) -> TrainingStep:
     trial, start = record.trial, time.monotonic()
     base = load_base(modules, trial, placement)
     if placement.is_cuda:
@@ -90,7 +90,7 @@ def _load(record: Record, modules: torch_stack.Stack, placement: Placement, stop
     record.fingerprint["recipe"] = step.recipe
     record.fingerprint["recipe_notes"] = ", ".join(step.notes) or None
     if step.flags and record.request.strict:
-        raise InputError(f"refused by --strict, before its first step: {step.flags[0]}")
+        raise InputError(f"refused by --strict before the first step: {step.flags[0]}")
     record.flags += step.flags
     record.fingerprint["optimizer"] = step.optimizer_name
     trained = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
@@ -103,25 +103,25 @@ def _load(record: Record, modules: torch_stack.Stack, placement: Placement, stop
 
 
 def _add_phases(record: Record, phases: list[dict[str, float]]) -> None:
-    """One measurement a phase, over the steps measured so far; none without a step."""
+    """Add one measurement per phase over the steps measured so far; nothing if there are no steps."""
     clock = "device" if record.fingerprint.get("device") == "cuda" else "host"
     for phase in PHASES if phases else ():
         record.add(f"step_{phase}_sec", summarize([step[phase] for step in phases]), clock=clock)
 
 
-def _one_step(record: Record, step: TrainingStep, batches: Iterator[Batch], steps: Steps, stops: Stops) -> None:
+def _run_step(record: Record, step: TrainingStep, batches: Iterator[Batch], steps: Steps, stops: StopSignals) -> None:
     accumulation = record.trial.gradient_accumulation_steps
     used: list[Batch] = []
 
-    def drawn() -> Iterator[Batch]:
+    def take_batches() -> Iterator[Batch]:
         for batch in islice(batches, accumulation):
             used.append(batch)
             yield batch
 
-    step.wait()
+    step.synchronize()
     start = time.perf_counter()
-    total = step(drawn(), accumulation)
-    step.wait()
+    total = step(take_batches(), accumulation)
+    step.synchronize()
     seconds = time.perf_counter() - start
     # Everything below is outside the timed region.
     stops.check()

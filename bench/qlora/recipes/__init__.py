@@ -1,11 +1,14 @@
-"""recipes: `build(stack, trial, placement, base) -> TrainingStep`, all for the same adapters of the same model.
+"""recipes: `build(stack, trial, placement, base) -> TrainingStep`, all with the same adapters of the same model.
 
 reference: the published loop
-stock: the best of the usual libraries
-fast: ours; layer: a decoder layer; products: its products with adapters; offload: what waits in the host's memory
-eight: a frozen weight whose products are done in 8 bits
-captured: a micro-batch's forward and backward as CUDA graphs
-adapters: fresh LoRA adapters by peft
+stock: the best combination of the usual libraries
+fast: this project's recipe
+layer: a decoder layer of `fast`, with forward and backward written out
+fused_linear: products of frozen NF4 weights with their LoRA adapters
+int8: a frozen weight multiplied in 8 bits
+offload: layer inputs, embeddings and head in host memory
+cuda_graph: a micro-batch's forward and backward as CUDA graphs
+adapters: new LoRA adapters created by peft
 """
 
 import importlib
@@ -17,29 +20,29 @@ from bench.torch_stack import Stack
 
 
 def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
-    """The training step of this recipe over `base`, a model as `bench.qlora.step.load_base` returns it.
+    """Build the training step of a recipe over `base`, a model returned by `bench.qlora.step.load_base`.
 
-    Where `fast` does not support this model or device, `stock` is built; the step's `recipe` says so and why.
+    If `fast` does not support this model or device, `stock` is built; the step's `recipe` gives the reason.
     """
-    fallen = ""
+    fallback_note = ""
     if recipe == "fast":
-        why = importlib.import_module("bench.qlora.recipes.fast").why_not(stack, trial, placement, base)
-        if why is not None:
-            recipe, fallen = "stock", f" (fast is not for this: {why}{_left_out(trial)})"
+        reason = importlib.import_module("bench.qlora.recipes.fast").unsupported_reason(stack, trial, placement, base)
+        if reason is not None:
+            recipe, fallback_note = "stock", f" (fast is not supported: {reason}{_unsupported_options(trial)})"
     step: TrainingStep = importlib.import_module(f"bench.qlora.recipes.{recipe}").build(stack, trial, placement, base)
-    step.recipe = recipe + fallen
-    if fallen:
+    step.recipe = recipe + fallback_note
+    if fallback_note:
         step.flags = (f"recipe {step.recipe}",)
     return step
 
 
-def _left_out(trial: Trial) -> str:
-    """What the trial asks for and stock does not have, to end a sentence with."""
-    asked = {
+def _unsupported_options(trial: Trial) -> str:
+    """Name the trial's options that `stock` lacks, as the end of a sentence."""
+    options = {
         "checkpoint_every": trial.checkpoint_every > 1,
         "offload_checkpoints": trial.offload_checkpoints,
         "held_layers": trial.held_layers > 0,
-        f"products {trial.products}": trial.products != "bf16",
+        f"matmul {trial.matmul}": trial.matmul != "bf16",
     }
-    names = [name for name, wanted in asked.items() if wanted]
+    names = [name for name, is_set in options.items() if is_set]
     return f"; without {', '.join(names)}" if names else ""

@@ -1,4 +1,4 @@
-"""LoRA adapters on the trial's layers, by peft."""
+"""LoRA adapters on the trial's layers, created by peft."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from bench.torch_stack import Stack
 
 
 def add(stack: Stack, trial: Trial, model: Any) -> Any:
-    """`model`, frozen, with fresh adapters initialized by the trial's seed."""
+    """Freeze `model` and add new adapters, initialized by the trial's seed."""
     stack.transformers.set_seed(trial.seed)
     config = stack.peft.LoraConfig(
         r=trial.lora_rank,

@@ -1,8 +1,8 @@
-"""A frozen weight of a product in 8 bits: which products it serves, which columns of its input stand apart.
+"""A frozen weight that is multiplied in 8 bits, with the outlier columns of its input in 16 bits.
 
-The columns apart are those with the largest numbers in the first input that this process sees, and stay the same: which
-columns hold a model's outliers hardly changes from text to text, and looking for them each time would cost a pass over
-every input. For the same bits after a restart, the first input must be the same one, with fresh adapters.
+The outlier columns are those with the largest numbers in this process's first input, and stay fixed: a model's outlier
+columns hardly change between texts, and searching for them each time would cost a pass over every input. To get the
+same bits after a restart, the first input must be the same, with new adapters.
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ from bench.kernels.int8.matmul import SideInputs, product, product_in_blocks
 from bench.kernels.int8.row_quant import Columns, Rows
 from bench.kernels.triton_compat import HAS_TRITON
 
-APART = 32  # columns; fewer for a narrow input, of which they would be a large part
-SHARE_APART = 18  # of the input's width, at most one in so many
-LEAST_CAPABILITY = (8, 0)
-ALIGNED = 16  # bytes, of a matrix's row, for the engine that copies tiles
+MAX_OUTLIER_COLUMNS = 32
+MIN_WIDTH_PER_OUTLIER = 18  # a narrow input has at most one outlier column per 18 columns
+MIN_CAPABILITY = (8, 0)
+ROW_ALIGNMENT_BYTES = 16  # required of a matrix's rows by the hardware engine that copies tiles
 
 
 class Int8Linear:
-    """The weights `parts` of one product, one below the other.
+    """The weights `parts` of one product, concatenated by rows.
 
-    `forward`: y = x W^T is done in 8 bits too, not only d_x = d_y W. `hold`: the values in 8 bits are kept, in the
+    `forward`: compute y = x W^T in 8 bits too, not only d_x = d_y W. `hold`: keep the 8-bit values in memory, in the
     orientations that are used.
     """
 
@@ -35,65 +35,66 @@ class Int8Linear:
         self._forward = forward
         self.is_training = True
         self.scales = weight_quant.scales_of(parts)
-        self.columns: Columns | None = None
-        self._parts, self._apart = parts, None
+        self.outlier_columns: Columns | None = None
+        self._parts, self._outlier_weights = parts, None
         self._held = weight_quant.copy(parts, self.scales) if hold and forward else None
         self._held_transposed = weight_quant.transposed(parts, self.scales) if hold else None
 
     @property
     def forward(self) -> bool:
-        """Whether y = x W^T is to be done in 8 bits now."""
+        """True if y = x W^T is currently computed in 8 bits."""
         return self._forward and self.is_training
 
-    def product(self, x: Any, in_eight: Rows | None, beside: SideInputs, *, in_blocks: bool) -> Any:
-        """y (T, N) of x's dtype, with what stands beside it; with `in_blocks` as `Blocks`, where its parts fit them.
+    def product(self, x: Any, x_int8: Rows | None, side_inputs: SideInputs, *, in_blocks: bool) -> Any:
+        """Compute y (T, N) in x's dtype with its side inputs; with `in_blocks` as `Blocks`, if the parts fit.
 
-        `in_eight` is x in 8 bits without `columns`, where it is so already; x may be None then.
+        `x_int8` is x in 8 bits without the outlier columns, if already quantized; then x may be None.
         """
-        if in_eight is None:
-            if self.columns is None:
-                self._choose(x)
-            in_eight = row_quant.rows(x, columns=self.columns)
+        if x_int8 is None:
+            if self.outlier_columns is None:
+                self._choose_outliers(x)
+            x_int8 = row_quant.rows(x, columns=self.outlier_columns)
         values = weight_quant.copy(self._parts, self.scales) if self._held is None else self._held
-        beside = dataclasses.replace(beside, apart=self._apart)
+        side_inputs = dataclasses.replace(side_inputs, apart=self._outlier_weights)
         in_blocks = in_blocks and all(part.shape[0] % BLOCK == 0 for part in self._parts)
         multiply = product_in_blocks if in_blocks else product
-        return multiply(in_eight, Rows(values=values, scales=self.scales), beside, dtype=in_eight.dtype)
+        return multiply(x_int8, Rows(values=values, scales=self.scales), side_inputs, dtype=x_int8.dtype)
 
-    def input_gradient(self, d_y: Any, in_eight: Rows | None) -> Any:
-        """d_x (T, K) of d_y's dtype. `in_eight` is d_y times `scales` in 8 bits, where it is so already."""
-        return next(self.input_gradients(d_y, in_eight, 1))
+    def input_gradient(self, d_y: Any, d_y_int8: Rows | None) -> Any:
+        """Compute d_x (T, K) in d_y's dtype. `d_y_int8` is d_y times `scales` in 8 bits, if already quantized."""
+        return next(self.input_gradient_in_parts(d_y, d_y_int8, 1))
 
-    def input_gradients(self, d_y: Any, in_eight: Rows | None, parts: int) -> Iterator[Any]:
-        """The same, so many parts of the tokens one after the other."""
-        if in_eight is None:
-            in_eight = row_quant.rows(d_y, factors=self.scales)
+    def input_gradient_in_parts(self, d_y: Any, d_y_int8: Rows | None, parts: int) -> Iterator[Any]:
+        """Compute d_x like `input_gradient`, with the tokens in `parts`, one part at a time."""
+        if d_y_int8 is None:
+            d_y_int8 = row_quant.rows(d_y, factors=self.scales)
         values = self._held_transposed
         if values is None:
             values = weight_quant.transposed(self._parts, self.scales)
-        for part in in_eight.split(parts):
-            yield product(part, Rows(values=values), dtype=in_eight.dtype)
+        for part in d_y_int8.split(parts):
+            yield product(part, Rows(values=values), dtype=d_y_int8.dtype)
 
-    def _choose(self, x: Any) -> None:
+    def _choose_outliers(self, x: Any) -> None:
         width = x.shape[1]
-        numbers = x.detach().abs().amax(0).topk(min(APART, width // SHARE_APART)).indices.sort().values
-        self.columns = row_quant.columns_apart(numbers, width)
+        count = min(MAX_OUTLIER_COLUMNS, width // MIN_WIDTH_PER_OUTLIER)
+        numbers = x.detach().abs().amax(0).topk(count).indices.sort().values
+        self.outlier_columns = row_quant.columns_apart(numbers, width)
         height = sum(part.shape[0] for part in self._parts)
         whole = torch.empty((height, width), dtype=self._parts[0].dtype, device=x.device)
         nf4.dequantize_joined(self._parts, whole)
-        self._apart = whole[:, numbers].to(x.dtype).contiguous()
+        self._outlier_weights = whole[:, numbers].to(x.dtype).contiguous()
 
 
 def unsupported_reason(torch: Any, placement: Any, shapes: list[tuple[int, int]]) -> str | None:
-    """The first reason why products in 8 bits do not fit this device or weights of these shapes; None where they do."""
+    """Return the first reason why int8 products do not support this device or these shapes; None if they do."""
     if not placement.is_cuda:
         return "no GPU"
-    found = torch.cuda.get_device_capability(placement.device)
-    if found < LEAST_CAPABILITY:
-        return f"a GPU of compute capability {found[0]}.{found[1]}; 8.0 (A100, A10) or newer is needed"
+    capability = torch.cuda.get_device_capability(placement.device)
+    if capability < MIN_CAPABILITY:
+        return f"a GPU of compute capability {capability[0]}.{capability[1]}; 8.0 (A100, A10) or newer is needed"
     if not HAS_TRITON:
         return "triton is not installed"
     for height, width in shapes:
-        if height % ALIGNED or width % ALIGNED:
-            return f"a weight of {height} x {width}, not multiples of {ALIGNED}"
+        if height % ROW_ALIGNMENT_BYTES or width % ROW_ALIGNMENT_BYTES:
+            return f"a weight of {height} x {width}, not multiples of {ROW_ALIGNMENT_BYTES}"
     return None

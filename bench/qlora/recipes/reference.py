@@ -1,4 +1,4 @@
-"""`reference`: exactly the published loop, with which every other recipe is compared.
+"""`reference`: the published loop, unchanged. All other recipes are compared with it.
 
 1. the base in NF4 with double quantization, bf16 compute (`bench.qlora.step.load_base`);
 2. `prepare_model_for_kbit_training`: norms, embeddings and the output layer raised to float32, gradient checkpointing;
@@ -7,7 +7,7 @@
 5. forward under bf16 autocast with the model's own loss, backward, gradients clipped at norm 1;
 6. bitsandbytes' `paged_adamw_8bit` at a constant 2e-4, no weight decay.
 
-With a 16-bit base step 2 is left out: it would cast the whole base to float32.
+With a 16-bit base, step 2 is omitted: it would cast the whole base to float32.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """`stock`: the usual libraries at their best: transformers, peft, bitsandbytes, Liger, torch.compile.
 
-Unlike in the reference, norms, embeddings and head stay in the dtype of the model's files, which keeps the residual
-stream in bf16; on a GPU, Liger's fused kernels are used where they are installed, and decoder layers are compiled. All
-else is the same, also the trained parameters. On a CPU compiling a small model takes longer than training it.
+Differences from the reference: norms, embeddings and head stay in the dtype of the model's files, which keeps the
+residual stream in bf16; on a GPU, Liger's fused kernels are used if installed, and decoder layers are compiled. Nothing
+is compiled on a CPU: compiling a small model takes longer than training it. The trained parameters are the same.
 """
 
 import importlib
@@ -18,23 +18,23 @@ LIGER = {"llama": "apply_liger_kernel_to_llama", "mistral": "apply_liger_kernel_
 
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
-    used = []
+    features = []
     if placement.is_cuda and base.config.model_type in LIGER and importlib.util.find_spec("liger_kernel"):
         liger = importlib.import_module("liger_kernel.transformers")
         getattr(liger, LIGER[base.config.model_type])(model=base)
-        used.append("liger-kernel")
+        features.append("liger-kernel")
     if trial.gradient_checkpointing:
         base.enable_input_require_grads()
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     layers = base.model.layers
     model = adapters.add(stack, trial, base)
     if placement.is_cuda:
-        # Otherwise a second shape is compiled for all shapes, which is slower and takes as long again.
+        # Otherwise a second shape triggers a dynamic-shape compilation, which takes as long again and runs slower.
         stack.torch._dynamo.config.automatic_dynamic_shapes = False
         for layer in layers:
             layer.compile(dynamic=False)
-        used.append("compiled layers")
+        features.append("compiled layers")
     optimizer, name = make_optimizer(stack, trial, model, placement)
     step = TrainingStep(stack, model, optimizer, placement, name)
-    step.notes = tuple(used)
+    step.notes = tuple(features)
     return step

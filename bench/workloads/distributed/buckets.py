@@ -1,14 +1,14 @@
-"""When each bucket of gradients is exchanged between ranks: a clock inside DDP's hook."""
+"""A clock of gradient bucket exchanges between ranks, inside a DDP communication hook."""
 
 import time
 from typing import Any
 
 
 class BucketClock:
-    """A DDP communication hook that takes the mean over ranks, as DDP does, and times each bucket.
+    """A DDP communication hook that averages over ranks, as DDP does, and times each bucket.
 
     A bucket's span is from its gradients to their mean: device events on CUDA, the host's clock elsewhere. `buckets`
-    are the bytes of one step's buckets.
+    holds the bytes of each of the step's buckets.
     """
 
     def __init__(self, torch: Any, world_size: int, *, on_cuda: bool) -> None:
@@ -32,12 +32,12 @@ class BucketClock:
         self.hook = hook
 
     def begin(self) -> None:
-        """A step begins: drop the last one's stamps."""
+        """Begin a step: drop the last step's time stamps."""
         self._marks, self.buckets = [], []
         self._origin = self._mark()
 
     def spans(self) -> list[tuple[float, float]]:
-        """Seconds from the step's beginning, for each bucket; the step must be over."""
+        """Return each bucket's start and end in seconds since the step began. The step must be over."""
         if not self._on_cuda:
             return [(start - self._origin, end - self._origin) for start, end in self._marks]
         since = self._origin.elapsed_time
@@ -47,5 +47,5 @@ class BucketClock:
         if not self._on_cuda:
             return time.perf_counter()
         event = self._torch.cuda.Event(enable_timing=True)
-        event.record()  # on the current stream: in `reduced` that is one which waits for the all-reduce
+        event.record()  # on the current stream, which in `reduced` waits for the all-reduce
         return event

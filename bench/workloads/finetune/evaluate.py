@@ -18,33 +18,33 @@ from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
 from bench.records.training import Evaluation
 from bench.workloads.finetune.steps.group import RankGroup
-from bench.workloads.finetune.training_set import RowRange, TrainingSet
+from bench.workloads.finetune.training_set import RowCollator, TrainingSet
 
 
-def losses_of(
+def example_losses(
     torch: Any,
     step: TrainingStep,
-    material: TrainingSet,
-    rows: RowRange,
+    training_set: TrainingSet,
+    collate: RowCollator,
     group: RankGroup,
-    moved: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> list[float]:
-    """The summed loss of each held-out example, on every rank; each rank measures its share of the rows."""
-    every = material.held_out()
-    found = torch.zeros(len(material.data.validation), dtype=torch.float64)
-    with evaluating(torch, step.model):
-        for number, places in enumerate(every[group.rank :: group.world_size], 1):
-            moved(number)
-            batch = rows([material.data.validation[place] for place in places])
-            losses = _by_position(torch, step, batch).double().cpu()
-            for place, (first, last) in zip(places, pairwise(batch.edges.tolist()), strict=False):
-                found[place] = losses[first:last].sum()
-    return list(map(float, group.sum_(found)))
+    """Return the summed loss of each held-out example, on every rank; each rank computes its share of the rows."""
+    all_rows = training_set.validation_rows()
+    totals = torch.zeros(len(training_set.data.validation), dtype=torch.float64)
+    with evaluation_mode(torch, step.model):
+        for number, indices in enumerate(all_rows[group.rank :: group.world_size], 1):
+            on_progress(number)
+            batch = collate([training_set.data.validation[index] for index in indices])
+            losses = _position_losses(torch, step, batch).double().cpu()
+            for example, (first, last) in zip(indices, pairwise(batch.edges.tolist()), strict=False):
+                totals[example] = losses[first:last].sum()
+    return list(map(float, group.all_reduce_(totals)))
 
 
 @contextlib.contextmanager
-def evaluating(torch: Any, model: Any) -> Iterator[None]:
-    """Without gradients and dropout."""
+def evaluation_mode(torch: Any, model: Any) -> Iterator[None]:
+    """Disable gradients and dropout inside the context."""
     model.eval()
     try:
         with torch.no_grad():
@@ -53,10 +53,10 @@ def evaluating(torch: Any, model: Any) -> Iterator[None]:
         model.train()
 
 
-def _by_position(torch: Any, step: TrainingStep, batch: Any) -> Any:
-    """What each position of the row loses on the token after it, 0 where that is no target."""
+def _position_losses(torch: Any, step: TrainingStep, batch: Any) -> Any:
+    """Compute the next-token cross-entropy of each position of the row; 0 at masked positions."""
     inputs = step.inputs(batch)
-    with step.precision():
+    with step.autocast():
         if hasattr(step.model, "token_losses"):
             return step.model.token_losses(**inputs)
         labels = inputs.pop("labels")
@@ -64,14 +64,14 @@ def _by_position(torch: Any, step: TrainingStep, batch: Any) -> Any:
     targets = torch.full_like(labels[0], IGNORED)
     targets[:-1] = labels[0, 1:]
     parts = zip(logits.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
-    return torch.cat([token_losses(some, those) for some, those in parts])
+    return torch.cat([token_losses(*part) for part in parts])
 
 
-def evaluation(step: int, losses: Sequence[float], first: Sequence[float], targets: Sequence[int]) -> Evaluation:
-    """The loss after `step` steps; `first` are the same examples' losses before training, empty at step 0."""
+def make_evaluation(step: int, losses: Sequence[float], first: Sequence[float], targets: Sequence[int]) -> Evaluation:
+    """Summarize the losses after `step` steps; `first` are the losses before training, empty at step 0."""
     loss, half = ratio(losses, targets)
-    moved = [now - then for now, then in zip(losses, first, strict=True)] if first else []
-    change, apart = ratio(moved, targets) if moved else (None, None)
+    changes = [now - then for now, then in zip(losses, first, strict=True)] if first else []
+    change, change_half = ratio(changes, targets) if changes else (None, None)
     return Evaluation(
         step=step,
         loss=loss,
@@ -81,13 +81,13 @@ def evaluation(step: int, losses: Sequence[float], first: Sequence[float], targe
         targets=sum(targets),
         is_best=False,
         change=change,
-        change_low=None if change is None or apart is None else change - apart,
-        change_high=None if change is None or apart is None else change + apart,
+        change_low=None if change is None or change_half is None else change - change_half,
+        change_high=None if change is None or change_half is None else change + change_half,
     )
 
 
 def ratio(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float | None]:
-    """(sum of sums / sum of counts, half of its 95 % interval's width: None for one example)."""
+    """Return (sum of sums / sum of counts, half of its 95 % interval's width, None for one example)."""
     n, total = len(sums), sum(counts)
     middle = math.fsum(sums) / total
     if n < 2:
@@ -97,8 +97,10 @@ def ratio(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float | 
 
 
 def students_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t: exact for 1 and 2 degrees of freedom, else Cornish-Fisher's expansion,
-    within 0.2 % from 3 on."""
+    """Return the 97.5 % quantile of Student's t.
+
+    Exact for 1 and 2 degrees of freedom; from 3 on the Cornish-Fisher expansion, within 0.2 %.
+    """
     if freedom == 1:
         return 12.7062
     if freedom == 2:
@@ -114,49 +116,59 @@ def students_t(freedom: int) -> float:
 
 
 def generate_answers(
-    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompts: Sequence[str], most: int
+    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompts: Sequence[str], max_tokens: int
 ) -> list[str]:
-    """The model's greedy answer to each prompt, as the user's turn of a conversation, at most `most` tokens long.
-    Raises InputError for one that the chat template does not write."""
-    asked = [(f"train.prompts: text {n}", [{"role": "user", "content": text}]) for n, text in enumerate(prompts, 1)]
-    return [answer(stack, step, peft_model, tokenizer, place, given, most)[0] for place, given in asked]
+    """Generate a greedy answer of at most `max_tokens` to each prompt, as a conversation's user turn.
+
+    Raises InputError for a prompt that the chat template cannot render.
+    """
+    conversations = [
+        (f"train.sample_prompts: text {n}", [{"role": "user", "content": text}]) for n, text in enumerate(prompts, 1)
+    ]
+    return [
+        generate_answer(stack, step, peft_model, tokenizer, source, messages, max_tokens)[0]
+        for source, messages in conversations
+    ]
 
 
-def answer(
-    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, place: str, messages: Messages, most: int
+def generate_answer(
+    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, source: str, messages: Messages, max_tokens: int
 ) -> tuple[str, bool]:
-    """(the model's greedy answer to a conversation, at most `most` tokens long, whether it ended by itself). `place` is
-    where the conversation stands. Raises InputError."""
-    ends = {tokenizer.eos_token_id, *ends_of(peft_model)} - {None}
-    text = ChatTemplate(tokenizer).text(place, messages, prompt=True)  # as the examples are written
+    """Generate a greedy answer of at most `max_tokens` to a conversation; return it and whether it ended before that.
+
+    `source` names the conversation in errors. Raises InputError.
+    """
+    end_tokens = {tokenizer.eos_token_id, *end_tokens_of(peft_model)} - {None}
+    text = ChatTemplate(tokenizer).render(source, messages, prompt=True)  # same format as the examples
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    with evaluating(stack.torch, step.model), step.precision(), step.on_device():
-        return greedy(stack, peft_model, tokenizer, ids, ends, most)
+    with evaluation_mode(stack.torch, step.model), step.autocast(), step.on_device():
+        return generate_greedily(stack, peft_model, tokenizer, ids, end_tokens, max_tokens)
 
 
-def greedy(
-    stack: Any, model: Any, tokenizer: Any, prompt: Sequence[int], ends: Collection[int], most: int
+def generate_greedily(
+    stack: Any, model: Any, tokenizer: Any, prompt: Sequence[int], end_tokens: Collection[int], max_tokens: int
 ) -> tuple[str, bool]:
-    """(what the model writes after the prompt's tokens, at most `most` tokens, whether one of `ends` ended it)."""
+    """Generate at most `max_tokens` tokens after the prompt; return the text and whether an end token ended it."""
     torch = stack.torch
     settings = stack.transformers.GenerationConfig(
-        max_new_tokens=most, do_sample=False, use_cache=True, eos_token_id=sorted(ends),
+        max_new_tokens=max_tokens, do_sample=False, use_cache=True, eos_token_id=sorted(end_tokens),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
     )  # fmt: skip
     ids = torch.tensor([list(prompt)], device=next(model.parameters()).device)
     with torch.no_grad(), _uncompiled(torch):
         out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-    made = out[0, ids.shape[1] :].tolist()
-    return tokenizer.decode(made, skip_special_tokens=True).strip(), bool(made) and made[-1] in ends
+    new_tokens = out[0, ids.shape[1] :].tolist()
+    has_ended = bool(new_tokens) and new_tokens[-1] in end_tokens
+    return tokenizer.decode(new_tokens, skip_special_tokens=True).strip(), has_ended
 
 
-def ends_of(model: Any) -> list[int]:
-    """The tokens at which a server ends an answer, by the model's own files."""
-    given = getattr(model.generation_config, "eos_token_id", None)
-    return [one for one in (given if isinstance(given, (list, tuple)) else [given]) if one is not None]
+def end_tokens_of(model: Any) -> list[int]:
+    """Return the tokens at which a server ends an answer, from the model's generation config."""
+    end_ids = getattr(model.generation_config, "eos_token_id", None)
+    return [token for token in (end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]) if token is not None]
 
 
 def _uncompiled(torch: Any) -> Any:
-    """The recipe stock compiles its layers; they would be compiled again for each length of an answer."""
+    """Return a context that disables torch.compile: `stock`'s layers would be recompiled for each answer length."""
     stance = getattr(torch.compiler, "set_stance", None)
     return contextlib.nullcontext() if stance is None else stance("force_eager")

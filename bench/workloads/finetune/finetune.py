@@ -1,10 +1,10 @@
-"""The fine-tuning of a trial: starts its ranks, follows them, and writes training.json.
+"""The parent process of a fine-tuning: starts its ranks, follows them, and writes training.json.
 
-This process uses no GPU. It reads the data before any rank is started, finds the checkpoint to go on from, and passes a
-stop on to the ranks: they end after the step they are in, with a checkpoint. Whatever the end, training.json says what
-was trained until then.
+This process uses no GPU. It reads the data before any rank is started, finds the checkpoint to resume from, and passes
+a stop signal on to the ranks: they end after their current step, with a checkpoint. For every outcome, training.json
+records what was trained until then.
 
-On several machines the first one does all that; the others run their share of the ranks (`follow`).
+On several machines, the first one does this; the others only run their share of the ranks (`follow`).
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.data.inputs import InputError, Inputs
 from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record, Request
-from bench.harness.termination import Stopped, Stops, WorkerGone
+from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
 from bench.records.result import TrialStatus
 from bench.records.training_data import DataReport
@@ -25,13 +25,13 @@ from bench.train import check
 from bench.workloads.distributed.distributed import (
     POLL_SEC,
     choose_backend,
+    finish_ranks,
+    follow_ranks,
+    log_failure,
     make_limits,
-    rendezvous,
-    run_share,
-    settle,
-    tell,
+    rendezvous_endpoint,
+    run_local_ranks,
     visible_gpus,
-    watch,
 )
 from bench.workloads.distributed.multi_node import NodeHub, NodeList
 from bench.workloads.distributed.torchrun import (
@@ -45,112 +45,122 @@ from bench.workloads.distributed.torchrun import (
 )
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import checkpoint, resume
-from bench.workloads.finetune.rank_spec import JOB_FILE, STOP_FILE, RankSpec
+from bench.workloads.finetune.rank_spec import SPEC_FILE, STOP_FILE, RankSpec
 from bench.workloads.finetune.training_log import TrainingLog
-from bench.workloads.finetune.training_set import check_inputs  # every module of a kind with inputs of its own has one
+from bench.workloads.finetune.training_set import check_inputs  # looked up in workload modules with special inputs
 
 MODULE = "bench.workloads.finetune.rank"
-GRACE_SEC = 22.0  # of the 30 s that a node gives between SIGTERM and SIGKILL, for a step and its checkpoint
+GRACE_SEC = 22.0  # for a step and its checkpoint; a node waits 30 s between SIGTERM and SIGKILL
 EXAMPLES_FOLDER = "examples"
-# As in a distributed trial; a core that many share, with a model of 135 million weights (measured: 4 a second).
-SLOWEST_TOKENS_PER_SEC = {"gpu": 364.0, "tiny": 1.0}
+# gpu: as in a distributed trial; tiny: a shared core with a model of 135 million weights (measured: 4 per second).
+MIN_TOKENS_PER_SEC = {"gpu": 364.0, "tiny": 1.0}
 
 
-def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
-    """Train, from the newest checkpoint to the end or until stopped.
+def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
+    """Train from the newest checkpoint to the end, or until stopped.
 
-    Raises Stopped with a checkpoint behind it; WorkerGone where a rank was killed, hangs, or its machine is gone;
-    RankFailed and RankOutOfMemory with the rank's number; InputError; Refused where all checkpoints are broken.
+    Raises Stopped after writing a checkpoint; WorkerGone if a rank was killed, hangs, or its machine is lost;
+    RankFailed and RankOutOfMemory with the rank's number; InputError; InputRejected if all checkpoints are broken.
     """
-    trial, folder = record.trial, _folder(record.request)
-    machines = NodeList.from_environment()
-    limits, endpoint = make_limits_of(trial), rendezvous()
-    backend = choose_backend(trial, visible_gpus(), machines)
+    trial, folder = record.trial, _checkpoint_folder(record.request)
+    nodes = NodeList.from_environment()
+    limits, endpoint = make_row_limits(trial), rendezvous_endpoint()
+    backend = choose_backend(trial, visible_gpus(), nodes)
     with record.timed("data"):
-        data, report = _read(trial, folder, record)
+        data, report = _load_training_set(trial, folder, record)
     checkpoint.clear_parts(folder)
-    found = resume.find(folder, resume.Identity.of(trial, inputs[0].sha256, data.sha256), record.log)
-    newest = None if found is None else str(found.path.resolve())
-    job = _job(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
-    story = TrainingLog(record, folder, found, report, planned=data.steps(), row_tokens=data.row_tokens)
-    record.on_end = story.write
-    with contextlib.ExitStack() as opened:
-        with stops.later():  # else ranks that are being started are nobody's
-            ranks = opened.enter_context(
-                Torchrun(trial, backend, endpoint, limits, machines, module=MODULE, files={JOB_FILE: job.to_text()})
+    resume_point = resume.find_checkpoint(
+        folder, resume.Identity.from_trial(trial, inputs[0].sha256, data.sha256), record.log
+    )
+    newest = None if resume_point is None else str(resume_point.path.resolve())
+    spec = _rank_spec(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
+    training_log = TrainingLog(record, folder, resume_point, report, planned=data.steps(), row_tokens=data.row_tokens)
+    record.on_finish = training_log.write
+    with contextlib.ExitStack() as stack:
+        with stops.deferred():  # a stop while the ranks are being started would leave them running
+            ranks = stack.enter_context(
+                Torchrun(trial, backend, endpoint, limits, nodes, module=MODULE, files={SPEC_FILE: spec.to_text()})
             )
-        hub = None if machines is None else opened.enter_context(NodeHub(machines, trial.world_size, ranks.folder))
+        hub = None if nodes is None else stack.enter_context(NodeHub(nodes, trial.world_size, ranks.folder))
         try:
-            _until_ended(story, ranks, hub, stops, limits)
+            _wait_for_ranks(training_log, ranks, hub, stops, limits)
         except Stopped:
-            let_end(ranks.folder, ranks.poll)
-            ranks.hand_on(story.take)
-            done = f"after step {story.step}, with a checkpoint" if story.stop else "before a step was done"
-            record.log(f"stopped {done}")
+            stop_after_step(ranks.folder, ranks.poll)
+            ranks.dispatch_lines(training_log.on_line)
+            if training_log.stop:
+                record.log(f"stopped after step {training_log.step}, with a checkpoint")
+            else:
+                record.log("stopped before the first step")
             raise
-    if story.stop == "max_hours":
+    if training_log.stop == "max_hours":
         limit = training_set.training_of(trial).limited_by
-        raise Stopped(TrialStatus.PREEMPTED, f"stopped by {limit} after step {story.step}")
-    if story.stop == "stopped":
-        raise Stopped(TrialStatus.PREEMPTED, f"one of its workers was told to stop; checkpoint of step {story.step}")
+        raise Stopped(TrialStatus.PREEMPTED, f"stopped by {limit} after step {training_log.step}")
+    if training_log.stop == "stopped":
+        raise Stopped(
+            TrialStatus.PREEMPTED, f"one of its workers was told to stop; checkpoint of step {training_log.step}"
+        )
 
 
-def follow(request: Request, trial: Trial, machines: NodeList, stops: Stops) -> int:
-    """Run this machine's share of the ranks, over inputs and examples that it checks for itself."""
+def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) -> int:
+    """Run this machine's share of the ranks, with inputs and examples that it checks on its own."""
 
     def prepare() -> Mapping[str, str]:
         model, _, _ = check_inputs(trial)
-        folder = _folder(request)
+        folder = _checkpoint_folder(request)
         data, _ = training_set.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
-        return {JOB_FILE: _job(request, folder, model.sha256, data.sha256).to_text()}
+        return {SPEC_FILE: _rank_spec(request, folder, model.sha256, data.sha256).to_text()}
 
-    return run_share(trial, machines, stops, make_limits_of(trial), prepare, let_end=let_end, module=MODULE)
+    return run_local_ranks(
+        trial, nodes, stops, make_row_limits(trial), prepare, stop_after_step=stop_after_step, module=MODULE
+    )
 
 
-def make_limits_of(trial: Trial) -> RankLimits:
-    """As those of a distributed trial, for one row: ranks move at each."""
+def make_row_limits(trial: Trial) -> RankLimits:
+    """Return a distributed trial's limits, applied to one row: ranks report progress at each row."""
     limits = make_limits(trial)
-    row_sec = trial.max_seq_len * trial.micro_batch_size / SLOWEST_TOKENS_PER_SEC[trial.profile]
+    row_sec = trial.max_seq_len * trial.micro_batch_size / MIN_TOKENS_PER_SEC[trial.profile]
     return dataclasses.replace(limits, step_sec=max(limits.step_sec, row_sec))
 
 
-def let_end(folder: Path, poll: Callable[[], int | None]) -> None:
-    """Let the ranks end after the step they are in, with a checkpoint, as far as there is time."""
+def stop_after_step(folder: Path, poll: Callable[[], int | None]) -> None:
+    """Let the ranks end after their current step, with a checkpoint, if that takes at most GRACE_SEC."""
     (folder / STOP_FILE).touch()
-    until = time.monotonic() + GRACE_SEC
-    while poll() is None and time.monotonic() < until:
+    deadline = time.monotonic() + GRACE_SEC
+    while poll() is None and time.monotonic() < deadline:
         time.sleep(POLL_SEC)
 
 
-def _folder(request: Request) -> Path:
-    """The folder of the checkpoints. Raises InputError."""
+def _checkpoint_folder(request: Request) -> Path:
+    """Create the checkpoints' folder and return it. Raises InputError."""
     if request.checkpoints is None:
-        raise InputError("--checkpoints: missing; a fine-tuning needs a folder that outlives its process")
+        raise InputError("--checkpoints: missing; pass a folder on persistent storage")
     try:
         request.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{request.checkpoints}: cannot be made: {error.strerror}; name another folder") from None
+        raise InputError(f"{request.checkpoints}: cannot be created: {error.strerror}; use another folder") from None
     return request.checkpoints
 
 
-def _read(trial: Trial, folder: Path, record: Record) -> tuple[training_set.TrainingSet, DataReport]:
-    began = time.monotonic()
+def _load_training_set(trial: Trial, folder: Path, record: Record) -> tuple[training_set.TrainingSet, DataReport]:
+    start = time.monotonic()
     data, was_cached = training_set.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
-    report = check.described(
+    report = check.summarize(
         training_set.training_of(trial).data,
         data.data,
         row_tokens=data.row_tokens,
         was_cached=was_cached,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - start,
     )
     record.log(
         f"{report.examples:,} examples to train on, {report.validation_examples:,} held out, "
-        f"{report.targets:,} of {report.tokens:,} tokens are targets; {report.left_out:,} left out"
+        f"{report.targets:,} of {report.tokens:,} tokens are targets; {report.left_out:,} skipped"
     )
     return data, report
 
 
-def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *, newest: str | None = None) -> RankSpec:
+def _rank_spec(
+    request: Request, folder: Path, model_sha256: str, data_sha256: str, *, newest: str | None = None
+) -> RankSpec:
     return RankSpec(
         checkpoints=str(folder.resolve()),
         resume=newest,
@@ -161,15 +171,17 @@ def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *,
     )
 
 
-def _until_ended(story: TrainingLog, ranks: Torchrun, hub: NodeHub | None, stops: Stops, limits: RankLimits) -> None:
-    """Take the ranks' lines until they have ended. Raises what ended them."""
+def _wait_for_ranks(
+    log: TrainingLog, ranks: Torchrun, hub: NodeHub | None, stops: StopSignals, limits: RankLimits
+) -> None:
+    """Process the ranks' lines until they have ended. Raises the error that ended them."""
     try:
-        code = watch(ranks, hub, stops, story.take)
+        code = follow_ranks(ranks, hub, stops, log.on_line)
         stops.check()
-        settle(code, ranks, hub, stops, limits, has_failed=code != 0 and not story.stop)
+        finish_ranks(code, ranks, hub, stops, limits, has_failed=code != 0 and not log.stop)
     except (RankFailed, RankGone, RankOutOfMemory) as error:
-        ranks.hand_on(story.take)
-        tell(story.record, ranks, error)
+        ranks.dispatch_lines(log.on_line)
+        log_failure(log.record, ranks, error)
         if isinstance(error, RankStopped):
             raise Stopped(TrialStatus.PREEMPTED, str(error)) from None
         if isinstance(error, RankKilled):

@@ -1,4 +1,4 @@
-"""What the parent tells its ranks, beside the trial: one small file in their folder. Standard library alone."""
+"""The parent's parameters for its ranks, besides the trial: one small file in their folder. Standard library only."""
 
 import json
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from pathlib import Path
 
 from bench.records import schema
 
-JOB_FILE, STOP_FILE = "job.json", "stop"
+SPEC_FILE, STOP_FILE = "job.json", "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSpec:
-    """Where this attempt's ranks find and leave things, and what was found out before they were started.
+    """The paths of this attempt's ranks, and the digests computed before they were started.
 
-    `resume` is the checkpoint to go on from. Only rank 0 reads `checkpoints`, `resume` and `out`; `examples` is the
-    cache of each machine.
+    `resume` is the checkpoint to resume from. Only rank 0 reads `checkpoints`, `resume` and `out`; `examples` is the
+    cache on each machine.
     """
 
     checkpoints: str
@@ -29,4 +29,4 @@ class RankSpec:
 
     @classmethod
     def read(cls, folder: Path) -> "RankSpec":
-        return schema.from_json(cls, json.loads((folder / JOB_FILE).read_text(encoding="utf-8")), JOB_FILE)
+        return schema.from_json(cls, json.loads((folder / SPEC_FILE).read_text(encoding="utf-8")), SPEC_FILE)

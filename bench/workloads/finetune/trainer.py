@@ -1,8 +1,8 @@
-"""The training itself: steps, evaluations and checkpoints, from the newest checkpoint to the end.
+"""The training loop: steps, evaluations and checkpoints, from the newest checkpoint to the end.
 
-Everything that a step computes follows from the weights, the optimizer's state, the step's number, the data and the
-settings; nothing from when or how often the training was stopped. So a training that was killed anywhere ends with the
-adapter of one that was not, bit by bit, on the same kind of device and as many ranks.
+A step's results depend only on the weights, the optimizer's state, the step's number, the data and the settings, not on
+when or how often the training was stopped. Therefore a training that was killed at any point ends with the same adapter
+as an uninterrupted one, bit by bit, on the same kind of device and number of ranks.
 """
 
 import contextlib
@@ -23,44 +23,47 @@ from bench.records.training import SampleAnswer, Training
 from bench.workloads.distributed.rank import RanksDiffer
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.checkpoints.checkpoint import History, State
-from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager, restore, write_adapter
-from bench.workloads.finetune.checkpoints.resume import Identity, Journal, ResumePoint, require_room
+from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager, load_checkpoint, write_adapter
+from bench.workloads.finetune.checkpoints.resume import Identity, Journal, ResumePoint, check_free_space
 from bench.workloads.finetune.checkpoints.weights import Weights
 from bench.workloads.finetune.steps import schedule
 from bench.workloads.finetune.steps.gradients import Gradients
 from bench.workloads.finetune.steps.group import RankGroup
-from bench.workloads.finetune.steps.step import GlobalStep, RowOfStep
-from bench.workloads.finetune.training_set import RowRange, TrainingSet, targets_of
+from bench.workloads.finetune.steps.step import GlobalStep, StepRow
+from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
 
 __all__ = ["TrainContext", "Trainer", "deterministic", "write_adapter"]
 ZERO_STEPS = 3
-MOVE_SEC = 0.5
-HIDDEN_SHARE = 2 / 3  # of a row's time: its backward pass, behind which gradients travel
-GOAL_PERCENT = 2.0
-NAMED_ROWS = 5
+PROGRESS_SEC = 0.5
+BACKWARD_SHARE = 2 / 3  # the backward pass' share of a row's time; it overlaps the gradient exchange
+COMMUNICATION_GOAL_PERCENT = 2.0
+MAX_NAMED_ROWS = 5
 
 
 class NoTrainableTokens(ArithmeticError):
-    """Steps change nothing: going on would train on nothing and report success."""
+    """Error for steps that change no weights: the training would learn nothing and report success."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainContext:
-    """What a training runs in: `report` takes what people and the record are told, `move` the place for the parent's
-    watch, `asked` says whether somebody asked this rank to stop. `began` (monotonic) is this attempt's start: its hours
-    count from there, because loading is paid for, too."""
+    """The environment of a training.
+
+    `report` sends a line to the parent, `on_progress` updates the heartbeat, `stop_requested` returns True once this
+    rank has been asked to stop. `started` (monotonic) is this attempt's start, from which its hours count, because
+    loading costs money too.
+    """
 
     group: RankGroup
     report: Callable[..., None]
-    move: Callable[[str, int], None]
-    asked: Callable[[], bool]
-    checkpoints: Path | None  # rank 0's alone
+    on_progress: Callable[[str, int], None]
+    stop_requested: Callable[[], bool]
+    checkpoints: Path | None  # None on all ranks except rank 0
     identity: Identity
-    began: float = dataclasses.field(default_factory=time.monotonic)
+    started: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Trainer:
-    """A training on this rank. `run` returns why it ended: finished, early, max_hours or stopped."""
+    """The training loop of this rank. `run` returns why it ended: finished, early, max_hours or stopped."""
 
     def __init__(
         self,
@@ -70,186 +73,201 @@ class Trainer:
         step: TrainingStep,
         peft_model: Any,
         tokenizer: Any,
-        material: TrainingSet,
-        world: TrainContext,
+        training_set: TrainingSet,
+        context: TrainContext,
     ) -> None:
         self.modules, self.torch, self.trial, self.training = modules, modules.torch, trial, training
         self.step, self.peft_model, self.tokenizer = step, peft_model, tokenizer
-        self.material, self.world, self.group = material, world, world.group
+        self.training_set, self.context, self.group = training_set, context, context.group
         trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
-        self.gradients = Gradients(self.torch, trained, self.group, travels=training.gradients)
-        if not self.group.is_alone:
-            step.may_capture = False  # gradients travel while backward runs
-        self.rows = RowRange(material, tokenizer, pin_memory=bool(trained[0].is_cuda))
-        self.steps = material.steps()
+        self.gradients = Gradients(self.torch, trained, self.group, wire_dtype=training.gradients)
+        if not self.group.is_single:
+            step.may_capture = False  # gradients are exchanged while backward runs
+        self.collate = RowCollator(training_set, tokenizer, pin_memory=bool(trained[0].is_cuda))
+        self.steps = training_set.steps()
         self.global_step = GlobalStep(
-            self.torch, step, self.gradients, seed=trial.seed, most_norm=training.max_gradient_norm, further=2
+            self.torch, step, self.gradients, seed=trial.seed, max_norm=training.max_gradient_norm, extra_sums=2
         )
         self.weights = Weights(modules, step, peft_model)
         self.state, self.history = State(step=0, seconds=0.0), History()
-        self.keeper: CheckpointManager | None = None
+        self.checkpoint_manager: CheckpointManager | None = None
         self.journal: Journal | None = None
-        self._moved, self._waited, self._spent = 0.0, 0.0, 0.0
-        self._zeros = self._told = 0
-        if world.checkpoints is not None:
-            say = lambda words: world.report(log=words, flag=words)  # noqa: E731 - one line for two uses
-            self.keeper = CheckpointManager(
-                self.torch, world.checkpoints, world.identity, self.weights,
-                world_size=self.group.world_size, keep=training.keep_checkpoints, say=say,
+        self._last_progress, self._waited_sec, self._step_sec = 0.0, 0.0, 0.0
+        self._zero_gradient_steps = self._reported_checkpoints = 0
+        if context.checkpoints is not None:
+
+            def log(message: str) -> None:
+                context.report(log=message, flag=message)
+
+            self.checkpoint_manager = CheckpointManager(
+                self.torch, context.checkpoints, context.identity, self.weights,
+                world_size=self.group.world_size, keep_count=training.keep_checkpoints, log=log,
             )  # fmt: skip
-            self.journal = Journal(world.checkpoints)
-            require_room(world.checkpoints, (training.keep_checkpoints + 3) * (self.weights.bytes() + (1 << 20)))
+            self.journal = Journal(context.checkpoints)
+            check_free_space(context.checkpoints, (training.keep_checkpoints + 3) * (self.weights.bytes() + (1 << 20)))
 
     # Before the first step --------------------------------------------------------------------------------------------
 
     def rehearse(self) -> None:
-        """Run the heaviest row once, so that memory runs out here or never, and say what communication will cost."""
-        example = [self.material.data.training[place] for place in self.material.heaviest()]
-        row = RowOfStep(place=0, batch=self.rows(example), targets=targets_of(example))
-        times, sent = [], []
-        for _ in range(1 if self.group.is_alone and not self.step.may_capture else 2):
-            self.step.wait()
+        """Run the heaviest row once, so that memory runs out here or never, and predict the cost of communication."""
+        examples = [self.training_set.data.training[index] for index in self.training_set.heaviest_row()]
+        row = StepRow(index=0, batch=self.collate(examples), targets=count_targets(examples))
+        row_times, send_times = [], []
+        for _ in range(1 if self.group.is_single and not self.step.may_capture else 2):
+            self.step.synchronize()
             start = time.perf_counter()
             self.step.clock.begin()
-            self.step.gradient(self.step.inputs(row.batch), 1.0)
-            self.step.wait()
-            times.append(time.perf_counter() - start)
-        for _ in range(0 if self.group.is_alone else 3):
-            self.group.wait()
+            self.step.forward_backward(self.step.inputs(row.batch), 1.0)
+            self.step.synchronize()
+            row_times.append(time.perf_counter() - start)
+        for _ in range(0 if self.group.is_single else 3):
+            self.group.barrier()
             start = time.perf_counter()
             self.gradients.clear()
             self.gradients.finish(self.global_step.scalars)
-            self.step.wait()
-            sent.append(time.perf_counter() - start)
+            self.step.synchronize()
+            send_times.append(time.perf_counter() - start)
         self.gradients.clear()
-        self.step.wait()
-        if sent:
-            self._predict(max(self.group.objects(times[-1])), max(self.group.objects(min(sent))))
+        self.step.synchronize()
+        if send_times:
+            row_sec = max(self.group.gather_objects(row_times[-1]))
+            send_sec = max(self.group.gather_objects(min(send_times)))
+            self._predict_communication(row_sec, send_sec)
 
-    def _predict(self, row_sec: float, sent_sec: float) -> None:
-        """Say which share of a step the exchange of gradients will take, and what would hide it."""
+    def _predict_communication(self, row_sec: float, send_sec: float) -> None:
+        """Report the predicted share of a step for exchanging gradients, and the rows per step that would hide it."""
         rows = math.ceil(self.training.rows_per_step / self.group.world_size)
-        percent, enough = predicted_communication(row_sec, sent_sec, rows, len(self.gradients.buckets))
-        words = (
+        percent, enough_rows = predict_communication(row_sec, send_sec, rows, len(self.gradients.buckets))
+        message = (
             f"communication is predicted to take {percent:.1f} % of a step: {self.gradients.bytes / 1e6:,.1f} MB of "
-            f"gradients travel in {sent_sec:.3g} s"
+            f"gradients are exchanged in {send_sec:.3g} s"
         )
-        if percent > GOAL_PERCENT:
-            words += f"; rows_per_step {enough * self.group.world_size} would make it {GOAL_PERCENT:g} %"
-        self.world.report(log=words, communication_predicted_percent=percent)
+        if percent > COMMUNICATION_GOAL_PERCENT:
+            rows_per_step = enough_rows * self.group.world_size
+            message += f"; rows_per_step {rows_per_step} would make it {COMMUNICATION_GOAL_PERCENT:g} %"
+        self.context.report(log=message, communication_predicted_percent=percent)
 
-    def begin(self, found: ResumePoint | None) -> None:
-        """Become what the checkpoint holds (rank 0's, None for none), on every rank."""
+    def restore(self, resume_point: ResumePoint | None) -> None:
+        """Restore rank 0's checkpoint on every rank; None starts from the beginning."""
         best = None
-        if found is not None:
-            best = restore(found.path, self.weights)
-            self.state, self.history = found.state, found.history
+        if resume_point is not None:
+            best = load_checkpoint(resume_point.path, self.weights)
+            self.state, self.history = resume_point.state, resume_point.history
             norms = self.history.columns["gradient_norm"]
-            self._zeros = next((n for n in range(ZERO_STEPS) if n >= len(norms) or norms[-1 - n] != 0.0), ZERO_STEPS)
-        self.state = schema.from_json(State, self.group.from_first(schema.to_json(self.state)))
-        self._zeros = self.group.from_first(self._zeros)
-        counters = self.group.from_first(self.weights.counters())
-        if not self.group.is_alone:
-            flat = self.weights.flat()
-            self.group.copy_from_first_(flat)
-            self.weights.become(flat)
+            self._zero_gradient_steps = next(
+                (n for n in range(ZERO_STEPS) if n >= len(norms) or norms[-1 - n] != 0.0), ZERO_STEPS
+            )
+        self.state = schema.from_json(State, self.group.broadcast_object(schema.to_json(self.state)))
+        self._zero_gradient_steps = self.group.broadcast_object(self._zero_gradient_steps)
+        counters = self.group.broadcast_object(self.weights.counters())
+        if not self.group.is_single:
+            flat = self.weights.to_flat()
+            self.group.broadcast_(flat)
+            self.weights.load_flat(flat)
             self.weights.set_counters(counters)
-        if self.keeper is not None and found is not None:
-            self.keeper.newest = found.state.step
+        if self.checkpoint_manager is not None and resume_point is not None:
+            self.checkpoint_manager.newest_step = resume_point.state.step
             if best is not None and self.state.best_step is not None:
-                self.keeper.best = self.state.best_step, best
+                self.checkpoint_manager.best = self.state.best_step, best
             elif self.state.best_step == self.state.step:
-                self.keeper.keep_best(self.state.step)
+                self.checkpoint_manager.set_best(self.state.step)
 
     # The steps --------------------------------------------------------------------------------------------------------
 
     def run(self) -> str:
-        """Train until the end, or until somebody asks to stop. Raises NotFinite, NothingLearned and RanksDiffer."""
+        """Train to the end, or until a stop request. Raises NonFiniteLoss, NoTrainableTokens and RanksDiffer."""
         training = self.training
-        started, before = self.world.began, self.state.seconds
-        taken = time.monotonic()
-        if not self.state.evaluations and (self.state.step == 0 or self.material.data.validation):
-            self._look_before()
-        elif self._is_due():  # stopped between this step and its measurement
+        started, earlier_sec = self.context.started, self.state.seconds
+        last_checkpoint = time.monotonic()
+        if not self.state.evaluations and (self.state.step == 0 or self.training_set.data.validation):
+            self._measure_start()
+        elif self._is_due():  # the last attempt was stopped between this step and its evaluation
             self._evaluate()
         upcoming = self._upcoming()
         ready = next(upcoming, None)
         while ready is not None and not self._is_early():
-            number, (rows, targets, every) = self.state.step + 1, ready
-            spent = before + time.monotonic() - started
-            is_over = training.max_hours is not None and spent > training.max_hours * 3600.0
+            number, (rows, targets, all_rows) = self.state.step + 1, ready
+            total_sec = earlier_sec + time.monotonic() - started
+            is_over = training.max_hours is not None and total_sec > training.max_hours * 3600.0
             start = time.perf_counter()
-            self._move("train", number)
-            factor = schedule.factor(training, number, self.steps)
-            self.global_step.gradient(number, rows, targets, (float(self.world.asked()), float(is_over)))
+            self._report_progress("train", number)
+            factor = schedule.learning_rate_factor(training, number, self.steps)
+            self.global_step.forward_backward(
+                number, rows, targets, (float(self.context.stop_requested()), float(is_over))
+            )
             self.global_step.update(factor)
             ready = next(upcoming, None)  # while the device computes
-            loss, norm, (asked, over) = self.global_step.read()
+            loss, norm, (stop_requests, over) = self.global_step.read()
             self._check(number, loss, norm, rows)
             seconds = time.perf_counter() - start
-            self._waited += self.gradients.waited_sec()
-            self._spent += seconds
-            self._note(number, loss, norm, factor, targets, every, seconds)
-            self.state = dataclasses.replace(self.state, step=number, seconds=before + time.monotonic() - started)
-            if asked or over:
+            self._waited_sec += self.gradients.waited_sec()
+            self._step_sec += seconds
+            self._log_step(number, loss, norm, factor, targets, all_rows, seconds)
+            total_sec = earlier_sec + time.monotonic() - started
+            self.state = dataclasses.replace(self.state, step=number, seconds=total_sec)
+            if stop_requests or over:
                 self._checkpoint(wait=True)
-                return "stopped" if asked else "max_hours"
+                return "stopped" if stop_requests else "max_hours"
             if self._is_due():
                 self._evaluate()
-            if time.monotonic() - taken >= training.checkpoint_sec and self._checkpoint():
-                taken = time.monotonic()
-        if self.material.data.validation and all(
+            if time.monotonic() - last_checkpoint >= training.checkpoint_sec and self._checkpoint():
+                last_checkpoint = time.monotonic()
+        if self.training_set.data.validation and all(
             evaluation.step != self.state.step for evaluation in self.state.evaluations
         ):
             self._evaluate()
         self._checkpoint(wait=True)
-        self._compare()
+        self._compare_ranks()
         return "early" if self._is_early() and self.state.step < self.steps else "finished"
 
-    def _upcoming(self) -> Iterator[tuple[list[RowOfStep], int, list[list[Any]]]]:
-        """(this rank's rows, the global batch's targets, the examples of each of its rows), step by step."""
-        data = self.material.data.training
-        for batch in self.material.batches(self.state.step):
-            every = [[data[place] for place in places] for places in batch]
-            targets = [targets_of(examples) for examples in every]
-            mine = [
-                RowOfStep(place=place, batch=self.rows(every[place]), targets=targets[place])
-                for place in range(self.group.rank, len(batch), self.group.world_size)
+    def _upcoming(self) -> Iterator[tuple[list[StepRow], int, list[list[Any]]]]:
+        """Yield for each step this rank's rows, the global batch's targets, and the examples of all its rows."""
+        data = self.training_set.data.training
+        for batch in self.training_set.batches(self.state.step):
+            all_rows = [[data[index] for index in indices] for indices in batch]
+            targets = [count_targets(examples) for examples in all_rows]
+            local_rows = [
+                StepRow(index=index, batch=self.collate(all_rows[index]), targets=targets[index])
+                for index in range(self.group.rank, len(batch), self.group.world_size)
             ]
-            yield mine, sum(targets), every
+            yield local_rows, sum(targets), all_rows
 
-    def _check(self, number: int, loss: float, norm: float, rows: Sequence[RowOfStep]) -> None:
+    def _check(self, number: int, loss: float, norm: float, rows: Sequence[StepRow]) -> None:
         if not math.isfinite(loss) or not math.isfinite(norm):
-            bad = [
-                row.place
+            local_indices = [
+                row.index
                 for row, mean in zip(rows, self.global_step.losses, strict=True)
                 if not math.isfinite(float(mean))
             ]
-            places = sorted(place for each in self.group.objects(bad) for place in each)
-            what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-            raise NonFiniteLoss(f"{what} at step {number} ({self._named(number, places)}); try a lower learning_rate")
-        self._zeros = self._zeros + 1 if norm == 0.0 else 0
-        if loss == 0.0 or self._zeros >= ZERO_STEPS:
-            what = "the loss is 0" if loss == 0.0 else f"the gradient's norm was 0 for {ZERO_STEPS} steps"
-            raise NoTrainableTokens(f"{what} at step {number} ({self._named(number, [])}): nothing is being learned")
+            indices = sorted(index for part in self.group.gather_objects(local_indices) for index in part)
+            problem = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+            raise NonFiniteLoss(
+                f"{problem} at step {number} ({self._source_lines(number, indices)}); try a lower learning_rate"
+            )
+        self._zero_gradient_steps = self._zero_gradient_steps + 1 if norm == 0.0 else 0
+        if loss == 0.0 or self._zero_gradient_steps >= ZERO_STEPS:
+            problem = "the loss is 0" if loss == 0.0 else f"the gradient's norm was 0 for {ZERO_STEPS} steps"
+            raise NoTrainableTokens(
+                f"{problem} at step {number} ({self._source_lines(number, [])}): nothing is being learned"
+            )
 
-    def _named(self, number: int, places: Sequence[int]) -> str:
-        """The lines of these rows of a step; of all its rows where none is given."""
-        batch = next(self.material.batches(number - 1))
-        chosen = [batch[place] for place in places] or batch
-        data = self.material.data.training
-        names = dict.fromkeys(f"{data[place].file}: line {data[place].line}" for row in chosen for place in row)
-        shown = list(names)[:NAMED_ROWS]
-        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        rows = f"rows {', '.join(map(str, places))}" if places else "all its rows"
-        return f"{rows}: {', '.join(shown)}{more}"
+    def _source_lines(self, number: int, row_indices: Sequence[int]) -> str:
+        """Name the data files' lines of these rows of a step, or of all its rows if `row_indices` is empty."""
+        batch = next(self.training_set.batches(number - 1))
+        chosen = [batch[index] for index in row_indices] or batch
+        data = self.training_set.data.training
+        names = dict.fromkeys(f"{data[index].file}: line {data[index].line}" for row in chosen for index in row)
+        first_names = list(names)[:MAX_NAMED_ROWS]
+        more = f" and {len(names) - len(first_names)} more" if len(names) > len(first_names) else ""
+        rows = f"rows {', '.join(map(str, row_indices))}" if row_indices else "all its rows"
+        return f"{rows}: {', '.join(first_names)}{more}"
 
-    def _note(
-        self, number: int, loss: float, norm: float, factor: float, targets: int, every: list[list[Any]], seconds: float
+    def _log_step(
+        self, number: int, loss: float, norm: float, factor: float, targets: int, rows: list[list[Any]], seconds: float
     ) -> None:
         if self.journal is None:
             return
-        examples = [example for row in every for example in row]
+        examples = [example for row in rows for example in row]
         values = {
             "step": number,
             "loss": loss,
@@ -261,112 +279,115 @@ class Trainer:
             "step_time_sec": seconds,
         }
         self.history.add(**values)
-        self.journal.note(step=number, sec=round(seconds, 6))
-        self.world.report(step={**values, "rows": len(every)}, checkpoints=self.told())
+        self.journal.append(step=number, sec=round(seconds, 6))
+        self.context.report(step={**values, "rows": len(rows)}, checkpoints=self.new_checkpoint_facts())
 
     def _checkpoint(self, *, wait: bool = False) -> bool:
-        keeper = self.keeper
-        if keeper is None or (keeper.newest == self.state.step and not wait):
-            return keeper is None
-        if keeper.newest == self.state.step:
-            keeper.finish()
+        manager = self.checkpoint_manager
+        if manager is None or (manager.newest_step == self.state.step and not wait):
+            return manager is None
+        if manager.newest_step == self.state.step:
+            manager.wait()
             return True
-        state = dataclasses.replace(self.state, checkpoints=[*self.state.checkpoints, *keeper.written])
-        return keeper.take(state, self.history, wait=wait) is not None
+        state = dataclasses.replace(self.state, checkpoints=[*self.state.checkpoints, *manager.written])
+        return manager.save(state, self.history, wait=wait) is not None
 
-    def told(self) -> list[dict[str, Any]]:
-        """The facts of checkpoints that have been written since the last call."""
-        if self.keeper is None:
+    def new_checkpoint_facts(self) -> list[dict[str, Any]]:
+        """Return the facts of checkpoints written since the last call."""
+        if self.checkpoint_manager is None:
             return []
-        fresh = self.keeper.written[self._told :]
-        self._told += len(fresh)
-        return [schema.to_json(one) for one in fresh]
+        fresh = self.checkpoint_manager.written[self._reported_checkpoints :]
+        self._reported_checkpoints += len(fresh)
+        return [schema.to_json(facts) for facts in fresh]
 
-    def _move(self, phase: str, number: int) -> None:
+    def _report_progress(self, phase: str, number: int) -> None:
         now = time.monotonic()
-        if now - self._moved >= MOVE_SEC:
-            self._moved = now
-            self.world.move(phase, number)
+        if now - self._last_progress >= PROGRESS_SEC:
+            self._last_progress = now
+            self.context.on_progress(phase, number)
 
-    # Looking at what was learned --------------------------------------------------------------------------------------
+    # Evaluation -------------------------------------------------------------------------------------------------------
 
-    def _look_before(self) -> None:
-        if self.material.data.validation:
+    def _measure_start(self) -> None:
+        if self.training_set.data.validation:
             self._evaluate()
         if self.state.step == 0 and self.training.prompts and self.group.rank == 0:
-            self.world.move("answer", 0)
-            self.state = dataclasses.replace(self.state, answers=self._answers(), asked=list(self.training.prompts))
-        self.group.wait()
+            self.context.on_progress("answer", 0)
+            self.state = dataclasses.replace(
+                self.state, answers=self._generate_answers(), asked=list(self.training.prompts)
+            )
+        self.group.barrier()
 
-    def _answers(self) -> list[str]:
+    def _generate_answers(self) -> list[str]:
         training = self.training
         return evaluate.generate_answers(
             self.modules, self.step, self.peft_model, self.tokenizer, training.prompts, training.answer_tokens
         )
 
     def _evaluate(self) -> None:
-        """Measure the held-out loss after the state's step; every rank knows it."""
-        number, held_out = self.state.step, self.material.data.validation
+        """Evaluate the held-out loss after the state's step, on all ranks."""
+        number, held_out = self.state.step, self.training_set.data.validation
 
-        def moved(row: int) -> None:
-            self._move("evaluate", row)
+        def on_progress(row: int) -> None:
+            self._report_progress("evaluate", row)
 
-        losses = evaluate.losses_of(self.torch, self.step, self.material, self.rows, self.group, moved)
+        losses = evaluate.example_losses(
+            self.torch, self.step, self.training_set, self.collate, self.group, on_progress
+        )
         first = self.state.first_losses
-        found = evaluate.evaluation(number, losses, first, [targets_of([example]) for example in held_out])
-        if not math.isfinite(found.loss):
-            raise NonFiniteLoss(f"the held-out loss is {found.loss} after step {number}; try a lower learning_rate")
+        result = evaluate.make_evaluation(number, losses, first, [count_targets([example]) for example in held_out])
+        if not math.isfinite(result.loss):
+            raise NonFiniteLoss(f"the held-out loss is {result.loss} after step {number}; try a lower learning_rate")
         lowest = min((evaluation.loss for evaluation in self.state.evaluations if evaluation.is_best), default=math.inf)
-        is_best = number > 0 and found.loss < lowest
-        found = dataclasses.replace(found, is_best=is_best)
+        is_best = number > 0 and result.loss < lowest
+        result = dataclasses.replace(result, is_best=is_best)
         self.state = dataclasses.replace(
             self.state,
-            evaluations=[*self.state.evaluations, found],
+            evaluations=[*self.state.evaluations, result],
             first_losses=first or losses,
             best_step=number if is_best else self.state.best_step,
         )
-        self.world.report(evaluation=schema.to_json(found))
-        if is_best and self.keeper is not None:
-            self.keeper.keep_best(number)
+        self.context.report(evaluation=schema.to_json(result))
+        if is_best and self.checkpoint_manager is not None:
+            self.checkpoint_manager.set_best(number)
             self._checkpoint(wait=False)
 
     def _is_due(self) -> bool:
-        """Whether the held-out loss is to be measured after the state's step, and was not yet."""
+        """Return True if an evaluation is due after the state's step and has not been done yet."""
         step, every = self.state.step, self.training.evaluate_every
         is_between = every > 0 and 0 < step < self.steps and step % every == 0
         return is_between and all(evaluation.step != step for evaluation in self.state.evaluations)
 
     def _is_early(self) -> bool:
-        """Whether the held-out loss has not become lower for too long."""
+        """Return True if early stopping applies: the held-out loss has not decreased for `patience` evaluations."""
         later = [evaluation for evaluation in self.state.evaluations if evaluation.step > 0]
-        since = next((n for n, one in enumerate(reversed(later)) if one.is_best), len(later))
+        since = next((n for n, evaluation in enumerate(reversed(later)) if evaluation.is_best), len(later))
         return 0 < self.training.patience <= since
 
     # The end ----------------------------------------------------------------------------------------------------------
 
-    def _compare(self) -> None:
-        digest = hashlib.sha256(self.weights.flat().numpy().tobytes()).hexdigest()
-        for rank, other in enumerate(self.group.objects(digest)):
+    def _compare_ranks(self) -> None:
+        digest = hashlib.sha256(self.weights.to_flat().numpy().tobytes()).hexdigest()
+        for rank, other in enumerate(self.group.gather_objects(digest)):
             if other != digest:
-                raise RanksDiffer(f"rank {rank} holds another adapter than rank {self.group.rank}")
+                raise RanksDiffer(f"rank {rank} has a different adapter from rank {self.group.rank}")
 
     def communication_percent(self) -> float | None:
-        """The share of the steps in which even the rank that waits least waited for the others."""
-        waits = self.group.objects((self._waited, self._spent))
-        return None if self.group.is_alone or not self._spent else min(100.0 * w / s for w, s in waits)
+        """Return the share of the steps' time spent waiting for other ranks, of the rank that waits least."""
+        waits = self.group.gather_objects((self._waited_sec, self._step_sec))
+        return None if self.group.is_single or not self._step_sec else min(100.0 * w / s for w, s in waits)
 
     def adapter(self) -> tuple[int, dict[str, Any]]:
-        """The step and the tensors of the adapter that comes home: the best, or the last. Rank 0's."""
-        if self.keeper is not None and self.keeper.best is not None:
-            return self.keeper.best
+        """Return the final adapter's step and tensors: the best adapter, else the last. Rank 0 only."""
+        if self.checkpoint_manager is not None and self.checkpoint_manager.best is not None:
+            return self.checkpoint_manager.best
         return self.state.step, {name: tensor.to("cpu", copy=True) for name, tensor in self.weights.adapter.items()}
 
     def sample_answers(self, adapter: dict[str, Any]) -> list[SampleAnswer]:
-        """What the model answered before, and answers with this adapter. Rank 0's; the weights are the adapter's
-        afterwards."""
+        """Answer the prompts with this adapter, next to the answers before training. Rank 0 only; sets the weights."""
         for name, tensor in self.weights.adapter.items():
             tensor.copy_(adapter[name])
-        after = self._answers() if self.training.prompts else []
+        after = self._generate_answers() if self.training.prompts else []
         before = dict(zip(self.state.asked or self.training.prompts, self.state.answers, strict=False))
         return [
             SampleAnswer(prompt=prompt, before=before.get(prompt), after=now)
@@ -374,19 +395,21 @@ class Trainer:
         ]
 
 
-def predicted_communication(row_sec: float, sent_sec: float, rows: int, buckets: int) -> tuple[float, int]:
-    """(per cent of a step that is spent waiting for gradients, rows a rank that make it `GOAL_PERCENT`).
+def predict_communication(row_sec: float, send_sec: float, rows: int, buckets: int) -> tuple[float, int]:
+    """Predict the percentage of a step spent waiting for gradients, and the rows per rank to reach the goal.
 
-    Gradients travel behind the last row's backward pass; at least the last bucket does not.
+    The goal is COMMUNICATION_GOAL_PERCENT. The exchange overlaps the last row's backward pass, except for at least the
+    last bucket.
     """
-    waits = max(sent_sec / buckets, sent_sec - HIDDEN_SHARE * row_sec)
-    goal = GOAL_PERCENT / 100.0
-    return 100.0 * waits / (rows * row_sec + waits), max(rows, math.ceil(waits * (1.0 - goal) / (goal * row_sec)))
+    wait_sec = max(send_sec / buckets, send_sec - BACKWARD_SHARE * row_sec)
+    goal = COMMUNICATION_GOAL_PERCENT / 100.0
+    enough_rows = math.ceil(wait_sec * (1.0 - goal) / (goal * row_sec))
+    return 100.0 * wait_sec / (rows * row_sec + wait_sec), max(rows, enough_rows)
 
 
 @contextlib.contextmanager
 def deterministic(torch: Any, recipe: str) -> Iterator[None]:
-    """Kernels that add in a fixed order. Those of `fast` do anyway, where it matters."""
+    """Use kernels that add in a fixed order; those of `fast` always do where it matters."""
     if recipe.startswith("fast"):
         yield
         return

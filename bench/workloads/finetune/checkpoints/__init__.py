@@ -1,7 +1,7 @@
-"""checkpoints: what of a training is kept on the disk.
+"""checkpoints: a training's checkpoints on the disk.
 
 weights: adapters and optimizer state, copied on the device
-keeper: written by a thread beside the training; the adapter that comes home
-checkpoint: folders sealed by a manifest
-resume: which one a training goes on from, and what was lost
+checkpoint_manager: checkpoints written by a thread during the training; the final adapter
+checkpoint: checkpoint folders with a manifest of checksums
+resume: the checkpoint that a training resumes from, and the lost work
 """

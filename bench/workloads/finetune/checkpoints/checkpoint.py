@@ -1,18 +1,18 @@
-"""Checkpoints on the disk: a folder each, written beside the training, sealed by a manifest that is written last.
+"""Checkpoints on the disk: one folder each, completed by a manifest that is written last.
 
     step-00000123/
         adapter_model.safetensors, adapter_config.json     the adapter: plain peft loads the folder
         optimizer.safetensors                              the optimizer's state; its counters in the file's metadata
-        best_adapter.safetensors                           of the step with the lowest held-out loss, where that is
-                                                           another one
+        best_adapter.safetensors                           the adapter with the lowest held-out loss, if it is of
+                                                           another step
         steps.f64                                          `History`
-        state.json                                         the rest: see `State`
-        MANIFEST.json                                      sha256 and size of each, and what they were made with
+        state.json                                         all other state: see `State`
+        MANIFEST.json                                      sha256 and size of each file, and the inputs' digests
 
-The folder is made under another name, its files and itself are on the disk before it is renamed: a checkpoint is whole
-or not there. Each is whole by itself, so that one folder is all that another machine needs to go on.
+The folder is created under a temporary name, and renamed after its files and itself are synced: a checkpoint is either
+complete or absent. Each is self-contained: another machine needs only this folder to resume.
 
-This module imports the standard library alone.
+This module imports only the standard library.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
 FORMAT = 1
 MANIFEST, STATE, STEPS = MANIFEST_FILE, "state.json", "steps.f64"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-# What is kept with an adapter: what the training reads, and what other programs may.
+# Tokenizer files copied next to an adapter: those that the training reads, and those that other programs may read.
 TOKENIZER_FILES = (*model_folder.TOKENIZER_FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt")
 OPTIMIZER, BEST = "optimizer.safetensors", "best_adapter.safetensors"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -45,7 +45,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True, kw_only=True)
 class FileSum:
-    """A file's sha256 and size."""
+    """The sha256 and size of a file."""
 
     sha256: str
     bytes: int
@@ -53,9 +53,9 @@ class FileSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds, and what it was made with: everything that decides what the next steps compute.
+    """A checkpoint's files, and all inputs that determine the next steps' results.
 
-    `settings` are those of the trial that a checkpoint cannot outlive, `code` is the digest of the bench's sources.
+    `settings` are the trial's settings that must not change on resume, `code` is the digest of the bench's sources.
     """
 
     format: int
@@ -70,11 +70,11 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The rest of a training after `step` steps. The position in the data is the step; random numbers follow from it.
+    """The remaining state of a training after `step` steps; the step determines data position and random numbers.
 
-    `seconds` over all attempts; `first_losses` are the held-out examples' losses before training, with which later ones
-    are compared; `best_step` is that of the lowest held-out loss so far, None before one is known. `answers` are those
-    before training to the texts `asked`, which earlier versions did not keep.
+    `seconds` are summed over all attempts. `first_losses` are the held-out examples' losses before training, for
+    comparison with later ones. `best_step` has the lowest held-out loss so far, None before the first evaluation.
+    `answers` are the model's answers before training to the prompts `asked`, which earlier versions did not store.
     """
 
     step: int
@@ -88,31 +88,31 @@ class State:
 
 
 class History:
-    """What each step measured, in columns of float64: written in a moment, however many steps there are."""
+    """The measurements of each step in float64 columns, which are fast to write for any number of steps."""
 
     def __init__(self, content: bytes = b"", steps: int = 0) -> None:
-        """Raises ValueError where the content is not that of so many steps."""
+        """Parse `to_bytes`' result. Raises ValueError if its size does not match `steps`."""
         names = [each.name for each in dataclasses.fields(TrainedSteps)]
         self.columns = {name: array("d") for name in names}
         if len(content) != steps * 8 * len(names):
             raise ValueError(f"{len(content)} bytes are not {steps} steps in {len(names)} columns")
-        for place, column in enumerate(self.columns.values()):
-            column.frombytes(content[place * steps * 8 : (place + 1) * steps * 8])
+        for index, column in enumerate(self.columns.values()):
+            column.frombytes(content[index * steps * 8 : (index + 1) * steps * 8])
 
     def add(self, **values: float) -> None:
         for name, column in self.columns.items():
             column.append(values[name])
 
-    def content(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return b"".join(column.tobytes() for column in self.columns.values())
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each step, by the columns' names."""
-        columns = vars(self.record())
+        """Yield one dict per step, with the columns' names as keys."""
+        columns = vars(self.to_record())
         for row in zip(*columns.values(), strict=True):
             yield dict(zip(columns, row, strict=True))
 
-    def record(self) -> TrainedSteps:
+    def to_record(self) -> TrainedSteps:
         columns: dict[str, Any] = {name: list(column) for name, column in self.columns.items()}
         for name in ("step", "targets", "tokens", "samples"):
             columns[name] = [int(value) for value in columns[name]]
@@ -120,36 +120,36 @@ class History:
 
 
 class BrokenCheckpoint(ValueError):
-    """A checkpoint that cannot be trusted; the message names it and says why."""
+    """Error for a checkpoint that is damaged or unreadable; the message has its path and the reason."""
 
 
-def folder_of(checkpoints: Path, step: int) -> Path:
+def checkpoint_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:08}"
 
 
-def listed(checkpoints: Path) -> list[Path]:
-    """Every folder that has a checkpoint's name, the newest first."""
-    named = [path for path in checkpoints.iterdir() if _NAME.fullmatch(path.name)] if checkpoints.is_dir() else []
-    return sorted(named, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+def list_checkpoints(checkpoints: Path) -> list[Path]:
+    """Return all folders with a checkpoint's name, newest first."""
+    paths = [path for path in checkpoints.iterdir() if _NAME.fullmatch(path.name)] if checkpoints.is_dir() else []
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
-def verified(checkpoint: Path) -> Manifest:
-    """The manifest, after every file has been compared with it. Raises Broken."""
+def verify(checkpoint: Path) -> Manifest:
+    """Compare every file with the manifest and return it. Raises BrokenCheckpoint."""
     try:
         manifest = read_sealed(Manifest, checkpoint / MANIFEST, "checkpoint")
     except ResultError as error:
         raise BrokenCheckpoint(str(error)) from None
     if manifest.format != FORMAT:
         raise BrokenCheckpoint(f"{checkpoint}: written in format {manifest.format}; this version reads {FORMAT}")
-    if folder_of(checkpoint.parent, manifest.step) != checkpoint:
-        raise BrokenCheckpoint(f"{checkpoint}: its manifest is of step {manifest.step}")
+    if checkpoint_folder(checkpoint.parent, manifest.step) != checkpoint:
+        raise BrokenCheckpoint(f"{checkpoint}: its manifest belongs to step {manifest.step}")
     for name, expected in manifest.files.items():
         path = checkpoint / name
         try:
             size = path.stat().st_size
             if Path(name).name != name or size != expected.bytes:
                 raise BrokenCheckpoint(
-                    f"{path}: {size:,} bytes, its manifest says {expected.bytes:,}; it was cut or changed"
+                    f"{path}: {size:,} bytes instead of the manifest's {expected.bytes:,}; it was truncated or changed"
                 )
             if sha256_of(path) != expected.sha256:
                 raise BrokenCheckpoint(f"{path}: its sha256 does not match its manifest; it was changed or damaged")
@@ -159,23 +159,23 @@ def verified(checkpoint: Path) -> Manifest:
 
 
 def write(checkpoints: Path, manifest: Manifest, contents: Mapping[str, bytes]) -> int:
-    """Write a checkpoint whole, or not at all; its bytes. `manifest.files` is filled in here. Raises OSError."""
-    place = folder_of(checkpoints, manifest.step)
-    part = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{place.name}.part-"))
+    """Write a checkpoint atomically and return its size in bytes. Sets `manifest.files`. Raises OSError."""
+    folder = checkpoint_folder(checkpoints, manifest.step)
+    part = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{folder.name}.part-"))
     try:
         sums = {}
         for name, content in contents.items():
-            _write_through(part / name, content)
+            _write_synced(part / name, content)
             sums[name] = FileSum(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
         part.chmod(0o755)  # mkdtemp's 0700 would hide it on a shared volume
         write_sealed(part / MANIFEST, "checkpoint", Manifest(**{**vars(manifest), "files": sums}))
-        if place.exists():  # a broken one, or one that a resumed training made again
-            away = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{place.name}.part-"))
-            os.rename(place, away / "replaced")
-            os.rename(part, place)
-            shutil.rmtree(away, ignore_errors=True)
+        if folder.exists():  # a broken checkpoint, or one of an earlier attempt
+            replaced = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{folder.name}.part-"))
+            os.rename(folder, replaced / "replaced")
+            os.rename(part, folder)
+            shutil.rmtree(replaced, ignore_errors=True)
         else:
-            os.rename(part, place)
+            os.rename(part, folder)
         sync_folder(checkpoints)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -184,22 +184,22 @@ def write(checkpoints: Path, manifest: Manifest, contents: Mapping[str, bytes]) 
 
 
 def prune(checkpoints: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` and that of step `best`. What cannot be removed stays."""
-    for path in listed(checkpoints)[keep:]:
-        if best is None or path != folder_of(checkpoints, best):
-            away = checkpoints / f".{path.name}.part-old"  # never half a checkpoint under its own name
+    """Remove all checkpoints except the newest `keep` and the one of step `best`. Ignores errors."""
+    for path in list_checkpoints(checkpoints)[keep:]:
+        if best is None or path != checkpoint_folder(checkpoints, best):
+            replaced = checkpoints / f".{path.name}.part-old"  # no partial checkpoint may have a checkpoint's name
             with contextlib.suppress(OSError):
-                os.rename(path, away)
-            shutil.rmtree(away, ignore_errors=True)
+                os.rename(path, replaced)
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def clear_parts(checkpoints: Path) -> None:
-    """Remove what an attempt that was killed had begun to write. Only for the one process that writes here."""
+    """Remove partial checkpoints of a killed attempt. Only for the one process that writes here."""
     for path in checkpoints.glob(".step-*.part-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _write_through(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()

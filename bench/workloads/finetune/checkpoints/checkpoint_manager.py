@@ -1,4 +1,4 @@
-"""Keeps checkpoints while the training goes on: rank 0's. The steps wait for a copy on the device, and for no disk."""
+"""Writing of checkpoints during a training, by rank 0. Steps wait only for a copy on the device, not for the disk."""
 
 import dataclasses
 import json
@@ -23,11 +23,11 @@ from bench.workloads.finetune.checkpoints.checkpoint import TOKENIZER_FILES, His
 from bench.workloads.finetune.checkpoints.resume import Identity
 from bench.workloads.finetune.checkpoints.weights import Snapshot, Weights
 
-HEADER = {"format": "pt"}  # what peft and transformers look for
+HEADER = {"format": "pt"}  # required by peft and transformers
 
 
 class CheckpointManager:
-    """One thread writes one checkpoint at a time. `written` are the facts of those that lie whole on the disk."""
+    """A writer of checkpoints, one at a time in a thread. `written` lists the checkpoints that are complete."""
 
     def __init__(
         self,
@@ -37,28 +37,28 @@ class CheckpointManager:
         weights: Weights,
         *,
         world_size: int,
-        keep: int,
-        say: Callable[[str], None],
+        keep_count: int,
+        log: Callable[[str], None],
     ) -> None:
         self.folder, self.weights, self.written = folder, weights, list[CheckpointFacts]()
         self.best: tuple[int, dict[str, Any]] | None = None
-        self.newest = -1  # the step of the last one that was taken
-        self._identity, self._world_size, self._keep, self._say = identity, world_size, keep, say
+        self.newest_step = -1  # the step of the last checkpoint, complete or being written
+        self._identity, self._world_size, self._keep_count, self._log = identity, world_size, keep_count, log
         self._snapshot = Snapshot(torch, weights)
         self._thread: threading.Thread | None = None
 
-    def take(self, state: State, history: History, *, wait: bool = False) -> CheckpointFacts | None:
-        """Begin a checkpoint of this moment. None where the one before is still being written; `wait` waits for both.
+    def save(self, state: State, history: History, *, wait: bool = False) -> CheckpointFacts | None:
+        """Start writing a checkpoint. None if the last one is still being written; `wait` waits for both.
 
-        A disk that is full costs the checkpoint and not the training: the older ones stay.
+        If the disk is full, the training continues without this checkpoint and the older ones stay.
         """
         start = time.perf_counter()
         if self._thread is not None and self._thread.is_alive() and not wait:
             return None
-        self.finish()
-        self._snapshot.take()
-        steps, best = history.content(), self.best
-        self.newest = state.step
+        self.wait()
+        self._snapshot.copy()
+        steps, best = history.to_bytes(), self.best
+        self.newest_step = state.step
         stalled = time.perf_counter() - start
         facts = CheckpointFacts(step=state.step, seconds=0.0, stall_sec=stalled, bytes=0)
         self._thread = threading.Thread(
@@ -66,24 +66,24 @@ class CheckpointManager:
         )
         self._thread.start()
         if wait:
-            self.finish()
+            self.wait()
         return facts
 
-    def finish(self) -> None:
-        """Until the checkpoint that is being written is there."""
+    def wait(self) -> None:
+        """Wait until the current checkpoint is written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def keep_best(self, step: int) -> None:
-        """The adapter of this moment is the best so far."""
+    def set_best(self, step: int) -> None:
+        """Store the current adapter as the best so far."""
         self.best = step, {name: tensor.to("cpu", copy=True) for name, tensor in self.weights.adapter.items()}
 
     def _write(
         self, state: State, steps: bytes, best: tuple[int, dict[str, Any]] | None, facts: CheckpointFacts
     ) -> None:
         start = time.perf_counter()
-        adapter, optimizer, counters = self._snapshot.on_host()
+        adapter, optimizer, counters = self._snapshot.to_host()
         contents = {
             checkpoint.ADAPTER: save(adapter, HEADER),
             checkpoint.ADAPTER_CONFIG: self.weights.config.encode(),
@@ -106,31 +106,31 @@ class CheckpointManager:
         try:
             size = checkpoint.write(self.folder, manifest, contents)
         except OSError as error:
-            self._say(f"the checkpoint of step {state.step} was not written: {error.strerror}: {self.folder}")
+            self._log(f"the checkpoint of step {state.step} was not written: {error.strerror}: {self.folder}")
             return
-        checkpoint.prune(self.folder, self._keep, state.best_step)
+        checkpoint.prune(self.folder, self._keep_count, state.best_step)
         self.written.append(dataclasses.replace(facts, seconds=time.perf_counter() - start, bytes=size))
 
 
-def restore(place: Path, weights: Weights) -> dict[str, Any] | None:
-    """Make the weights those of a checkpoint; the best adapter where it is another one. Raises InputError."""
+def load_checkpoint(folder: Path, weights: Weights) -> dict[str, Any] | None:
+    """Load a checkpoint into the weights; return the best adapter if it is a different one. Raises InputError."""
     try:
-        with safe_open(place / checkpoint.OPTIMIZER, "pt") as file:
+        with safe_open(folder / checkpoint.OPTIMIZER, "pt") as file:
             counters = json.loads((file.metadata() or {})["counters"])
-        weights.restore(load_file(place / checkpoint.ADAPTER), load_file(place / checkpoint.OPTIMIZER), counters)
-        best = place / checkpoint.BEST
+        weights.load(load_file(folder / checkpoint.ADAPTER), load_file(folder / checkpoint.OPTIMIZER), counters)
+        best = folder / checkpoint.BEST
         return dict(load_file(best)) if best.exists() else None
     except (KeyError, ValueError, RuntimeError) as error:
-        raise InputError(f"{place}: does not fit this model: {' '.join(str(error).split())}") from None
+        raise InputError(f"{folder}: does not fit this model: {' '.join(str(error).split())}") from None
 
 
 def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) -> dict[str, int]:
-    """Write `out`/adapter whole: what plain peft loads, and the tokenizer's files. Sizes by name. Raises OSError."""
-    part, place = out / f".{ADAPTER_FOLDER}.part", out / ADAPTER_FOLDER
-    for old in (part, place):
+    """Write `out`/adapter atomically, for plain peft, with the tokenizer; return sizes by name. Raises OSError."""
+    part, folder = out / f".{ADAPTER_FOLDER}.part", out / ADAPTER_FOLDER
+    for old in (part, folder):
         shutil.rmtree(old, ignore_errors=True)
     part.mkdir(parents=True)
-    # Not by save_file: its error for a full disk is no OSError.
+    # save_file is not used because it does not raise OSError if the disk is full.
     (part / checkpoint.ADAPTER).write_bytes(save(adapter, HEADER))
     (part / checkpoint.ADAPTER_CONFIG).write_text(config, encoding="utf-8")
     for name in TOKENIZER_FILES:
@@ -140,6 +140,6 @@ def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) 
         with path.open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(part)
-    os.rename(part, place)
+    os.rename(part, folder)
     sync_folder(out)
-    return {path.name: path.stat().st_size for path in sorted(place.iterdir())}
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}

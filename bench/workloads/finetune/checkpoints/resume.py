@@ -1,9 +1,9 @@
-"""Which checkpoint a training goes on from: the newest that is whole and was made with the same settings.
+"""Choice of the checkpoint to resume from: the newest complete one that was made with the same settings.
 
-Standard library alone. A broken checkpoint is named, and the one before it is taken. Where checkpoints were there and
-none of them is whole, the training is refused: beginning anew would throw away what somebody may still want to save.
-One that is whole but was made with other data, another model or other settings is refused field by field, but for the
-fields that somebody asked to change (`Training.may_differ`).
+Standard library only. A broken checkpoint is logged and the previous one is used. If checkpoints exist but none is
+complete, the training is rejected: starting from scratch would overwrite work that the user may want to recover. A
+complete checkpoint with other data, another model or other settings is rejected with the list of differences, except
+for the fields that the user allowed to change (`Training.may_differ`).
 """
 
 import contextlib
@@ -21,26 +21,27 @@ from bench.data.inputs import InputError, InputRejected
 from bench.records import Trial, schema
 from bench.records.atomic_files import write_atomic
 from bench.records.training import Restart
+from bench.records.trial import rename_old_fields
 from bench.workloads.finetune.checkpoints import checkpoint
 from bench.workloads.finetune.checkpoints.checkpoint import BrokenCheckpoint, History, Manifest, State
 
-# What may change between two attempts: it decides neither what a step computes nor which adapter comes home.
-FREE = {
+# Settings that may change between attempts: they affect neither a step's result nor the choice of the final adapter.
+MUTABLE_SETTINGS = {
     *("name", "reason", "suite", "profile", "model", "data", "world_size", "deadline_sec", "data_workers"),
     *("layout", "warmup_steps", "measured_steps", "new_tokens", "gradient_accumulation_steps"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
     *("training.limited_by", "training.prompts", "training.answer_tokens", "training.may_differ"),
 }
-# But not in the recipe `fast`: a layer that is recomputed begins from its input in bf16, so its gradients differ.
-RECOMPUTED = {"gradient_checkpointing", "checkpoint_every"}
+# Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
+RECOMPUTATION_SETTINGS = {"gradient_checkpointing", "checkpoint_every"}
 JOURNAL, RESTARTS = "journal.jsonl", "restarts.json"
-NO_STEP = "ended before its first step"
+NO_STEP, NO_REASON = "ended before its first step", "ended without a reason"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a training is: digests of model, data and code, and its settings. `may_differ`: see `Training`."""
+    """The identity of a training: digests of model, data and code, and its settings. `may_differ`: see `Training`."""
 
     model: str
     data: str
@@ -49,14 +50,14 @@ class Identity:
     may_differ: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, trial: Trial, model: str, data: str) -> "Identity":
+    def from_trial(cls, trial: Trial, model: str, data: str) -> "Identity":
         may_differ = () if trial.training is None else trial.training.may_differ
         return cls(model=model, data=data, code=code_digest(), settings=settings_of(trial), may_differ=may_differ)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """A checkpoint to go on from. `changed` is what it was made with and is another now, as somebody asked."""
+    """A checkpoint to resume from. `changed` describes the differences that the user allowed."""
 
     path: Path
     manifest: Manifest
@@ -66,16 +67,16 @@ class ResumePoint:
 
 
 def settings_of(trial: Trial) -> dict[str, Any]:
-    """The settings that must not change, flat: `lora_rank`, `training.schedule`, ..."""
-    document = trial.to_json()
+    """Return the settings that must not change, as a flat dict: `lora_rank`, `training.schedule`, ..."""
+    document = schema.to_json(trial)
     flat = {**document, **{f"training.{key}": value for key, value in document.pop("training").items()}}
     flat.pop("training", None)
-    free = FREE - RECOMPUTED if trial.recipe == "fast" else FREE
-    return {key: value for key, value in flat.items() if key not in free}
+    mutable = MUTABLE_SETTINGS - RECOMPUTATION_SETTINGS if trial.recipe == "fast" else MUTABLE_SETTINGS
+    return {key: value for key, value in flat.items() if key not in mutable}
 
 
 def code_digest() -> str:
-    """The sha256 of the bench's own sources."""
+    """Compute the sha256 of the bench's own sources."""
     digest = hashlib.sha256()
     root = Path(bench.__file__).parent
     for path in sorted(root.rglob("*.py")):
@@ -83,73 +84,76 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def find(checkpoints: Path, now: Identity, say: Callable[[str], None]) -> ResumePoint | None:
-    """The checkpoint to go on from; None where there has been none. Raises Refused and InputError."""
+def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], None]) -> ResumePoint | None:
+    """Find the checkpoint to resume from; None if no checkpoint exists. Raises InputRejected and InputError."""
     broken: list[str] = []
     others: list[str] = []
-    for path in checkpoint.listed(checkpoints):
+    for path in checkpoint.list_checkpoints(checkpoints):
         try:
-            manifest = checkpoint.verified(path)
+            manifest = checkpoint.verify(path)
             state = schema.from_json(State, json.loads((path / checkpoint.STATE).read_bytes()), str(path))
             history = History((path / checkpoint.STEPS).read_bytes(), state.step)
         except (BrokenCheckpoint, ValueError, OSError) as error:
             broken.append(str(error))
-            say(f"not whole, left out: {error}")
+            log(f"skipped a broken checkpoint: {error}")
             continue
-        changed = differences(manifest, now)
-        if refused := [words for name, words in changed.items() if name not in now.may_differ]:
-            others.append(f"{path}: made with {'; '.join(refused)}")
+        changed = differences(manifest, current)
+        if rejected := [difference for name, difference in changed.items() if name not in current.may_differ]:
+            others.append(f"{path}: made with {'; '.join(rejected)}")
             continue
         for other in others:
-            say(f"left out: {other}")
-        if manifest.code != now.code:
-            say(f"{path}: written by another version of this program: what it goes on to may differ in its last bits")
+            log(f"skipped: {other}")
+        if manifest.code != current.code:
+            log(f"{path}: written by another version of this program: results may differ in their last bits")
         if changed:
-            say(f"{path}: made with {'; '.join(changed.values())}; it goes on, as somebody asked")
-        if changed.keys() & {"model", "data"}:  # losses of other examples, or of another model, are no measure
+            log(f"{path}: made with {'; '.join(changed.values())}; resuming, as the changes are allowed")
+        if changed.keys() & {"model", "data"}:  # losses of other examples or another model cannot be compared
             state = dataclasses.replace(state, evaluations=[], first_losses=[], best_step=None)
         return ResumePoint(path=path, manifest=manifest, state=state, history=history, changed=list(changed.values()))
     if others:
-        raise InputError(f"{others[0]}; put that back, or name another folder for checkpoints")
+        raise InputError(f"{others[0]}; restore these values, or use another folder for checkpoints")
     if broken:
         raise InputRejected(
-            f"{checkpoints}: none of its {len(broken)} checkpoints is whole ({broken[0]}); bring one back, or remove "
-            "the folder to begin anew"
+            f"{checkpoints}: all {len(broken)} checkpoints are broken ({broken[0]}); restore one, or remove the folder "
+            "to start from scratch"
         )
     return None
 
 
-def differences(manifest: Manifest, now: Identity) -> dict[str, str]:
-    """What a checkpoint was made with and is different now: fields, each in words."""
-    found = {}
-    for name, before, after in (("model", manifest.model, now.model), ("data", manifest.data, now.data)):
+def differences(manifest: Manifest, current: Identity) -> dict[str, str]:
+    """Describe each field that differs between a checkpoint and the current training."""
+    changes = {}
+    for name, before, after in (("model", manifest.model, current.model), ("data", manifest.data, current.data)):
         if before != after:
-            found[name] = f"another {name} (sha256 {before[:12]}, now {after[:12]})"
-    older = RECOMPUTED - manifest.settings.keys()  # written before these were compared
-    for key in sorted((manifest.settings.keys() | now.settings.keys()) - older):
-        was, is_now = manifest.settings.get(key), now.settings.get(key)
-        if was != is_now:
-            found[key] = f"{key} {_word(was)}, now {_word(is_now)}"
-    return found
+            changes[name] = f"another {name} (sha256 {before[:12]}, now {after[:12]})"
+    settings = rename_old_fields(manifest.settings, "settings")
+    missing = RECOMPUTATION_SETTINGS - settings.keys()  # earlier versions did not compare these
+    for key in sorted((settings.keys() | current.settings.keys()) - missing):
+        old, new = settings.get(key), current.settings.get(key)
+        if old != new:
+            changes[key] = f"{key} {_format(old)}, now {_format(new)}"
+    return changes
 
 
-def _word(value: Any) -> str:
+def _format(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
 class Journal:
-    """A line for each step and each attempt's end, so that the next attempt can say what was lost. Not synced: a line
-    less is no harm."""
+    """A log of steps and attempts' ends, from which the next attempt computes the lost work.
+
+    It is not synced, because a missing line does no harm.
+    """
 
     def __init__(self, checkpoints: Path) -> None:
         self._path = checkpoints / JOURNAL
 
-    def note(self, **line: Any) -> None:
+    def append(self, **line: Any) -> None:
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def begin_again(self) -> list[dict[str, Any]]:
-        """The last attempt's lines; then none."""
+    def read_and_clear(self) -> list[dict[str, Any]]:
+        """Return the last attempt's lines and remove them."""
         lines = []
         with contextlib.suppress(OSError):
             for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -159,20 +163,20 @@ class Journal:
         return [line for line in lines if isinstance(line, dict)]
 
 
-def restarted(checkpoints: Path, attempt: int, from_step: int, changed: Sequence[str] = ()) -> list[Restart]:
-    """All restarts of this training, this attempt's among them; kept on the disk.
+def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Sequence[str] = ()) -> list[Restart]:
+    """Add this attempt to the restarts on the disk, and return all restarts of this training.
 
-    Every attempt but the first is one, also after an attempt that was killed before it could note anything. Attempts
-    typed by hand may all have number 1: what the last one noted says that there was one.
+    Every attempt except the first is a restart, even after an attempt that was killed before it wrote to the journal.
+    Attempts started by hand may all have number 1: then the journal shows that there was an earlier one.
     """
     path, before = checkpoints / RESTARTS, []
     with contextlib.suppress(OSError, ValueError, TypeError):
         before = [schema.from_json(Restart, load) for load in json.loads(path.read_bytes())]
-    lines = Journal(checkpoints).begin_again()
+    lines = Journal(checkpoints).read_and_clear()
     lost = {line["step"]: float(line["sec"]) for line in lines if line.get("step", 0) > from_step}
     ends = [str(line["end"]) for line in lines if "end" in line]
-    reason = ends[-1] if ends else "ended without a word" if lines else NO_STEP
-    first = 1 + max((one.attempt for one in before), default=1)
+    reason = ends[-1] if ends else NO_REASON if lines else NO_STEP
+    first = 1 + max((restart.attempt for restart in before), default=1)
     last = Restart(
         attempt=attempt, from_step=from_step, reason=NO_STEP, lost_steps=0, lost_sec=0.0, changed=list(changed)
     )
@@ -181,7 +185,7 @@ def restarted(checkpoints: Path, attempt: int, from_step: int, changed: Sequence
         *([last] if lines or attempt >= first else []),
     ]
     if added:
-        # What was noted belongs to the attempt before the first of these; later ones noted nothing.
+        # The journal belongs to the attempt before the first of these; later ones wrote nothing.
         added[0] = dataclasses.replace(added[0], reason=reason, lost_steps=len(lost), lost_sec=sum(lost.values()))
         before += added
         with contextlib.suppress(OSError):
@@ -189,12 +193,12 @@ def restarted(checkpoints: Path, attempt: int, from_step: int, changed: Sequence
     return before
 
 
-def require_room(checkpoints: Path, needed: int) -> None:
-    """Raises InputError where a checkpoint could not be written."""
+def check_free_space(checkpoints: Path, needed: int) -> None:
+    """Raise InputError if the disk has not enough free space for the checkpoints."""
     stat = os.statvfs(checkpoints)
     free = stat.f_bavail * stat.f_frsize
     if free < needed:
         raise InputError(
-            f"{checkpoints}: {free / 2**20:,.0f} MiB free, and checkpoints need {needed / 2**20:,.0f}; "
-            "free some, or name a folder on another disk"
+            f"{checkpoints}: {free / 2**20:,.0f} MiB free, checkpoints need {needed / 2**20:,.0f} MiB; free some "
+            "space, or use a folder on another disk"
         )

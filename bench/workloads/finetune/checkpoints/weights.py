@@ -1,7 +1,7 @@
-"""What a checkpoint holds of the model: the adapters and the optimizer's state, copied where they are.
+"""Adapters and optimizer state, copied on their device for a checkpoint.
 
-A copy is taken on the device between two steps, into room that was made before the first one; another thread takes it
-to the host. Paged state lies in memory that host and device share: on CUDA it is copied as the device sees it, because
+A copy is made on the device between two steps, into memory allocated before the first one; another thread copies it to
+the host. Paged state is in memory that host and device share: on CUDA it is copied through a device view, because
 reading it on the host would move its pages there and back.
 """
 
@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-UNCHANGING = ("qmap1", "qmap2")  # of bitsandbytes: one table for all parameters
+CONSTANT_STATE = ("qmap1", "qmap2")  # bitsandbytes' tables, shared by all parameters
 
 
 class Weights:
@@ -25,7 +25,7 @@ class Weights:
         self._make_state()
 
     def _make_state(self) -> None:
-        """Let the optimizer make its state, by a step that changes nothing, and set it back to its beginning."""
+        """Make the optimizer create its state, by a step that changes no weights, and reset the state to zero."""
         groups = self._optimizer.param_groups
         rates = [group["lr"] for group in groups]
         for group in groups:
@@ -38,56 +38,56 @@ class Weights:
         self.state: dict[str, Any] = {}
         for name, owner, key in self._entries():
             if self._torch.is_tensor(owner[key]):
-                self.state[name] = self._seen_by_device(owner[key])
-                if key not in UNCHANGING:
+                self.state[name] = self._device_view(owner[key])
+                if key not in CONSTANT_STATE:
                     self.state[name].zero_()
             else:
                 owner[key] = 0
 
     def _entries(self) -> Any:
-        """(name, the parameter's state, its key) of everything that the optimizer keeps."""
+        """Yield (name, the parameter's state dict, its key) for each entry of the optimizer's state."""
         number = 0
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 owner = self._optimizer.state[parameter]
                 for key in sorted(owner):
-                    if key not in UNCHANGING:
+                    if key not in CONSTANT_STATE:
                         yield f"{number:05}.{key}", owner, key
                 number += 1
 
     def counters(self) -> dict[str, int]:
-        """What the optimizer keeps as plain numbers."""
+        """Return the state entries that are plain numbers."""
         return {name: owner[key] for name, owner, key in self._entries() if not self._torch.is_tensor(owner[key])}
 
     def bytes(self) -> int:
         tensors = [*self.adapter.values(), *self.state.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def restore(self, adapter: Mapping[str, Any], state: Mapping[str, Any], counters: Mapping[str, int]) -> None:
-        """Become what was kept. Raises KeyError or RuntimeError where that has other names or shapes."""
-        for mine, given in ((self.adapter, adapter), (self.state, state)):
-            if mine.keys() != given.keys():
-                raise KeyError(f"other names than this model's: {min(mine.keys() ^ given.keys())}")
-            for name, tensor in mine.items():
-                if tensor.shape != given[name].shape:
-                    raise KeyError(f"{name}: {tuple(given[name].shape)}, this model has {tuple(tensor.shape)}")
-                tensor.copy_(given[name])
+    def load(self, adapter: Mapping[str, Any], state: Mapping[str, Any], counters: Mapping[str, int]) -> None:
+        """Copy saved tensors into these weights. Raises KeyError or RuntimeError if names or shapes differ."""
+        for current, saved in ((self.adapter, adapter), (self.state, state)):
+            if current.keys() != saved.keys():
+                raise KeyError(f"names differ from this model's: {min(current.keys() ^ saved.keys())}")
+            for name, tensor in current.items():
+                if tensor.shape != saved[name].shape:
+                    raise KeyError(f"{name}: {tuple(saved[name].shape)}, this model has {tuple(tensor.shape)}")
+                tensor.copy_(saved[name])
         self.set_counters(counters)
         if self._torch.cuda.is_available():
             self._torch.cuda.synchronize()
 
-    def flat(self) -> Any:
-        """Everything as one tensor of bytes on the host, for the other ranks."""
+    def to_flat(self) -> Any:
+        """Return all tensors as one byte tensor on the host, for the other ranks."""
         tensors = (*self.adapter.values(), *self.state.values())
         parts = [tensor.to("cpu").contiguous().view(-1).view(self._torch.uint8) for tensor in tensors]
         return self._torch.cat(parts)
 
-    def become(self, flat: Any) -> None:
-        """The reverse of `flat`."""
+    def load_flat(self, flat: Any) -> None:
+        """Load the result of `to_flat`."""
         start = 0
         for tensor in (*self.adapter.values(), *self.state.values()):
             size = tensor.numel() * tensor.element_size()
-            # A copy, because a slice need not begin where a float may.
+            # A copy, because a slice need not be aligned for floats.
             part = flat[start : start + size].clone()
             tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
             start += size
@@ -97,21 +97,21 @@ class Weights:
             if not self._torch.is_tensor(owner[key]):
                 owner[key] = counters[name]
 
-    def _seen_by_device(self, tensor: Any) -> Any:
+    def _device_view(self, tensor: Any) -> Any:
         if not getattr(tensor, "is_paged", False) or not self._torch.cuda.is_available():
             return tensor
-        return self._torch.as_tensor(_Shared(tensor), device="cuda")
+        return self._torch.as_tensor(_SharedMemory(tensor), device="cuda")
 
 
-class _Shared:
-    """Memory that host and device share, as CUDA's array interface describes it."""
+class _SharedMemory:
+    """A tensor in memory shared by host and device, with CUDA's array interface."""
 
     def __init__(self, tensor: Any) -> None:
-        self.kept = tensor
-        kind = {1: "|u1", 4: "<f4"}[tensor.element_size()]
+        self.tensor = tensor  # keeps the memory alive
+        dtype = {1: "|u1", 4: "<f4"}[tensor.element_size()]
         self.__cuda_array_interface__ = {
             "shape": tuple(tensor.shape),
-            "typestr": kind,
+            "typestr": dtype,
             "data": (tensor.data_ptr(), False),
             "strides": None,
             "version": 3,
@@ -119,7 +119,7 @@ class _Shared:
 
 
 class Snapshot:
-    """Room for one copy of the weights, on their devices and on the host."""
+    """Buffers for one copy of the weights, on their devices and on the host."""
 
     def __init__(self, torch: Any, weights: Weights) -> None:
         self._torch, self._weights = torch, weights
@@ -133,35 +133,35 @@ class Snapshot:
             for name, tensor in self._copies.items()
             if tensor.is_cuda
         }
-        self._taken = torch.cuda.Event() if self._is_cuda else None
+        self._copied = torch.cuda.Event() if self._is_cuda else None
         self._stream = torch.cuda.Stream() if self._is_cuda else None
 
-    def take(self) -> None:
-        """Copy, behind everything the device has been given to do."""
+    def copy(self) -> None:
+        """Copy the weights on their devices, after all queued work."""
         for is_cuda in (False, True):
             names = [name for name, tensor in self._sources.items() if bool(tensor.is_cuda) is is_cuda]
             if names:
                 self._torch._foreach_copy_([self._copies[n] for n in names], [self._sources[n] for n in names])
         self._counters = self._weights.counters()
-        if self._taken is not None:
-            self._taken.record()
+        if self._copied is not None:
+            self._copied.record()
 
-    def on_host(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
-        """(adapter, state, counters) of the last copy; may be called by another thread while training goes on."""
-        found = dict(self._copies)
+    def to_host(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+        """Return (adapter, state, counters) of the last copy; thread-safe while the training continues."""
+        copies = dict(self._copies)
         if self._stream is not None:
-            self._stream.wait_event(self._taken)
+            self._stream.wait_event(self._copied)
             with self._torch.cuda.stream(self._stream):
-                for name, room in self._host.items():
-                    room.copy_(self._copies[name], non_blocking=True)
+                for name, buffer in self._host.items():
+                    buffer.copy_(self._copies[name], non_blocking=True)
             self._stream.synchronize()
-            found |= self._host
-        parts = {kind: {n[2:]: t for n, t in found.items() if n.startswith(f"{kind}/")} for kind in "as"}
+            copies |= self._host
+        parts = {kind: {n[2:]: t for n, t in copies.items() if n.startswith(f"{kind}/")} for kind in "as"}
         return parts["a"], parts["s"], dict(self._counters)
 
 
 def adapter_config(peft_model: Any) -> str:
-    """adapter_config.json, with sets in order: the same text in every process."""
+    """Return adapter_config.json's text, with sets sorted, so that it is the same in every process."""
     (config,) = peft_model.peft_config.values()
     document = {**config.to_dict(), "inference_mode": True}
     plain = {

@@ -1,7 +1,7 @@
-"""steps: one optimizer step over a global batch, whatever ranks and micro-batches it is divided among.
+"""steps: one optimizer step over a global batch, divided among any number of ranks and micro-batches.
 
-step: the gradient of all its targets, clipping, the update
-gradients: flat buckets, added up over ranks while backward still runs
-group: this rank among the others
+step: the gradient of all targets, clipping, the update
+gradients: flat gradient buckets, summed over ranks while backward runs
+group: collectives between the ranks
 schedule: the learning rate of each step
 """

@@ -1,50 +1,50 @@
-"""This rank among the others. One rank alone needs no process group."""
+"""Collectives between the ranks. A single rank needs no process group."""
 
 from typing import Any
 
 
 class RankGroup:
-    """Sums and exchanges between ranks: gradients over the backend, everything else over the CPU (`side`)."""
+    """The collectives of a rank: gradients over the backend, everything else over the CPU (`cpu_group`)."""
 
-    def __init__(self, torch: Any, rank: int = 0, world_size: int = 1, side: Any = None) -> None:
-        self.torch, self.rank, self.world_size, self._side = torch, rank, world_size, side
+    def __init__(self, torch: Any, rank: int = 0, world_size: int = 1, cpu_group: Any = None) -> None:
+        self.torch, self.rank, self.world_size, self._cpu_group = torch, rank, world_size, cpu_group
 
     @property
-    def is_alone(self) -> bool:
+    def is_single(self) -> bool:
         return self.world_size == 1
 
-    def begin_sum(self, tensor: Any) -> Any:
-        """Begin to add up `tensor` over all ranks, in place; `wait()` on what is returned. None for one rank."""
-        return None if self.is_alone else self.torch.distributed.all_reduce(tensor, async_op=True)
+    def all_reduce_async(self, tensor: Any) -> Any:
+        """Start summing `tensor` over all ranks, in place; call `wait()` on the result. None for a single rank."""
+        return None if self.is_single else self.torch.distributed.all_reduce(tensor, async_op=True)
 
-    def sum_(self, tensor: Any) -> Any:
-        """`tensor`, on the CPU, added up over all ranks, in place."""
-        if not self.is_alone:
-            self.torch.distributed.all_reduce(tensor, group=self._side)
+    def all_reduce_(self, tensor: Any) -> Any:
+        """Sum a CPU `tensor` over all ranks, in place."""
+        if not self.is_single:
+            self.torch.distributed.all_reduce(tensor, group=self._cpu_group)
         return tensor
 
-    def objects(self, mine: Any) -> list[Any]:
-        """Every rank's object, in order."""
-        if self.is_alone:
+    def gather_objects(self, mine: Any) -> list[Any]:
+        """Return every rank's object, in order."""
+        if self.is_single:
             return [mine]
-        found: list[Any] = [None] * self.world_size
-        self.torch.distributed.all_gather_object(found, mine, group=self._side)
-        return found
+        gathered: list[Any] = [None] * self.world_size
+        self.torch.distributed.all_gather_object(gathered, mine, group=self._cpu_group)
+        return gathered
 
-    def from_first(self, value: Any) -> Any:
-        """Rank 0's object, on every rank."""
-        if self.is_alone:
+    def broadcast_object(self, value: Any) -> Any:
+        """Return rank 0's object on every rank."""
+        if self.is_single:
             return value
         box = [value]
-        self.torch.distributed.broadcast_object_list(box, src=0, group=self._side)
+        self.torch.distributed.broadcast_object_list(box, src=0, group=self._cpu_group)
         return box[0]
 
-    def copy_from_first_(self, tensor: Any) -> None:
-        """Make `tensor`, on the CPU, what it is on rank 0."""
-        if not self.is_alone:
-            self.torch.distributed.broadcast(tensor, src=0, group=self._side)
+    def broadcast_(self, tensor: Any) -> None:
+        """Copy a CPU `tensor` from rank 0 to all ranks, in place."""
+        if not self.is_single:
+            self.torch.distributed.broadcast(tensor, src=0, group=self._cpu_group)
 
-    def wait(self) -> None:
-        """Until every rank is here."""
-        if not self.is_alone:
-            self.torch.distributed.barrier(group=self._side)
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if not self.is_single:
+            self.torch.distributed.barrier(group=self._cpu_group)

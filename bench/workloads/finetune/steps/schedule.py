@@ -1,12 +1,12 @@
-"""The learning rate of each step, as a share of its peak: a function of the step's number alone."""
+"""The learning rate of each step, as a share of its peak: a function only of the step's number."""
 
 import math
 
 from bench.records.training import Training
 
 
-def factor(training: Training, step: int, steps: int) -> float:
-    """The share of the peak at `step`, which counts from 1, of `steps`: up in a line, then as the schedule says.
+def learning_rate_factor(training: Training, step: int, steps: int) -> float:
+    """Return the share of the peak at `step`, which counts from 1, of `steps`: linear warm-up, then the schedule.
 
     The first step after the warm-up is at the peak; linear and cosine reach 0 one step after the last.
     """
