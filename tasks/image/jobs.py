@@ -51,7 +51,7 @@ def busy_error(job: Job, retry_command: str) -> RetryableError:
     """Build the error for a VM occupied by another job, with its owner and the command to retry."""
     verb = vm_jobs.verb_of(job)
     stop_hint = f", or stop it: `inv {verb} --cancel`" if verb in CANCELLABLE_VERBS else ""
-    owner = f" of {who}" if (who := vm_jobs.started_by(job)) else ""
+    owner = f" of {user}" if (user := vm_jobs.started_by(job)) else ""
     problem = f"{job.agent.host.name}: busy with {job.folder}{owner}, a different job"
     return RetryableError(f"{problem}; when that has ended, `{retry_command}`{stop_hint}")
 

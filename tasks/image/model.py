@@ -103,7 +103,7 @@ def fetch_models(context: Context, options: FetchOptions, *, dry_run: bool) -> N
 
 
 def _fetch(settings: Settings, agent: Agent, fetch: Fetch) -> None:
-    began = time.monotonic()
+    started_at = time.monotonic()
     job = model_fetch.find_job(agent, fetch)
     if job is not None:
         print(f"{agent.host.name}: a download of {fetch.model} is running ({job.folder}); following it", flush=True)
@@ -121,7 +121,7 @@ def _fetch(settings: Settings, agent: Agent, fetch: Fetch) -> None:
     transfer = f"{fetched / 1e9:.2f} GB of it downloaded now" if fetched else "already there; nothing was downloaded"
     print(
         f"{fetch.model} at {facts['revision']}: {facts['files']} files, {facts['bytes'] / 1e9:.2f} GB, all verified; "
-        f"{transfer}; {time.monotonic() - began:.1f} s",
+        f"{transfer}; {time.monotonic() - started_at:.1f} s",
         flush=True,
     )
 

@@ -23,7 +23,9 @@ PACKAGES_RATIO, WEIGHTS_RATIO = 0.6, 0.95
 def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
     settings = load(context)
     bandwidth = parse_number("image.size: --mbps", mbps, "a number above 0", lambda value: value > 0)
-    allocatable = parse_number("image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda value: value > 0)
+    allocatable = parse_number(
+        "image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda value: value > 0
+    )
     name = build_profiles.image_name(settings)
     with build_vm(settings, "inv image.size") as host, images.connect(host, engine_client(settings)) as sdk:
         layers = images.layers(sdk.images.get(name))

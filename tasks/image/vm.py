@@ -51,7 +51,9 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
     engine is not touched. Rerun the command after a reboot to restore mount and engine.
     """
     settings = load(context)
-    size = parse_number("vm.engine: --size-gb", size_gb, "a number from 1 to 100000", lambda value: 1 <= value <= 100_000)
+    size = parse_number(
+        "vm.engine: --size-gb", size_gb, "a number from 1 to 100000", lambda value: 1 <= value <= 100_000
+    )
     with build_vm(settings, "inv vm.engine") as host:
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
         request = {

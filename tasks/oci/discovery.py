@@ -133,8 +133,8 @@ def get_user_name(api: TenancyApi) -> str | None:
 
 def list_availability_domains(api: TenancyApi) -> list[str]:
     operation = Operation(action="listing availability domains", permission="inspect compartments")
-    listed = api.list_all(operation, api.client(IdentityClient).list_availability_domains, api.tenancy)
-    return [api.text_field(operation, domain, "name") for domain in listed]
+    domains = api.list_all(operation, api.client(IdentityClient).list_availability_domains, api.tenancy)
+    return [api.text_field(operation, domain, "name") for domain in domains]
 
 
 def list_gpu_limits(api: TenancyApi) -> tuple[GpuLimit, ...]:
@@ -167,17 +167,17 @@ def list_clusters(api: TenancyApi, compartment: str) -> tuple[ClusterInfo, ...]:
     """List the compartment's clusters that are not deleted, with their node pools."""
     client = api.client(ContainerEngineClient)
     operation = Operation(action="listing clusters", permission="read clusters")
-    listed = api.list_all(operation, client.list_clusters, compartment)
+    clusters = api.list_all(operation, client.list_clusters, compartment)
     pools = list_node_pools(api, compartment)
-    existing = [cluster for cluster in listed if cluster.get("lifecycleState") not in ("DELETED", "DELETING")]
+    existing = [cluster for cluster in clusters if cluster.get("lifecycleState") not in ("DELETED", "DELETING")]
     return tuple(api.parse(operation, lambda cluster: _parse_cluster(cluster, pools), cluster) for cluster in existing)
 
 
 def list_node_pools(api: TenancyApi, compartment: str) -> list[NodePoolInfo]:
     client = api.client(ContainerEngineClient)
     operation = Operation(action="listing node pools", permission="read cluster-node-pools")
-    listed = api.list_all(operation, client.list_node_pools, compartment)
-    existing = [pool for pool in listed if pool.get("lifecycleState") not in ("DELETED", "DELETING")]
+    pools = api.list_all(operation, client.list_node_pools, compartment)
+    existing = [pool for pool in pools if pool.get("lifecycleState") not in ("DELETED", "DELETING")]
     return [api.parse(operation, parse_node_pool, pool) for pool in existing]
 
 
@@ -217,8 +217,8 @@ def _parse_cluster(item: Json, pools: Sequence[NodePoolInfo]) -> ClusterInfo:
 
 def list_repositories(api: TenancyApi, compartment: str) -> tuple[str, ...]:
     operation = Operation(action="listing repositories", permission="inspect repos")
-    listed = api.list_all(operation, api.client(ArtifactsClient).list_container_repositories, compartment)
-    return tuple(sorted(api.text_field(operation, repository, "displayName") for repository in listed))
+    repositories = api.list_all(operation, api.client(ArtifactsClient).list_container_repositories, compartment)
+    return tuple(sorted(api.text_field(operation, repository, "displayName") for repository in repositories))
 
 
 def list_exports(api: TenancyApi, compartment: str) -> tuple[Export, ...]:

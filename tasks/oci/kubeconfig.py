@@ -221,7 +221,7 @@ def merge(old: Kubeconfig, new: Kubeconfig, file: str) -> dict[str, Any]:
     return merged
 
 
-def _check_contexts(old: Kubeconfig, ours: Mapping[str, Any], file: str) -> None:
+def _check_contexts(old: Kubeconfig, our_cluster: Mapping[str, Any], file: str) -> None:
     """Check that no context of another server has our context's or our user's name. Raises UsageError.
 
     Such a context would change to our cluster, or send our token to its own.
@@ -230,11 +230,14 @@ def _check_contexts(old: Kubeconfig, ours: Mapping[str, Any], file: str) -> None
     for context in old.get("contexts") or []:
         target = context.get("context") or {}
         server = servers.get(str(target.get("cluster")))
-        uses_our_name = ours["name"] in (context["name"], target.get("user")) and target.get("cluster") != ours["name"]
-        if uses_our_name and server != _server_url(ours):
+        uses_our_name = (
+            our_cluster["name"] in (context["name"], target.get("user"))
+            and target.get("cluster") != our_cluster["name"]
+        )
+        if uses_our_name and server != _server_url(our_cluster):
             raise UsageError(
                 f"{file}: context {context['name']} uses a different cluster, {server}, as user {target.get('user')}: "
-                f"adding {ours['name']} would change it; choose another file with --file"
+                f"adding {our_cluster['name']} would change it; choose another file with --file"
             )
 
 

@@ -37,20 +37,20 @@ def write_report(
     context: Context, run: str | None, *, follow: bool, against: str | None, formats: Sequence[str] = ()
 ) -> None:
     settings = load(context)
-    wanted = parse_names("--format", formats, tuple(FORMATS))
+    selected_formats = parse_names("--format", formats, tuple(FORMATS))
     with translate_errors(UsageError, ReportError):
-        check(wanted)
+        check(selected_formats)
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
     if is_training(folder):
         if follow:
             raise UsageError("report: --follow: a training's page is built after its end; until then use `inv monitor`")
-        _report_training(folder, wanted, other)
+        _report_training(folder, selected_formats, other)
         return
-    make = partial(build, folder, pricing=pricing(settings), against=other)
+    build_report = partial(build, folder, pricing=pricing(settings), against=other)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
-        summary = _follow_run(folder, make) if follow else make()
-        exported = export(folder, wanted)
+        summary = _follow_run(folder, build_report) if follow else build_report()
+        exported = export(folder, selected_formats)
     print_summary(summary)
     _print_paths(exported)
     if summary.exit_code != 0:

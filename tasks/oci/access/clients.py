@@ -121,7 +121,7 @@ class TenancyApi:
         return list(self._iterate_items(operation, method, *arguments, **options))
 
     def _iterate_items(self, operation: Operation, method: Any, *arguments: Any, **options: Any) -> Iterator[Json]:
-        seen: set[str] = set()
+        seen_pages: set[str] = set()
         while True:
             response = self.call(operation, method, *arguments, **options)
             data = response.data
@@ -130,9 +130,9 @@ class TenancyApi:
             page = response.next_page
             if not page:
                 return
-            if page in seen or len(seen) >= MAX_PAGES:
-                raise RetryableError(f"{operation.action}: pagination did not end after {len(seen)} pages; retry")
-            seen.add(page)
+            if page in seen_pages or len(seen_pages) >= MAX_PAGES:
+                raise RetryableError(f"{operation.action}: pagination did not end after {len(seen_pages)} pages; retry")
+            seen_pages.add(page)
             options["page"] = page
 
 

@@ -76,17 +76,17 @@ def read_profile(file: Path, name: str, *, region: str | None, now: float) -> Oc
     values = _read_section(file, name)
     section = f"{display_path(file)}: [{name}]"
 
-    def given(key: str) -> str:
+    def require(key: str) -> str:
         value = values.get(key, "").strip()
         if not value:
             raise UsageError(f"{section}: {key}: missing; `oci setup config` writes it; or set tenancy.profile")
         return value
 
-    tenancy = given("tenancy")
+    tenancy = require("tenancy")
     check_ocid(f"{section}: tenancy", tenancy, "tenancy")
-    chosen_region = region or given("region")
+    chosen_region = region or require("region")
     check_region("tenancy.region" if region else f"{section}: region", chosen_region)
-    key_file = _resolve_path(file, given("key_file"))
+    key_file = _resolve_path(file, require("key_file"))
     user_values: dict[str, str] = {}
     token = None
     if values.get("security_token_file", "").strip():
@@ -94,7 +94,7 @@ def read_profile(file: Path, name: str, *, region: str | None, now: float) -> Oc
             _resolve_path(file, values["security_token_file"].strip()), name, chosen_region, now
         )
     else:
-        user_values = {"user": given("user"), "fingerprint": given("fingerprint").lower()}
+        user_values = {"user": require("user"), "fingerprint": require("fingerprint").lower()}
         check_ocid(f"{section}: user", user_values["user"], "user")
         if not _FINGERPRINT.fullmatch(user_values["fingerprint"]):
             raise UsageError(f"{section}: fingerprint: expected 16 pairs of hexadecimal digits with ':' between them")

@@ -73,10 +73,12 @@ def _list_objects(api: TenancyApi, bucket: OciBucket, address: BucketAddress) ->
     try:
         return bucket.list_sizes(f"{address.prefix}/")
     except NotFound as error:
-        own = get_namespace(api)
-        if address.namespace in (None, own):
+        own_namespace = get_namespace(api)
+        if address.namespace in (None, own_namespace):
             raise
-        raise UsageError(f"{error}; {address.namespace} is not this tenancy's namespace, which is {own}") from None
+        raise UsageError(
+            f"{error}; {address.namespace} is not this tenancy's namespace, which is {own_namespace}"
+        ) from None
 
 
 def _check_no_other_objects(

@@ -64,9 +64,9 @@ class Buckets:
         names = [name for name in names if name >= query.get("start", "")]
         fields = query.get("fields", "name").split(",")
         assert set(fields) <= {"name", "size"}
-        listed = [{"name": name, "size": len(self.objects[bucket][name])} for name in names[:page]]
+        items = [{"name": name, "size": len(self.objects[bucket][name])} for name in names[:page]]
         more = {"nextStartWith": names[page]} if len(names) > page else {}
-        return _json({"objects": [{key: item[key] for key in fields} for item in listed], **more})
+        return _json({"objects": [{key: item[key] for key in fields} for item in items], **more})
 
     def _get_object(self, bucket: str, name: str, *_: object) -> Response:
         content = self._get_content(bucket, name)

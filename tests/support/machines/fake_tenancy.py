@@ -215,8 +215,8 @@ def default_resources() -> Resources:
         "exportSetId": ocid("exportset", "es"),
         "privateIpIds": [ocid("privateip", "ip")],
     }
-    ends = {"publicEndpoint": "130.61.0.1:6443", "privateEndpoint": "10.0.0.7:6443"}
-    cluster = {"name": "training", "lifecycleState": "ACTIVE", "kubernetesVersion": "v1.34.1", "endpoints": ends}
+    endpoints = {"publicEndpoint": "130.61.0.1:6443", "privateEndpoint": "10.0.0.7:6443"}
+    cluster = {"name": "training", "lifecycleState": "ACTIVE", "kubernetesVersion": "v1.34.1", "endpoints": endpoints}
     names = [f"team-{n}" for n in range(5)]
     statements = [
         "Allow group builders to manage repos in tenancy where target.repo.name = /qlora*/",

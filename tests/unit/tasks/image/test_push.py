@@ -26,10 +26,10 @@ def test_a_push_that_finds_no_repository_offers_the_command_that_makes_it(
 
     monkeypatch.setattr(push, "confirm", lambda question: bool(questions.append(question)) or len(questions) > 1)
     monkeypatch.setattr(subprocess, "run", run)
-    settings, where = load(context()), parse_image_name("fra.ocir.io/ns/new:1", "x")
-    assert not push.offer_to_create_repository(settings, where)  # no
+    settings, reference = load(context()), parse_image_name("fra.ocir.io/ns/new:1", "x")
+    assert not push.offer_to_create_repository(settings, reference)  # no
     assert started == []
-    assert push.offer_to_create_repository(settings, where)  # yes
+    assert push.offer_to_create_repository(settings, reference)  # yes
     ((argv, image),) = started
     assert (argv[1:], image) == (("-m", "invoke", "tenancy.repository"), "fra.ocir.io/ns/new:1")
     assert not push.offer_to_create_repository(

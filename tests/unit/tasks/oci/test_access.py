@@ -208,8 +208,8 @@ def test_without_the_sdk_one_line_says_how_to_get_it(
     for name in [name for name in sys.modules if name.startswith("tasks.oci.") and not name.endswith("verbs")]:
         monkeypatch.delitem(sys.modules, name)
     if verb == "check":
-        ask = functools.partial(doctor.login, CheckContext(load(context()), Config()))
+        run_command = functools.partial(doctor.login, CheckContext(load(context()), Config()))
     else:
-        ask = functools.partial(getattr(commands, verb), context())
+        run_command = functools.partial(getattr(commands, verb), context())
     with pytest.raises(UsageError, match=r"oci.*; type: pip install '\.\[tenancy\]'"):
-        ask()
+        run_command()

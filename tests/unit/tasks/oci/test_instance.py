@@ -36,7 +36,7 @@ def machine() -> FakeInstance:
 
 
 @pytest.fixture
-def here(tenancy: FakeTenancy, machine: FakeInstance, monkeypatch: pytest.MonkeyPatch) -> FakeInstance:
+def instance_host(tenancy: FakeTenancy, machine: FakeInstance, monkeypatch: pytest.MonkeyPatch) -> FakeInstance:
     """Make this machine an instance of the tenancy."""
     tenancy.instance = machine
     machine.rotate()
@@ -53,11 +53,11 @@ def clusters(api: TenancyApi) -> int:
     return len(api.list_all(operation, api.client(ContainerEngineClient).list_clusters, TENANCY))
 
 
-def test_an_instance_signs_with_the_token_for_its_certificate(here: FakeInstance, settings: Make) -> None:
+def test_an_instance_signs_with_the_token_for_its_certificate(instance_host: FakeInstance, settings: Make) -> None:
     api = connect(settings(AS_INSTANCE))
     assert (api.caller.credentials, api.region) == ("this instance", "eu-frankfurt-1")
     assert get_namespace(api) == "axns"
-    assert len(here.sessions) == 1
+    assert len(instance_host.sessions) == 1
 
 
 class Proxy(Answering):
@@ -68,52 +68,52 @@ class Proxy(Answering):
 
 @pytest.mark.parametrize("before", ["", "other.example"])
 def test_the_instance_s_key_is_not_sent_through_a_proxy(
-    before: str, here: FakeInstance, settings: Make, monkeypatch: pytest.MonkeyPatch
+    before: str, instance_host: FakeInstance, settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", before)
     with Serving(Proxy) as proxy:
         proxy.heard = proxied_paths = list[str]()  # type: ignore[attr-defined]
         monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
         assert connect(settings(AS_INSTANCE)).tenancy == TENANCY
-    assert (proxied_paths, len(here.sessions)) == ([], 1)
+    assert (proxied_paths, len(instance_host.sessions)) == ([], 1)
     assert os.environ["no_proxy"].startswith(f"{before},169.254.169.254," if before else "169.254.169.254,")
 
 
-def test_an_expiring_token_is_renewed_also_with_a_new_certificate(here: FakeInstance, settings: Make) -> None:
-    here.lifetime_sec = 30.0  # the SDK renews a minute before the end
+def test_an_expiring_token_is_renewed_also_with_a_new_certificate(instance_host: FakeInstance, settings: Make) -> None:
+    instance_host.lifetime_sec = 30.0  # the SDK renews a minute before the end
     api = connect(settings(AS_INSTANCE))
-    here.rotate()
-    here.lifetime_sec = 1200.0
+    instance_host.rotate()
+    instance_host.lifetime_sec = 1200.0
     assert [clusters(api), clusters(api)] == [1, 1]
-    assert len(here.sessions) == 2
+    assert len(instance_host.sessions) == 2
 
 
-def test_a_configured_region_overrides_the_instance_s_own(here: FakeInstance, settings: Make) -> None:
-    here.region = "us-phoenix-1"
+def test_a_configured_region_overrides_the_instance_s_own(instance_host: FakeInstance, settings: Make) -> None:
+    instance_host.region = "us-phoenix-1"
     assert connect(settings(AS_INSTANCE)).region == "us-phoenix-1"
     assert connect(settings("tenancy: {auth: instance_principal, region: uk-london-1}")).region == "uk-london-1"
 
 
 def test_kubectl_gets_its_token_from_the_instance(
-    here: FakeInstance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    instance_host: FakeInstance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("--cluster", ocid("cluster", "one"), "--host", "containerengine.eu-frankfurt-1.oraclecloud.com")
     monkeypatch.setattr(sys, "argv", ["tasks.oci", "instance-token", *arguments, "--region", "eu-frankfurt-1"])
     assert token.main() == 0
     token_text = json.loads(capsys.readouterr().out)["status"]["token"]
-    ((key_id, (key, _)),) = here.sessions.items()
+    ((key_id, (key, _)),) = instance_host.sessions.items()
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
     assert token_error(pem, key_id, token_text) is None
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("instance_host")
 def test_a_missing_permission_names_a_dynamic_group(tenancy: FakeTenancy, settings: Make) -> None:
     tenancy.fail("/clusters", 404, "NotAuthorizedOrNotFound")
     with pytest.raises(UsageError, match="Allow dynamic-group DYNAMIC-GROUP to read clusters in tenancy"):
         clusters(connect(settings(AS_INSTANCE)))
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("instance_host")
 def test_a_temporary_failure_is_retried(tenancy: FakeTenancy, settings: Make) -> None:
     tenancy.fail("/opc/v2/identity/key.pem|POST /v1/x509", 503, "Busy", times=1)
     assert get_namespace(connect(settings(AS_INSTANCE))) == "axns"
@@ -134,7 +134,7 @@ def test_a_temporary_failure_is_retried(tenancy: FakeTenancy, settings: Make) ->
         ("/v1/x509", {"status": 200, "html": True}, UsageError, "Unable to parse response from auth service"),
     ],
 )
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("instance_host")
 def test_a_failed_token_request_is_one_line_with_a_remedy(
     tenancy: FakeTenancy, settings: Make, pattern: str, fault: dict[str, object], kind: type[Exception], expected: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_failed_token_request_is_one_line_with_a_remedy(
     assert "PRIVATE KEY" not in str(raised.value)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("instance_host")
 def test_a_wrong_clock_is_reported_instead_of_the_certificate(tenancy: FakeTenancy, settings: Make) -> None:
     tenancy.skew_sec = 1020.0
     tenancy.fail("/v1/x509", 401, "NotAuthenticated")
@@ -152,10 +152,12 @@ def test_a_wrong_clock_is_reported_instead_of_the_certificate(tenancy: FakeTenan
         connect(settings(AS_INSTANCE))
 
 
-def test_a_certificate_of_another_tenancy_ends_a_renewal_in_one_line(here: FakeInstance, settings: Make) -> None:
-    here.lifetime_sec = 30.0
+def test_a_certificate_of_another_tenancy_ends_a_renewal_in_one_line(
+    instance_host: FakeInstance, settings: Make
+) -> None:
+    instance_host.lifetime_sec = 30.0
     api = connect(settings(AS_INSTANCE))
-    here.rotate("ocid1.tenancy.oc1..other")
+    instance_host.rotate("ocid1.tenancy.oc1..other")
     with pytest.raises(RetryableError, match=r"listing clusters: .* Unexpected update of tenancy"):
         clusters(api)
 

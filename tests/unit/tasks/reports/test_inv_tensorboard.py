@@ -45,9 +45,11 @@ def training(results, monkeypatch):
     (results / "latest").symlink_to("r")
     done = []
 
-    def pull(agent, root, into, *, only, **_):
+    def pull(agent, root, target, *, only, **_):
         assert (agent.host.name, root, only) == ("worker-0", "/jobs/train.1/out", ("steps.jsonl",))
-        (into / "steps.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1.0 / n, **ROW}) + "\n" for n in done))
+        (target / "steps.jsonl").write_text(
+            "".join(json.dumps({"step": n, "loss": 1.0 / n, **ROW}) + "\n" for n in done)
+        )
 
     monkeypatch.setattr(partial_steps, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
     monkeypatch.setattr(partial_steps, "pull", pull)
@@ -132,9 +134,9 @@ def test_a_training_run_by_a_kubernetes_job_is_read_from_its_volume(training, mo
     dataclasses.replace(run, provenance={"inputs": {**run.provenance["inputs"], "job": job}}).write(training.folder)
     pulled = []
 
-    def pull(agent, root, into, **_):
+    def pull(agent, root, target, **_):
         pulled.append((agent.host.name, root))
-        (into / "steps.jsonl").write_text(json.dumps({"step": 1, "loss": 1.0, **ROW}) + "\n")
+        (target / "steps.jsonl").write_text(json.dumps({"step": 1, "loss": 1.0, **ROW}) + "\n")
 
     monkeypatch.setattr(partial_steps, "pull", pull)
     monkeypatch.setattr(partial_steps, "training_pods", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
