@@ -85,7 +85,7 @@ def test_a_laptop_that_is_closed_leaves_the_build_running_and_the_next_call_foll
     process.communicate(timeout=30)
     again = build_vm.start("build", IMAGE_CLIENT=client)
     assert again.stdout is not None
-    assert "a build is running already" in again.stdout.readline()
+    assert "a build is already running" in again.stdout.readline()
     build_vm.open_gate()
     assert "is built" in build_vm.ended(again)[0]
     assert len(build_vm.jobs()) == jobs + 1
@@ -154,7 +154,7 @@ def test_weights_have_layers_of_their_own_which_an_edit_and_a_new_stack_leave_al
     packed = Path(build_vm.tmpdir, "qlora-fleet", "context", "models", "00.tar")
     whole = packed.read_bytes()
     packed.write_bytes(whole[:5000] + bytes(byte ^ 1 for byte in whole[5000:5003]) + whole[5003:])
-    build_vm.inv(*words, "build", "--anew")
+    build_vm.inv(*words, "build", "--force")
     log = (build_vm.jobs()[-1] / "log.txt").read_text()  # of many lines at once not all are shown
     assert "00.tar: is not what was packed; packing it again" in log
     assert packed.read_bytes() == whole

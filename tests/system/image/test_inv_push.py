@@ -105,12 +105,13 @@ def test_a_pushed_image_is_signed_and_says_what_it_is_made_of(build_vm: BuildVm)
     key.chmod(0o600)
     said = build_vm.inv("push", **signing).stdout
     digest = record(build_vm)["digest"]
-    assert f"signed by image.sign_key: {REPOSITORY}:{digest.replace(':', '-')}.sig" in said
-    assert "signed by image.sign_key already" in build_vm.inv("push", **signing).stdout
+    assert f"signed with image.sign_key: {REPOSITORY}:{digest.replace(':', '-')}.sig" in said
+    assert "already signed with image.sign_key" in build_vm.inv("push", **signing).stdout
     # Debian's registry is from before OCI 1.1: the list of documents is under a tag.
     done = build_vm.inv("image.bom", "--push")
     assert re.search(r"\d Python packages, [1-9]\d+ Debian packages, 0 models", done.stdout), done.stdout
-    assert f"beside {REPOSITORY}@{digest}: 3 documents, by tag {digest.replace(':', '-')}" in done.stdout
+    listed_by = f"tag {digest.replace(':', '-')}"
+    assert f"attached 3 documents to {REPOSITORY}@{digest}, listed by {listed_by}" in done.stdout
     folder = build_vm.project / "results" / "image"
     packages = json.loads((folder / "bom.spdx.json").read_text())["packages"]
     assert next(package for package in packages if package["name"] == "tinystack")["checksums"], (
@@ -122,15 +123,15 @@ def test_a_pushed_image_is_signed_and_says_what_it_is_made_of(build_vm: BuildVm)
     for line in (
         f"image       {digest}",
         "base        standin:base",
-        "of Debian",
-        "good: by the key of image.verify_key",
+        " Debian",
+        "valid for image.verify_key",
     ):
         assert line in shown
     assert "lock: sha256 " in shown
     # Another digest of the repository has none of that, and a key that is somebody else's none of its signatures.
     other = build_vm.make_signing_key("other")[1]
     done = build_vm.inv("image.show", code=4, IMAGE_VERIFY_KEY=str(other))
-    assert "1 signatures, none of them by the key of image.verify_key" in done.stderr
+    assert "1 signatures, but no valid one for image.verify_key" in done.stderr
     done = build_vm.inv("image.show", "--digest", f"sha256:{'0' * 64}", code=2)
     assert "`inv push` puts it there" in done.stderr
 
@@ -155,7 +156,7 @@ def test_an_engine_that_has_nothing_takes_the_layers_from_the_registry(build_vm:
     build_vm.docker("builder", "prune", "--all", "--force")
     settings = build_vm.folder / "cache.yaml"
     settings.write_text(json.dumps({"image": {"cache_from": [f"{REPOSITORY}:test"]}}))
-    build_vm.inv("-f", str(settings), "build", "--anew")
+    build_vm.inv("-f", str(settings), "build", "--force")
     log = (build_vm.jobs()[-1] / "log.txt").read_text()
     assert "Successfully installed tinystack" not in log
     assert build_vm.layers(IMAGE) == layers
@@ -223,7 +224,7 @@ def test_a_login_that_ends_during_the_push_is_renewed_once(build_vm: BuildVm) ->
     marker = f"{build_vm.tmpdir}/login-ended"
     ended = f"[ -e '{marker}' ] || {{ touch '{marker}'; rm -f /dev/shm/qlora-fleet-login-*/config.json; }}"
     done = build_vm.inv("push", IMAGE_CLIENT=build_vm.gate("push", before=ended, is_open=True))
-    assert "logging in once more" in done.stdout
+    assert "logging in again" in done.stdout
     assert build_vm.logins_left() == ""
     # And with a password that no longer counts, the second login says so.
     change(build_vm, "a password that ends")
@@ -248,7 +249,7 @@ def test_a_push_goes_on_without_link_and_laptop(build_vm: BuildVm, how: str) -> 
         process.communicate(timeout=30)
         process = build_vm.start("push", IMAGE_CLIENT=client)
         assert process.stdout is not None
-        assert "a push is running already" in process.stdout.readline()
+        assert "a push is already running" in process.stdout.readline()
     else:
         build_vm.network.cable.cut("down")
         wait_for_words(process, "connecting again")
@@ -326,9 +327,9 @@ def test_who_may_not_use_the_engine_or_finds_it_down_is_told_so_and_not_that_the
 def test_an_image_that_is_older_than_the_files_here_is_pushed_only_when_asked_for(build_vm: BuildVm) -> None:
     build_vm.edit_bench("newer than the image")
     refused = build_vm.refused("push")
-    assert "its code, or a setting of it changed since it was built; `inv build` makes it anew" in refused
-    assert "`inv push --stale` pushes it as it is" in refused
-    assert "pushing it as it is" in build_vm.inv("push", "--stale").stdout
+    assert "its code, or a setting of it changed since it was built; `inv build`" in refused
+    assert "`inv push --force` pushes it as it is" in refused
+    assert "pushing it as it is" in build_vm.inv("push", "--force").stdout
     build_vm.inv("build")
 
 
@@ -354,15 +355,15 @@ def test_the_password_is_found_nowhere(build_vm: BuildVm) -> None:
                         push_seen.set()
             over.wait(0.02)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    job_log = threading.Thread(target=watch)
+    job_log.start()
     try:
         build_vm.at_gate()
         build_vm.open_gate()
         out, err = build_vm.ended(process)
     finally:
         over.set()
-        watcher.join(60)
+        job_log.join(60)
     history = build_vm.docker("history", "--no-trunc", IMAGE).stdout + build_vm.docker("image", "inspect", IMAGE).stdout
     places = [
         path.read_bytes()
