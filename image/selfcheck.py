@@ -1,12 +1,12 @@
-"""Checks that the image is complete: in its build, as its health check, by `inv image.verify`. Standard library alone.
+"""Self-check of the image, run in its build, as its health check and by `inv image.verify`. Standard library only.
 
-    python selfcheck.py             every package of the lock in its version, the stack imported, models with sizes,
+    python selfcheck.py             check the lock's packages and versions, the imports, the sizes of model files,
                                     and the C compiler that Triton needs
-    python selfcheck.py --verify    and every file of every model against the sha256 of its manifest
-    python selfcheck.py --health    quickly: does the interpreter start and find its packages?
-    python selfcheck.py --json      one JSON line for a program instead of lines for people
+    python selfcheck.py --verify    also check each model file against the sha256 in its manifest
+    python selfcheck.py --health    only check that the interpreter starts and finds its packages
+    python selfcheck.py --json      print one JSON line instead of text
 
-Exit code 0 if complete; 1 if not, with one line for each fault.
+Exit code 0 if the image is complete; 1 if not, with one line per fault.
 """
 
 from __future__ import annotations
@@ -29,103 +29,103 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 MODELS = Path("/models")
 MANIFEST = "manifest.json"
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
-def locked(folder: Path) -> dict[str, str]:
-    """Name to version of every package in the locks of `folder`."""
+def locked_versions(folder: Path) -> dict[str, str]:
+    """Parse the locks in `folder`: package name to version."""
     lines = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt")))
     return dict(re.findall(r"^([A-Za-z0-9_.-]+)(?:\[[^]]*\])?==([^\s;]+)", lines, re.MULTILINE))
 
 
-def asked_for(folder: Path) -> list[str]:
-    """The packages that the profile names itself, without their dependencies."""
+def direct_requirements(folder: Path) -> list[str]:
+    """List the packages that the profile requires directly, without their dependencies."""
     lines = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.in")))
     return re.findall(r"^([A-Za-z0-9_.-]+)", lines, re.MULTILINE)
 
 
 def check_packages(versions: dict[str, str]) -> list[str]:
-    wrong = []
-    for name, wanted in versions.items():
+    faults = []
+    for name, locked in versions.items():
         try:
-            found = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{name}: {wanted} is in the lock and not installed")
+            faults.append(f"{name}: {locked} is in the lock, but not installed")
             continue
-        if found != wanted:
-            wrong.append(f"{name}: the lock says {wanted}, installed is {found}")
-    return wrong
+        if installed != locked:
+            faults.append(f"{name}: the lock has {locked}, but {installed} is installed")
+    return faults
 
 
 def check_imports(names: list[str]) -> list[str]:
-    """Import each package of the profile: its module of the same name, or else its first."""
-    wrong = []
+    """Import each package of the profile: its module of the same name, or else its first module."""
+    faults = []
     for name in names:
         try:
-            modules = _modules(metadata.distribution(name))
+            modules = _importable_modules(metadata.distribution(name))
         except metadata.PackageNotFoundError:
             continue  # reported by check_packages
         if not modules:
-            wrong.append(f"{name}: installs nothing that could be imported")
+            faults.append(f"{name}: installs no module that can be imported")
             continue
-        module = next((module for module in modules if _plain(module) == _plain(name)), modules[0])
+        module = next((module for module in modules if _normalized_name(module) == _normalized_name(name)), modules[0])
         try:
             importlib.import_module(module)
         except Exception as error:  # noqa: BLE001 - any error at import is a finding
-            wrong.append(f"{name}: import {module}: {type(error).__name__}: {error}")
-    return wrong
+            faults.append(f"{name}: import {module}: {type(error).__name__}: {error}")
+    return faults
 
 
 def check_compiler(versions: dict[str, str]) -> list[str]:
-    """Build as Triton builds the launcher of each kernel on a GPU: with a C compiler and Python's headers."""
+    """Compile with a C compiler and Python's headers, as Triton does for the launcher of each kernel."""
     if "triton" not in versions:
         return []
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        return ["triton: no C compiler, without which none of its kernels can be launched"]
+        return ["triton: no C compiler found, which it needs to launch kernels"]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "module.c")
         source.write_text("#include <Python.h>\n", encoding="utf-8")
-        words = ["-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", str(source), "-o", f"{folder}/module.so"]
+        options = ["-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", str(source), "-o", f"{folder}/module.so"]
         try:
-            done = subprocess.run([compiler, *words], capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run([compiler, *options], capture_output=True, text=True, timeout=60, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             return [f"triton: {compiler}: {error}"]
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return [f"triton: {compiler} does not build against Python's headers: {said[0]}"] if done.returncode else []
+    output_lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return [f"triton: {compiler} cannot build with Python's headers: {output_lines[0]}"] if done.returncode else []
 
 
-def _modules(package: metadata.Distribution) -> list[str]:
-    """The top-level modules of a package, from its files: Python 3.10 knows them only where the package lists them."""
+def _importable_modules(package: metadata.Distribution) -> list[str]:
+    """List the top-level modules of a package from its files: Python 3.10 knows them only if the package lists them."""
     tops = {path.parts[0] for path in package.files or () if path.suffix in (".py", ".so") and path.parts[0] != ".."}
     names = {top.split(".")[0] for top in tops}
     return sorted(name for name in names if name.isidentifier() and not name.startswith("_") and name != "tests")
 
 
-def _plain(name: str) -> str:
+def _normalized_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def look_at_model(folder: Path, *, verify: bool) -> tuple[dict[str, Any], list[str]]:
-    """A model folder's facts, and its faults: files missing, truncated or changed."""
+def inspect_model(folder: Path, *, verify: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return a model folder's facts and its faults: files that are missing, truncated or changed."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
     facts: dict[str, Any] = {"name": folder.name, "files": len(files), "bytes": size, "manifest_sha256": None}
-    wrong = [_cut_short(path) for path in files if path.suffix == ".safetensors"]
+    faults = [_safetensors_fault(path) for path in files if path.suffix == ".safetensors"]
     try:
         content = (folder / MANIFEST).read_bytes()
         facts["manifest_sha256"] = hashlib.sha256(content).hexdigest()
         entries = json.loads(content)["files"]
-        wrong += [_differs(folder, entry, verify=verify) for entry in entries]
+        faults += [_file_fault(folder, entry, verify=verify) for entry in entries]
     except FileNotFoundError:
-        wrong.append(f"{folder.name}: has no {MANIFEST} to check it against")
+        faults.append(f"{folder.name}: has no {MANIFEST}, so it cannot be checked")
     except (ValueError, KeyError, TypeError) as error:
-        wrong.append(f"{folder.name}/{MANIFEST}: cannot be read: {error}")
-    return facts, [f"models/{line}" for line in wrong if line]
+        faults.append(f"{folder.name}/{MANIFEST}: cannot be read: {error}")
+    return facts, [f"models/{fault}" for fault in faults if fault]
 
 
-def _cut_short(path: Path) -> str | None:
-    """safetensors: 8 bytes of header length, the header, then data up to the largest offset the header names."""
+def _safetensors_fault(path: Path) -> str | None:
+    """Compare a file's size with its header: 8 bytes of header length, the header, data up to the largest offset."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -133,31 +133,31 @@ def _cut_short(path: Path) -> str | None:
             header = json.loads(file.read(length)) if length <= size - 8 else {}
             expected = 8 + length + max(tensor["data_offsets"][1] for key, tensor in header.items() if key[:2] != "__")
         except (ValueError, TypeError, KeyError, IndexError):
-            return f"{path.parent.name}/{path.name}: cut short, or no safetensors file"
+            return f"{path.parent.name}/{path.name}: truncated, or not a safetensors file"
     return None if size == expected else f"{path.parent.name}/{path.name}: {size} bytes, its header says {expected}"
 
 
-def _differs(folder: Path, entry: dict[str, Any], *, verify: bool) -> str | None:
+def _file_fault(folder: Path, entry: dict[str, Any], *, verify: bool) -> str | None:
     path = folder / entry["path"]
     if not path.is_file():
-        return f"{folder.name}/{entry['path']}: in the manifest and not in the image"
+        return f"{folder.name}/{entry['path']}: in the manifest, but not in the image"
     if path.stat().st_size != entry["size"]:
         return f"{folder.name}/{entry['path']}: {path.stat().st_size} bytes, the manifest says {entry['size']}"
     if verify and _sha256(path) != entry["sha256"]:
-        return f"{folder.name}/{entry['path']}: its sha256 is not the manifest's"
+        return f"{folder.name}/{entry['path']}: its sha256 differs from the manifest"
     return None
 
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(CHUNK_BYTES):
             digest.update(piece)
     return digest.hexdigest()
 
 
-def device() -> dict[str, Any]:
-    """CUDA as torch sees it. A missing GPU, as on a build machine, is no fault."""
+def cuda_info() -> dict[str, Any]:
+    """Query torch for CUDA. A missing GPU, for example on a build machine, is not a fault."""
     if util.find_spec("torch") is None:
         return {"torch": None, "cuda": None, "visible": False}
     import torch
@@ -166,48 +166,48 @@ def device() -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Is this image whole?")
+    parser = argparse.ArgumentParser(description="Check that this image is complete.")
     parser.add_argument("--verify", action="store_true", help="read every model file and compare its sha256")
     parser.add_argument("--health", action="store_true", help="packages only, without importing them")
     parser.add_argument("--json", action="store_true", help="one JSON line")
     arguments = parser.parse_args()
-    versions = locked(HERE / "locks")
-    direct = {name: versions.get(name, "") for name in sorted(asked_for(HERE / "locks"))}
+    versions = locked_versions(HERE / "locks")
+    direct = {name: versions.get(name, "") for name in sorted(direct_requirements(HERE / "locks"))}
     if arguments.health:
-        wrong = check_packages(direct)
-        for line in wrong:
-            print(line)
-        return 1 if wrong else 0
+        faults = check_packages(direct)
+        for fault in faults:
+            print(fault)
+        return 1 if faults else 0
     folders = sorted(path for path in MODELS.iterdir() if path.is_dir()) if MODELS.is_dir() else []
-    looked = [look_at_model(folder, verify=arguments.verify) for folder in folders]
-    wrong = check_packages(versions) + check_imports(list(direct)) + check_compiler(versions)
-    wrong += [line for _, lines in looked for line in lines]
+    models = [inspect_model(folder, verify=arguments.verify) for folder in folders]
+    faults = check_packages(versions) + check_imports(list(direct)) + check_compiler(versions)
+    faults += [fault for _, model_faults in models for fault in model_faults]
     report = {
         "python": sys.version.split()[0],
         "packages": direct,
-        "device": device(),
-        "models": [facts for facts, _ in looked],
+        "device": cuda_info(),
+        "models": [facts for facts, _ in models],
         "verified": arguments.verify,
-        "wrong": wrong,
+        "wrong": faults,
     }
-    print(json.dumps(report)) if arguments.json else show(report)
-    return 1 if wrong else 0
+    print(json.dumps(report)) if arguments.json else print_report(report)
+    return 1 if faults else 0
 
 
-def show(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     print(f"{'python':>16} {report['python']}")
     for name, version in report["packages"].items():
         print(f"{name:>16} {version}")
-    seen = report["device"]
-    if seen["torch"] is not None:
-        visible = "a device is visible" if seen["visible"] else "no device is visible, as on any machine without a GPU"
-        print(f"{'cuda':>16} {seen['cuda']}; {visible}")
+    cuda = report["device"]
+    if cuda["torch"] is not None:
+        visible = "a device is visible" if cuda["visible"] else "no device is visible, as on any machine without a GPU"
+        print(f"{'cuda':>16} {cuda['cuda']}; {visible}")
     for model in report["models"]:
         print(f"{'model':>16} {model['name']}: {model['files']} files, {model['bytes'] / 1e9:.2f} GB")
     if not report["models"]:
         print(f"{'model':>16} none in {MODELS}")
-    for line in report["wrong"]:
-        print(f"{'WRONG':>16} {line}")
+    for fault in report["wrong"]:
+        print(f"{'WRONG':>16} {fault}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""remote: whatever crosses a machine boundary.
+"""Everything that crosses a machine boundary.
 
-hosts: the protocol Host, and this machine as a host
-ssh: a machine behind SSH as a host
-pods: a pod as a host, by `kubectl exec`
-jobs: jobs that outlive the connection, and verified files, on any host
-cluster: Kubernetes: read, render, plan, change
+cluster: Kubernetes objects: read, render, plan and apply
+fleet: the queue of trials, the ledger, and one outcome per trial
+hosts: the Host protocol, and this machine as a host
 image: the build VM and the image it builds
-fleet: hosts and trials: a queue, a ledger, one end for each trial
+jobs: detached jobs that outlive the connection, and verified file transfer
+pods: a pod as a host, through `kubectl exec`
+serving: clients of a server that speaks OpenAI's protocol
+ssh: a machine behind SSH as a host
 """

@@ -1,17 +1,17 @@
-"""The build VM: models brought there, the image built and pushed there.
+"""The build VM: fetch models to it, build the image on it and push the image from it.
 
-artifact: files in a registry, as ORAS lays them out
-context: what goes into the build context
-documents: what is said of an image, for others' tools
-engine: the container engine, its data-root and its disks
-ground: our folder below --tmpdir
-modelfetch: brings models to the VM
-names: names of registries, images and users, checked
-onvm: what runs on the VM
-plan: what a build does
-podcheck: a pod that runs the image's self-check once
+artifact: files in a registry as an OCI artifact, in ORAS's layout
+context: the files of the build context
+docker_client: reads images and runs check containers through the docker SDK
+engine: the container engine, its data-root and the VM's disks
+model_fetch: fetches models to the VM
+plan: computes a build from what was observed
+pod_check: the pod that runs the image's self-check once
+references: validates names of registries, images and users
 registry: login, and the record of a push
-sdk: reads images and runs check containers through the docker SDK
-vm: what the VM is
-vmjob: long work on the VM as one detached job
+sbom: bills of materials, provenance and signatures
+vm_agent: the code that runs on the VM
+vm_info: system, processor, Python and user of the VM
+vm_jobs: long work on the VM as one detached job
+workdir: our work directory below --tmpdir
 """

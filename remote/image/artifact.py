@@ -1,7 +1,8 @@
-"""Files as an OCI artifact in a registry, in the layout that ORAS reads: a layer for each file, its title the name.
+"""Files as an OCI artifact in a registry, in the layout that ORAS reads: one layer per file, titled with the file name.
 
-Blobs first, the manifest last: a tag never names half of them. What the registry has is not sent again, and at the end
-it is asked for the manifest by its tag and by its digest. `oras pull HOST/REPOSITORY:TAG` brings the files back.
+The blobs are sent first and the manifest last, so a tag never names an incomplete artifact. Blobs that the registry has
+are not sent again. At the end the manifest is read back by its tag and by its digest. `oras pull HOST/REPOSITORY:TAG`
+downloads the files.
 """
 
 import json
@@ -12,66 +13,73 @@ from typing import Any
 
 from bench.records.atomic_files import sha256_of
 from remote.image.references import Reference
-from remote.image.vm_agent.job import Failed, with_retries
-from remote.image.vm_agent.registry.api import MANIFEST, Registry, digest_of
-from remote.image.vm_agent.registry.referrers import EMPTY, EMPTY_CONTENT, TITLE, descriptor
+from remote.image.vm_agent.job import VmAgentError, with_retries
+from remote.image.vm_agent.registry.api import MANIFEST_TYPE, Registry, digest_of
+from remote.image.vm_agent.registry.referrers import EMPTY_CONTENT, EMPTY_TYPE, TITLE_ANNOTATION, descriptor
 
-FILE = "application/octet-stream"
+FILE_TYPE = "application/octet-stream"
 FIRST_WAIT_SEC = 1.0
 
 
-def manifest_of(files: Mapping[str, Path], kind: str, notes: Mapping[str, str]) -> dict[str, Any]:
-    """The manifest of these files, by their names. Raises OSError."""
+def build_manifest(files: Mapping[str, Path], artifact_type: str, annotations: Mapping[str, str]) -> dict[str, Any]:
+    """Build the manifest of these files, which are keyed by file name. Raises OSError."""
     layers = [
-        {"mediaType": FILE, "digest": _digest(path), "size": path.stat().st_size, "annotations": {TITLE: name}}
+        {
+            "mediaType": FILE_TYPE,
+            "digest": _file_digest(path),
+            "size": path.stat().st_size,
+            "annotations": {TITLE_ANNOTATION: name},
+        }
         for name, path in sorted(files.items())
     ]
     return {
         "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "artifactType": kind,
-        "config": descriptor(EMPTY, EMPTY_CONTENT),
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": artifact_type,
+        "config": descriptor(EMPTY_TYPE, EMPTY_CONTENT),
         "layers": layers,
-        "annotations": dict(notes),
+        "annotations": dict(annotations),
     }
 
 
 def push(
     registry: Registry,
-    where: Reference,
+    reference: Reference,
     files: Mapping[str, Path],
-    kind: str,
-    notes: Mapping[str, str],
-    say: Callable[[str], None],
+    artifact_type: str,
+    annotations: Mapping[str, str],
+    log: Callable[[str], None],
 ) -> dict[str, object]:
-    """Send what is missing; digest, sizes and annotations as the registry confirmed them. Raises Failed and OSError."""
-    manifest = manifest_of(files, kind, notes)
+    """Upload what is missing. Returns digest, sizes and annotations, read back. Raises VmAgentError and OSError."""
+    manifest = build_manifest(files, artifact_type, annotations)
     content = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     digest = digest_of(content)
-    blobs: dict[str, Path | bytes] = {_digest(path): path for path in files.values()}
+    blobs: dict[str, Path | bytes] = {_file_digest(path): path for path in files.values()}
     blobs[digest_of(EMPTY_CONTENT)] = EMPTY_CONTENT
     for name, blob in blobs.items():
-        with_retries(partial(_send, registry, blob, name, say), FIRST_WAIT_SEC)
-    with_retries(partial(registry.send_manifest, where.tag, content, MANIFEST), FIRST_WAIT_SEC)
-    for name in (where.tag, digest):
-        there = with_retries(partial(registry.manifest, name), FIRST_WAIT_SEC)
-        if there is None or there[0] != digest:
-            found = "nothing" if there is None else there[0]
-            raise Failed("refused", f"{where}: the registry has {found} there, not {digest}; somebody moved the tag")
+        with_retries(partial(_send_blob, registry, blob, name, log), FIRST_WAIT_SEC)
+    with_retries(partial(registry.send_manifest, reference.tag, content, MANIFEST_TYPE), FIRST_WAIT_SEC)
+    for name in (reference.tag, digest):
+        stored = with_retries(partial(registry.manifest, name), FIRST_WAIT_SEC)
+        if stored is None or stored[0] != digest:
+            actual = "nothing" if stored is None else stored[0]
+            raise VmAgentError(
+                "refused", f"{reference}: the registry has {actual}, not {digest}; another user moved the tag"
+            )
     size = sum(part["size"] for part in (manifest["config"], *manifest["layers"]))
-    return {"digest": digest, "size_bytes": size, "compressed_bytes": size, "labels": dict(notes)}
+    return {"digest": digest, "size_bytes": size, "compressed_bytes": size, "labels": dict(annotations)}
 
 
-def _send(registry: Registry, blob: Path | bytes, digest: str, say: Callable[[str], None]) -> None:
+def _send_blob(registry: Registry, blob: Path | bytes, digest: str, log: Callable[[str], None]) -> None:
     size = f"{(len(blob) if isinstance(blob, bytes) else blob.stat().st_size) / 1e6:,.1f} MB"
-    if registry.has_blob(digest):  # also after a reply that was lost: the registry may have it all
-        say(f"{digest[:19]}, {size}: is there already")
+    if registry.has_blob(digest):  # also true if an earlier upload succeeded and only its reply was lost
+        log(f"{digest[:19]}, {size}: already in the registry")
         return
     registry.send_blob(blob, digest)
     if not registry.has_blob(digest):
-        raise Failed("transient", f"{registry.host} took {digest} and does not have it")
-    say(f"{digest[:19]}, {size}: sent")
+        raise VmAgentError("transient", f"{registry.host} accepted {digest} but does not have it")
+    log(f"{digest[:19]}, {size}: sent")
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     return f"sha256:{sha256_of(path)}"

@@ -1,6 +1,6 @@
-"""Reads images and runs check containers on the build VM's engine, through the docker SDK.
+"""Client of the build VM's engine through the docker SDK: reads images and runs check containers.
 
-Over SSH the SDK talks through `docker system dial-stdio` on the open connection; on this machine it talks to the
+Over SSH the SDK talks through `docker system dial-stdio` on the open connection. On this machine it talks to the
 engine's socket.
 """
 
@@ -25,15 +25,15 @@ from remote.ssh.host import SshHost
 if TYPE_CHECKING:
     from docker.models.images import Image
 
-CALL_SEC = 120.0
-ANSWER_BYTES = 64 << 20
-_PIECE = 1 << 16
-_NOWHERE = "tcp://engine:1"  # never connected to: the adapter below has the connections
+CALL_TIMEOUT_SEC = 120.0
+MAX_RESPONSE_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 16
+_PLACEHOLDER_URL = "tcp://engine:1"  # never connected to: _Adapter makes the connections
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerExit:
-    """How a container ended: its exit code, and what it wrote to standard output and to standard error."""
+    """The exit code of a container, its standard output and its standard error."""
 
     exit_code: int
     stdout: str
@@ -50,56 +50,62 @@ class ImageLayer:
 
 
 @contextlib.contextmanager
-def connected(host: Host, client: Client) -> Iterator[docker.DockerClient]:
-    """The SDK on the engine of `host`. Raises as `observe`; errors of the SDK as EngineError or HostUnreachable."""
+def connect(host: Host, client: Client) -> Iterator[docker.DockerClient]:
+    """Connect the SDK to the engine of `host`.
+
+    Raises like `observe`. Errors of the SDK are raised as EngineError or HostUnreachable.
+    """
     version = observe(host, client).api_version
     if isinstance(host, SshHost):
-        sdk = docker.DockerClient(base_url=_NOWHERE, version=version, timeout=int(CALL_SEC))
-        words = ("-H", client.address) if client.address is not None else ()
-        dial = Command(argv=(client.program, *words, "system", "dial-stdio"))
+        sdk = docker.DockerClient(base_url=_PLACEHOLDER_URL, version=version, timeout=int(CALL_TIMEOUT_SEC))
+        address_options = ("-H", client.address) if client.address is not None else ()
+        dial = Command(argv=(client.program, *address_options, "system", "dial-stdio"))
         sdk.api.mount("http://", _Adapter(lambda: host.dial(dial)))
     else:
         address = client.address or "unix:///var/run/docker.sock"
-        sdk = docker.DockerClient(base_url=address, version=version, timeout=int(CALL_SEC))
-    sdk.api.send = _bounded(host.name, sdk.api.send)  # type: ignore[method-assign]
+        sdk = docker.DockerClient(base_url=address, version=version, timeout=int(CALL_TIMEOUT_SEC))
+    sdk.api.send = _limit_response_size(host.name, sdk.api.send)  # type: ignore[method-assign]
     try:
         yield sdk
     except docker.errors.ImageNotFound as error:
-        raise EngineError(f"{host.name}: {error.explanation}; `inv build` makes it") from None
+        raise EngineError(f"{host.name}: {error.explanation}; build it with `inv build`") from None
     except docker.errors.APIError as error:
-        raise EngineError(f"{host.name}: the engine refuses: {error.explanation or error}") from None
+        raise EngineError(f"{host.name}: the engine refused the request: {error.explanation or error}") from None
     except (docker.errors.DockerException, requests.RequestException) as error:
-        raise HostUnreachable(f"{host.name}: the engine's answer was lost: {error}") from None
+        raise HostUnreachable(f"{host.name}: no response from the engine: {error}") from None
     finally:
         sdk.close()
 
 
-def _bounded(name: str, send: Callable[..., requests.Response]) -> Callable[..., requests.Response]:
-    """The session's `send`, whose answers have a longest size."""
+def _limit_response_size(name: str, send: Callable[..., requests.Response]) -> Callable[..., requests.Response]:
+    """Wrap the session's `send` with a size limit for responses."""
 
     def bounded(request: requests.PreparedRequest, **options: Any) -> requests.Response:
         is_stream = options.pop("stream", False)
         response, content = send(request, stream=True, **options), bytearray()
-        for piece in () if is_stream else response.iter_content(_PIECE):
-            content += piece
-            if len(content) > ANSWER_BYTES:
+        for chunk in () if is_stream else response.iter_content(_CHUNK_BYTES):
+            content += chunk
+            if len(content) > MAX_RESPONSE_BYTES:
                 response.close()
-                raise EngineError(f"{name}: the engine's answer is longer than {ANSWER_BYTES >> 20} MiB; given up")
+                raise EngineError(f"{name}: the engine's response exceeds {MAX_RESPONSE_BYTES >> 20} MiB")
         if not is_stream:
-            response._content = bytes(content)  # what `content` and `json()` read
+            response._content = bytes(content)  # read by `content` and `json()`
         return response
 
     return bounded
 
 
 def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> ContainerExit:
-    """Run `argv` in a container as a pod would: no network, no capability, only /tmp and /workspace writable."""
+    """Run `argv` in a container under a pod's restrictions.
+
+    The container has no network and no capability, and only /tmp and /workspace are writable.
+    """
     container = sdk.containers.create(
         image,
         list(argv),
         network_disabled=True,
         read_only=True,
-        tmpfs={"/tmp": "rw,mode=1777", "/workspace": "rw,mode=1777"},  # noqa: S108 - the container's
+        tmpfs={"/tmp": "rw,mode=1777", "/workspace": "rw,mode=1777"},  # noqa: S108 - inside the container
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
     )
@@ -107,10 +113,10 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
         container.start()
         try:
             code = int(container.wait(timeout=timeout_sec)["StatusCode"])
-        except requests.RequestException as error:  # over a socket a time-out arrives as a ConnectionError
+        except requests.RequestException as error:  # over a Unix socket a timeout arrives as a ConnectionError
             if "timed out" not in str(error).lower():
                 raise
-            raise EngineError(f"{' '.join(argv)}: not done after {timeout_sec:.0f} s in {image}") from None
+            raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image}") from None
         out, err = (container.logs(stdout=out, stderr=not out).decode(errors="replace") for out in (True, False))
         return ContainerExit(exit_code=code, stdout=out, stderr=err)
     finally:
@@ -118,10 +124,10 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
 
 
 def layers(image: "Image") -> list[ImageLayer]:
-    """The steps that hold bytes, oldest first."""
+    """List the history steps that are not empty, oldest first."""
     history: list[Mapping[str, Any]] = image.history()
     steps = [
-        ImageLayer(step=step or "(imported)", kind=_kind(step), size=entry["Size"])
+        ImageLayer(step=step or "(imported)", kind=_layer_kind(step), size=entry["Size"])
         for entry in reversed(history)
         for step in [entry["CreatedBy"].removesuffix(" # buildkit").strip()]
     ]
@@ -129,7 +135,7 @@ def layers(image: "Image") -> list[ImageLayer]:
 
 
 def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
-    """Model to the sha256 of its manifest, from the label that the build wrote."""
+    """Parse the label that the build wrote: model name to the sha256 of its manifest."""
     try:
         digests = json.loads(labels.get("qlora-fleet.models") or "{}")
     except (ValueError, RecursionError):
@@ -137,8 +143,8 @@ def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
     return digests if isinstance(digests, dict) else {}
 
 
-def _kind(created_by: str) -> str:
-    """weights, stack, code or system, by the Dockerfile's own lines."""
+def _layer_kind(created_by: str) -> str:
+    """Classify a step by the Dockerfile's line: weights, stack, code or system."""
     if created_by.startswith("ADD model[s]/"):
         return "weights"
     if created_by.startswith("COPY /layers/"):
@@ -150,7 +156,7 @@ def _kind(created_by: str) -> str:
 
 class _Connection(urllib3.connection.HTTPConnection):
     def __init__(self, dial: Callable[[], Any]) -> None:
-        super().__init__("engine", timeout=CALL_SEC)
+        super().__init__("engine", timeout=CALL_TIMEOUT_SEC)
         self._dial = dial
 
     def connect(self) -> None:
@@ -160,7 +166,7 @@ class _Connection(urllib3.connection.HTTPConnection):
 
 class _Pool(urllib3.connectionpool.HTTPConnectionPool):
     def __init__(self, dial: Callable[[], Any]) -> None:
-        super().__init__("engine", timeout=CALL_SEC, maxsize=4)
+        super().__init__("engine", timeout=CALL_TIMEOUT_SEC, maxsize=4)
         self._dial = dial
 
     def _new_conn(self) -> _Connection:
@@ -168,7 +174,7 @@ class _Pool(urllib3.connectionpool.HTTPConnectionPool):
 
 
 class _Adapter(BaseHTTPAdapter):
-    """Gives requests a connection that is dialled, not connected."""
+    """Transport adapter for requests over a connection that `dial` opens."""
 
     def __init__(self, dial: Callable[[], Any]) -> None:
         self._pool = _Pool(dial)

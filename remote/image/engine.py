@@ -1,7 +1,8 @@
-"""The container engine on the build VM: whether it answers, has BuildKit, where its data is and how much room there is.
+"""The container engine on the build VM: its state, whether it has BuildKit, its data-root and its free disk space.
 
-The client's TMPDIR has no effect on a build: BuildKit keeps context, layers and cache below the engine's data-root, and
-save, load and pull unpack in DOCKER_TMPDIR of the engine's own environment. Both are looked up with their file systems.
+The client's TMPDIR has no effect on a build. BuildKit keeps context, layers and cache below the engine's data-root, and
+save, load and pull unpack in DOCKER_TMPDIR of the engine's own environment. Both folders are looked up with their file
+systems.
 """
 
 import json
@@ -12,14 +13,14 @@ from typing import Any
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, Host, HostError, check, parsed
-from remote.image.vm_agent.client import trouble
+from remote.image.vm_agent.client import engine_access_error
 
-_LOOK_SEC = 60.0
-_BUILDKIT_SINCE = (18, 9)
+_TIMEOUT_SEC = 60.0
+_MIN_BUILDKIT_VERSION = (18, 9)
 
 
 class EngineError(HostError):
-    """The engine cannot build; the message ends with what to do."""
+    """Error raised if the engine cannot build; the message ends with the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +30,19 @@ class Client:
     program: str = "docker"
     address: str | None = None
 
-    def command(self, *words: str, folder: str | None = None) -> Command:
-        return Command(argv=(self.program, *words), environment=self.environment, folder=folder)
+    def command(self, *arguments: str, folder: str | None = None) -> Command:
+        return Command(argv=(self.program, *arguments), environment=self.environment, folder=folder)
 
     @property
     def environment(self) -> dict[str, str]:
-        # 18.09 to 22.06 build without BuildKit by default; newer ones add an attestation to every build.
-        both = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-        return {**both, **({"DOCKER_HOST": self.address} if self.address is not None else {})}
+        # 18.09 to 22.06 build without BuildKit by default; newer clients add an attestation to every build.
+        buildkit = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+        return {**buildkit, **({"DOCKER_HOST": self.address} if self.address is not None else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineEndpoint:
-    """A folder on the VM and its file system: that of the nearest parent if the folder does not exist."""
+class FolderInfo:
+    """A folder on the VM and its file system (the nearest existing parent's if the folder does not exist)."""
 
     path: str
     exists: bool
@@ -54,7 +55,7 @@ class EngineEndpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What the engine reports about itself."""
+    """The engine's own report: API version, data-root, storage driver."""
 
     api_version: str
     data_root: str
@@ -63,37 +64,40 @@ class EngineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskInfo:
-    """The VM's disks and models. `docker_tmpdir` is None if it is not set or may not be read."""
+    """The VM's disks and models. `docker_tmpdir` is None if it is not set or cannot be read."""
 
-    places: tuple[EngineEndpoint, ...]
+    folders: tuple[FolderInfo, ...]
     models: tuple[Mapping[str, Any], ...]
     docker_tmpdir: str | None
 
-    def place(self, path: str) -> EngineEndpoint:
-        return next(place for place in self.places if place.path == path)
+    def folder(self, path: str) -> FolderInfo:
+        return next(folder for folder in self.folders if folder.path == path)
 
 
 def observe(host: Host, client: Client) -> EngineFacts:
-    """Ask the engine. Raises EngineError for one that is missing, down, shut to this user, or without BuildKit."""
-    version = _ask(host, client, "version", "--format", "{{json .}}")
+    """Query the engine.
+
+    Raises EngineError if it is missing, down, not accessible to this user, or has no BuildKit.
+    """
+    version = _query(host, client, "version", "--format", "{{json .}}")
     try:
         ours, server = version["Client"], {key: str(version["Server"][key]) for key in ("Version", "ApiVersion")}
-    except (KeyError, TypeError):  # podman says `Client` alone
+    except (KeyError, TypeError):  # podman reports `Client` only
         raise EngineError(
-            f"{host.name}: {client.program} speaks to no engine of Docker's (podman under that name does not); install "
-            "Docker there, or name its client in image.client"
+            f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?); install "
+            "Docker on the VM, or set image.client to its client"
         ) from None
-    if _numbers(server["Version"]) < _BUILDKIT_SINCE:
+    if _version_numbers(server["Version"]) < _MIN_BUILDKIT_VERSION:
         raise EngineError(f"{host.name}: engine {server['Version']} has no BuildKit; install Docker 20.10 or newer")
-    if _numbers(ours["Version"]) >= (23,):
-        # From 23.0 on the client builds through a plugin that distributions package separately.
+    if _version_numbers(ours["Version"]) >= (23,):
+        # From 23.0 the client builds through a plugin, which distributions package separately.
         plugin = client.command("buildx", "version")
-        if host.run(plugin, timeout_sec=_LOOK_SEC).exit_code != 0:
+        if host.run(plugin, timeout_sec=_TIMEOUT_SEC).exit_code != 0:
             raise EngineError(
                 f"{host.name}: {client.program} {ours['Version']} has no BuildKit: its plugin buildx is missing; "
-                "apt-get install docker-buildx (or docker-buildx-plugin), or name another client in image.client"
+                "apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client"
             )
-    info = _ask(host, client, "info", "--format", "{{json .}}")
+    info = _query(host, client, "info", "--format", "{{json .}}")
     return EngineFacts(
         api_version=server["ApiVersion"],
         data_root=info["DockerRootDir"],
@@ -102,53 +106,53 @@ def observe(host: Host, client: Client) -> EngineFacts:
 
 
 def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | None:
-    """The engine's record of an image; None if it has no such image."""
+    """Return the engine's record of an image, or None if it has no such image."""
     command = client.command("image", "inspect", reference)
-    completed = host.run(command, timeout_sec=_LOOK_SEC)
+    completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
     if completed.exit_code != 0 and b"No such image" in completed.stderr:
         return None
     if completed.exit_code != 0:
         raise to_engine_error(host, client, command, completed)
-    document: list[Mapping[str, Any]] = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
+    document: list[Mapping[str, Any]] = parsed(host, completed.stdout, f"the output of {command.argv[0]}")
     return document[0]
 
 
-def disk_info(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> DiskInfo:
-    """The file systems below `places` and the `models` (name, folder), in one round trip. Raises HostError."""
-    asked = json.dumps({"places": list(dict.fromkeys(places)), "models": models})
-    command = inline_command(host, "remote.image.vm_agent.scripts.disk_info", asked)
-    completed = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
-    answer = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
-    seen = tuple(EngineEndpoint(**place) for place in answer["places"])
-    return DiskInfo(places=seen, models=tuple(answer["models"]), docker_tmpdir=answer["docker_tmpdir"])
+def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> DiskInfo:
+    """Read the file systems below `paths` and the `models` (name, folder) in one round trip. Raises HostError."""
+    request = json.dumps({"places": list(dict.fromkeys(paths)), "models": models})
+    command = inline_command(host, "remote.image.vm_agent.scripts.disk_info", request)
+    completed = check(host, command, host.run(command, timeout_sec=_TIMEOUT_SEC))
+    answer = parsed(host, completed.stdout, f"the output of {command.argv[0]}")
+    folders = tuple(FolderInfo(**fields) for fields in answer["places"])
+    return DiskInfo(folders=folders, models=tuple(answer["models"]), docker_tmpdir=answer["docker_tmpdir"])
 
 
 def to_engine_error(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
-    """Why the client failed, with the remedy for a known reason."""
+    """Build the error for a failed client command, with the remedy if the cause is known."""
     stderr = completed.stderr.decode(errors="replace").strip()
     if completed.exit_code == 127:
         return EngineError(
-            f"{host.name}: {client.program}: not found; install Docker there (`apt-get install docker.io`), or name "
-            "its client in image.client"
+            f"{host.name}: {client.program}: not found; install Docker there (`apt-get install docker.io`), or set "
+            "image.client to its client"
         )
-    if (known := trouble(stderr, client.address)) is not None:
-        return EngineError(f"{host.name}: {known}")
+    if (access_error := engine_access_error(stderr, client.address)) is not None:
+        return EngineError(f"{host.name}: {access_error}")
     return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(stderr, lines=2)}")
 
 
-def _ask(host: Host, client: Client, *words: str) -> Any:
-    command = client.command(*words)
-    completed = host.run(command, timeout_sec=_LOOK_SEC)
-    # `docker version` prints the client's half and fails when the engine does not answer.
+def _query(host: Host, client: Client, *arguments: str) -> Any:
+    command = client.command(*arguments)
+    completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
+    # `docker version` prints the client's part and fails if the engine does not respond.
     if completed.exit_code != 0:
         raise to_engine_error(host, client, command, completed)
-    document = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
-    if document.get("ServerErrors"):  # `docker info` exits 0 with them
+    document = parsed(host, completed.stdout, f"the output of {command.argv[0]}")
+    if document.get("ServerErrors"):  # `docker info` exits 0 despite them
         failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
         raise to_engine_error(host, client, command, failed)
     return document
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     parts = version.split("+")[0].split("-")[0].split(".")
     return tuple(int(part) for part in parts if part.isdigit())

@@ -1,6 +1,6 @@
-"""Brings models to the build VM, as a job (`remote.image.vm_agent.fetch`) that does not need the laptop.
+"""Fetching of models to the build VM, as a job (`remote.image.vm_agent.fetch`) that does not need the laptop.
 
-Starts or finds the job, feeds it its token, and sends it the files of a model that is in a cache on the laptop.
+Starts or finds the job, sends it its token, and uploads the files of a model that is in a cache on the laptop.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from remote.hosts.host import HostError, check
 from remote.hosts.local import expanded
 from remote.hosts.tempdirs import scratch_folder
 from remote.image import vm_jobs
-from remote.image.vm_agent.fetch import chosen
-from remote.image.vm_agent.job import Failed
-from remote.image.vm_agent.model_sources import BROUGHT, TOKEN_PIPE, files_of, snapshot_in
+from remote.image.vm_agent.fetch import select_files
+from remote.image.vm_agent.job import VmAgentError
+from remote.image.vm_agent.model_sources import TOKEN_PIPE, UPLOAD_FOLDER, find_snapshot, snapshot_files
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job
 from remote.ssh.host import SshHost
@@ -27,22 +27,22 @@ from remote.ssh.rsync import UploadProgress, push_folder
 VERB = "fetch"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*\Z")
-_FEED_SEC = 90.0
+_SEND_TOKEN_TIMEOUT_SEC = 90.0
 
 
 class FetchError(HostError):
-    """A model, revision or cache that cannot be fetched; the message says which."""
+    """Error raised for a model, revision or cache that cannot be fetched."""
 
 
-class FetchRefused(HostError):
-    """A cache that leads out of itself; the message says where."""
+class CacheUnsafe(HostError):
+    """Error raised for a cache with a link to a path outside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """One model for `folder` on the VM. `revision` None is the one that is there, or else main's commit.
+    """Request for one model in `folder` on the VM. `revision` None means the one in the folder, or else main's commit.
 
-    `cache` is a Hugging Face cache on the VM, `cache_here` one on this machine; without either the VM asks the hub.
+    `cache` is a Hugging Face cache on the VM, `cache_here` one on this machine; without either the source is the hub.
     """
 
     model: str
@@ -55,9 +55,9 @@ class Fetch:
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.model) or ".." in self.model:
-            raise FetchError(f"{self.model!r} is no model's name; expected ORGANISATION/NAME")
+            raise FetchError(f"{self.model!r} is not a model name; expected ORGANISATION/NAME")
         if self.revision is not None and (not _REVISION.match(self.revision) or ".." in self.revision):
-            raise FetchError(f"{self.revision!r} is no revision; expected a commit, tag or branch")
+            raise FetchError(f"{self.revision!r} is not a revision; expected a commit, tag or branch")
 
     @property
     def source(self) -> str:
@@ -67,22 +67,22 @@ class Fetch:
 
     @property
     def request(self) -> dict[str, Any]:
-        """All that is asked for, which tells one fetch from another."""
+        """All fields, as JSON values: equal for equal fetches."""
         return {**asdict(self), "cache_here": None if self.cache_here is None else str(self.cache_here)}
 
-    def to_job(self, source: dict[str, Any], *, token: bool) -> dict[str, Any]:
-        """The document that the job reads. It holds no secret: `token` says that one will be fed."""
-        plain = {"model": self.model, "folder": self.folder, "endpoint": self.endpoint, "index_url": self.index_url}
-        return {**plain, "revision": self.revision, "source": source, "token": token}
+    def to_job(self, source: dict[str, Any], *, has_token: bool) -> dict[str, Any]:
+        """Build the job document. It contains no secret: `has_token` says that a token will be sent separately."""
+        fields = {"model": self.model, "folder": self.folder, "endpoint": self.endpoint, "index_url": self.index_url}
+        return {**fields, "revision": self.revision, "source": source, "token": has_token}
 
 
-def find(agent: Agent, fetch: Fetch) -> Job | None:
-    """The job that fetches this model now. Raises HostError if the VM is busy with another job."""
-    job = vm_jobs.running(agent)
+def find_job(agent: Agent, fetch: Fetch) -> Job | None:
+    """Find the job that is fetching this model. Raises HostError if the VM is busy with another job."""
+    job = vm_jobs.running_job(agent)
     if job is None:
         return None
-    if not vm_jobs.does(job, VERB, fetch.request):
-        raise HostError(f"{agent.host.name}: busy with {job.folder} of {vm_jobs.starter(job)}, which is other work")
+    if not vm_jobs.matches_request(job, VERB, fetch.request):
+        raise HostError(f"{agent.host.name}: busy with another job, {job.folder} of {vm_jobs.started_by(job)}")
     return job
 
 
@@ -94,43 +94,44 @@ def start(
     deadline_sec: float,
     on_progress: Callable[[UploadProgress], None] = lambda _: None,
 ) -> Job:
-    """Start the job; with `cache_here`, send its files first. Raises FetchError and as `push_folder`."""
+    """Start the job; with `cache_here`, upload its files first. Raises FetchError and like `push_folder`."""
     source: dict[str, Any] = {"kind": "hub"}
     if fetch.cache is not None:
         source = {"kind": "cache", "path": fetch.cache}
     elif fetch.cache_here is not None:
-        source = _bring(agent, fetch, on_progress, deadline_sec)
-    job = vm_jobs.new(agent, VERB, fetch.model, fetch.request)
-    vm_jobs.start(job, fetch.to_job(source, token=token is not None), deadline_sec=deadline_sec)
+        source = _upload_cache(agent, fetch, on_progress, deadline_sec)
+    job = vm_jobs.new_job(agent, VERB, fetch.model, fetch.request)
+    vm_jobs.start(job, fetch.to_job(source, has_token=token is not None), deadline_sec=deadline_sec)
     if token is not None:
-        command = inline_command(
-            agent.host, "remote.image.vm_agent.scripts.send_token", f"{job.folder}/{TOKEN_PIPE}", secrets=(token,)
-        )
-        check(agent.host, command, agent.host.run(command, stdin=token.reveal().encode(), timeout_sec=_FEED_SEC))
+        host, stdin = agent.host, token.reveal().encode()
+        pipe = f"{job.folder}/{TOKEN_PIPE}"
+        command = inline_command(host, "remote.image.vm_agent.scripts.send_token", pipe, secrets=(token,))
+        check(host, command, host.run(command, stdin=stdin, timeout_sec=_SEND_TOKEN_TIMEOUT_SEC))
     return job
 
 
-def _bring(
+def _upload_cache(
     agent: Agent, fetch: Fetch, on_progress: Callable[[UploadProgress], None], timeout_sec: float
 ) -> dict[str, Any]:
-    """Send the laptop's copy to the VM, beside the model's place; the source for the job's document."""
+    """Upload the laptop's copy into the model's folder on the VM. Returns the source for the job document."""
     assert fetch.cache_here is not None  # noqa: S101 - for the type checker
     try:
         cache = expanded(fetch.cache_here)
-        snapshot = snapshot_in(cache, fetch.model, fetch.revision)
-        files = chosen(files_of(snapshot, cache))
-    except Failed as failed:
-        raise (FetchRefused if failed.kind == "refused" else FetchError)(str(failed)) from None
+        snapshot = find_snapshot(cache, fetch.model, fetch.revision)
+        files = select_files(snapshot_files(snapshot, cache))
+    except VmAgentError as failed:
+        raise (CacheUnsafe if failed.kind == "refused" else FetchError)(str(failed)) from None
     if not isinstance(agent.host, SshHost):
         return {"kind": "cache", "path": str(snapshot.parent.parent)}
-    with _as_files(snapshot, [file["path"] for file in files]) as folder:
-        push_folder(agent.host, folder, f"{fetch.folder}/{BROUGHT}", timeout_sec=timeout_sec, on_progress=on_progress)
+    with _hard_linked(snapshot, [file["path"] for file in files]) as folder:
+        target = f"{fetch.folder}/{UPLOAD_FOLDER}"
+        push_folder(agent.host, folder, target, timeout_sec=timeout_sec, on_progress=on_progress)
     return {"kind": "brought", "revision": snapshot.name, "files": files}
 
 
 @contextlib.contextmanager
-def _as_files(snapshot: Path, names: list[str]) -> Iterator[Path]:
-    """The snapshot's links as files: hard links in a temporary folder on the same disk."""
+def _hard_linked(snapshot: Path, names: list[str]) -> Iterator[Path]:
+    """Turn the snapshot's symbolic links into hard links, in a temporary folder on the same disk."""
     home = snapshot.parent.parent
     with contextlib.ExitStack() as stack:
         try:
@@ -138,7 +139,5 @@ def _as_files(snapshot: Path, names: list[str]) -> Iterator[Path]:
             for name in names:
                 Path(folder, name).hardlink_to((snapshot / name).resolve())
         except OSError as error:
-            raise FetchError(
-                f"{home}: cannot be linked to: {error.strerror}; copy the cache and name the copy"
-            ) from None
+            raise FetchError(f"{home}: hard links failed: {error.strerror}; copy the cache and use the copy") from None
         yield folder

@@ -1,19 +1,19 @@
-"""A pod that runs the image's self-check once, on a GPU node, and ends. Pure."""
+"""The manifest of a pod that runs the image's self-check once on a GPU node. Pure."""
 
 from typing import Any
 
 from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT
 
-NAME = "image-check"
-MARK = "image-check: python -m bench selfcheck ended with"
-# Without a report there is nothing more to try, and standard error says why there is none.
+POD_NAME = "image-check"
+EXIT_MARKER = "image-check: python -m bench selfcheck ended with"
+# Without a report the script stops and prints the end of standard error, which has the cause.
 _SCRIPT = (
     '"$0" /opt/qlora-fleet/selfcheck.py --verify --json >/tmp/report 2>/tmp/why; cat /tmp/report; echo; '
-    f'[ -s /tmp/report ] || {{ tail -c 2000 /tmp/why; exit 1; }}; "$0" -m bench selfcheck; echo "{MARK} $?"'
+    f'[ -s /tmp/report ] || {{ tail -c 2000 /tmp/why; exit 1; }}; "$0" -m bench selfcheck; echo "{EXIT_MARKER} $?"'
 )
 
 
-def pod_of(
+def pod_manifest(
     *,
     namespace: str,
     image: str,
@@ -27,16 +27,16 @@ def pod_of(
     pull_secret: str | None,
     deadline_sec: float,
 ) -> dict[str, Any]:
-    """The pod. It has what a worker has of the node, no volume but memory and /tmp, and is ended at its deadline."""
+    """Build the pod: a worker's share of the node, no volume except /tmp, killed at its deadline."""
     tolerations = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
     if preemptible:
         tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
-    wanted = {INSTANCE_TYPE: instance_type, **({PRODUCT: product} if product is not None else {})}
+    node_selector = {INSTANCE_TYPE: instance_type, **({PRODUCT: product} if product is not None else {})}
     container = {
         "name": "check",
         "image": image,
         "args": ["sh", "-c", _SCRIPT, python],
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - the pod's own
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - inside the pod
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -46,7 +46,7 @@ def pod_of(
             "requests": {"cpu": cpu, "memory": memory},
             "limits": {"memory": memory, GPU: str(gpus)},
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - inside the pod
     }
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -54,7 +54,7 @@ def pod_of(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
-        "nodeSelector": wanted,
+        "nodeSelector": node_selector,
         "tolerations": tolerations,
         "securityContext": {
             "runAsNonRoot": True,
@@ -67,4 +67,4 @@ def pod_of(
     }
     if pull_secret is not None:
         spec["imagePullSecrets"] = [{"name": pull_secret}]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": NAME, "namespace": namespace}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD_NAME, "namespace": namespace}, "spec": spec}

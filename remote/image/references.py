@@ -1,8 +1,8 @@
-"""Names of registries, of images in them and of their users, checked before anything is sent.
+"""Names of registries, images and users, validated before anything is sent.
 
 OCIR: `<region-key>.ocir.io/<namespace>/<repository>:<tag>` or `ocir.<region-id>.oci.oraclecloud.com/...`, and three
-forms of user name. Its 401 does not say which part was wrong; usually it is the form. Of any other registry only the
-syntax of the name is checked.
+forms of user name. Its 401 does not say which part was wrong; usually it is the form of the user name. For any other
+registry only the syntax of the name is checked.
 """
 
 import re
@@ -20,12 +20,12 @@ _REGION_ID = re.compile(r"[a-z]{2,3}-[a-z]+-[0-9]{1,2}\Z")
 
 
 class InvalidReference(ValueError):
-    """A name that is not valid; the message says which part, and its form."""
+    """Error raised for an invalid name; the message says which part, and the expected form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Where an image goes: `host/path:tag`."""
+    """The name of an image in a registry: `host/path:tag`."""
 
     host: str
     path: str
@@ -39,19 +39,19 @@ class Reference:
         return f"{self.repository}:{self.tag}"
 
 
-def reference(text: str, default_tag: str) -> Reference:
-    """`text` taken apart. Raises NameWrong."""
+def parse_image_name(text: str, default_tag: str) -> Reference:
+    """Parse and validate `text`. Raises InvalidReference."""
     host, _, rest = text.partition("/")
     path, colon, tag = rest.partition(":")
     if not rest or not _HOST.match(host) or ("." not in host and ":" not in host and host != "localhost"):
         raise InvalidReference(f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. fra.ocir.io/NAMESPACE/qlora-fleet:1.0")
     if "@" in rest:
-        raise InvalidReference(f"{text!r}: a push returns the digest; leave it out of the name")
+        raise InvalidReference(f"{text!r}: has a digest, which only a push can return; leave it out of the name")
     parts = path.split("/")
     for part in parts:
         if not _PART.match(part):
             raise InvalidReference(
-                f"{text!r}: {part!r}: lower case letters, digits and single . _ - between them are allowed"
+                f"{text!r}: {part!r}: only lower case letters, digits and single . _ - between them are allowed"
             )
     if colon and not _TAG.match(tag):
         raise InvalidReference(f"{text!r}: tag {tag!r}: up to 128 letters, digits and . _ -, not starting with . or -")
@@ -64,26 +64,29 @@ def _check_ocir(text: str, host: str, parts: list[str]) -> None:
     if ocir is None:
         return
     if ocir["key"] is not None and not _REGION_KEY.match(ocir["key"]):
-        raise InvalidReference(f"{text!r}: {ocir['key']!r} is no region key; expected three letters like fra, iad, phx")
+        raise InvalidReference(f"{text!r}: {ocir['key']!r} is not a region key; expected three letters: fra, iad, phx")
     if ocir["region"] is not None and not _REGION_ID.match(ocir["region"]):
-        raise InvalidReference(f"{text!r}: {ocir['region']!r} is no region; expected one like eu-frankfurt-1")
+        raise InvalidReference(f"{text!r}: {ocir['region']!r} is not a region; expected one like eu-frankfurt-1")
     if len(parts) < 2:
         raise InvalidReference(f"{text!r}: OCIR needs the tenancy's namespace: {host}/NAMESPACE/REPOSITORY:TAG")
 
 
-def upstream(image: str) -> Reference:
-    """Where an engine pulls an image from: Docker Hub, unless its name begins with a registry. Raises NameWrong."""
+def pull_reference(image: str) -> Reference:
+    """Return the registry and path that an engine pulls an image from: Docker Hub unless the name begins with a host.
+
+    Raises InvalidReference.
+    """
     host, slash, rest = image.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost"):
         host, rest = DOCKER_HUB, image if slash else f"library/{image}"
     path, _, tag = rest.partition(":")
     if not _HOST.match(host) or not all(map(_PART.match, path.split("/"))) or (tag and not _TAG.match(tag)):
-        raise InvalidReference(f"{image!r} is no image's name; expected one like nvidia/cuda:12.8.1-base-ubuntu24.04")
+        raise InvalidReference(f"{image!r} is not an image name; expected one like nvidia/cuda:12.8.1-base-ubuntu24.04")
     return Reference(host=host, path=path, tag=tag or "latest")
 
 
 def check_user(user: str, repository: str) -> None:
-    """Raises NameWrong for a user name with which the registry of `repository` (HOST/PATH) would answer 401."""
+    """Check the form of a user name for the registry of `repository` (HOST/PATH). Raises InvalidReference."""
     if not user or not user.isprintable() or " " in user:
         raise InvalidReference(f"{user!r} is not a user name")
     host, _, path = repository.partition("/")
@@ -93,7 +96,7 @@ def check_user(user: str, repository: str) -> None:
     if inner and parts[0] != namespace:
         raise InvalidReference(f"{user!r} does not begin with the tenancy's namespace, {namespace}/, as the image does")
     if len(parts) not in (2, 3) or not all(parts):
-        raise InvalidReference(f"{user!r} is none of {USER_FORMS}")
+        raise InvalidReference(f"{user!r} is not of the form {USER_FORMS}")
 
 
 def is_ocir(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Logs the build VM in to a registry; the record of a push."""
+"""Login of the build VM to a registry, and the record of a push."""
 
 import json
 import re
@@ -8,56 +8,56 @@ from remote.hosts.command import Command, Secret
 from remote.hosts.host import Host, HostError, HostUnreachable, LoginRefused, check
 from remote.image.engine import Client, to_engine_error
 from remote.image.references import USER_FORMS, Reference, is_ocir
-from remote.image.vm_agent.client import trouble
+from remote.image.vm_agent.client import engine_access_error
 
-LOGIN_FOLDER = "qlora-fleet-login-"
-_LOGIN_SEC = 120.0
+LOGIN_FOLDER_PREFIX = "qlora-fleet-login-"
+_LOGIN_TIMEOUT_SEC = 120.0
 
 
 def log_in(host: Host, client: Client, registry: str, user: str, password: Secret) -> str:
-    """Log the engine's client in, with a configuration folder of its own; returns that folder on the host.
+    """Log the engine's client in, with a separate configuration folder. Returns that folder on the host.
 
-    The caller removes the folder. Those that killed logins have left are removed first. The password goes over standard
-    input. Raises LoginRefused, HostUnreachable for a registry that did not answer, EngineError, and as `Host.run`.
+    The caller removes the folder. Folders left by killed logins are removed first. The password goes over standard
+    input. Raises LoginRefused, HostUnreachable if the registry did not respond, EngineError, and like `Host.run`.
     """
-    make = inline_command(host, "remote.image.vm_agent.scripts.login", LOGIN_FOLDER)
-    folder = check(host, make, host.run(make, timeout_sec=_LOGIN_SEC)).stdout.decode().strip()
+    make = inline_command(host, "remote.image.vm_agent.scripts.login", LOGIN_FOLDER_PREFIX)
+    folder = check(host, make, host.run(make, timeout_sec=_LOGIN_TIMEOUT_SEC)).stdout.decode().strip()
     login = Command(
         argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),
         environment=client.environment,
         secrets=(password,),
     )
     try:
-        completed = host.run(login, stdin=password.reveal().encode(), timeout_sec=_LOGIN_SEC)
+        completed = host.run(login, stdin=password.reveal().encode(), timeout_sec=_LOGIN_TIMEOUT_SEC)
         if completed.exit_code == 0:
             return folder
         stderr = completed.stderr.decode(errors="replace")
-        if completed.exit_code == 127 or trouble(stderr) is not None:
+        if completed.exit_code == 127 or engine_access_error(stderr) is not None:
             raise to_engine_error(host, client, login, completed)
         complaint = login.tail(stderr, lines=1)
         if re.search(r"unauthorized|incorrect username|denied|\b401\b", complaint, re.IGNORECASE):
-            forms = f"; its users are {USER_FORMS}, and the password is an auth token" if is_ocir(registry) else ""
-            raise LoginRefused(f"{registry} refuses user {user}: {complaint}{forms}")
-        raise HostUnreachable(f"{host.name}: logging in to {registry}: {complaint}")
+            hint = f"; the user must be {USER_FORMS}, the password an auth token" if is_ocir(registry) else ""
+            raise LoginRefused(f"{registry} refused user {user}: {complaint}{hint}")
+        raise HostUnreachable(f"{host.name}: login to {registry} failed: {complaint}")
     except BaseException:
-        forget(host, folder)
+        remove_login(host, folder)
         raise
 
 
-def forget(host: Host, folder: str) -> None:
-    """Remove a login's folder. Raises as `Host.run`."""
-    if LOGIN_FOLDER not in folder:
-        raise HostError(f"{folder} is not a folder of a login")
+def remove_login(host: Host, folder: str) -> None:
+    """Remove the folder of a login. Raises like `Host.run`."""
+    if LOGIN_FOLDER_PREFIX not in folder:
+        raise HostError(f"{folder} is not a login folder")
     command = Command(argv=("rm", "-rf", "--", folder))
-    check(host, command, host.run(command, timeout_sec=_LOGIN_SEC))
+    check(host, command, host.run(command, timeout_sec=_LOGIN_TIMEOUT_SEC))
 
 
-def outcome_json(where: Reference, facts: dict[str, object], pushed_at: str) -> str:
-    """results/image.json: what was pushed, and the digest that pods run."""
+def push_record_json(reference: Reference, facts: dict[str, object], pushed_at: str) -> str:
+    """Serialise results/image.json: the pushed image and the digest that pods run."""
     document = {
         "schema_version": 1,
-        "reference": str(where),
-        "repository": where.repository,
+        "reference": str(reference),
+        "repository": reference.repository,
         **{key: facts[key] for key in ("digest", "size_bytes", "compressed_bytes", "labels")},
         "requires": facts.get("requires"),
         "pushed_at": pushed_at,

@@ -1,8 +1,8 @@
-"""Long work on the build VM as one detached job: start it or find the one that runs, follow it, return its outcome.
+"""Long work on the build VM as one detached job: start it or find the running one, follow it, return its outcome.
 
-The job goes on without the laptop and without the link; the next command finds it by its slot. It follows the job if
-that does the same work, which the digest of the whole request in the name of its folder tells. All verbs share one
-slot, because two jobs would compete for the same disk and engine.
+The job continues without the laptop and without a connection. The next command finds it by its slot, and follows it if
+the digest of the whole request, which is in the name of the job's folder, is the same. All verbs share one slot,
+because two jobs would compete for the same disk and engine.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from remote.hosts.local import me
 from remote.jobs.agent import ONHOST, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
-WHO_FILE = "who"  # in a job's folder: who started it
-_ONVM = "remote.image.vm_agent"
-_SHOWN_EVERY_SEC = 1.0
-_SILENT_FOR_SEC = 60.0
-_QUIET_SEC = 10.0  # a line is due every second; a stream without one is opened again
+STARTED_BY_FILE = "who"  # in a job's folder
+_VM_AGENT = "remote.image.vm_agent"
+_PROGRESS_INTERVAL_SEC = 1.0
+_MAX_SILENCE_SEC = 60.0
+_RECONNECT_AFTER_SEC = 10.0  # without a report; the job reports every second
 
 
 class JobFailed(HostError):
-    """The job failed. `kind` is as in `remote.image.vm_agent.job.Failed`, or lost; `log` is where its log is."""
+    """Error raised if the job failed. `kind` is as in `vm_agent.job.VmAgentError`, or lost; `log` is its log's path."""
 
     def __init__(self, kind: str, message: str, log: str | None = None) -> None:
         super().__init__(message if log is None else f"{message}; log: {log}")
@@ -37,7 +37,7 @@ class JobFailed(HostError):
 
 @dataclass(frozen=True, kw_only=True)
 class JobLine:
-    """A line of the job's log, its stage, and seconds since the job began."""
+    """A line of the job's log, its stage, and seconds since the job's start."""
 
     text: str
     stage: str
@@ -46,108 +46,108 @@ class JobLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The job's own facts, and how long it took."""
+    """The facts that the job reported, and its duration."""
 
     facts: Mapping[str, Any]
     wall_time_sec: float
 
 
-def agent_on(host: Host) -> Agent:
-    """The agent of the build VM; its program holds the modules that jobs run there."""
-    return Agent(host, program(ONHOST, _ONVM, f"{_ONVM}.registry"))
+def create_agent(host: Host) -> Agent:
+    """Create the agent of the build VM; its program contains the modules that jobs run there."""
+    return Agent(host, program(ONHOST, _VM_AGENT, f"{_VM_AGENT}.registry"))
 
 
-def slot(agent: Agent) -> str:
+def slot_path(agent: Agent) -> str:
     return f"{agent.host.workdir}/vm.slot"
 
 
-def running(agent: Agent) -> Job | None:
-    """The job that holds the slot, whoever started it, or None."""
-    folder = agent.holder(slot(agent))
-    return None if folder is None else Job(agent, folder, slot=slot(agent))
+def running_job(agent: Agent) -> Job | None:
+    """Return the job that holds the slot, of any user, or None."""
+    folder = agent.holder(slot_path(agent))
+    return None if folder is None else Job(agent, folder, slot=slot_path(agent))
 
 
 def verb_of(job: Job) -> str:
-    """What a job does: the first part of its folder's name."""
+    """Return a job's verb: the first part of its folder's name."""
     return job.folder.rpartition("/")[2].partition("-")[0]
 
 
-def new(agent: Agent, verb: str, name: str, request: Mapping[str, Any]) -> Job:
-    """A new job, not started, that does `request`. `name` is for people."""
+def new_job(agent: Agent, verb: str, name: str, request: Mapping[str, Any]) -> Job:
+    """Create a job for `request`, not started. `name` makes its folder readable."""
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     plain = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]
-    words = f"{plain}-{digest_of(request)}-{moment}-{time.time_ns() % 10**6:06d}"
-    return Job(agent, f"{agent.host.workdir}/jobs/{verb}-{words}", slot=slot(agent))
+    job_id = f"{plain}-{request_digest(request)}-{moment}-{time.time_ns() % 10**6:06d}"
+    return Job(agent, f"{agent.host.workdir}/jobs/{verb}-{job_id}", slot=slot_path(agent))
 
 
-def does(job: Job, verb: str, request: Mapping[str, Any]) -> bool:
-    """Whether a job does this work and no other."""
-    words = job.folder.rpartition("/")[2].split("-")
-    return words[0] == verb and len(words) > 3 and words[-3] == digest_of(request)
+def matches_request(job: Job, verb: str, request: Mapping[str, Any]) -> bool:
+    """Return True if a job does exactly this work."""
+    parts = job.folder.rpartition("/")[2].split("-")
+    return parts[0] == verb and len(parts) > 3 and parts[-3] == request_digest(request)
 
 
-def digest_of(request: Mapping[str, Any]) -> str:
-    """Tells one work from another: the sha256 of its whole request, cut to what a folder's name can hold."""
+def request_digest(request: Mapping[str, Any]) -> str:
+    """Return the first 32 hex digits of the request's sha256, which identify the work in a folder's name."""
     return hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def starter(job: Job) -> str:
-    """Who started a job, as `me` says it; empty where that is not known."""
-    text = str(job.agent.line("tail", {"root": job.folder, "path": WHO_FILE, "size": 200})["text"])
+def started_by(job: Job) -> str:
+    """Return the user who started a job, in the form of `me`; empty if unknown."""
+    text = str(job.agent.line("tail", {"root": job.folder, "path": STARTED_BY_FILE, "size": 200})["text"])
     return " ".join(text.split())
 
 
 def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobStatus:
-    """Start `job`. Raises HostBusy if another one runs, and as `Agent`."""
+    """Start `job`. Raises HostBusy if another one runs, and like `Agent`."""
     verb, agent = verb_of(job), job.agent
-    agent.path(f"{_ONVM}.{verb}")  # KeyError for a verb that no module has
-    command = Command(argv=(*agent.host.python, agent.path(f"{_ONVM}.__main__"), "job.json"))
-    files = {"job.json": json.dumps({"verb": verb, **document}), WHO_FILE: me()}
+    agent.path(f"{_VM_AGENT}.{verb}")  # KeyError for a verb without a module
+    command = Command(argv=(*agent.host.python, agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
+    files = {"job.json": json.dumps({"verb": verb, **document}), STARTED_BY_FILE: me()}
     return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
 
 
-def ask(agent: Agent, question: Mapping[str, Any], *, timeout_sec: float) -> Mapping[str, Any]:
-    """The answer of `remote.image.vm_agent.registry.main`, which is no job: it takes no slot and leaves nothing behind.
+def query_registry(agent: Agent, request: Mapping[str, Any], *, timeout_sec: float) -> Mapping[str, Any]:
+    """Run `remote.image.vm_agent.registry.main` on the VM, without a job, a slot or files.
 
-    The question may hold a secret, which goes over standard input. Raises as `Agent` and JobFailed.
+    The request may contain a secret, which goes over standard input. Raises JobFailed, and like `Agent`.
     """
-    agent.holder(slot(agent))  # so that our program is there
-    command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_ONVM}.__main__"), "ask"))
-    completed = agent.host.run(command, stdin=json.dumps(question).encode(), timeout_sec=timeout_sec)
-    said = check(agent.host, command, completed).stdout
-    answer: dict[str, Any] = parsed(agent.host, said, "the answer about the registry")
+    agent.holder(slot_path(agent))  # installs our program
+    command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_VM_AGENT}.__main__"), "ask"))
+    completed = agent.host.run(command, stdin=json.dumps(request).encode(), timeout_sec=timeout_sec)
+    output = check(agent.host, command, completed).stdout
+    answer: dict[str, Any] = parsed(agent.host, output, "the output of the registry query")
     if "kind" in answer:
         raise JobFailed(answer["kind"], answer["message"])
     return answer
 
 
-def follow(job: Job, on_line: Callable[[JobLine], None], on_cut: Callable[[HostError], None]) -> Outcome:
-    """Follow the job to its end over connections that may break; `on_cut` gets the error of each.
+def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable[[HostError], None]) -> Outcome:
+    """Follow the job to its end over connections that may break; `on_disconnect` gets the error of each.
 
-    Raises JobFailed and, after a minute of silence, the last HostUnreachable; the job goes on.
+    Raises JobFailed and, after a minute of silence, the last HostUnreachable; the job continues.
     """
-    shown, heard = 0, time.monotonic()
+    line_count, last_status_at = 0, time.monotonic()
 
-    def hear(status: JobStatus) -> None:
-        nonlocal shown, heard
-        heard = time.monotonic()
+    def on_status(status: JobStatus) -> None:
+        nonlocal line_count, last_status_at
+        last_status_at = time.monotonic()
         progress = status.progress or {}
         lines, count = progress.get("lines", []), progress.get("count", 0)
-        missed = count - shown - len(lines)
-        if missed > 0:
-            note = f"... {missed} lines not shown; the log has them"
+        skipped = count - line_count - len(lines)
+        if skipped > 0:
+            note = f"... {skipped} lines skipped; they are in the log"
             on_line(JobLine(text=note, stage=progress["stage"], elapsed_sec=lines[0][0]))
-        for elapsed_sec, text in lines[max(0, len(lines) - (count - shown)) :]:
+        for elapsed_sec, text in lines[max(0, len(lines) - (count - line_count)) :]:
             on_line(JobLine(text=text, stage=progress["stage"], elapsed_sec=elapsed_sec))
-        shown = max(shown, count)
+        line_count = max(line_count, count)
 
     while True:
         try:
-            status = job.watch(hear, every_sec=_SHOWN_EVERY_SEC, silence_sec=_QUIET_SEC)
+            status = job.watch(on_status, every_sec=_PROGRESS_INTERVAL_SEC, silence_sec=_RECONNECT_AFTER_SEC)
         except (HostUnreachable, CommandTimedOut) as error:
-            if time.monotonic() - heard > _SILENT_FOR_SEC:
+            if time.monotonic() - last_status_at > _MAX_SILENCE_SEC:
                 raise
-            on_cut(error)
+            on_disconnect(error)
             time.sleep(2.0)
             continue
         if status.state is JobState.RUNNING:
@@ -161,11 +161,11 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
         raise JobFailed("lost", f"the job is {status.state.value}: the VM or the job's supervisor was killed", log)
     text = job.agent.line("tail", {"root": job.folder, "path": "outcome.json", "size": 1 << 20})["text"]
     if not text:
-        ended = {"deadline": "stopped at its deadline", "cancelled": "stopped by request"}.get(
+        end = {"deadline": "was stopped at its deadline", "cancelled": "was cancelled"}.get(
             status.why or "", f"ended with exit code {status.exit_code}"
         )
         last = " ".join(job.log_tail()[-2:])
-        raise JobFailed("stopped", f"the job {ended} and left no outcome: {last}", log)
+        raise JobFailed("stopped", f"the job {end} and wrote no outcome: {last}", log)
     outcome = json.loads(text)
     if not outcome["ok"]:
         raise JobFailed(outcome["kind"], outcome["message"], log)

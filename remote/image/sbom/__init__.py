@@ -1,5 +1,5 @@
-"""What is said of an image, for others' tools and for admission.
+"""Documents and signatures of an image, for scanners and admission control.
 
-bom: what an image is made of and how it was built
-signature: a signature by the user's own key, in cosign's layout
+bom: bills of materials and build provenance
+signature: a signature with the user's own key, in cosign's format
 """

@@ -1,9 +1,10 @@
-"""What an image is made of, for others' tools: CycloneDX 1.6, SPDX 2.3, and an in-toto statement of how it was built.
+"""Bills of materials of an image in CycloneDX 1.6 and SPDX 2.3, and its build provenance as an in-toto statement.
 
-Pure: from what the image holds (`remote.image.vm_agent.scripts.inventory`), the lock, and the image's labels to documents.
-The lock's hashes are those of every file that the index has for a version; which of them was installed is not known, so
-that they stand with the place it came from. The statement is not signed: it says what `inv build` did, and proves
-nothing to somebody who does not trust the registry. Not covered: files that no package owns.
+Pure: computes documents from the image's inventory (`remote.image.vm_agent.scripts.inventory`), the lock, and the
+image's labels. The lock has the hashes of all files that the index has for a version. It is not known which of them was
+installed, so the hashes are listed with the distribution's source, not with the component. The statement is not signed:
+it describes what `inv build` did, and proves nothing to a reader who does not trust the registry. Not covered: files
+that no package owns.
 """
 
 import hashlib
@@ -19,9 +20,9 @@ CYCLONEDX, SPDX, PROVENANCE = (
     "application/spdx+json",
     "application/vnd.in-toto+json",
 )
-_NO = "NOASSERTION"
+_NO_ASSERTION = "NOASSERTION"
 _EXPRESSION = re.compile(r"[A-Za-z0-9.+-]+(?: (?:AND|OR|WITH) [A-Za-z0-9.+-]+)*\Z")
-_LOCKED = re.compile(
+_LOCK_ENTRY = re.compile(
     r"^([a-z0-9][a-z0-9._-]*)==([^\s\\;]+)[^\n]*\\?((?:\n    --hash=sha256:[0-9a-f]{64} ?\\?)*)", re.MULTILINE
 )
 TOOL = "qlora-fleet"
@@ -29,31 +30,31 @@ TOOL = "qlora-fleet"
 
 @dataclass(frozen=True, kw_only=True)
 class SbomComponent:
-    """One thing inside: kind is python, debian or model. `files` are a model's, `sources` the lock's sha256."""
+    """A part of the image. `kind` is python, debian or model; `files` are a model's; `lock_hashes` are sha256."""
 
     kind: str
     name: str
     version: str
     purl: str
-    expression: str | None = None
+    licence_expression: str | None = None
     licence: str | None = None
-    sources: tuple[str, ...] = ()
+    lock_hashes: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
 
     @property
-    def reference(self) -> str:
-        """Readable in the characters that SPDX allows, and unique by a digest of the purl."""
+    def identifier(self) -> str:
+        """The identifier in the documents: readable, in SPDX's character set, made unique by a digest of the purl."""
         readable = re.sub(r"[^A-Za-z0-9.-]", "-", f"{self.name}-{self.version}")
         return f"{self.kind}-{readable}-{hashlib.sha256(self.purl.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The image that the documents are about: repository, digest (sha256:...), when it was pushed, its labels."""
+    """The image that the documents describe: repository, digest (sha256:...), time of the push, labels."""
 
     repository: str
     digest: str
-    moment: str
+    pushed_at: str
     labels: Mapping[str, str]
 
     @property
@@ -61,122 +62,123 @@ class Subject:
         return self.digest.removeprefix("sha256:")
 
 
-def locked(text: str) -> dict[str, tuple[str, ...]]:
-    """Name to the sha256 of every file that the lock allows."""
-    return {match[1]: tuple(re.findall(r"[0-9a-f]{64}", match[3])) for match in _LOCKED.finditer(text)}
+def parse_lock_hashes(text: str) -> dict[str, tuple[str, ...]]:
+    """Parse a lock: package name to the sha256 of each file that it allows."""
+    return {match[1]: tuple(re.findall(r"[0-9a-f]{64}", match[3])) for match in _LOCK_ENTRY.finditer(text)}
 
 
-def parts(contents: Mapping[str, Any], lock: str) -> list[SbomComponent]:
-    """Everything that the image holds. Raises KeyError for contents of another form."""
-    hashes = locked(lock)
-    found = [
+def list_components(inventory: Mapping[str, Any], lock: str) -> list[SbomComponent]:
+    """List the image's components from its inventory. Raises KeyError if the inventory has another form."""
+    hashes = parse_lock_hashes(lock)
+    components = [
         SbomComponent(
             kind="python",
-            name=one["name"],
-            version=one["version"],
-            purl=f"pkg:pypi/{quote(one['name'])}@{quote(one['version'])}",
-            expression=one["expression"],
-            licence=one["licence"],
-            sources=hashes.get(one["name"], ()),
+            name=package["name"],
+            version=package["version"],
+            purl=f"pkg:pypi/{quote(package['name'])}@{quote(package['version'])}",
+            licence_expression=package["expression"],
+            licence=package["licence"],
+            lock_hashes=hashes.get(package["name"], ()),
         )
-        for one in contents["python"]
+        for package in inventory["python"]
     ]
-    system = quote(str(contents["system"]))
-    found += [
+    system = quote(str(inventory["system"]))
+    components += [
         SbomComponent(
             kind="debian",
-            name=one["name"],
-            version=one["version"],
-            purl=f"pkg:deb/{system}/{quote(one['name'])}@{quote(one['version'])}?arch={quote(one['architecture'])}",
-            licence=one["licence"],
+            name=package["name"],
+            version=package["version"],
+            purl=f"pkg:deb/{system}/{quote(package['name'])}@{quote(package['version'])}"
+            f"?arch={quote(package['architecture'])}",
+            licence=package["licence"],
         )
-        for one in contents["debian"]
+        for package in inventory["debian"]
     ]
-    found += [
+    components += [
         SbomComponent(
             kind="model",
-            name=one["name"],
-            version=one["revision"] or one["manifest_sha256"],
-            purl=f"pkg:huggingface/{quote(one['name'])}@{quote(one['revision'] or one['manifest_sha256'])}",
-            files=tuple((file["path"], file["sha256"]) for file in one["files"]),
+            name=model["name"],
+            version=model["revision"] or model["manifest_sha256"],
+            purl=f"pkg:huggingface/{quote(model['name'])}@{quote(model['revision'] or model['manifest_sha256'])}",
+            files=tuple((file["path"], file["sha256"]) for file in model["files"]),
         )
-        for one in contents["models"]
+        for model in inventory["models"]
     ]
-    return found
+    return components
 
 
-def cyclonedx(about: Subject, inside: Sequence[SbomComponent]) -> dict[str, Any]:
-    """A bill of materials, CycloneDX 1.6."""
+def cyclonedx(subject: Subject, components: Sequence[SbomComponent]) -> dict[str, Any]:
+    """Build the bill of materials in CycloneDX 1.6."""
     root = {
         "type": "container",
         "bom-ref": "image",
-        "name": about.repository,
-        "version": about.digest,
-        "hashes": [{"alg": "SHA-256", "content": about.sha256}],
+        "name": subject.repository,
+        "version": subject.digest,
+        "hashes": [{"alg": "SHA-256", "content": subject.sha256}],
     }
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, about.digest)}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, subject.digest)}",
         "version": 1,
         "metadata": {
-            "timestamp": about.moment,
+            "timestamp": subject.pushed_at,
             "tools": {"components": [{"type": "application", "name": TOOL}]},
             "component": root,
         },
-        "components": [_component(one) for one in inside],
-        "dependencies": [{"ref": "image", "dependsOn": [one.reference for one in inside]}],
+        "components": [_cyclonedx_component(component) for component in components],
+        "dependencies": [{"ref": "image", "dependsOn": [component.identifier for component in components]}],
     }
 
 
-def _component(one: SbomComponent) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "type": "machine-learning-model" if one.kind == "model" else "library",
-        "bom-ref": one.reference,
-        "name": one.name,
-        "version": one.version,
-        "purl": one.purl,
+def _cyclonedx_component(component: SbomComponent) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "type": "machine-learning-model" if component.kind == "model" else "library",
+        "bom-ref": component.identifier,
+        "name": component.name,
+        "version": component.version,
+        "purl": component.purl,
     }
-    if one.expression:
-        made["licenses"] = [{"expression": one.expression}]
-    elif one.licence:
-        made["licenses"] = [{"license": {"name": one.licence}}]
-    if one.sources:
-        hashes = [{"alg": "SHA-256", "content": sha256} for sha256 in one.sources]
-        url = f"https://pypi.org/project/{quote(one.name)}/{quote(one.version)}/"
-        made["externalReferences"] = [{"type": "distribution", "url": url, "hashes": hashes}]
-    if one.files:
-        made["components"] = [
+    if component.licence_expression:
+        document["licenses"] = [{"expression": component.licence_expression}]
+    elif component.licence:
+        document["licenses"] = [{"license": {"name": component.licence}}]
+    if component.lock_hashes:
+        hashes = [{"alg": "SHA-256", "content": sha256} for sha256 in component.lock_hashes]
+        url = f"https://pypi.org/project/{quote(component.name)}/{quote(component.version)}/"
+        document["externalReferences"] = [{"type": "distribution", "url": url, "hashes": hashes}]
+    if component.files:
+        document["components"] = [
             {"type": "file", "name": path, "hashes": [{"alg": "SHA-256", "content": sha256}]}
-            for path, sha256 in one.files
+            for path, sha256 in component.files
         ]
-    return made
+    return document
 
 
-def spdx(about: Subject, inside: Sequence[SbomComponent]) -> dict[str, Any]:
-    """The same as SPDX 2.3."""
+def spdx(subject: Subject, components: Sequence[SbomComponent]) -> dict[str, Any]:
+    """Build the bill of materials in SPDX 2.3."""
     image = {
         "SPDXID": "SPDXRef-image",
-        "name": about.repository,
-        "versionInfo": about.digest,
-        "downloadLocation": _NO,
+        "name": subject.repository,
+        "versionInfo": subject.digest,
+        "downloadLocation": _NO_ASSERTION,
         "filesAnalyzed": False,
         "primaryPackagePurpose": "CONTAINER",
-        "checksums": [{"algorithm": "SHA256", "checksumValue": about.sha256}],
-        "licenseConcluded": _NO,
-        "licenseDeclared": _NO,
-        "copyrightText": _NO,
+        "checksums": [{"algorithm": "SHA256", "checksumValue": subject.sha256}],
+        "licenseConcluded": _NO_ASSERTION,
+        "licenseDeclared": _NO_ASSERTION,
+        "copyrightText": _NO_ASSERTION,
     }
-    packages = [_package(one) for one in inside]
+    packages = [_spdx_package(component) for component in components]
     relation = {"spdxElementId": "SPDXRef-image", "relationshipType": "CONTAINS"}
     described = {"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES"}
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
-        "name": f"{about.repository}@{about.digest}",
-        "documentNamespace": f"https://spdx.org/spdxdocs/{TOOL}-{about.sha256}",
-        "creationInfo": {"created": about.moment, "creators": [f"Tool: {TOOL}"]},
+        "name": f"{subject.repository}@{subject.digest}",
+        "documentNamespace": f"https://spdx.org/spdxdocs/{TOOL}-{subject.sha256}",
+        "creationInfo": {"created": subject.pushed_at, "creators": [f"Tool: {TOOL}"]},
         "packages": [image, *packages],
         "relationships": [
             {**described, "relatedSpdxElement": "SPDXRef-image"},
@@ -185,56 +187,56 @@ def spdx(about: Subject, inside: Sequence[SbomComponent]) -> dict[str, Any]:
     }
 
 
-def _package(one: SbomComponent) -> dict[str, Any]:
-    fits = one.expression is not None and _EXPRESSION.match(one.expression) is not None
-    made: dict[str, Any] = {
-        "SPDXID": f"SPDXRef-{one.reference}",
-        "name": one.name,
-        "versionInfo": one.version,
-        "downloadLocation": _NO,
+def _spdx_package(component: SbomComponent) -> dict[str, Any]:
+    is_expression_valid = _EXPRESSION.match(component.licence_expression or "") is not None
+    package: dict[str, Any] = {
+        "SPDXID": f"SPDXRef-{component.identifier}",
+        "name": component.name,
+        "versionInfo": component.version,
+        "downloadLocation": _NO_ASSERTION,
         "filesAnalyzed": False,
-        "licenseConcluded": _NO,
-        "licenseDeclared": one.expression if fits else _NO,
-        "copyrightText": _NO,
+        "licenseConcluded": _NO_ASSERTION,
+        "licenseDeclared": component.licence_expression if is_expression_valid else _NO_ASSERTION,
+        "copyrightText": _NO_ASSERTION,
         "externalRefs": [
-            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": one.purl}
+            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": component.purl}
         ],
     }
-    if not fits and (one.expression or one.licence):
-        made["licenseComments"] = f"the package says: {one.expression or one.licence}"
-    listed = [f"{path} {sha256}" for path, sha256 in one.files] or list(one.sources)
-    if len(listed) == 1 and one.sources:
-        made["checksums"] = [{"algorithm": "SHA256", "checksumValue": one.sources[0]}]
-    elif listed:
-        what = "files, each with its sha256" if one.files else "installed from one of the files with these sha256"
-        made["comment"] = f"{what}: {', '.join(listed)}"
-    return made
+    if not is_expression_valid and (component.licence_expression or component.licence):
+        package["licenseComments"] = f"the package says: {component.licence_expression or component.licence}"
+    hashes = [f"{path} {sha256}" for path, sha256 in component.files] or list(component.lock_hashes)
+    if len(hashes) == 1 and component.lock_hashes:
+        package["checksums"] = [{"algorithm": "SHA256", "checksumValue": component.lock_hashes[0]}]
+    elif hashes:
+        per_file, any_of = "files, each with its sha256", "installed from one of the files with these sha256"
+        package["comment"] = f"{per_file if component.files else any_of}: {', '.join(hashes)}"
+    return package
 
 
-def provenance(about: Subject, *, base_digest: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """How the image was built: an in-toto statement with SLSA's provenance predicate, version 1. Not signed."""
-    labels = about.labels
+def provenance(subject: Subject, *, base_digest: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the provenance: an unsigned in-toto statement with SLSA's provenance predicate, version 1."""
+    labels = subject.labels
     revision, base = (labels.get(f"org.opencontainers.image.{key}", "") for key in ("revision", "base.name"))
     commit, _, dirty = revision.partition("-")
-    sources: list[dict[str, Any]] = [
+    dependencies: list[dict[str, Any]] = [
         {"name": "lock", "digest": {"sha256": labels.get(f"{TOOL}.lock", "")}},
         {"name": "build", "digest": {"sha256": labels.get(f"{TOOL}.build", "")}},
     ]
     if base:
-        sources.append({"name": base, **({"digest": {"sha256": base_digest}} if base_digest else {})})
+        dependencies.append({"name": base, **({"digest": {"sha256": base_digest}} if base_digest else {})})
     if commit:
         changed = {"annotations": {"changed": True}} if dirty else {}
-        sources.append({"name": "source", "digest": {"gitCommit": commit}, **changed})
+        dependencies.append({"name": "source", "digest": {"gitCommit": commit}, **changed})
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": about.repository, "digest": {"sha256": about.sha256}}],
+        "subject": [{"name": subject.repository, "digest": {"sha256": subject.sha256}}],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
                 "buildType": f"urn:{TOOL}:image:1",
                 "externalParameters": dict(parameters),
-                "resolvedDependencies": sources,
+                "resolvedDependencies": dependencies,
             },
-            "runDetails": {"builder": {"id": f"urn:{TOOL}:build-vm"}, "metadata": {"finishedOn": about.moment}},
+            "runDetails": {"builder": {"id": f"urn:{TOOL}:build-vm"}, "metadata": {"finishedOn": subject.pushed_at}},
         },
     }

@@ -1,7 +1,7 @@
-"""A signature of an image's digest by the user's own key, as `cosign sign --key` makes and `cosign verify --key` reads.
+"""Signature of an image's digest with the user's own key, compatible with `cosign sign --key` and `verify --key`.
 
-ECDSA on P-256 over cosign's "simple signing" payload, which names repository and digest. The private key stays on this
-machine; the registry gets payload and signature. Not covered: keyless signatures, a transparency log.
+ECDSA on P-256 over cosign's "simple signing" payload, which contains repository and digest. The private key stays on
+this machine; the registry gets payload and signature. Not covered: keyless signatures, a transparency log.
 """
 
 import base64
@@ -16,82 +16,85 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from remote.hosts.command import Secret
 
-KIND = "cosign container image signature"
-HOW = ec.ECDSA(hashes.SHA256())
+SIGNATURE_TYPE = "cosign container image signature"
+ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 class InvalidKey(ValueError):
-    """A key that cannot be used; the message says why, and how a right one is made."""
+    """Error raised for an unusable key; the message has the cause and the command that creates a usable one."""
 
 
 class NeedsPassPhrase(InvalidKey):
-    """The private key is encrypted, and no pass phrase was given."""
+    """Error raised if the private key is encrypted and no pass phrase was passed."""
 
 
-def private_key(pem: str, pass_phrase: Secret | None) -> ec.EllipticCurvePrivateKey:
-    """Raises NeedsPassPhrase and KeyWrong."""
+def load_private_key(pem: str, pass_phrase: Secret | None) -> ec.EllipticCurvePrivateKey:
+    """Load an ECDSA P-256 key. Raises NeedsPassPhrase and InvalidKey."""
     if "SIGSTORE" in pem or "COSIGN" in pem:
-        raise InvalidKey(f"is encrypted in cosign's own way; make one that both read: {_MAKE}")
-    words = None if pass_phrase is None else pass_phrase.reveal().encode()
+        raise InvalidKey(f"is encrypted in cosign's own format; create one that both can read: {_CREATE_KEY_COMMAND}")
+    password = None if pass_phrase is None else pass_phrase.reveal().encode()
     try:
-        key = serialization.load_pem_private_key(pem.encode(), words)
-    except TypeError:  # a pass phrase that is missing, or one too many
-        if words is None:
-            raise NeedsPassPhrase("is encrypted, and no pass phrase was given") from None
-        return private_key(pem, None)
+        key = serialization.load_pem_private_key(pem.encode(), password)
+    except TypeError:  # the pass phrase is missing, or not needed
+        if password is None:
+            raise NeedsPassPhrase("is encrypted, and there is no pass phrase for it") from None
+        return load_private_key(pem, None)
     except (ValueError, UnsupportedAlgorithm):
-        raise InvalidKey(
-            f"holds no private key that can be read{'' if words is None else ', or the pass phrase is wrong'}; {_MAKE}"
-        ) from None
+        hint = "" if password is None else ", or the pass phrase is wrong"
+        raise InvalidKey(f"contains no readable private key{hint}; {_CREATE_KEY_COMMAND}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InvalidKey(f"is no ECDSA key on P-256, which cosign's layout has; {_MAKE}")
+        raise InvalidKey(f"is not an ECDSA P-256 key, which cosign requires; {_CREATE_KEY_COMMAND}")
     return key
 
 
-def public_key(pem: str) -> ec.EllipticCurvePublicKey:
-    """Raises KeyWrong."""
+def load_public_key(pem: str) -> ec.EllipticCurvePublicKey:
+    """Load an ECDSA P-256 public key. Raises InvalidKey."""
     try:
         key = serialization.load_pem_public_key(pem.encode())
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InvalidKey("holds no public key on P-256; `openssl pkey -in KEY -pubout -out KEY.pub` makes it of yours")
+        raise InvalidKey("contains no P-256 public key; extract it with `openssl pkey -in KEY -pubout -out KEY.pub`")
     return key
 
 
-def payload(repository: str, digest: str) -> str:
-    """What is signed: this digest, for this repository."""
+def build_payload(repository: str, digest: str) -> str:
+    """Build the text to sign: this digest, for this repository."""
     critical = {
         "identity": {"docker-reference": repository},
         "image": {"docker-manifest-digest": digest},
-        "type": KIND,
+        "type": SIGNATURE_TYPE,
     }
     return json.dumps({"critical": critical, "optional": None}, separators=(",", ":"))
 
 
 def sign(key: ec.EllipticCurvePrivateKey, text: str) -> str:
-    return base64.b64encode(key.sign(text.encode(), HOW)).decode()
+    return base64.b64encode(key.sign(text.encode(), ALGORITHM)).decode()
 
 
 def is_signed(
     key: ec.EllipticCurvePublicKey, repository: str, digest: str, signatures: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Whether one of the signatures (`payload`, `signature`) is this key's, of this digest for this repository.
+    """Return True if one of the signatures (`payload`, `signature`) is valid for this key, repository and digest.
 
-    A payload for another repository does not count: one who may push elsewhere could have brought it here.
+    A payload for another repository does not count: a user who may push there could have copied it.
     """
-    return any(_is_by(key, repository, digest, signature) for signature in signatures)
+    return any(_is_valid(key, repository, digest, signature) for signature in signatures)
 
 
-def _is_by(key: ec.EllipticCurvePublicKey, repository: str, digest: str, one: Mapping[str, Any]) -> bool:
+def _is_valid(key: ec.EllipticCurvePublicKey, repository: str, digest: str, entry: Mapping[str, Any]) -> bool:
     try:
-        text = one["payload"]
-        key.verify(base64.b64decode(one["signature"], validate=True), text.encode(), HOW)
-        said = json.loads(text)["critical"]
-        named = (said["identity"]["docker-reference"], said["image"]["docker-manifest-digest"], said["type"])
+        text = entry["payload"]
+        key.verify(base64.b64decode(entry["signature"], validate=True), text.encode(), ALGORITHM)
+        critical = json.loads(text)["critical"]
+        named = (
+            critical["identity"]["docker-reference"],
+            critical["image"]["docker-manifest-digest"],
+            critical["type"],
+        )
     except (InvalidSignature, ValueError, binascii.Error, KeyError, TypeError, AttributeError):
         return False
-    return bool(named == (repository, digest, KIND))
+    return bool(named == (repository, digest, SIGNATURE_TYPE))
 
 
-_MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out sign.key"
+_CREATE_KEY_COMMAND = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out sign.key"

@@ -1,14 +1,14 @@
-"""What runs on the build VM. Standard library alone, Python 3.9 or newer.
+"""Code that runs on the build VM. Standard library only, Python 3.9 or newer.
 
-archive: an image as one compressed file, and back
-build: assembles the context and builds
-client: runs the engine's client; what its words mean
-fetch: a model into its folder, verified
-ground: a folder that is ours alone on shared ground
-hub: asks the model hub through its own client
-job: the job around each of these: log, progress, outcome
-push: pushes an image and asks the registry what it has
-registry: a registry, asked over HTTP
-scripts: programs of one file, each sent with one command
-sources: where a model comes from
+archive: saves an image as one compressed file, and loads it
+build: assembles the context and builds the image
+client: runs the engine's client and classifies its errors
+fetch: fetches a model into its folder and verifies it
+hf_hub: requests to the model hub through its own client
+job: runs one of the verbs, with log, progress and outcome
+model_sources: sources of a model: hub, cache, upload
+push: pushes an image and verifies what the registry has
+registry: HTTP client of a registry
+scripts: programs of one file, each sent as the text of one command
+secure_dir: creates and checks folders that only this user can change
 """

@@ -1,10 +1,10 @@
-"""The way in: `python .../remote/image/vm_agent/__main__.py job.json`, in the job's folder; or `... ask`, anywhere."""
+"""Entry point: `python .../remote/image/vm_agent/__main__.py job.json` in the job's folder, or `... ask` anywhere."""
 
 import sys
 
 if __name__ == "__main__":
     folder = __file__.rsplit("/", 1)[0]
-    # The folder above `remote` instead of this one, whose modules have names that others may have too.
+    # Replace this folder with the one above `remote`: this folder's module names may collide with other modules.
     sys.path = [folder.rsplit("/", 3)[0], *(path for path in sys.path if path != folder)]
     if sys.argv[1:] == ["ask"]:
         from remote.image.vm_agent.registry.main import main

@@ -1,7 +1,7 @@
-"""On the build VM: an image as one compressed file with its checksum beside it, and back.
+"""Archive of an image on the build VM: one compressed file and its checksum file, saved and loaded.
 
-Both exit codes count, the client's and the compressor's: when the engine fails, `docker save | gzip` alone exits 0 and
-leaves a valid archive of nothing.
+The exit codes of both the client and the compressor are checked: if the engine fails, `docker save | gzip` exits 0 and
+leaves a valid empty archive.
 """
 
 from __future__ import annotations
@@ -19,192 +19,196 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO, Any, cast
 
-from remote.image.vm_agent.client import ANSWER_BYTES, ask, bounded, reason, started
-from remote.image.vm_agent.job import Failed, Watcher, failing
+from remote.image.vm_agent.client import MAX_OUTPUT_BYTES, classify_failure, query, run_bounded, start_process
+from remote.image.vm_agent.job import JobLog, VmAgentError, wrap_os_errors
 from remote.jobs.host_agent.files import PIECE
 
-# The first that is installed is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
+# The first installed one is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
 COMPRESSORS = (
     ("zstd", ("-T0", "-3", "-q", "-c"), ".tar.zst"),
     ("pigz", ("-c",), ".tar.gz"),
     ("gzip", ("-c",), ".tar.gz"),
 )
 DECOMPRESSORS = {".zst": ("zstd",), ".gz": ("pigz", "gzip")}
-NOTE = "# image "  # sha256sum --check ignores such lines
-MEGABYTES_BETWEEN_WORDS = 512
-CHECKSUM_BYTES = 4096
-HELD_PIECES = 2  # the last one may be short
+IMAGE_COMMENT = "# image "  # sha256sum --check ignores such lines
+LOG_INTERVAL_MIB = 512
+MAX_CHECKSUM_FILE_BYTES = 4096
+HELD_CHUNKS = 2  # two, because the last one may be short
 
 
-def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    with failing(job["path"]):
-        return archive(watcher, job) if job["action"] == "archive" else load(watcher, job)
+def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
+    with wrap_os_errors(job["path"]):
+        return archive(job_log, job) if job["action"] == "archive" else load(job_log, job)
 
 
-def archive(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    """Save the image into the folder `path`, unless a file of this image is there with its checksum."""
+def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
+    """Save the image into the folder `path`, unless it has an archive of this image with its checksum."""
     docker, environment = job["docker"], job["environment"]
-    images = ask(docker, environment, "image", "inspect", job["image"])
+    images = query(docker, environment, "image", "inspect", job["image"])
     if images is None:
-        raise Failed("usage", f"the engine has no image {job['image']}; `inv build` makes it")
+        raise VmAgentError("usage", f"the engine has no image {job['image']}; build it with `inv build`")
     image_id = images[0]["Id"]
     if image_id != job["image_id"]:
-        raise Failed("changed", f"{job['image']} was built anew since this was typed")
-    name, options, ending = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
-    path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + ending)
+        raise VmAgentError("changed", f"{job['image']} was rebuilt after this command started")
+    name, options, suffix = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
+    path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + suffix)
     checksum = path.with_name(f"{path.name}.sha256")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if is_ours(path) and is_ours(checksum) and read_checksum(checksum)[1] == image_id:
-        watcher.say(f"{path}: holds this image already", "archive")
+    if is_own_file(path) and is_own_file(checksum) and read_checksum(checksum)[1] == image_id:
+        job_log.add(f"{path}: already has this image", "archive")
         return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": None}
     checksum.unlink(missing_ok=True)
     part = path.with_name(f".{path.name}.part")
-    watcher.say(f"docker save {job['image']} | {name} > {path}", "archive")
+    job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
     try:
-        digest = pipe(watcher, [*docker, "save", job["image"]], [name, *options], environment, part)
+        digest = run_pipeline(job_log, [*docker, "save", job["image"]], [name, *options], environment, part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
     part = checksum.with_name(f".{checksum.name}.part")
-    with fresh(part) as file:
-        file.write(f"{digest}  {path.name}\n{NOTE}{image_id}\n".encode())
+    with create_file(part) as file:
+        file.write(f"{digest}  {path.name}\n{IMAGE_COMMENT}{image_id}\n".encode())
     os.replace(part, checksum)
-    watcher.say(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
+    job_log.add(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
     return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": name}
 
 
-def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    """Load the archive `path`, which is read once; one whose checksum is wrong never reaches the engine whole."""
+def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
+    """Load the archive `path`, which is read once. If its checksum is wrong, the engine never gets all of it."""
     docker, environment = job["docker"], job["environment"]
     path = Path(job["path"])
     checksum = path.with_name(f"{path.name}.sha256")
     if not path.is_file() or not checksum.is_file():
-        absent = checksum if path.is_file() else path
-        raise Failed("refused", f"{absent}: not found; an archive without its checksum may be half of one")
+        missing = checksum if path.is_file() else path
+        message = f"{missing}: not found, so the archive cannot be verified"
+        raise VmAgentError("refused", f"{message}; copy the archive and its checksum file")
     digest, image_id = read_checksum(checksum)
     program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
     if program is None:
-        raise Failed("failed", f"{path}: nothing here can unpack {path.suffix or 'it'}; install zstd")
-    watcher.say(f"{program} -dc {path} | docker load", "load")
+        raise VmAgentError("failed", f"{path}: no program to unpack {path.suffix or 'it'} is installed; install zstd")
+    job_log.add(f"{program} -dc {path} | docker load", "load")
     with path.open("rb") as file, subprocess.Popen([program, "-dc"], stdin=PIPE, stdout=PIPE, stderr=PIPE) as unpack:
         output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
-        feeder = Feeder(file, cast("IO[bytes]", unpack.stdin), digest)
+        feeder = VerifyingFeeder(file, cast("IO[bytes]", unpack.stdin), digest)
         feeder.start()
         try:
-            loaded = bounded([*docker, "load"], environment, stdin=output)
+            loaded = run_bounded([*docker, "load"], environment, stdin=output)
         finally:
             output.close()
             feeder.join()
-        complaint = errors.read(ANSWER_BYTES).decode(errors="replace")
+        complaint = errors.read(MAX_OUTPUT_BYTES).decode(errors="replace")
     lines = (loaded.stdout + loaded.stderr).decode(errors="replace").splitlines()
     for line in lines:
-        watcher.say(line)
+        job_log.add(line)
     if feeder.failure is not None:
         raise feeder.failure
     if not feeder.is_whole:
-        raise Failed("refused", f"{path}: its sha256 is not the one in {checksum.name}; copy it there again")
-    if loaded.returncode != 0:  # first: an unpacker whose reader has gone fails, too
-        raise reason(lines, loaded.returncode)
+        raise VmAgentError("refused", f"{path}: its sha256 differs from {checksum.name}; copy the archive again")
+    if loaded.returncode != 0:  # checked first: an unpacker fails, too, if its reader has exited
+        raise classify_failure(lines, loaded.returncode)
     if unpack.returncode != 0:
-        raise Failed("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
-    if image_id is not None and ask(docker, environment, "image", "inspect", image_id) is None:
-        raise Failed("failed", f"{path} was loaded, but the engine has no image {image_id}")
+        raise VmAgentError("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
+    if image_id is not None and query(docker, environment, "image", "inspect", image_id) is None:
+        raise VmAgentError("failed", f"{path} was loaded, but the engine has no image {image_id}")
     return {"path": str(path), "image_id": image_id}
 
 
-class Feeder(threading.Thread):
-    """Hands a file on and hashes it.
+class VerifyingFeeder(threading.Thread):
+    """Thread that copies a file to `output` and verifies its sha256.
 
-    Its last pieces wait until all of it has the sha256 `wanted`: they hold the image's manifest, without which the
-    engine keeps nothing of what it was given.
+    The last chunks are held back until the sha256 of the whole file is verified. They contain the image's manifest,
+    without which the engine discards what it has received.
     """
 
-    def __init__(self, file: IO[bytes], into: IO[bytes], wanted: str | None) -> None:
+    def __init__(self, file: IO[bytes], output: IO[bytes], expected_sha256: str | None) -> None:
         super().__init__(daemon=True)
-        self._file, self._into, self._wanted = file, into, wanted
+        self._file, self._output, self._expected_sha256 = file, output, expected_sha256
         self.is_whole = False
         self.failure: OSError | None = None
 
     def run(self) -> None:
         digest, held = hashlib.sha256(), collections.deque[bytes]()
         try:
-            while piece := self._file.read(PIECE):
-                digest.update(piece)
-                held.append(piece)
-                if len(held) > HELD_PIECES:
-                    self._hand_on(held.popleft())
-            self.is_whole = digest.hexdigest() == self._wanted
-            for piece in held if self.is_whole else ():
-                self._hand_on(piece)
+            while chunk := self._file.read(PIECE):
+                digest.update(chunk)
+                held.append(chunk)
+                if len(held) > HELD_CHUNKS:
+                    self._write(held.popleft())
+            self.is_whole = digest.hexdigest() == self._expected_sha256
+            for chunk in held if self.is_whole else ():
+                self._write(chunk)
         except OSError as error:
             self.failure = error
         finally:
             with contextlib.suppress(BrokenPipeError):
-                self._into.close()
+                self._output.close()
 
-    def _hand_on(self, piece: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody reads any more, and says why; the checksum still counts
-            self._into.write(piece)
+    def _write(self, chunk: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the reader exited and reports why; continue for the checksum
+            self._output.write(chunk)
 
 
 def read_checksum(path: Path) -> tuple[str | None, str | None]:
-    """The archive's sha256 and the image it holds; None for what the file lacks."""
+    """Read the archive's sha256 and its image id from a checksum file; None for a missing value."""
     with path.open("rb") as file:
-        text = file.read(CHECKSUM_BYTES).decode(errors="replace")
-    digest, image = re.search(r"^([0-9a-f]{64})  ", text), re.search(rf"^{NOTE}(\S+)$", text, re.MULTILINE)
+        text = file.read(MAX_CHECKSUM_FILE_BYTES).decode(errors="replace")
+    digest, image = re.search(r"^([0-9a-f]{64})  ", text), re.search(rf"^{IMAGE_COMMENT}(\S+)$", text, re.MULTILINE)
     return (digest[1] if digest else None, image[1] if image else None)
 
 
-def is_ours(path: Path) -> bool:
-    """A file that this user made: what somebody else put into a shared folder is not taken for an archive of ours."""
+def is_own_file(path: Path) -> bool:
+    """Return True for a regular file of this user: other users' files in a shared folder are not our archives."""
     with contextlib.suppress(OSError):
-        seen = path.lstat()
-        return stat.S_ISREG(seen.st_mode) and seen.st_uid == os.geteuid()
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
     return False
 
 
-def fresh(path: Path) -> IO[bytes]:
-    """A new file at `path`, open for writing; never one that somebody put there, and never what a link points to."""
+def create_file(path: Path) -> IO[bytes]:
+    """Create a new file and open it for writing; never reuse another user's file or follow a link."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb")
 
 
-def pipe(watcher: Watcher, source: list[str], filter_: list[str], environment: dict[str, str], into: Path) -> str:
-    """Run `source | filter_ > into` and return the sha256 of what was written. Raises Failed if either fails."""
+def run_pipeline(
+    job_log: JobLog, source: list[str], compressor: list[str], environment: dict[str, str], path: Path
+) -> str:
+    """Run `source | compressor > path`. Returns the sha256 of the file. Raises VmAgentError if either fails."""
     digest, size, complaint = hashlib.sha256(), 0, bytearray()
-    save = started(source, environment)
-    squeeze = subprocess.Popen(filter_, stdin=save.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    cast("IO[bytes]", save.stdout).close()  # with ours open, the engine's client would not notice a dead filter
+    save = start_process(source, environment)
+    compress = subprocess.Popen(compressor, stdin=save.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    # With our copy open, the engine's client would not notice that the compressor exited.
+    cast("IO[bytes]", save.stdout).close()
     errors = cast("IO[bytes]", save.stderr)
 
-    def listen() -> None:
-        while piece := errors.read(1 << 12):
+    def read_errors() -> None:
+        while chunk := errors.read(1 << 12):
             del complaint[: -1 << 16]
-            complaint.extend(piece)
+            complaint.extend(chunk)
 
-    listener = threading.Thread(target=listen)
-    listener.start()
+    error_reader = threading.Thread(target=read_errors)
+    error_reader.start()
     try:
-        with fresh(into) as file:
-            while piece := cast("IO[bytes]", squeeze.stdout).read(PIECE):
-                file.write(piece)
-                digest.update(piece)
-                size += len(piece)
-                if size % (MEGABYTES_BETWEEN_WORDS * PIECE) < len(piece):
-                    watcher.say(f"{size / 1e9:.2f} GB written")
+        with create_file(path) as file:
+            while chunk := cast("IO[bytes]", compress.stdout).read(PIECE):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+                if size % (LOG_INTERVAL_MIB * PIECE) < len(chunk):
+                    job_log.add(f"{size / 1e9:.2f} GB written")
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        for process in (squeeze, save):
+        for process in (compress, save):
             process.kill()
         raise
     finally:
-        cast("IO[bytes]", squeeze.stdout).close()
-        codes = (save.wait(), squeeze.wait())
-        listener.join()
+        cast("IO[bytes]", compress.stdout).close()
+        codes = (save.wait(), compress.wait())
+        error_reader.join()
         errors.close()
     if codes[0] != 0:
-        raise reason(complaint.decode(errors="replace").splitlines(), codes[0])
+        raise classify_failure(complaint.decode(errors="replace").splitlines(), codes[0])
     if codes[1] != 0:
-        raise Failed("failed", f"{filter_[0]} ended with exit code {codes[1]}")
+        raise VmAgentError("failed", f"{compressor[0]} ended with exit code {codes[1]}")
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""On the build VM: assembles the plan's context and has the engine build it."""
+"""Build of an image on the build VM: assembles the plan's context and runs the engine's build."""
 
 import errno
 import hashlib
@@ -8,97 +8,100 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from remote.image.vm_agent.client import ask, follow, reason
-from remote.image.vm_agent.job import Failed, Watcher, failing, write_json
-from remote.image.vm_agent.secure_dir import ForeignOwner, own_folder
+from remote.image.vm_agent.client import classify_failure, query, run_logged
+from remote.image.vm_agent.job import JobLog, VmAgentError, wrap_os_errors, write_json
+from remote.image.vm_agent.secure_dir import ForeignOwner, ensure_own_folder
 from remote.jobs.host_agent.files import digest_of
 from remote.jobs.host_agent.util import read_json
 
-FULL_BYTES = 64 << 20  # with less left, the engine's disk is what failed
-RECORD_FILE = "packed.json"  # beside the context: which archive was packed of which files
+DISK_FULL_BYTES = 64 << 20  # with less free space, a build failure is attributed to the engine's disk
+RECORD_FILE = "packed.json"  # next to the context: the files that each archive was packed from
 
 
-def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
+def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     try:
-        return build(watcher, job)
+        return build(job_log, job)
     finally:
         if job.get("login"):
             shutil.rmtree(job["login"], ignore_errors=True)
 
 
-def build(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
+def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     docker = [*job["docker"], *(("--config", job["login"]) if job.get("login") else ())]
     environment = job["environment"]
-    there = ask(docker, environment, "image", "inspect", job["image"])
-    labels = {} if there is None else there[0]["Config"].get("Labels") or {}
-    if there is not None and labels.get(job["label"]) == job["digest"] and not job["anew"]:
-        watcher.say(f"{job['image']}: another job has just built this image", "built")
-        return {"image_id": there[0]["Id"], "size_bytes": there[0]["Size"], "base_digests": []}
-    watcher.disk = job["data_root"]
+    existing = query(docker, environment, "image", "inspect", job["image"])
+    labels = {} if existing is None else existing[0]["Config"].get("Labels") or {}
+    is_forced = job["anew"]  # vocabulary: key of the job document
+    if existing is not None and labels.get(job["label"]) == job["digest"] and not is_forced:
+        job_log.add(f"{job['image']}: another job has already built this image", "built")
+        return {"image_id": existing[0]["Id"], "size_bytes": existing[0]["Size"], "base_digests": []}
+    job_log.watched_path = job["data_root"]
     try:
-        with failing(job["context"]):
-            assemble(watcher, job)
+        with wrap_os_errors(job["context"]):
+            assemble(job_log, job)
     except ForeignOwner as error:
-        raise Failed("refused", str(error)) from None
-    # A base that is here is used as it is: asking its registry would make every build need that registry.
-    if ask(docker, environment, "image", "inspect", job["base"]) is None:
-        watcher.say(f"pulling {job['base']}", "base image")
-        code, lines = follow(watcher, [*docker, "pull", job["base"]], environment)
+        raise VmAgentError("refused", str(error)) from None
+    # A local base image is used without a query, so that a build does not need the base's registry.
+    if query(docker, environment, "image", "inspect", job["base"]) is None:
+        job_log.add(f"pulling {job['base']}", "base image")
+        code, lines = run_logged(job_log, [*docker, "pull", job["base"]], environment)
         if code != 0:
-            raise reason(lines, code)
-    code, lines = follow(watcher, [*docker, *job["argv"][1:]], environment)
+            raise classify_failure(lines, code)
+    code, lines = run_logged(job_log, [*docker, *job["argv"][1:]], environment)
     if code != 0:
-        watcher.look_at_disk()
-        failure = reason(lines, code)
-        if failure.kind == "failed" and watcher.least_free_bytes < FULL_BYTES:
-            left = watcher.least_free_bytes / 1e6
-            raise Failed("full", f"no space left on device: {job['data_root']} was down to {left:.0f} MB: {failure}")
+        job_log.record_free_space()
+        failure = classify_failure(lines, code)
+        if failure.kind == "failed" and job_log.min_free_bytes < DISK_FULL_BYTES:
+            left = job_log.min_free_bytes / 1e6
+            raise VmAgentError(
+                "full", f"no space left on device: {job['data_root']} was down to {left:.0f} MB: {failure}"
+            )
         raise failure
-    made = ask(docker, environment, "image", "inspect", job["image"])
-    base = ask(docker, environment, "image", "inspect", job["base"])
-    if made is None:
-        raise Failed("failed", f"the build succeeded, but the engine has no image {job['image']}")
+    built = query(docker, environment, "image", "inspect", job["image"])
+    base = query(docker, environment, "image", "inspect", job["base"])
+    if built is None:
+        raise VmAgentError("failed", f"the build succeeded, but the engine has no image {job['image']}")
     return {
-        "image_id": made[0]["Id"],
-        "size_bytes": made[0]["Size"],
+        "image_id": built[0]["Id"],
+        "size_bytes": built[0]["Size"],
         "base_digests": (base[0].get("RepoDigests") or []) if base else [],
     }
 
 
-def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
-    """Make the context folder hold exactly the plan's files: ours, linked, and a tar archive for each slot."""
+def assemble(job_log: JobLog, job: dict[str, Any]) -> None:
+    """Make the context folder contain exactly the plan's files: our files as links, and a tar archive per slot."""
     context = Path(job["context"])
-    own_folder(context.parent)
+    ensure_own_folder(context.parent)
     if context.is_symlink():
-        raise ForeignOwner(f"{context}: is a link; look at it, remove it, then the same again")
-    ours = {context / place: source for place, source in _sources(job).items()}
+        raise ForeignOwner(f"{context}: is a link; check and remove it, then rerun `inv build`")
+    code_files = {context / path: source for path, source in _verified_code_files(job).items()}
     slots: dict[str, list[dict[str, Any]]] = {}
     for entry in job["packed"]:
         slots.setdefault(f"{entry['slot']:02d}.tar", []).append(entry)
     archives = {context / "models" / name: entries for name, entries in slots.items()}
     folders = {context, context / "wheels", *(path.parent for path in archives)}
-    folders |= {parent for path in ours for parent in path.parents if context in parent.parents}
-    _clear(context, ours, archives, folders)
+    folders |= {parent for path in code_files for parent in path.parents if context in parent.parents}
+    _remove_stale_files(context, code_files, archives, folders)
     for folder in sorted(folders):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
-    watcher.say(f"context: {len(ours)} files and {len(archives)} slots in {context}", "context")
-    for path, source in ours.items():
-        source.chmod(0o644)  # the image's user has to read them, whatever the umask was
+    job_log.add(f"context: {len(code_files)} files and {len(archives)} slots in {context}", "context")
+    for path, source in code_files.items():
+        source.chmod(0o644)  # the image's user must be able to read them, regardless of the umask
         os.utime(source, (0, 0))
         if not path.exists():
-            _link(source, path)
+            _link_or_copy(source, path)
     record_file = context.parent / RECORD_FILE
     record = read_json(record_file)
     record = record if isinstance(record, dict) else {}
     for path, entries in archives.items():
-        stamps = [[entry["place"], entry["sha256"], *_stamp(Path(entry["source"]))] for entry in entries]
-        if _is_packed(watcher, path, record.get(path.name), stamps):
+        stamps = [[entry["place"], entry["sha256"], *_file_stamp(Path(entry["source"]))] for entry in entries]
+        if _is_packed(job_log, path, record.get(path.name), stamps):
             continue
-        watcher.say(f"packing {path.name}: {', '.join(entry['place'] for entry in entries)}", "packing")
+        job_log.add(f"packing {path.name}: {', '.join(entry['place'] for entry in entries)}", "packing")
         record.pop(path.name, None)
         write_json(record_file, record)
-        record[path.name] = [*_pack(path, entries), stamps]
+        record[path.name] = [*_write_archive(path, entries), stamps]
         write_json(record_file, record)
     code_folder = Path(job["code_folder"])
     for old in code_folder.parent.iterdir():
@@ -106,59 +109,63 @@ def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _sources(job: dict[str, Any]) -> dict[str, Path]:
-    """Place in the context to file on this machine; verifies each file."""
+def _verified_code_files(job: dict[str, Any]) -> dict[str, Path]:
+    """Map each path in the context to its verified file on this machine."""
     sources = {}
-    for place, sha256 in job["code"]:
-        sources[place] = source = Path(job["code_folder"], place)
+    for path, sha256 in job["code"]:
+        sources[path] = source = Path(job["code_folder"], path)
         if not source.is_file() or digest_of(source)[1] != sha256:
-            raise Failed("changed", f"{source}: is not what was sent; `inv build` sends it again")
+            raise VmAgentError("changed", f"{source}: differs from the uploaded file; upload it again with `inv build`")
     return sources
 
 
-def _clear(context: Path, ours: dict[Path, Path], archives: dict[Path, Any], folders: set[Path]) -> None:
-    """Remove what an earlier build left and this one does not use."""
+def _remove_stale_files(
+    context: Path, code_files: dict[Path, Path], archives: dict[Path, Any], folders: set[Path]
+) -> None:
+    """Remove files of an earlier build that this one does not use."""
     for path in sorted(context.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             if path not in folders:
                 path.rmdir()
-        elif path not in archives and not (path in ours and os.path.samestat(path.lstat(), ours[path].stat())):
+        elif path not in archives and not (
+            path in code_files and os.path.samestat(path.lstat(), code_files[path].stat())
+        ):
             path.unlink()
 
 
-def _is_packed(watcher: Watcher, path: Path, known: Any, stamps: list[Any]) -> bool:
-    """Whether the archive holds these files and is, by its digest, what was packed: its size alone shows no damage."""
+def _is_packed(job_log: JobLog, path: Path, known: Any, stamps: list[Any]) -> bool:
+    """Return True if the archive was packed from these files and its digest is unchanged."""
     if not path.is_file() or not isinstance(known, list) or len(known) != 3 or known[2] != stamps:
         return False
-    watcher.say(f"verifying {path.name}: {known[0] / 1e9:.2f} GB", "verifying")
+    job_log.add(f"verifying {path.name}: {known[0] / 1e9:.2f} GB", "verifying")
     if list(digest_of(path)) == known[:2]:
         return True
-    watcher.say(f"{path}: is not what was packed; packing it again")
+    job_log.add(f"{path}: changed since it was packed; packing it again")
     return False
 
 
-def _stamp(source: Path) -> list[int]:
-    """Shows that a file is still the one that was packed, without reading it again."""
+def _file_stamp(source: Path) -> list[int]:
+    """Return inode, size and modification time, which change if the file is replaced."""
     try:
-        now = source.stat()
+        status = source.stat()
     except FileNotFoundError:
-        raise Failed("refused", f"{source}: is gone; `inv model.fetch` brings it again") from None
-    return [now.st_ino, now.st_size, now.st_mtime_ns]
+        raise VmAgentError("refused", f"{source}: not found; fetch it again with `inv model.fetch`") from None
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def _link(source: Path, path: Path) -> None:
+def _link_or_copy(source: Path, path: Path) -> None:
     try:
         os.link(source, path)
-    except OSError as error:  # not every share has hard links
+    except OSError as error:  # some shares do not support hard links
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
             raise
         shutil.copy2(source, path)
 
 
-def _pack(path: Path, entries: list[dict[str, Any]]) -> tuple[int, str]:
-    """Write a slot's archive: the same bytes for the same files, whoever owns them; its size and sha256.
+def _write_archive(path: Path, entries: list[dict[str, Any]]) -> tuple[int, str]:
+    """Write a slot's archive and verify its files. Returns its size and sha256.
 
-    Each file is verified on the way.
+    The bytes depend on the files' content only, not on their owners.
     """
     part = path.with_name(f"{path.name}.part")
     folders = sorted(
@@ -166,47 +173,49 @@ def _pack(path: Path, entries: list[dict[str, Any]]) -> tuple[int, str]:
     )
     try:
         with part.open("wb") as file:
-            whole = _Hashing(file)
-            with tarfile.open(fileobj=cast("IO[bytes]", whole), mode="w", format=tarfile.GNU_FORMAT) as tar:
+            output = _HashingFile(file)
+            with tarfile.open(fileobj=cast("IO[bytes]", output), mode="w", format=tarfile.GNU_FORMAT) as tar:
                 for folder in folders:
-                    head = tarfile.TarInfo(str(folder))
-                    head.type, head.mode = tarfile.DIRTYPE, 0o755
-                    tar.addfile(head)
+                    header = tarfile.TarInfo(str(folder))
+                    header.type, header.mode = tarfile.DIRTYPE, 0o755
+                    tar.addfile(header)
                 for entry in entries:
-                    _add(tar, entry)
+                    _add_verified(tar, entry)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return whole.size, whole.digest.hexdigest()
+    return output.size, output.digest.hexdigest()
 
 
-def _add(tar: tarfile.TarFile, entry: dict[str, Any]) -> None:
-    head = tarfile.TarInfo(entry["place"])
-    head.size, head.mode = entry["size"], 0o644
+def _add_verified(tar: tarfile.TarFile, entry: dict[str, Any]) -> None:
+    header = tarfile.TarInfo(entry["place"])
+    header.size, header.mode = entry["size"], 0o644
     with Path(entry["source"]).open("rb") as content:
-        reader = _Hashing(content)
+        reader = _HashingFile(content)
         if os.fstat(content.fileno()).st_size == entry["size"]:
-            tar.addfile(head, cast("IO[bytes]", reader))
+            tar.addfile(header, cast("IO[bytes]", reader))
     if reader.digest.hexdigest() != entry["sha256"]:
-        raise Failed("refused", f"{entry['source']}: its sha256 is not its manifest's; `inv model.fetch` repairs it")
+        raise VmAgentError(
+            "refused", f"{entry['source']}: its sha256 differs from its manifest; fetch it again with `inv model.fetch`"
+        )
 
 
-class _Hashing:
-    """A file that is hashed while it is read or written."""
+class _HashingFile:
+    """File wrapper that hashes while reading or writing."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.digest, self.size = file, hashlib.sha256(), 0
 
     def read(self, size: int) -> bytes:
-        return self._hashed(self._file.read(size))
+        return self._hash(self._file.read(size))
 
-    def write(self, piece: bytes) -> int:
-        return self._file.write(self._hashed(piece))
+    def write(self, chunk: bytes) -> int:
+        return self._file.write(self._hash(chunk))
 
-    def tell(self) -> int:
+    def tell(self) -> int:  # vocabulary: the method of files
         return self.size
 
-    def _hashed(self, piece: bytes) -> bytes:
-        self.digest.update(piece)
-        self.size += len(piece)
-        return piece
+    def _hash(self, chunk: bytes) -> bytes:
+        self.digest.update(chunk)
+        self.size += len(chunk)
+        return chunk

@@ -1,14 +1,14 @@
-"""On the build VM, as a detached job: a model into its folder, every file verified, its manifest written last.
+"""Fetch of a model into its folder, a detached job on the build VM. Verifies each file and writes the manifest last.
 
     {"model": "org/name", "revision": "v1.0" or null, "folder": "/mnt/fss/qlora-fleet/models/org--name", "token": false,
      "endpoint": null, "index_url": null, "source": {"kind": "hub"} or {"kind": "cache", "path": "/home/me/.cache/..."}}
 
-`manifest.json` has model, commit, and path, size and sha256 of each file; SHA256SUMS has the digests for `sha256sum -c`
-and for the bench. A folder with a manifest is whole; one without it is continued. Without a revision a folder that has
-a manifest keeps its commit.
+`manifest.json` has model, commit, and path, size and sha256 of each file. SHA256SUMS has the digests for `sha256sum -c`
+and for the bench. A folder with a manifest is complete; a fetch into a folder without one is resumed. If no revision is
+set, a folder with a manifest keeps its commit.
 
-The token comes through a named pipe that is read once (`scripts/feed.py`), so it is in no file, argument or
-environment. huggingface_hub runs in a process of its own (`remote.image.vm_agent.hf_hub`).
+The token comes through a named pipe that is read once (`scripts/send_token.py`), so it is in no file, argument or
+environment. huggingface_hub runs in a separate process (`remote.image.vm_agent.hf_hub`).
 """
 
 from __future__ import annotations
@@ -23,109 +23,111 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remote.image.vm_agent.job import Failed, Watcher, failing
+from remote.image.vm_agent.job import JobLog, VmAgentError, wrap_os_errors
 from remote.image.vm_agent.model_sources import (
-    BROUGHT,
     TOKEN_PIPE,
+    UPLOAD_FOLDER,
     Entry,
     ProgressReporter,
     Source,
-    source_of,
-    token_from_pipe,
+    create_source,
+    read_token,
 )
 from remote.jobs.host_agent.files import PIECE
 from remote.jobs.host_agent.util import write_atomic
 
-MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
-# What a trial reads, and the licence. No pickles; no `consolidated.safetensors`, which is the same weights again.
-ALLOWED = (
+MANIFEST_FILE, SUMS_FILE = "manifest.json", "SHA256SUMS"
+# The files that a trial reads, and the licence. No pickles; no `consolidated.safetensors`, a copy of the weights.
+ALLOWED_FILES = (
     *("config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors"),
     *("model.safetensors.index.json", "tokenizer*.json", "tokenizer.model", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jin*", "chat_template.json"),
     *("LICENSE*", "NOTICE*"),
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
-_ROOM_TO_SPARE_BYTES = 64 << 20
+_HEADROOM_BYTES = 64 << 20
 
 
-def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    """Fetch or verify one model; the facts of its manifest. Raises Failed."""
-    folder, began = Path(job["folder"]), time.monotonic()
-    token = token_from_pipe(Path(TOKEN_PIPE)) if job["token"] else None
-    with failing(str(folder)):
+def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
+    """Fetch or verify one model. Returns facts about it. Raises VmAgentError."""
+    folder, started_at = Path(job["folder"]), time.monotonic()
+    token = read_token(Path(TOKEN_PIPE)) if job["token"] else None
+    with wrap_os_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        known = read_manifest(folder)
-        if known is not None and job["revision"] in (None, known["revision"], known.get("asked")):
-            wrong = _damaged(watcher, folder, known["files"])
-            if not wrong:
-                return _facts(known, fetched=0, began=began)
-            watcher.say(f"{', '.join(wrong)}: not what the manifest says; fetching again")
-            job = {**job, "revision": known["revision"]}  # not what main is by now
-        fetched, manifest = _bring(watcher, folder, source_of(watcher, job, token), job, known)
-    return _facts(manifest, fetched=fetched, began=began)
+        previous = read_manifest(folder)
+        if previous is not None and job["revision"] in (None, previous["revision"], previous.get("asked")):
+            damaged = _remove_damaged(job_log, folder, previous["files"])
+            if not damaged:
+                return _manifest_facts(previous, fetched_bytes=0, started_at=started_at)
+            job_log.add(f"{', '.join(damaged)}: different from the manifest; fetching again")
+            job = {**job, "revision": previous["revision"]}  # main may have moved on
+        fetched_bytes, manifest = _fetch_all(job_log, folder, create_source(job_log, job, token), job, previous)
+    return _manifest_facts(manifest, fetched_bytes=fetched_bytes, started_at=started_at)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         return manifest if isinstance(manifest["files"], list) and isinstance(manifest["revision"], str) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _facts(manifest: dict[str, Any], *, fetched: int, began: float) -> dict[str, Any]:
+def _manifest_facts(manifest: dict[str, Any], *, fetched_bytes: int, started_at: float) -> dict[str, Any]:
     size = sum(entry["size"] for entry in manifest["files"])
-    facts = {"files": len(manifest["files"]), "bytes": size, "fetched_bytes": fetched}
-    return {"revision": manifest["revision"], "wall_time_sec": round(time.monotonic() - began, 1), **facts}
+    facts = {"files": len(manifest["files"]), "bytes": size, "fetched_bytes": fetched_bytes}
+    return {"revision": manifest["revision"], "wall_time_sec": round(time.monotonic() - started_at, 1), **facts}
 
 
-# --- bring ------------------------------------------------------------------------------------------------------------
+# --- fetch ------------------------------------------------------------------------------------------------------------
 
 
-def _bring(
-    watcher: Watcher, folder: Path, source: Source, job: dict[str, Any], known: dict[str, Any] | None
+def _fetch_all(
+    job_log: JobLog, folder: Path, source: Source, job: dict[str, Any], previous: dict[str, Any] | None
 ) -> tuple[int, dict[str, Any]]:
-    revision, listed = source.listed()
+    revision, listed = source.list_files()
     if not _COMMIT.match(revision):
-        raise Failed("failed", f"{job['model']}: {revision!r} is no commit; nothing was fetched")
-    entries = chosen(listed)
-    watcher.say(f"{job['model']} at {revision}: {len(entries)} files", "fetching")
-    _check_room(folder, entries)
-    (folder / MANIFEST).unlink(missing_ok=True)  # from here on the folder is not whole
-    fetched, done = 0, list[Entry]()
+        raise VmAgentError("failed", f"{job['model']}: the source returned {revision!r} instead of a commit")
+    entries = select_files(listed)
+    job_log.add(f"{job['model']} at {revision}: {len(entries)} files", "fetching")
+    _check_free_space(folder, entries)
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)  # the folder is incomplete from here on
+    fetched_bytes, done = 0, list[Entry]()
     small_first = sorted(entries, key=lambda entry: (entry["path"].endswith(".safetensors"), entry["path"]))
     for entry in small_first:
-        if entry["path"].endswith(".safetensors") and entry["path"] not in weights_of(folder, entries):
+        if entry["path"].endswith(".safetensors") and entry["path"] not in weight_files(folder, entries):
             continue
-        came, sha256 = _one(watcher, folder, source, entry)
-        fetched += came
+        file_bytes, sha256 = _fetch_file(job_log, folder, source, entry)
+        fetched_bytes += file_bytes
         done.append({"path": entry["path"], "size": (folder / entry["path"]).stat().st_size, "sha256": sha256})
-    kept = {entry["path"] for entry in done} | {SUMS}
-    for entry in known["files"] if known is not None else ():  # of another commit
-        if entry["path"] not in kept and _is_plain(entry["path"]):
+    current_names = {entry["path"] for entry in done} | {SUMS_FILE}
+    for entry in previous["files"] if previous is not None else ():  # files of another commit
+        if entry["path"] not in current_names and _is_plain_name(entry["path"]):
             (folder / entry["path"]).unlink(missing_ok=True)
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub client's notes on its broken downloads
-    shutil.rmtree(folder / BROUGHT, ignore_errors=True)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub client's records of interrupted downloads
+    shutil.rmtree(folder / UPLOAD_FOLDER, ignore_errors=True)
     done.sort(key=lambda entry: entry["path"])
-    write_atomic(folder / SUMS, "".join(f"{entry['sha256']}  {entry['path']}\n" for entry in done).encode())
-    size, sha256, _ = digests(folder / SUMS)
-    done.append({"path": SUMS, "size": size, "sha256": sha256})
+    write_atomic(folder / SUMS_FILE, "".join(f"{entry['sha256']}  {entry['path']}\n" for entry in done).encode())
+    size, sha256, _ = digests(folder / SUMS_FILE)
+    done.append({"path": SUMS_FILE, "size": size, "sha256": sha256})
     manifest = {"model": job["model"], "revision": revision, "asked": job["revision"] or "main", "files": done}
-    write_atomic(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    return fetched, manifest
+    write_atomic(folder / MANIFEST_FILE, (json.dumps(manifest, indent=1) + "\n").encode())
+    return fetched_bytes, manifest
 
 
-def chosen(listed: list[Entry]) -> list[Entry]:
-    """The files that are fetched: those of `ALLOWED`, at the top. Raises Failed if there are no weights."""
-    at_top = [entry for entry in listed if _is_plain(entry["path"])]  # to fnmatch, * is also LICENSE/../..
-    entries = [entry for entry in at_top if any(fnmatch.fnmatchcase(entry["path"], name) for name in ALLOWED)]
+def select_files(listed: list[Entry]) -> list[Entry]:
+    """Select the top-level files in `ALLOWED_FILES`. Raises VmAgentError if there are no weights."""
+    top_level = [entry for entry in listed if _is_plain_name(entry["path"])]  # fnmatch's * also matches LICENSE/../..
+    entries = [entry for entry in top_level if any(fnmatch.fnmatchcase(entry["path"], name) for name in ALLOWED_FILES)]
     if not any(entry["path"].endswith(".safetensors") for entry in entries):
-        raise Failed("usage", "the model has no safetensors weights, and pickles are not read; name another model")
+        raise VmAgentError(
+            "usage", "the model has no safetensors weights, and pickles are not supported; choose another model"
+        )
     return entries
 
 
-def weights_of(folder: Path, entries: list[Entry]) -> set[str]:
-    """The model's weight files: those that its index names, or the only one."""
+def weight_files(folder: Path, entries: list[Entry]) -> set[str]:
+    """List the model's weight files: those in its index, or the only one."""
     names = {entry["path"] for entry in entries}
     if "model.safetensors.index.json" not in names:
         return {"model.safetensors"} & names
@@ -133,86 +135,88 @@ def weights_of(folder: Path, entries: list[Entry]) -> set[str]:
         index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
         wanted = set(index["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        raise Failed("failed", "model.safetensors.index.json names no files; the model cannot be used") from None
+        raise VmAgentError("failed", "model.safetensors.index.json lists no files; choose another model") from None
     if wanted - names:
-        raise Failed("failed", f"{min(wanted - names)}: named in the model's index, and not there")
+        raise VmAgentError("failed", f"{min(wanted - names)}: in the model's index, but not in the source")
     return wanted
 
 
-def _check_room(folder: Path, entries: list[Entry]) -> None:
+def _check_free_space(folder: Path, entries: list[Entry]) -> None:
     missing = 0
     for entry in entries:
         path = folder / entry["path"]
-        here = path.stat().st_size if path.is_file() else 0
-        missing += max(0, (entry["size"] or 0) - here)
+        present = path.stat().st_size if path.is_file() else 0
+        missing += max(0, (entry["size"] or 0) - present)
     cached = sum(path.stat().st_size for path in (folder / ".cache").rglob("*.incomplete"))
-    moved = sum(path.stat().st_size for path in (folder / BROUGHT).rglob("*") if path.is_file())
-    need, free = missing - cached - moved + _ROOM_TO_SPARE_BYTES, shutil.disk_usage(folder).free
-    if missing > cached + moved and need > free:
-        raise Failed("full", f"{folder}: {free / 1e9:.2f} GB free, the rest of the model needs {need / 1e9:.2f} GB")
+    uploaded = sum(path.stat().st_size for path in (folder / UPLOAD_FOLDER).rglob("*") if path.is_file())
+    need, free = missing - cached - uploaded + _HEADROOM_BYTES, shutil.disk_usage(folder).free
+    if missing > cached + uploaded and need > free:
+        raise VmAgentError(
+            "full", f"{folder}: {free / 1e9:.2f} GB free, the rest of the model needs {need / 1e9:.2f} GB"
+        )
 
 
-def _one(watcher: Watcher, folder: Path, source: Source, entry: Entry) -> tuple[int, str]:
-    """Fetch and verify one file: the bytes that came for it, and its sha256. Raises Failed."""
+def _fetch_file(job_log: JobLog, folder: Path, source: Source, entry: Entry) -> tuple[int, str]:
+    """Fetch and verify one file. Returns the bytes fetched and its sha256. Raises VmAgentError."""
     path = folder / entry["path"]
     for attempt in (1, 2):
-        came = 0
+        fetched_bytes = 0
         if not path.is_file():
             source.fetch(entry, folder)
-            came = path.stat().st_size
-        with ProgressReporter(watcher, f"verifying {entry['path']}", path.stat().st_size) as shown:
-            size, sha256, git_sha1 = digests(path, shown.add)
+            fetched_bytes = path.stat().st_size
+        with ProgressReporter(job_log, f"verifying {entry['path']}", path.stat().st_size) as progress:
+            size, sha256, git_sha1 = digests(path, progress.add)
         actual = {"size": size, "sha256": sha256, "git_sha1": git_sha1}
         if all(entry.get(key) in (None, value) for key, value in actual.items()):
-            return came, sha256
+            return fetched_bytes, sha256
         path.unlink()
-        _forget(folder, entry["path"])
-        if came and attempt == 2:
+        _clear_hub_cache(folder, entry["path"])
+        if fetched_bytes and attempt == 2:
             break
-        watcher.say(f"{entry['path']}: {size} bytes, not what its digest says; fetching again")
-    raise Failed(
+        job_log.add(f"{entry['path']}: {size} bytes, wrong size or digest; fetching again")
+    raise VmAgentError(
         "refused",
-        f"{entry['path']}: came with a wrong digest, twice; nothing of it was kept; name another source",
+        f"{entry['path']}: had a wrong digest twice and was deleted; choose another source",
     )
 
 
-def _damaged(watcher: Watcher, folder: Path, files: list[Entry]) -> list[str]:
-    """The files that differ from the manifest; they are removed."""
-    wrong = []
-    watcher.say(f"{folder}: verifying {len(files)} files", "verifying")
+def _remove_damaged(job_log: JobLog, folder: Path, files: list[Entry]) -> list[str]:
+    """Remove the files that differ from the manifest. Returns their names."""
+    damaged = []
+    job_log.add(f"{folder}: verifying {len(files)} files", "verifying")
     for entry in files:
         path = folder / entry["path"]
-        right = path.is_file() and path.stat().st_size == entry["size"]
-        if right:
-            with ProgressReporter(watcher, f"verifying {entry['path']}", entry["size"]) as shown:
-                right = digests(path, shown.add)[1] == entry["sha256"]
-        if not right:
-            wrong.append(entry["path"])
-            if _is_plain(entry["path"]):
+        is_intact = path.is_file() and path.stat().st_size == entry["size"]
+        if is_intact:
+            with ProgressReporter(job_log, f"verifying {entry['path']}", entry["size"]) as progress:
+                is_intact = digests(path, progress.add)[1] == entry["sha256"]
+        if not is_intact:
+            damaged.append(entry["path"])
+            if _is_plain_name(entry["path"]):
                 path.unlink(missing_ok=True)
-                _forget(folder, entry["path"])
-    return wrong
+                _clear_hub_cache(folder, entry["path"])
+    return damaged
 
 
-def _forget(folder: Path, name: str) -> None:
-    """Delete the hub client's note that it has this file, and the bytes of a broken download."""
+def _clear_hub_cache(folder: Path, name: str) -> None:
+    """Delete the hub client's record of this file, and the bytes of interrupted downloads."""
     for path in (folder / ".cache").rglob("*"):
         if path.name.startswith(name) or path.suffix == ".incomplete":
             path.unlink(missing_ok=True)
 
 
-def _is_plain(name: str) -> bool:
+def _is_plain_name(name: str) -> bool:
     return Path(name).name == name and name not in ("", ".", "..")
 
 
-def digests(path: Path, on_piece: Callable[[int], None] = lambda _: None) -> tuple[int, str, str]:
-    """Size, sha256, and the sha1 by which git (and the hub, for small files) names this content."""
+def digests(path: Path, on_chunk: Callable[[int], None] = lambda _: None) -> tuple[int, str, str]:
+    """Compute size, sha256, and the git blob sha1, which the hub uses for small files."""
     size = path.stat().st_size
     sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            sha256.update(piece)
-            if size < 64 << 20:  # the hub names no larger file by it
-                git.update(piece)
-            on_piece(len(piece))
+        while chunk := file.read(PIECE):
+            sha256.update(chunk)
+            if size < 64 << 20:  # the hub does not use the sha1 for larger files
+                git.update(chunk)
+            on_chunk(len(chunk))
     return size, sha256.hexdigest(), git.hexdigest()

@@ -1,7 +1,7 @@
-"""The job on the build VM: runs one verb (build, push, archive, fetch), keeps log and progress, writes the outcome.
+"""Job on the build VM: runs one verb (build, push, archive, fetch) with log and progress, and writes the outcome.
 
-`remote.image.vm_jobs` starts it in the job's folder. It prints the output of the engine's client (the job's log), keeps
-`progress.json` current, and writes `outcome.json` last: the verb's facts, or the kind of failure.
+`remote.image.vm_jobs` starts it in the job's folder. It prints the output of the engine's client (the job's log),
+updates `progress.json`, and writes `outcome.json` last: the verb's facts, or the kind of failure.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import TypeVar
 from remote.jobs.host_agent.util import write_atomic
 
 Result = TypeVar("Result")
-ATTEMPTS = 5
-SHOWN_LINES = 60  # come with the progress, once a second
-LINE_CHARS = 300
-LOG_BYTES = 256 << 20
-NOISE = re.compile(r"#\d+ sha256:|[0-9a-f]{12}: (Preparing|Waiting)$")
+MAX_ATTEMPTS = 5
+PROGRESS_LINES = 60  # the last lines, which are sent with the progress once a second
+MAX_LINE_CHARS = 300
+MAX_LOG_CHARS = 256 << 20
+LOG_ONLY_LINES = re.compile(r"#\d+ sha256:|[0-9a-f]{12}: (Preparing|Waiting)$")
 
 
-class Failed(Exception):
-    """The job failed.
+class VmAgentError(Exception):
+    """Error raised if a job fails.
 
     `kind` is full, transient, unauthorized, forbidden, absent, usage, refused, changed, stopped or failed.
     """
@@ -41,51 +41,51 @@ class Failed(Exception):
 
 
 @contextlib.contextmanager
-def failing(what: str) -> Iterator[None]:
-    """An OSError inside raises Failed, of kind full or failed, that names its file, or else `what`."""
+def wrap_os_errors(label: str) -> Iterator[None]:
+    """Convert an OSError to a VmAgentError of kind full or failed; the message has the file name, or else `label`."""
     try:
         yield
     except OSError as error:
         kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
-        # tarfile gives only a message, no number, for a file that is shorter than its manifest says.
-        raise Failed(kind, f"{error.filename or what}: {error.strerror or error}") from None
+        # tarfile's error has a message but no number if a file is shorter than its manifest says.
+        raise VmAgentError(kind, f"{error.filename or label}: {error.strerror or error}") from None
 
 
-class Watcher:
-    """The job's log and progress."""
+class JobLog:
+    """Log and progress of the job."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.stage, self.count, self.written = "starting", 0, 0.0
-        self.lines: deque[tuple[float, str]] = deque(maxlen=SHOWN_LINES)
-        self.disk: str | None = None
-        self.least_free_bytes: float = float("inf")
-        self.logged = 0
+        self.started_at = time.monotonic()
+        self.stage, self.line_count, self.written_at = "starting", 0, 0.0
+        self.recent_lines: deque[tuple[float, str]] = deque(maxlen=PROGRESS_LINES)
+        self.watched_path: str | None = None
+        self.min_free_bytes: float = float("inf")
+        self.logged_chars = 0
 
-    def say(self, line: str, stage: str | None = None) -> None:
+    def add(self, line: str, stage: str | None = None) -> None:
         self.stage = stage or self.stage
-        self.look_at_disk()
-        if self.logged <= LOG_BYTES:
-            self.logged += len(line)
-            print(line if self.logged <= LOG_BYTES else "... the log ends here: it is too long", flush=True)
-        if NOISE.match(line):  # for the log only
+        self.record_free_space()
+        if self.logged_chars <= MAX_LOG_CHARS:
+            self.logged_chars += len(line)
+            print(line if self.logged_chars <= MAX_LOG_CHARS else "... log truncated: it is too long", flush=True)
+        if LOG_ONLY_LINES.match(line):
             return
-        self.count += 1
-        self.lines.append((round(time.monotonic() - self.began, 1), line[:LINE_CHARS]))
-        if time.monotonic() - self.written > 0.3:
-            self.write()
+        self.line_count += 1
+        self.recent_lines.append((round(time.monotonic() - self.started_at, 1), line[:MAX_LINE_CHARS]))
+        if time.monotonic() - self.written_at > 0.3:
+            self.write_progress()
 
-    def look_at_disk(self) -> None:
-        """Keep the least free space seen on `disk`: a step that runs out of it often fails without saying so."""
-        if self.disk is not None:
-            with contextlib.suppress(OSError):  # a folder that this user may not read
-                room = os.statvfs(self.disk)
-                self.least_free_bytes = min(self.least_free_bytes, room.f_bavail * room.f_frsize)
+    def record_free_space(self) -> None:
+        """Update the minimum of free space: a step that fills the disk often fails without naming that cause."""
+        if self.watched_path is not None:
+            with contextlib.suppress(OSError):  # the folder may not be readable for this user
+                room = os.statvfs(self.watched_path)
+                self.min_free_bytes = min(self.min_free_bytes, room.f_bavail * room.f_frsize)
 
-    def write(self) -> None:
-        self.written = time.monotonic()
-        document = {"stage": self.stage, "count": self.count, "lines": list(self.lines)}
-        with contextlib.suppress(OSError):  # a full disk is reported by what it stops
+    def write_progress(self) -> None:
+        self.written_at = time.monotonic()
+        document = {"stage": self.stage, "count": self.line_count, "lines": list(self.recent_lines)}
+        with contextlib.suppress(OSError):  # a full disk is reported by the step that fails
             write_json(Path("progress.json"), document)
 
 
@@ -94,32 +94,32 @@ def write_json(path: Path, document: object) -> None:
 
 
 def with_retries(
-    act: Callable[[], Result], first_wait_sec: float, say: Callable[[str], object] = lambda _line: None
+    action: Callable[[], Result], first_wait_sec: float, log: Callable[[str], object] = lambda _line: None
 ) -> Result:
-    """What `act` returns; transient failures are said and tried again, ATTEMPTS times in all. Raises Failed."""
-    for attempt in range(1, ATTEMPTS):
+    """Run `action`, and log and retry transient failures, MAX_ATTEMPTS in total. Raises VmAgentError."""
+    for attempt in range(1, MAX_ATTEMPTS):
         try:
-            return act()
-        except Failed as failure:
+            return action()
+        except VmAgentError as failure:
             if failure.kind != "transient":
                 raise
-            say(f"{failure}; trying again ({attempt} of {ATTEMPTS - 1})")
+            log(f"{failure}; retrying ({attempt} of {MAX_ATTEMPTS - 1})")
         time.sleep(first_wait_sec * 2 ** (attempt - 1))
-    return act()
+    return action()
 
 
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    watcher = Watcher()
+    job_log = JobLog()
     try:
         verb = importlib.import_module(f"remote.image.vm_agent.{job['verb']}")
-        with failing(str(job["verb"])):
-            outcome = {"ok": True, **verb.act(watcher, job)}
-    except Failed as failed:
+        with wrap_os_errors(str(job["verb"])):
+            outcome = {"ok": True, **verb.run(job_log, job)}
+    except VmAgentError as failed:
         outcome = {"ok": False, "kind": failed.kind, "message": str(failed)}
-        watcher.say(f"failed: {failed}")
+        job_log.add(f"failed: {failed}")
     except KeyboardInterrupt:
         outcome = {"ok": False, "kind": "stopped", "message": "stopped"}
-    watcher.write()
+    job_log.write_progress()
     write_json(Path("outcome.json"), outcome)
     return 0 if outcome["ok"] else 1

@@ -1,9 +1,9 @@
-"""On the build VM: a folder that is ours alone, also where everybody may make folders (`/mnt/fss`, `/tmp`: mode 1777).
+"""Folder on the build VM that only this user can change, also in a shared one (`/mnt/fss`, `/tmp`: mode 1777).
 
-    python -c THIS FOLDER make|look     one JSON line {"owner": ...}, or the reason on standard error and exit code 4
+    python -c THIS FOLDER make|look     one JSON line {"owner": ...}, or the cause on standard error and exit code 4
 
-What another user made there first is refused and never used: it may be a link to something precious, or hold files that
-we would trust. It imports no other module of ours, so that it can be sent as the text of one command.
+A path that another user created is never used: it may be a link to valuable files, or contain files that we would
+trust. The module imports no other module of ours, so that it can be sent as the text of one command.
 """
 
 from __future__ import annotations
@@ -17,92 +17,93 @@ import stat
 import sys
 from pathlib import Path
 
-NOT_OURS = 4  # exit code: refused for safety
+EXIT_FOREIGN_OWNER = 4  # exit code: refused for safety
 
 
 class ForeignOwner(Exception):
-    """A path that another user made or may change; the message names it and its owner."""
+    """Error raised for a path that another user created or may change; the message has path and owner."""
 
 
-def own_folder(path: str | Path, *, make: bool = True) -> None:
-    """See that the folder is this user's, no link and closed to all others; `make` it where there is none.
+def ensure_own_folder(path: str | Path, *, create: bool = True) -> None:
+    """Check that the folder is this user's, is not a link, and is closed to all others; `create` it if missing.
 
-    Its parent, and the way there, is the operator's choice. Raises NotOurs, and OSError where it cannot be made.
+    Its parents are not checked further: they are the operator's choice. Raises ForeignOwner, and OSError if it cannot
+    be created.
     """
     folder = Path(path)
-    if make:
+    if create:
         folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        if make:
+        if create:
             raise
-        return  # nothing is there that could be somebody's
+        return  # the folder does not exist
     try:
         _check_parent(parent, folder.parent)
-        if make:
+        if create:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder.name, 0o700, dir_fd=parent)
-        handle = _opened(parent, folder)
+        handle = _open_folder(parent, folder)
         if handle is None:
             return
         try:
-            _check(handle, folder)
+            _check_folder(handle, folder)
         finally:
             os.close(handle)
     finally:
         os.close(parent)
 
 
-def _opened(parent: int, folder: Path) -> int | None:
-    """The folder itself, never what a link of its name points to; None where there is none."""
+def _open_folder(parent: int, folder: Path) -> int | None:
+    """Open the folder without following links; None if it does not exist."""
     try:
         return os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except FileNotFoundError:
         return None
     except OSError as error:
-        seen = os.stat(folder.name, dir_fd=parent, follow_symlinks=False)
+        status = os.stat(folder.name, dir_fd=parent, follow_symlinks=False)
         if error.errno == errno.EACCES:  # a folder that is closed to us
-            raise _not_ours(folder, seen.st_uid) from None
-        what = "a link" if stat.S_ISLNK(seen.st_mode) else "no folder"
+            raise _foreign_owner(folder, status.st_uid) from None
+        kind = "a link" if stat.S_ISLNK(status.st_mode) else "not a folder"
         raise ForeignOwner(
-            f"{folder}: is {what}, made by {name_of(seen.st_uid)}; look at it, remove it, then the same again"
+            f"{folder}: is {kind}, created by {user_name(status.st_uid)}; check and remove it, then rerun the command"
         ) from None
 
 
-def _check(handle: int, folder: Path) -> None:
-    seen = os.fstat(handle)
-    if seen.st_uid != os.geteuid():
-        raise _not_ours(folder, seen.st_uid)
-    mode = stat.S_IMODE(seen.st_mode)
+def _check_folder(handle: int, folder: Path) -> None:
+    status = os.fstat(handle)
+    if status.st_uid != os.geteuid():
+        raise _foreign_owner(folder, status.st_uid)
+    mode = stat.S_IMODE(status.st_mode)
     if mode & 0o022:
         raise ForeignOwner(
-            f"{folder}: others may write there (mode {mode:04o}), so nothing in it can be trusted; look what is in it, "
-            f"then type on the VM: chmod 700 {folder}"
+            f"{folder}: writable for other users (mode {mode:04o}), so its content cannot be trusted; check its "
+            f"content, then run on the VM: chmod 700 {folder}"
         )
     if mode & 0o077:
         os.fchmod(handle, 0o700)
 
 
 def _check_parent(handle: int, parent: Path) -> None:
-    """In a folder where everybody may write and rename, nothing stays ours."""
-    seen = os.fstat(handle)
-    if seen.st_mode & stat.S_IWOTH and not seen.st_mode & stat.S_ISVTX:
+    """Reject a world-writable folder without the sticky bit: any user could replace our folder in it."""
+    status = os.fstat(handle)
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise ForeignOwner(
-            f"{parent}: of {name_of(seen.st_uid)}: everybody may replace what others keep there (mode "
-            f"{stat.S_IMODE(seen.st_mode):04o}); type on the VM: sudo chmod +t {parent}"
+            f"{parent}: owned by {user_name(status.st_uid)}: any user can replace other users' files in it (mode "
+            f"{stat.S_IMODE(status.st_mode):04o}); run on the VM: sudo chmod +t {parent}"
         )
 
 
-def _not_ours(folder: Path, owner: int) -> ForeignOwner:
-    me = name_of(os.geteuid())
+def _foreign_owner(folder: Path, owner: int) -> ForeignOwner:
+    me = user_name(os.geteuid())
     return ForeignOwner(
-        f"{folder}: belongs to {name_of(owner)}, not to {me}; name another place with --tmpdir, for example after "
-        f"`mkdir -m 700 {folder.parent}/{me}` there"
+        f"{folder}: belongs to {user_name(owner)}, not to {me}; set --tmpdir to another folder, for example one "
+        f"created there with `mkdir -m 700 {folder.parent}/{me}`"
     )
 
 
-def name_of(user: int) -> str:
+def user_name(user: int) -> str:
     try:
         return f"{pwd.getpwuid(user).pw_name} (uid {user})" if user != os.geteuid() else pwd.getpwuid(user).pw_name
     except KeyError:
@@ -111,10 +112,10 @@ def name_of(user: int) -> str:
 
 def main() -> int:
     try:
-        own_folder(sys.argv[1], make=sys.argv[2] == "make")
+        ensure_own_folder(sys.argv[1], create=sys.argv[2] == "make")
     except ForeignOwner as error:
         sys.stderr.write(f"{error}\n")
-        return NOT_OURS
+        return EXIT_FOREIGN_OWNER
     except OSError as error:
         sys.stderr.write(f"{error.filename or sys.argv[1]}: {error.strerror}\n")
         return 3

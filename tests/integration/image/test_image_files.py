@@ -1,4 +1,4 @@
-"""What of this subject starts a process."""
+"""The image's files, with real processes: hadolint, a compiler, sh, pip-audit."""
 
 import json
 import re
@@ -14,30 +14,30 @@ from tests.support.paths import ROOT
 IMAGE = ROOT / "image"
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_reports_nothing() -> None:
     program = Path(sys.executable).with_name("hadolint")
     done = subprocess.run((program, IMAGE / "Dockerfile"), capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(("variables", "said"), [
+@pytest.mark.parametrize(("variables", "pattern"), [
     ({"PATH": "/usr/bin"}, ""),
-    ({"PATH": "/nowhere"}, "triton: no C compiler, without which none of its kernels can be launched"),
-    ({"CC": "/bin/false"}, "triton: /bin/false does not build against Python's headers: exit code 1"),
-    ({"CC": "/no/cc"}, "triton: /no/cc: [Errno 2] No such file or directory: '/no/cc'"),
+    ({"PATH": "/nowhere"}, "triton: no C compiler .*"),
+    ({"CC": "/bin/false"}, "triton: /bin/false .*exit code 1"),
+    ({"CC": "/no/cc"}, r"triton: /no/cc: \[Errno 2\] No such file or directory: '/no/cc'"),
 ])  # fmt: skip
-def test_the_image_checks_that_triton_can_build_its_launchers(variables: dict[str, str], said: str) -> None:
-    """With this machine's Python and compiler. That Triton's own source builds, no test shows: it needs a driver."""
+def test_the_self_check_tries_to_build_like_triton(variables: dict[str, str], pattern: str) -> None:
+    """Uses this machine's Python and compiler. Not covered: building Triton's own source, which needs a driver."""
     if "CC" not in variables and not Path("/usr/bin/gcc").exists():
         pytest.skip("gcc is not installed")
     check = "import selfcheck; print(*selfcheck.check_compiler({'triton': '3.6.0'}))"
     argv = ("/usr/bin/python3", "-c", check)
     done = subprocess.run(argv, env=variables, cwd=IMAGE, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == said
+    assert re.fullmatch(pattern, done.stdout.strip())
 
 
-def test_a_moment_of_the_archive_takes_the_place_of_the_archive_in_every_source(tmp_path: Path) -> None:
-    """The Dockerfile's own lines, on the sources of Ubuntu and NVIDIA. No archive is asked."""
+def test_the_apt_snapshot_replaces_the_archive_in_every_source(tmp_path: Path) -> None:
+    """Runs the Dockerfile's lines on the sources of Ubuntu and NVIDIA, without network."""
     lines = (IMAGE / "Dockerfile").read_text().split('if [ -n "${APT_SNAPSHOT}" ]; then', 1)[1].split("    fi; ", 1)[0]
     script = re.sub(r"\\\n", "\n", lines.replace("/etc/apt", str(tmp_path)))
     script = re.sub(r"\n\s*-e", " -e", script)
@@ -57,7 +57,7 @@ def test_a_moment_of_the_archive_takes_the_place_of_the_archive_in_every_source(
     assert "Check-Valid-Until" in (tmp_path / "apt.conf.d" / "99snapshot").read_text()
 
 
-# What pip-audit 2.10 prints, with exit code 0, where its index has no PyPI behind it.
+# Output of pip-audit 2.10, with exit code 0, if its index is not PyPI.
 ALL_SKIPPED = {"dependencies": [{"name": name, "skip_reason": "not found on PyPI"} for name in ("a", "b")]}
 FOUND = {
     "dependencies": [
@@ -68,24 +68,26 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize(("script", "lines"), [
+@pytest.mark.parametrize(("script", "patterns"), [
     (f"echo '{json.dumps(FOUND)}'; exit 1", [
-        "vulnerabilities: 2 known, of 1 among 3 packages, 1 not known to it; vulnerabilities.json",
-        "  odd 1: PYSEC-1 (mended in 2), GHSA-2 (no mended version yet)",
+        r"vulnerabilities: 2 .*\b1\b.*\b3 packages.*\b1\b.*; vulnerabilities\.json",
+        r"  odd 1: PYSEC-1 \(.*\b2\), GHSA-2 \(",
     ]),
-    ("echo 'no way' >&2; exit 1", ["vulnerabilities: not known: pip-audit ended with 1: no way; "]),
-    (f"echo '{json.dumps(ALL_SKIPPED)}'", ["vulnerabilities: not known: pip-audit could ask about none of 2"]),
-    (None, ["vulnerabilities: not asked; `pip install pip-audit`, then the same again;"]),
+    ("echo 'no way' >&2; exit 1", [r"vulnerabilities: .*pip-audit .*\b1: no way; .*grype"]),
+    (f"echo '{json.dumps(ALL_SKIPPED)}'", [r"vulnerabilities: .*pip-audit .*\b2\b.*; .*grype"]),
+    (None, [r"vulnerabilities: .*; `pip install pip-audit`"]),
 ])  # fmt: skip
-def test_vulnerabilities_are_listed_or_a_line_says_why_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, lines: list[str]
+def test_vulnerabilities_are_listed_or_one_line_has_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, patterns: list[str]
 ) -> None:
-    """With a stand-in of pip-audit 2, which prints this JSON and ends with 1 where something is known."""
+    """Uses a fake pip-audit 2, which prints this JSON and exits with 1 if there are vulnerabilities."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     if script is not None:
         (tmp_path / "pip-audit").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "pip-audit").chmod(0o755)
-    said = audit(tmp_path / "current.txt", tmp_path)
-    assert [one[: len(line)] for one, line in zip(said, lines, strict=True)] == lines
+    lines = audit(tmp_path / "current.txt", tmp_path)
+    assert len(lines) == len(patterns)
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.match(pattern, line)
     assert (tmp_path / "vulnerabilities.json").exists() is (script is not None and "dependencies" in script)

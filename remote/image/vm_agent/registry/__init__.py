@@ -1,6 +1,6 @@
-"""A registry, asked from the build VM. Standard library alone, Python 3.9 or newer.
+"""HTTP client of a container registry on the build VM. Standard library only, Python 3.9 or newer.
 
-api: the distribution API, careful with the login and with the answers
-ask: one question about a registry, and one JSON line that answers it
-beside: documents and signatures that belong to an image
+api: the distribution API, with protected credentials and limited response sizes
+main: one request about a registry, answered with one JSON line
+referrers: documents and signatures attached to an image
 """

@@ -1,7 +1,7 @@
-"""On the build VM: asks a registry over the distribution API (HTTP v2).
+"""Client of a registry's distribution API (HTTP v2) on the build VM.
 
-The login goes to the registry's own host and to token services that are known for it, over TLS; a redirect takes it
-nowhere else. Every answer has a longest size and a longest time, because whatever listens there may send without end.
+The login is sent over TLS, only to the registry's own host and to its known token services, and never follows a
+redirect to another host. Every response has a size limit and a time limit, because a server may send endlessly.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remote.image.vm_agent.job import Failed
+from remote.image.vm_agent.job import VmAgentError
 
-ASK_SEC = 60.0  # for one answer, its body included
-MANIFEST_BYTES = 4 << 20  # the most that registries take (distribution-spec, "Pushing Manifests")
-TOKEN_BYTES = 1 << 20
-BLOB_BYTES = 16 << 20  # of what is read whole: a document, an image's configuration
-PAGES = 20
-REDIRECTS = 5
-CERTIFICATES = Path("/etc/docker/certs.d")
-MANIFEST, INDEX = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json"
-MANIFESTS = (
+REQUEST_TIMEOUT_SEC = 60.0  # for one response, including its body
+MAX_MANIFEST_BYTES = 4 << 20  # limit of registries (distribution-spec, "Pushing Manifests")
+MAX_TOKEN_BYTES = 1 << 20
+MAX_BLOB_BYTES = 16 << 20  # for blobs read into memory: a document, an image's configuration
+MAX_PAGES = 20
+MAX_REDIRECTS = 5
+CERTIFICATES_FOLDER = Path("/etc/docker/certs.d")
+MANIFEST_TYPE, INDEX_TYPE = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json"
+MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
-    MANIFEST,
+    MANIFEST_TYPE,
     "application/vnd.docker.distribution.manifest.list.v2+json",
-    INDEX,
+    INDEX_TYPE,
 )
-PASSING = frozenset({429, 500, 502, 503, 504})
-# Registries whose token service has another host's name; registry.token_hosts names more.
+TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
+# Registries whose token service has another host name; registry.token_hosts adds more.
 TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
-MAKES_ONE = "where a repository is to be made first, make it (OCIR: `inv tenancy.repository`)"
-_PIECE = 1 << 16
-_NO_ANSWER = (OSError, ValueError, RecursionError, http.client.HTTPException)  # of a request, or of what came
+CREATE_REPOSITORY_HINT = "create the repository if the registry requires it (OCIR: `inv tenancy.repository`)"
+_CHUNK_BYTES = 1 << 16
+_RESPONSE_ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)  # from a request, or its parsing
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
 
@@ -50,213 +50,221 @@ def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def entries(value: Any) -> list[dict[str, Any]]:
-    """A list's objects: whatever else a registry sends in its place is none."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+def json_objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a JSON list, without other items; empty if the value is not a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def fields(value: Any) -> dict[str, Any]:
-    """An object's fields; none of anything else."""
+def json_object(value: Any) -> dict[str, Any]:
+    """Return the value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def size_of(part: Any) -> int | None:
-    """The bytes that a manifest says a part has; None where it says no number that can be one."""
-    size = fields(part).get("size")
+def size_of(descriptor: Any) -> int | None:
+    """Return the size in a manifest's descriptor; None if it is missing or invalid."""
+    size = json_object(descriptor).get("size")
     return size if type(size) is int and 0 <= size < 1 << 63 else None
 
 
-def login_of(folder: str, host: str) -> str | None:
-    """`user:password` in base64, as the client keeps it."""
+def read_login(folder: str, host: str) -> str | None:
+    """Read `user:password` in base64 from the client's configuration."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(Path(folder, "config.json").read_text())["auths"][host]["auth"])
     return None
 
 
-class _Answer(NamedTuple):
+class _Response(NamedTuple):
     headers: Any
     content: bytes
 
 
 class Registry:
-    """One repository: what a tag or digest is there, and whether the login may push. All methods raise Failed."""
+    """Client of one repository in a registry. All methods raise VmAgentError."""
 
     def __init__(self, host: str, path: str, login: str | None, token_hosts: Collection[str] = ()) -> None:
-        # Like the engine: plain HTTP to this machine only.
-        scheme = "http" if is_here(f"http://{host}") else "https"
+        # Plain HTTP only to this machine, like the engine.
+        scheme = "http" if is_loopback_http(f"http://{host}") else "https"
         self.base, self.host, self.path, self.login = f"{scheme}://{host}/v2", host, path, login
-        self.token_hosts = {_name(host), TOKEN_HOSTS.get(host, _name(host)), *token_hosts}
+        self.token_hosts = {
+            _hostname_without_port(host),
+            TOKEN_HOSTS.get(host, _hostname_without_port(host)),
+            *token_hosts,
+        }
         self.bearer: str | None = None
         tls = ssl.create_default_context()
-        for certificate in CERTIFICATES.joinpath(host).glob("*.crt"):
+        for certificate in CERTIFICATES_FOLDER.joinpath(host).glob("*.crt"):
             try:
                 tls.load_verify_locations(certificate)
             except OSError as error:
-                raise Failed("usage", f"{certificate}: cannot be read: {error.strerror or error}; mend it") from None
-        # This machine is asked without TLS, so not through a proxy, which would read the login.
+                raise VmAgentError(
+                    "usage", f"{certificate}: cannot be read: {error.strerror or error}; correct the file"
+                ) from None
+        # Requests to this machine have no TLS. They bypass the proxy, which could read the login.
         proxies = {kind: proxy for kind, proxy in urllib.request.getproxies().items() if kind != "http"}
         handlers = (urllib.request.HTTPSHandler(context=tls), urllib.request.ProxyHandler(proxies), _Redirects(host))
         self.opener = urllib.request.build_opener(*handlers)
 
     @property
     def user(self) -> str:
-        """Whose login it is, for messages."""
+        """The login's user name, for messages."""
         with contextlib.suppress(ValueError):
-            return base64.b64decode(self.login or "").decode().partition(":")[0] or "nobody"
-        return "nobody"
+            return base64.b64decode(self.login or "").decode().partition(":")[0] or "anonymous"
+        return "anonymous"
 
     def manifest(self, name: str) -> tuple[str, dict[str, Any]] | None:
-        """Digest and content of the manifest that a tag or digest names; None where there is none."""
+        """Get digest and content of the manifest of a tag or digest; None if not found."""
         content = self.manifest_bytes(name)
-        return None if content is None else (digest_of(content), self._manifest(content))
+        return None if content is None else (digest_of(content), self._parse_manifest(content))
 
     def manifest_bytes(self, name: str) -> bytes | None:
-        """The same as it was sent, by its digest if `name` is one; None where there is none."""
-        content = self._verified("manifests", name, {"Accept": ", ".join(MANIFESTS)})
+        """Get a manifest's bytes, verified if `name` is a digest; None if not found."""
+        content = self._get_verified("manifests", name, {"Accept": ", ".join(MANIFEST_TYPES)})
         if content is not None:
-            self._manifest(content)
+            self._parse_manifest(content)
         return content
 
     def referrers(self, digest: str) -> list[dict[str, Any]] | None:
-        """What the registry says refers to a manifest, all pages; None where it has no such list (OCI 1.1)."""
+        """List the referrers of a manifest, all pages; None if the registry does not support it (OCI 1.1)."""
         url: str | None = f"{self.base}/{self.path}/referrers/{digest}"
-        found: list[dict[str, Any]] = []
-        for _ in range(PAGES):
+        descriptors: list[dict[str, Any]] = []
+        for _ in range(MAX_PAGES):
             try:
-                content, url = self._page(str(url))
-            except Failed as failed:
-                if failed.kind == "failed":  # an older registry knows no such address, and says so in its own way
+                content, url = self._get_page(str(url))
+            except VmAgentError as failed:
+                if failed.kind == "failed":  # older registries have no such endpoint; their errors vary
                     return None
                 raise
             if content is None:
                 return None
-            found += entries(self._manifest(content).get("manifests"))
+            descriptors += json_objects(self._parse_manifest(content).get("manifests"))
             if url is None:
-                return found
-        raise Failed("refused", f"{self.host} lists what refers to {digest} on more than {PAGES} pages; given up")
+                return descriptors
+        raise VmAgentError("refused", f"{self.host} lists the referrers of {digest} on more than {MAX_PAGES} pages")
 
-    def _page(self, url: str) -> tuple[bytes | None, str | None]:
-        """A page of a list, and the address of the next one."""
-        answer = self._ask(url, {"Accept": INDEX})
-        if answer is None:
+    def _get_page(self, url: str) -> tuple[bytes | None, str | None]:
+        """Get a page of a list, and the URL of the next page."""
+        response = self._request(url, {"Accept": INDEX_TYPE})
+        if response is None:
             return None, None
-        following = re.match(r'<([^>]+)>; *rel="?next"?', answer.headers.get("Link", ""))
-        if following is None:
-            return answer.content, None
-        url = self._address(url, following[1])
+        next_link = re.match(r'<([^>]+)>; *rel="?next"?', response.headers.get("Link", ""))
+        if next_link is None:
+            return response.content, None
+        url = self._resolve_url(url, next_link[1])
         if _origin(url) != _origin(self.base):
-            raise Failed("refused", f"{self.host} continues its list at {_name_of(url)}; refused")
-        return answer.content, url
+            raise VmAgentError("refused", f"{self.host} continues its list on another host, {_hostname(url)}")
+        return response.content, url
 
     def blob(self, digest: str) -> bytes | None:
-        """A small blob, verified; None where there is none."""
-        return self._verified("blobs", digest, most=BLOB_BYTES)
+        """Get a small blob, verified; None if not found."""
+        return self._get_verified("blobs", digest, max_bytes=MAX_BLOB_BYTES)
 
-    def _verified(
-        self, kind: str, name: str, headers: dict[str, str] | None = None, most: int = MANIFEST_BYTES
+    def _get_verified(
+        self, kind: str, name: str, headers: dict[str, str] | None = None, max_bytes: int = MAX_MANIFEST_BYTES
     ) -> bytes | None:
-        """A manifest's or blob's content, checked against its digest where `name` is one; None where there is none."""
-        answer = self._ask(f"{self.base}/{self.path}/{kind}/{name}", headers, most=most)
-        if answer is not None and name.startswith("sha256:") and name != digest_of(answer.content):
-            raise Failed("refused", f"{self.host} answers with other bytes than {name} for {self.path}; refused")
-        return None if answer is None else answer.content
+        """Get a manifest's or blob's content, verified if `name` is a digest; None if not found."""
+        response = self._request(f"{self.base}/{self.path}/{kind}/{name}", headers, max_bytes=max_bytes)
+        if response is not None and name.startswith("sha256:") and name != digest_of(response.content):
+            raise VmAgentError("refused", f"{self.host} returned content for {self.path} that does not match {name}")
+        return None if response is None else response.content
 
-    def _manifest(self, content: bytes) -> dict[str, Any]:
+    def _parse_manifest(self, content: bytes) -> dict[str, Any]:
         try:
             manifest = json.loads(content)
             if not isinstance(manifest, dict) or "schemaVersion" not in manifest:
                 raise ValueError
         except (ValueError, RecursionError):
-            what = "a web page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
-            advice = "correct registry.image, or a proxy on the VM's way there"
-            raise Failed(
-                "usage", f"{self.host} answers with {what} instead of the manifest of {self.path}; {advice}"
+            actual = "a web page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
+            remedy = "correct registry.image, or check the proxy between the VM and the registry"
+            raise VmAgentError(
+                "usage", f"{self.host} returned {actual} instead of the manifest of {self.path}; {remedy}"
             ) from None
         return manifest
 
-    def check_may_push(self) -> None:
-        """Begin an upload and drop it: a login without the right to push is named before gigabytes are tried.
+    def check_push_access(self) -> None:
+        """Start an upload and cancel it, to detect a login without push permission before gigabytes are sent.
 
-        So is a registry that has no such repository and makes none by itself. What else goes wrong here is left to the
-        push itself.
+        Also detects a missing repository that the registry does not create automatically. Other errors are ignored
+        here: the push itself reports them.
         """
         url = f"{self.base}/{self.path}/blobs/uploads/"
         try:
-            begun = self._ask(url, method="POST")
-        except Failed as failed:
+            upload = self._request(url, method="POST")
+        except VmAgentError as failed:
             if failed.kind in ("unauthorized", "forbidden"):
                 raise
             return
-        if begun is None:
-            raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
-        with contextlib.suppress(Failed):  # it expires by itself as well
-            place = self._address(url, begun.headers.get("Location", url))
-            if place != url and _origin(place) == _origin(self.base):
-                self._ask(place, method="DELETE")
+        if upload is None:
+            raise VmAgentError("absent", f"{self.host} has no repository {self.path}; {CREATE_REPOSITORY_HINT}")
+        with contextlib.suppress(VmAgentError):  # an upload also expires automatically
+            location = self._resolve_url(url, upload.headers.get("Location", url))
+            if location != url and _origin(location) == _origin(self.base):
+                self._request(location, method="DELETE")
 
     def has_blob(self, digest: str) -> bool:
         url = f"{self.base}/{self.path}/blobs/{digest}"
-        return self._ask(url, method="HEAD") is not None
+        return self._request(url, method="HEAD") is not None
 
     def send_blob(self, content: Path | bytes, digest: str) -> None:
-        """Upload a file, or bytes, whole. The registry compares its digest before it keeps it."""
+        """Upload a file or bytes in one request. The registry verifies the digest before it stores the blob."""
         url = f"{self.base}/{self.path}/blobs/uploads/"
-        begun = self._ask(url, method="POST")
-        place = None if begun is None else begun.headers.get("Location")
-        if not place:
-            raise Failed("failed", f"{self.host} says no place to upload to for {self.path}")
-        url = self._address(url, place)
-        if not (url.startswith("https://") or (self.base.startswith("http://") and is_here(url))):
-            raise Failed("refused", f"{self.host} asks for the upload at {url}, which is not https; refused")
+        upload = self._request(url, method="POST")
+        location = None if upload is None else upload.headers.get("Location")
+        if not location:
+            raise VmAgentError("failed", f"{self.host} returned no upload location for {self.path}")
+        url = self._resolve_url(url, location)
+        if not (url.startswith("https://") or (self.base.startswith("http://") and is_loopback_http(url))):
+            raise VmAgentError("refused", f"{self.host} requests the upload at {url}, which is not https")
         url += f"{'&' if '?' in url else '?'}{urllib.parse.urlencode({'digest': digest})}"
-        if self._ask(url, {"Content-Type": "application/octet-stream"}, method="PUT", data=content) is None:
-            raise Failed("transient", f"{self.host} no longer knows an upload to {self.path}")
+        if self._request(url, {"Content-Type": "application/octet-stream"}, method="PUT", data=content) is None:
+            raise VmAgentError("transient", f"{self.host} lost the upload to {self.path}")
 
-    def send_manifest(self, name: str, content: bytes, kind: str) -> bool:
-        """Put a manifest under a tag or its digest; whether the registry itself lists it with its subject (OCI 1.1)."""
+    def send_manifest(self, name: str, content: bytes, media_type: str) -> bool:
+        """Put a manifest under a tag or its digest. Returns True if the registry lists it as a referrer (OCI 1.1)."""
         url = f"{self.base}/{self.path}/manifests/{name}"
-        answer = self._ask(url, {"Content-Type": kind}, method="PUT", data=content)
-        if answer is None:
-            raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
-        return bool(answer.headers.get("OCI-Subject"))
+        response = self._request(url, {"Content-Type": media_type}, method="PUT", data=content)
+        if response is None:
+            raise VmAgentError("absent", f"{self.host} has no repository {self.path}; {CREATE_REPOSITORY_HINT}")
+        return bool(response.headers.get("OCI-Subject"))
 
-    def _address(self, url: str, place: str) -> str:
-        """The address that an answer from `url` names."""
+    def _resolve_url(self, url: str, location: str) -> str:
+        """Resolve the location in a response from `url`."""
         try:
-            url = urllib.parse.urljoin(url, place)
-            _origin(url)  # where it has a port that is none
+            url = urllib.parse.urljoin(url, location)
+            _origin(url)  # ValueError if the port is invalid
         except ValueError:
-            raise Failed("refused", f"{self.host} names an address that is none: {place[:200]!r}") from None
+            raise VmAgentError("refused", f"{self.host} redirects to an invalid URL: {location[:200]!r}") from None
         return url
 
-    def _ask(
+    def _request(
         self,
         url: str,
         headers: dict[str, str] | None = None,
         *,
         method: str = "GET",
         data: bytes | Path | None = None,
-        most: int = MANIFEST_BYTES,
-    ) -> _Answer | None:
-        """As `_open`, with the login, which goes to this registry alone; None for 404."""
+        max_bytes: int = MAX_MANIFEST_BYTES,
+    ) -> _Response | None:
+        """Send a request, with the login if it goes to this registry; None for 404."""
         for is_last in (False, True):
             login = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
             try:
-                more = {"Authorization": login} if login and _origin(url) == _origin(self.base) else {}
-                return self._open(url, {**(headers or {}), **more}, method, data, most)
+                authorization = {"Authorization": login} if login and _origin(url) == _origin(self.base) else {}
+                return self._send_request(url, {**(headers or {}), **authorization}, method, data, max_bytes)
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     return None
                 challenge = error.headers.get("WWW-Authenticate", "")
                 if error.code != 401 or is_last or not challenge.lower().startswith("bearer "):
-                    raise self._refused(error) from None
-                self.bearer = self._token(challenge)
-            except _NO_ANSWER as error:
-                raise _broken(error, self.host) from None
+                    raise self._to_error(error) from None
+                self.bearer = self._fetch_token(challenge)
+            except _RESPONSE_ERRORS as error:
+                raise _connection_error(error, self.host) from None
         raise AssertionError("unreachable")
 
-    def _open(self, url: str, headers: dict[str, str], method: str, data: bytes | Path | None, most: int) -> _Answer:
-        """The answer. `data` is sent: bytes, or a file's content."""
+    def _send_request(
+        self, url: str, headers: dict[str, str], method: str, data: bytes | Path | None, max_bytes: int
+    ) -> _Response:
+        """Send `data` (bytes, or a file's content) and read the response."""
         content = bytearray()
         data = b"" if method == "POST" else data
         if isinstance(data, Path):
@@ -265,24 +273,24 @@ class Registry:
             with contextlib.ExitStack() as stack:
                 body: Any = stack.enter_context(data.open("rb")) if isinstance(data, Path) else data
                 request = urllib.request.Request(url, data=body, headers=headers, method=method)  # noqa: S310 - https, or this machine
-                answer = stack.enter_context(self.opener.open(request, timeout=ASK_SEC))
-                until = time.monotonic() + ASK_SEC
-                while piece := answer.read1(_PIECE):
-                    content += piece
-                    if len(content) > most:
-                        raise Failed(
-                            "refused", f"{_name_of(url)} answers {url} with more than {most >> 20} MiB; given up"
+                response = stack.enter_context(self.opener.open(request, timeout=REQUEST_TIMEOUT_SEC))
+                until = time.monotonic() + REQUEST_TIMEOUT_SEC
+                while chunk := response.read1(_CHUNK_BYTES):
+                    content += chunk
+                    if len(content) > max_bytes:
+                        raise VmAgentError(
+                            "refused", f"{_hostname(url)}: the response to {url} exceeds {max_bytes >> 20} MiB"
                         )
                     if time.monotonic() > until:
-                        raise TimeoutError(f"an answer that is not complete after {ASK_SEC:.0f} s")
-                if getattr(answer, "length", None):  # read1 takes the end of a cut answer for the end of the answer
-                    raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
+                        raise TimeoutError(f"the response was not complete after {REQUEST_TIMEOUT_SEC:.0f} s")
+                if getattr(response, "length", None):  # read1 does not report a truncated response
+                    raise ConnectionResetError(f"the response ended {response.length} bytes early")
         except urllib.error.HTTPError as error:
-            error.close()  # it holds the connection
+            error.close()  # releases the connection
             raise
-        return _Answer(answer.headers, bytes(content))
+        return _Response(response.headers, bytes(content))
 
-    def _token(self, challenge: str) -> str:
+    def _fetch_token(self, challenge: str) -> str:
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         scope = f"repository:{self.path}:pull,push"
         query = urllib.parse.urlencode({"service": fields.get("service", ""), "scope": scope})
@@ -290,64 +298,71 @@ class Registry:
         realm = fields.get("realm", "")
         try:
             self._check_realm(realm)
-            answer = json.loads(self._open(f"{realm}?{query}", headers, "GET", None, TOKEN_BYTES).content)
-            token = answer.get("token") or answer["access_token"]
+            response = json.loads(self._send_request(f"{realm}?{query}", headers, "GET", None, MAX_TOKEN_BYTES).content)
+            token = response.get("token") or response["access_token"]
         except urllib.error.HTTPError as error:
-            if error.code in PASSING:
-                raise self._refused(error) from None
-            raise Failed("unauthorized", f"{self.host} refuses user {self.user}: {_said(error)} to the login") from None
-        except (*_NO_ANSWER, KeyError, AttributeError) as error:
-            raise _broken(error, f"{realm}, which {self.host} names") from None
-        if not (isinstance(token, str) and token.isascii() and token.isprintable()):  # else it stands in the error
-            raise Failed("refused", f"{realm}, which {self.host} names, gives something else than a token; refused")
+            if error.code in TRANSIENT_STATUSES:
+                raise self._to_error(error) from None
+            raise VmAgentError(
+                "unauthorized", f"{self.host} refused the login of user {self.user}: {_status_line(error)}"
+            ) from None
+        except (*_RESPONSE_ERRORS, KeyError, AttributeError) as error:
+            raise _connection_error(error, f"{realm}, the token service of {self.host}") from None
+        # An unprintable token in a header would raise an error whose message contains the token.
+        if not (isinstance(token, str) and token.isascii() and token.isprintable()):
+            raise VmAgentError("refused", f"{realm}, the token service of {self.host}, returned an invalid token")
         return token
 
     def _check_realm(self, realm: str) -> None:
-        if not (realm.startswith("https://") or (self.base.startswith("http://") and is_here(realm))):
-            raise Failed("refused", f"{self.host} sends the login to {realm or 'nowhere'}, which is not https; refused")
-        if _name_of(realm) not in self.token_hosts:
-            raise Failed(
+        if not (realm.startswith("https://") or (self.base.startswith("http://") and is_loopback_http(realm))):
+            raise VmAgentError("refused", f"{self.host} directs the login to {realm or 'no URL'}, which is not https")
+        if _hostname(realm) not in self.token_hosts:
+            raise VmAgentError(
                 "refused",
-                f"{self.host} sends the login of {self.user} to {_name_of(realm)}; if that is its token service, add "
-                "that name to registry.token_hosts",
+                f"{self.host} directs the login of {self.user} to {_hostname(realm)}; if that is its token service, "
+                "add it to registry.token_hosts",
             )
 
-    def _refused(self, error: urllib.error.HTTPError) -> Failed:
+    def _to_error(self, error: urllib.error.HTTPError) -> VmAgentError:
         if error.code == 401:
-            return Failed("unauthorized", f"{self.host} refuses user {self.user} for {self.path}: {_said(error)}")
+            return VmAgentError(
+                "unauthorized", f"{self.host} refused user {self.user} for {self.path}: {_status_line(error)}"
+            )
         if error.code == 403:
-            return Failed("forbidden", may_not(self.host, self.user, self.path, _said(error)))
-        kind = "transient" if error.code in PASSING else "failed"
-        return Failed(kind, f"{self.host} answers {_said(error)} for {self.path}")
+            return VmAgentError(
+                "forbidden", push_forbidden_message(self.host, self.user, self.path, _status_line(error))
+            )
+        kind = "transient" if error.code in TRANSIENT_STATUSES else "failed"
+        return VmAgentError(kind, f"{self.host} returned {_status_line(error)} for {self.path}")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect with the login only where it stays with the same server, and never from TLS to plain HTTP."""
+    """Redirect handler that sends the login only to the same server, and never follows TLS to plain HTTP."""
 
-    max_redirections = REDIRECTS
+    max_redirections = MAX_REDIRECTS
 
     def __init__(self, host: str) -> None:
         self._host = host
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not (newurl.startswith("https://") or (req.type == "http" and is_here(newurl))):
+        if not (newurl.startswith("https://") or (req.type == "http" and is_loopback_http(newurl))):
             fp.close()
-            raise Failed("refused", f"{self._host} redirects to {newurl}, which is not https; refused")
-        made = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if made is not None and _origin(newurl) != _origin(req.full_url):
-            made.remove_header("Authorization")
-        return made
+            raise VmAgentError("refused", f"{self._host} redirects to {newurl}, which is not https")
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and _origin(newurl) != _origin(req.full_url):
+            request.remove_header("Authorization")
+        return request
 
 
-def may_not(host: str, user: str, path: str, said: str) -> str:
-    """The message for a login that is right and may not push."""
+def push_forbidden_message(host: str, user: str, path: str, status: str) -> str:
+    """Build the message for a valid login without push permission."""
     return (
-        f"{host}: user {user} may not push to {path}: {said}; give that user the right to push there, or correct "
-        f"registry.image or registry.user; {MAKES_ONE}"
+        f"{host}: user {user} may not push to {path}: {status}; grant the user push permission, or correct "
+        f"registry.image or registry.user; {CREATE_REPOSITORY_HINT}"
     )
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _status_line(error: urllib.error.HTTPError) -> str:
     return f"{error.code} {error.reason}"
 
 
@@ -356,17 +371,17 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
-def _name_of(url: str) -> str:
+def _hostname(url: str) -> str:
     return urllib.parse.urlsplit(url).hostname or url
 
 
-def _name(host: str) -> str:
-    """A registry's host without its port."""
-    return _name_of(f"//{host}")
+def _hostname_without_port(host: str) -> str:
+    """Remove the port from a registry's host."""
+    return _hostname(f"//{host}")
 
 
-def is_here(url: str) -> bool:
-    """Whether an address of plain HTTP is this machine's own: what is sent there is seen by no other."""
+def is_loopback_http(url: str) -> bool:
+    """Return True for a plain HTTP URL of this machine: traffic to it does not leave the machine."""
     try:
         parts = urllib.parse.urlsplit(url)
     except ValueError:
@@ -374,8 +389,9 @@ def is_here(url: str) -> bool:
     return parts.scheme == "http" and _LOOPBACK.match(parts.hostname or "") is not None
 
 
-def _broken(error: Exception, where: str) -> Failed:
-    """A request without a readable answer: transient, unless the certificate is not trusted."""
-    why = getattr(error, "reason", None) or error
-    kind = "failed" if isinstance(why, ssl.SSLCertVerificationError) else "transient"
-    return Failed(kind, f"{where}: {why if isinstance(why, OSError) else f'{type(error).__name__}: {why}'}")
+def _connection_error(error: Exception, server: str) -> VmAgentError:
+    """Convert an error without a readable response: transient, unless the certificate is not trusted."""
+    cause = getattr(error, "reason", None) or error
+    kind = "failed" if isinstance(cause, ssl.SSLCertVerificationError) else "transient"
+    text = str(cause) if isinstance(cause, OSError) else f"{type(error).__name__}: {cause}"
+    return VmAgentError(kind, f"{server}: {text}")

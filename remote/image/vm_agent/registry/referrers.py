@@ -1,9 +1,9 @@
-"""On the build VM: what stands beside an image in its registry: documents about it, and signatures of its digest.
+"""Documents and signatures that are attached to an image in its registry (OCI referrers).
 
-A document is a manifest whose `subject` is the image (OCI 1.1). A registry that knows such manifests says so
-(OCI-Subject) and lists them itself. For one that does not, the list is a manifest under the tag sha256-HEX, which we
-keep: it is read, added to, written and read again, so that of two writers at one moment the later one may have to type
-its command again. Signatures are where cosign looks: a manifest under the tag sha256-HEX.sig, a layer for each.
+A document is a manifest whose `subject` is the image (OCI 1.1). A registry that supports such manifests says so
+(OCI-Subject) and lists them itself. For other registries we maintain the list as a manifest under the tag sha256-HEX:
+it is read, extended, written and read back. If two users write at the same time, one of them may have to rerun the
+command. Signatures are stored in cosign's layout: a manifest under the tag sha256-HEX.sig, one layer per signature.
 """
 
 from __future__ import annotations
@@ -12,157 +12,161 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from remote.image.vm_agent.job import Failed
-from remote.image.vm_agent.registry.api import INDEX, MANIFEST, Registry, digest_of, entries, fields
+from remote.image.vm_agent.job import VmAgentError
+from remote.image.vm_agent.registry.api import INDEX_TYPE, MANIFEST_TYPE, Registry, digest_of, json_object, json_objects
 
-EMPTY, EMPTY_CONTENT = "application/vnd.oci.empty.v1+json", b"{}"
-CONFIG = "application/vnd.oci.image.config.v1+json"
-TITLE = "org.opencontainers.image.title"
-PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
-SIGNATURE = "dev.cosignproject.cosign/signature"
-MOST_PARTS = 50  # documents, or signatures, that are read of one image
-BY_REGISTRY = "the registry's own list"
+EMPTY_TYPE, EMPTY_CONTENT = "application/vnd.oci.empty.v1+json", b"{}"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+TITLE_ANNOTATION = "org.opencontainers.image.title"
+PAYLOAD_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
+SIGNATURE_ANNOTATION = "dev.cosignproject.cosign/signature"
+MAX_DOCUMENTS = 50  # per image; the same limit applies to signatures
+REGISTRY_LIST = "the registry's own list"
 
 
 def attach(registry: Registry, subject: str, documents: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put documents beside the image `subject` (sha256:...); their digests, and who lists them.
+    """Attach documents to the image `subject` (sha256:...). Returns their digests and where they are listed.
 
-    A document is `kind` (a media type), `title`, `text` and `notes`. The same document again is the same manifest.
+    A document has `kind` (a media type), `title`, `text` and `notes` (annotations). Attaching an identical document
+    again creates the same manifest.
     """
-    image = _image(registry, subject)
-    kind = str(json.loads(image).get("mediaType") or MANIFEST)
-    about = {"mediaType": kind, "digest": subject, "size": len(image)}
-    _send(registry, EMPTY_CONTENT)
-    digests, lists = [], BY_REGISTRY
+    image = _fetch_image_manifest(registry, subject)
+    media_type = str(json.loads(image).get("mediaType") or MANIFEST_TYPE)
+    image_descriptor = {"mediaType": media_type, "digest": subject, "size": len(image)}
+    _send_blob(registry, EMPTY_CONTENT)
+    digests, lists = [], REGISTRY_LIST
     for document in documents:
         text = document["text"].encode()
         manifest = {
             "schemaVersion": 2,
-            "mediaType": MANIFEST,
+            "mediaType": MANIFEST_TYPE,
             "artifactType": document["kind"],
-            "config": descriptor(EMPTY, EMPTY_CONTENT),
-            "layers": [descriptor(document["kind"], text, {TITLE: document["title"]})],
-            "subject": about,
+            "config": descriptor(EMPTY_TYPE, EMPTY_CONTENT),
+            "layers": [descriptor(document["kind"], text, {TITLE_ANNOTATION: document["title"]})],
+            "subject": image_descriptor,
             "annotations": dict(document["notes"]),
         }
         content = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
-        _send(registry, text)
-        if not registry.send_manifest(digest_of(content), content, MANIFEST):
-            lists = f"tag {tag_of(subject)}"
-            entry = {**descriptor(MANIFEST, content, document["notes"]), "artifactType": document["kind"]}
-            _enlist(registry, subject, entry)
+        _send_blob(registry, text)
+        if not registry.send_manifest(digest_of(content), content, MANIFEST_TYPE):
+            lists = f"tag {fallback_tag(subject)}"
+            entry = {**descriptor(MANIFEST_TYPE, content, document["notes"]), "artifactType": document["kind"]}
+            _add_to_fallback_list(registry, subject, entry)
         digests.append(digest_of(content))
-    listed = {one["digest"] for one in _listed(registry, subject)[0]}
+    listed = {entry["digest"] for entry in _list_referrers(registry, subject)[0]}
     if missing := [digest for digest in digests if digest not in listed]:
-        raise Failed("transient", f"{registry.host} took {missing[0]} and does not list it with {subject}")
+        raise VmAgentError("transient", f"{registry.host} accepted {missing[0]} but does not list it with {subject}")
     return {"digests": digests, "lists": lists}
 
 
 def sign(registry: Registry, subject: str, payload: str, signature: str) -> dict[str, Any]:
-    """Add a signature to those of the image; what others signed stays."""
-    _image(registry, subject)
-    text, tag = payload.encode(), f"{tag_of(subject)}.sig"
-    there = registry.manifest(tag)
-    layers = [layer for layer in _layers(there) if isinstance(layer.get("digest"), str)]
-    layers.append(descriptor(PAYLOAD, text, {SIGNATURE: signature}))
+    """Add a signature to the image; other users' signatures are kept."""
+    _fetch_image_manifest(registry, subject)
+    text, tag = payload.encode(), f"{fallback_tag(subject)}.sig"
+    existing = registry.manifest(tag)
+    layers = [layer for layer in _layers(existing) if isinstance(layer.get("digest"), str)]
+    layers.append(descriptor(PAYLOAD_TYPE, text, {SIGNATURE_ANNOTATION: signature}))
     rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
-    written = json.dumps({"architecture": "", "os": "", "config": {}, "rootfs": rootfs}).encode()
-    parts = {"config": descriptor(CONFIG, written), "layers": layers}
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, **parts}
+    config = json.dumps({"architecture": "", "os": "", "config": {}, "rootfs": rootfs}).encode()
+    parts = {"config": descriptor(CONFIG_TYPE, config), "layers": layers}
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, **parts}
     content = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
-    for part in (text, written):
-        _send(registry, part)
-    registry.send_manifest(tag, content, MANIFEST)
+    for blob in (text, config):
+        _send_blob(registry, blob)
+    registry.send_manifest(tag, content, MANIFEST_TYPE)
     if registry.manifest_bytes(tag) != content:
-        raise Failed("transient", f"{registry.host}: {tag} is not what was written there; somebody signed as well")
+        raise VmAgentError("transient", f"{registry.host}: {tag} was changed by another user at the same time")
     return {"tag": tag, "signatures": len(layers)}
 
 
-def look(registry: Registry, name: str) -> dict[str, Any]:
-    """An image by its tag or digest: its manifest, its configuration, and all that stands beside it."""
-    content = _image(registry, name)
+def describe_image(registry: Registry, name: str) -> dict[str, Any]:
+    """Read an image by its tag or digest: manifest, configuration, documents and signatures."""
+    content = _fetch_image_manifest(registry, name)
     digest, manifest = digest_of(content), json.loads(content)
-    listed, lists = _listed(registry, digest)
-    config = _blob(registry, fields(manifest.get("config")).get("digest"))
+    listed, lists = _list_referrers(registry, digest)
+    config = _fetch_text(registry, json_object(manifest.get("config")).get("digest"))
     return {
         "digest": digest,
         "manifest": manifest,
         "config": config,
         "lists": lists,
-        "documents": [_document(registry, one) for one in listed[:MOST_PARTS]],
-        "signatures": _signatures(registry, digest),
+        "documents": [_fetch_document(registry, entry) for entry in listed[:MAX_DOCUMENTS]],
+        "signatures": _fetch_signatures(registry, digest),
     }
 
 
-def tag_of(subject: str) -> str:
-    """The tag that a digest has where a registry keeps no list (OCI 1.1, "Referrers Tag Schema")."""
+def fallback_tag(subject: str) -> str:
+    """Return the tag for the list of referrers if the registry has none (OCI 1.1, "Referrers Tag Schema")."""
     return subject.replace(":", "-")
 
 
-def _listed(registry: Registry, subject: str) -> tuple[list[Mapping[str, Any]], str]:
-    found, lists = registry.referrers(subject), BY_REGISTRY
-    if found is None:
-        found, lists = _kept(registry, subject), f"tag {tag_of(subject)}"
-    return [one for one in found if isinstance(one.get("digest"), str)], lists
+def _list_referrers(registry: Registry, subject: str) -> tuple[list[Mapping[str, Any]], str]:
+    descriptors, lists = registry.referrers(subject), REGISTRY_LIST
+    if descriptors is None:
+        descriptors, lists = _fallback_list(registry, subject), f"tag {fallback_tag(subject)}"
+    return [entry for entry in descriptors if isinstance(entry.get("digest"), str)], lists
 
 
-def _kept(registry: Registry, subject: str) -> list[dict[str, Any]]:
-    """The list that we keep where the registry has none."""
-    there = registry.manifest(tag_of(subject))
-    return [] if there is None else entries(there[1].get("manifests"))
+def _fallback_list(registry: Registry, subject: str) -> list[dict[str, Any]]:
+    """Read the list that we maintain if the registry has none."""
+    index = registry.manifest(fallback_tag(subject))
+    return [] if index is None else json_objects(index[1].get("manifests"))
 
 
-def _enlist(registry: Registry, subject: str, entry: Mapping[str, Any]) -> None:
-    listed = _kept(registry, subject)
-    if any(one.get("digest") == entry["digest"] for one in listed):
+def _add_to_fallback_list(registry: Registry, subject: str, entry: Mapping[str, Any]) -> None:
+    listed = _fallback_list(registry, subject)
+    if any(item.get("digest") == entry["digest"] for item in listed):
         return
-    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
-    registry.send_manifest(tag_of(subject), json.dumps(index).encode(), INDEX)
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, entry]}
+    registry.send_manifest(fallback_tag(subject), json.dumps(index).encode(), INDEX_TYPE)
 
 
-def _document(registry: Registry, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of the list with its first file's text, None where there is none or it is no text."""
-    there = registry.manifest(entry["digest"])
-    manifest, layers = {} if there is None else there[1], _layers(there)
+def _fetch_document(registry: Registry, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Fetch one listed document with the text of its first file, or None if it has no file."""
+    fetched = registry.manifest(entry["digest"])
+    manifest, layers = {} if fetched is None else fetched[1], _layers(fetched)
     return {
         "digest": entry["digest"],
         "kind": str(manifest.get("artifactType") or entry.get("artifactType")),
-        "notes": fields(manifest.get("annotations")),
-        "text": _blob(registry, layers[0].get("digest")) if layers else None,
+        "notes": json_object(manifest.get("annotations")),
+        "text": _fetch_text(registry, layers[0].get("digest")) if layers else None,
     }
 
 
-def _signatures(registry: Registry, subject: str) -> list[dict[str, Any]]:
-    there = registry.manifest(f"{tag_of(subject)}.sig")
+def _fetch_signatures(registry: Registry, subject: str) -> list[dict[str, Any]]:
+    fetched = registry.manifest(f"{fallback_tag(subject)}.sig")
     return [
-        {"payload": _blob(registry, layer.get("digest")), "signature": fields(layer.get("annotations")).get(SIGNATURE)}
-        for layer in _layers(there)[:MOST_PARTS]
+        {
+            "payload": _fetch_text(registry, layer.get("digest")),
+            "signature": json_object(layer.get("annotations")).get(SIGNATURE_ANNOTATION),
+        }
+        for layer in _layers(fetched)[:MAX_DOCUMENTS]
     ]
 
 
-def _layers(there: tuple[str, dict[str, Any]] | None) -> list[dict[str, Any]]:
-    return [] if there is None else entries(there[1].get("layers"))
+def _layers(fetched: tuple[str, dict[str, Any]] | None) -> list[dict[str, Any]]:
+    return [] if fetched is None else json_objects(fetched[1].get("layers"))
 
 
-def _blob(registry: Registry, digest: object) -> str | None:
+def _fetch_text(registry: Registry, digest: object) -> str | None:
     content = registry.blob(digest) if isinstance(digest, str) else None
     return None if content is None else content.decode(errors="replace")
 
 
-def _image(registry: Registry, name: str) -> bytes:
+def _fetch_image_manifest(registry: Registry, name: str) -> bytes:
     content = registry.manifest_bytes(name)
     if content is None:
-        raise Failed("usage", f"{registry.host} has no {name} in {registry.path}; `inv push` puts it there")
+        raise VmAgentError("usage", f"{registry.host} has no {name} in {registry.path}; push it with `inv push`")
     return content
 
 
-def _send(registry: Registry, content: bytes) -> None:
+def _send_blob(registry: Registry, content: bytes) -> None:
     digest = digest_of(content)
     if not registry.has_blob(digest):
         registry.send_blob(content, digest)
 
 
-def descriptor(kind: str, content: bytes, notes: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a manifest says of one part."""
-    more = {"annotations": dict(notes)} if notes else {}
-    return {"mediaType": kind, "digest": digest_of(content), "size": len(content), **more}
+def descriptor(media_type: str, content: bytes, annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Build the descriptor of one part of a manifest."""
+    optional = {"annotations": dict(annotations)} if annotations else {}
+    return {"mediaType": media_type, "digest": digest_of(content), "size": len(content), **optional}

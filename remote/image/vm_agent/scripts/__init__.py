@@ -1,11 +1,11 @@
-"""Programs of one file for the build VM, each sent as the text of one command (`remote.hosts.bundle.inline_command`).
+"""Single-file programs for the build VM, each sent as the text of one command (`remote.hosts.bundle.inline_command`).
 
-Standard library alone, Python 3.9 or newer (facts: 3.5); none imports another module of ours.
+Standard library only, Python 3.9 or newer (vm_info: 3.5); none imports another module of ours.
 
-contents: what an image holds, run inside it
+disk_info: file systems, models, and the engine's DOCKER_TMPDIR
 engine: as root, a second container engine with its data on the share
-facts: system, processor, Python and user
-feed: hands a secret from standard input to the named pipe of a job
-login: a folder for the engine client's login, in memory where there is such a place
-look: file systems, models, the engine's DOCKER_TMPDIR
+inventory: packages and models of an image, run inside it
+login: a configuration folder for the engine client's login, in memory if possible
+send_token: writes a secret from standard input to a job's named pipe
+vm_info: system, processor, Python and user
 """

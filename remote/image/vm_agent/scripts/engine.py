@@ -1,14 +1,15 @@
-"""As root: a second container engine with its data on a share that engines cannot use directly.
+"""Program that starts, as root, a second container engine with its data on a share that engines cannot use directly.
 
     python -c THIS '{"file": ".../engine.ext4", "owner": UID, "size_bytes": N, "mount": "...", "socket": "...",
                     "log": "...", "group": "docker"}'
 
-Loop-mounts an ext4 file system in one file on the share; a second dockerd keeps its data there. What is there already
-stays, so the same call brings everything back after a reboot. Answers in one JSON line, or with the reason on standard
-error and exit code 3, or 4 for what another user may have put there.
+Loop-mounts an ext4 file system that is one file on the share; a second dockerd stores its data there. Existing parts
+are kept, so the same command restores everything after a reboot. Prints one JSON line, or the cause on standard error
+with exit code 3, or 4 if another user may have created a path.
 
-Whoever can write an engine's data is root on its machine. So the file is used only if root made it, in a folder that is
-`owner`'s alone, and from its check to the loop device it is one open file, whatever happens to its name.
+A user who can write an engine's data is root on its machine. The file is therefore used only if root created it, in a
+folder that only `owner` can change. It stays open from the check to the setup of the loop device, so that it cannot be
+exchanged by renaming.
 """
 
 from __future__ import annotations
@@ -26,70 +27,70 @@ import time
 from pathlib import Path
 from typing import Any
 
-UP_SEC = 60.0
+START_TIMEOUT_SEC = 60.0
 LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_GET_FREE = 0x4C00, 0x4C01, 0x4C82  # linux/loop.h
 
 
-class ForeignContainer(Exception):
-    """Another user made it or may change it; the message names path and owner."""
+class ForeignOwner(Exception):
+    """Error raised for a path that another user created or may change; the message has path and owner."""
 
 
-class EngineRefused(Exception):
-    """It cannot be done; the message says why and what to do."""
+class EngineSetupError(Exception):
+    """Error raised if the engine cannot be set up; the message has cause and remedy."""
 
 
 def main() -> int:
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     try:
         if os.geteuid() != 0:
-            raise EngineRefused(
-                "an engine of its own needs root: let this user run `sudo -n python3`, or log in as root"
+            raise EngineSetupError(
+                "a separate engine needs root; allow this user to run `sudo -n python3`, or log in as root"
             )
         for program in ("dockerd", "mkfs.ext4", "mount"):
             if shutil.which(program) is None:
-                raise EngineRefused(f"{program}: not found; apt-get install docker.io e2fsprogs mount")
-        file, folder = Path(asked["file"]), opened(Path(asked["file"]).parent, asked["owner"])
-        made = make_disk(file, folder, asked["size_bytes"])
-        mount(file, folder, Path(asked["mount"]))
-        started = not answers(asked["socket"])
+                raise EngineSetupError(f"{program}: not found; apt-get install docker.io e2fsprogs mount")
+        file, folder = Path(request["file"]), open_folder(Path(request["file"]).parent, request["owner"])
+        created = create_disk(file, folder, request["size_bytes"])
+        mount(file, folder, Path(request["mount"]))
+        started = not is_engine_up(request["socket"])
         if started:
-            start(asked)
-    except (EngineRefused, ForeignContainer, OSError, subprocess.CalledProcessError) as error:
+            start_engine(request)
+    except (EngineSetupError, ForeignOwner, OSError, subprocess.CalledProcessError) as error:
         stderr = getattr(error, "stderr", None) or b""
         sys.stderr.write(f"{error} {stderr.decode(errors='replace').strip()}".strip() + "\n")
-        return 4 if isinstance(error, ForeignContainer) else 3
-    room = os.statvfs(asked["mount"])
-    facts = {"made": made, "started": started, "free_bytes": room.f_bavail * room.f_frsize}
+        return 4 if isinstance(error, ForeignOwner) else 3
+    filesystem = os.statvfs(request["mount"])
+    facts = {"made": created, "started": started, "free_bytes": filesystem.f_bavail * filesystem.f_frsize}
     sys.stdout.write(json.dumps(facts) + "\n")
     return 0
 
 
-def opened(folder: Path, owner: int) -> int:
-    """The folder of the file, if it is `owner`'s or root's alone."""
+def open_folder(folder: Path, owner: int) -> int:
+    """Open the folder of the file after checking that only `owner` or root can change it."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except NotADirectoryError:
-        raise ForeignContainer(
-            f"{folder}: is no folder, made by uid {folder.lstat().st_uid}; look at it and remove it"
+        raise ForeignOwner(
+            f"{folder}: is not a folder, created by uid {folder.lstat().st_uid}; check and remove it"
         ) from None
-    seen = os.fstat(handle)
-    if seen.st_uid not in (0, owner) or seen.st_mode & 0o077:
-        raise ForeignContainer(
-            f"{folder}: of uid {seen.st_uid}, mode {seen.st_mode & 0o7777:04o}: others may change what is in it"
+    status = os.fstat(handle)
+    if status.st_uid not in (0, owner) or status.st_mode & 0o077:
+        raise ForeignOwner(
+            f"{folder}: owned by uid {status.st_uid}, mode {status.st_mode & 0o7777:04o}: other users may change it"
         )
     return handle
 
 
-def make_disk(file: Path, folder: int, size_bytes: int) -> bool:
-    """Make the file system in its file, once. The file is sparse: it takes from the share only what it holds."""
+def create_disk(file: Path, folder: int, size_bytes: int) -> bool:
+    """Create the file with its file system if missing. The file is sparse: it only uses the space of its content."""
     with contextlib.suppress(FileNotFoundError):
         os.stat(file.name, dir_fd=folder, follow_symlinks=False)
         return False
-    room = os.fstatvfs(folder)
-    free = room.f_bavail * room.f_frsize
+    filesystem = os.fstatvfs(folder)
+    free = filesystem.f_bavail * filesystem.f_frsize
     if free < size_bytes:
-        raise EngineRefused(
-            f"{file.parent}: {free / 1e9:.1f} GB free, {size_bytes / 1e9:.1f} GB asked for; name a smaller size"
+        raise EngineSetupError(
+            f"{file.parent}: {free / 1e9:.1f} GB free, {size_bytes / 1e9:.1f} GB requested; request a smaller size"
         )
     part = f"{file.name}.part"
     with contextlib.suppress(FileNotFoundError):
@@ -98,7 +99,7 @@ def make_disk(file: Path, folder: int, size_bytes: int) -> bool:
         handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
         try:
             os.ftruncate(handle, size_bytes)
-            run("mkfs.ext4", "-q", "-F", "-m", "0", f"/proc/self/fd/{handle}", keep=(handle,))
+            run("mkfs.ext4", "-q", "-F", "-m", "0", f"/proc/self/fd/{handle}", pass_fds=(handle,))
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -109,17 +110,17 @@ def make_disk(file: Path, folder: int, size_bytes: int) -> bool:
     return True
 
 
-def mount(file: Path, folder: int, at: Path) -> None:
-    """Mount the file, unless it is mounted. Nothing in it counts as a device or as a program of another user."""
-    at.mkdir(parents=True, exist_ok=True)
-    if os.path.ismount(at):
+def mount(file: Path, folder: int, mount_point: Path) -> None:
+    """Mount the file unless it is mounted, with nosuid and nodev."""
+    mount_point.mkdir(parents=True, exist_ok=True)
+    if os.path.ismount(mount_point):
         return
     try:
         handle = os.open(file.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         owner = os.stat(file.name, dir_fd=folder, follow_symlinks=False).st_uid
-        raise ForeignContainer(
-            f"{file}: cannot be opened ({error.strerror}), made by uid {owner}; look at it and remove it"
+        raise ForeignOwner(
+            f"{file}: cannot be opened ({error.strerror}), created by uid {owner}; check and remove it"
         ) from None
     try:
         check_disk(file, os.fstat(handle))
@@ -133,41 +134,41 @@ def mount(file: Path, folder: int, at: Path) -> None:
         try:
             fcntl.ioctl(loop, LOOP_SET_FD, handle)
             try:
-                run("mount", "-o", "nosuid,nodev", device, str(at))
+                run("mount", "-o", "nosuid,nodev", device, str(mount_point))
             finally:
-                fcntl.ioctl(loop, LOOP_CLR_FD)  # of a mounted device: once it is unmounted
+                fcntl.ioctl(loop, LOOP_CLR_FD)  # takes effect when the device is unmounted
         finally:
             os.close(loop)
     finally:
         os.close(handle)
 
 
-def check_disk(file: Path, seen: os.stat_result) -> None:
-    if not stat.S_ISREG(seen.st_mode) or seen.st_uid != 0 or seen.st_nlink != 1 or seen.st_mode & 0o022:
-        raise ForeignContainer(
-            f"{file}: of uid {seen.st_uid}, mode {seen.st_mode & 0o7777:04o}, {seen.st_nlink} names: not a file that "
-            "root alone can change; look at it and remove it"
+def check_disk(file: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_nlink != 1 or status.st_mode & 0o022:
+        raise ForeignOwner(
+            f"{file}: owned by uid {status.st_uid}, mode {status.st_mode & 0o7777:04o}, {status.st_nlink} names: not a "
+            "file that only root can change; check and remove it"
         )
 
 
-def start(asked: dict[str, Any]) -> None:
-    """Start dockerd detached: under systemd if it runs, otherwise in a session of its own."""
-    folder, name = Path(asked["mount"]), Path(asked["socket"]).stem
-    for below in ("data", "tmp"):
-        (folder / below).mkdir(exist_ok=True)
+def start_engine(request: dict[str, Any]) -> None:
+    """Start dockerd detached: as a systemd unit if systemd runs, otherwise in a new session."""
+    folder, name = Path(request["mount"]), Path(request["socket"]).stem
+    for subfolder in ("data", "tmp"):
+        (folder / subfolder).mkdir(exist_ok=True)
     daemon = (
         *("dockerd", "--data-root", str(folder / "data"), "--exec-root", f"/run/{name}"),
         *("--pidfile", f"/run/{name}.pid"),
-        *("-H", f"unix://{asked['socket']}", "-G", asked["group"]),
-        # Networks and firewall rules are left to the first engine: two engines would overwrite each other's.
+        *("-H", f"unix://{request['socket']}", "-G", request["group"]),
+        # Only the first engine manages networks and firewall rules: two engines would overwrite each other's.
         *("--bridge=none", "--iptables=false", "--ip-masq=false"),
     )
     variables = {"DOCKER_TMPDIR": str(folder / "tmp")}
     if Path("/run/systemd/system").is_dir() and shutil.which("systemd-run"):
-        words = (f"--setenv={key}={value}" for key, value in variables.items())
-        run("systemd-run", f"--unit={name}", "--collect", *words, *daemon)
+        options = (f"--setenv={key}={value}" for key, value in variables.items())
+        run("systemd-run", f"--unit={name}", "--collect", *options, *daemon)
     else:
-        with Path(asked["log"]).open("ab") as log:
+        with Path(request["log"]).open("ab") as log:
             subprocess.Popen(
                 daemon,
                 stdin=subprocess.DEVNULL,
@@ -176,16 +177,16 @@ def start(asked: dict[str, Any]) -> None:
                 env={**os.environ, **variables},
                 start_new_session=True,
             )
-    deadline = time.monotonic() + UP_SEC
-    while not answers(asked["socket"]):
+    deadline = time.monotonic() + START_TIMEOUT_SEC
+    while not is_engine_up(request["socket"]):
         if time.monotonic() > deadline:
-            raise EngineRefused(
-                f"dockerd does not answer at {asked['socket']} after {UP_SEC:.0f} s; see {asked['log']}"
+            raise EngineSetupError(
+                f"dockerd did not respond at {request['socket']} within {START_TIMEOUT_SEC:.0f} s; see {request['log']}"
             )
         time.sleep(0.1)
 
 
-def answers(path: str) -> bool:
+def is_engine_up(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as engine:
         engine.settimeout(5.0)
         try:
@@ -196,8 +197,8 @@ def answers(path: str) -> bool:
             return False
 
 
-def run(*words: str, keep: tuple[int, ...] = ()) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=600, pass_fds=keep)
+def run(*argv: str, pass_fds: tuple[int, ...] = ()) -> None:
+    subprocess.run(argv, check=True, capture_output=True, timeout=600, pass_fds=pass_fds)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What an image holds: one JSON line. Runs inside the image, as `python -c THIS`, without a network.
+"""Inventory of an image as one JSON line. Runs inside the image, as `python -c THIS`, without a network.
 
-Python packages by their own metadata, Debian packages by dpkg's database, models by their manifests. A licence is what
-the package says of itself; where it says nothing, or only in free text, that is what stands there.
+Python packages come from their metadata, Debian packages from dpkg's database, models from their manifests. A licence
+is the package's own statement; it may be missing.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path("/")
-MOST_BYTES = 1 << 20
+MAX_COPYRIGHT_BYTES = 1 << 20
 
 
 def python_packages() -> list[dict[str, Any]]:
-    found = {}
+    packages = {}
     for distribution in metadata.distributions():
-        about: Any = distribution.metadata  # an email.message.Message, which its declared type does not say
-        classifiers = about.get_all("Classifier") or []
-        named = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: ")]
-        text = (about.get("License") or "").strip()
-        licence = " AND ".join(named) or (text if len(text) < 80 and "\n" not in text else "")
-        name = re.sub(r"[-_.]+", "-", about["Name"]).lower()
-        found[name] = {
+        fields: Any = distribution.metadata  # an email.message.Message, unlike its declared type
+        classifiers = fields.get_all("Classifier") or []
+        licences = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: ")]
+        text = (fields.get("License") or "").strip()
+        licence = " AND ".join(licences) or (text if len(text) < 80 and "\n" not in text else "")
+        name = re.sub(r"[-_.]+", "-", fields["Name"]).lower()
+        packages[name] = {
             "name": name,
             "version": distribution.version,
-            "expression": about.get("License-Expression"),
+            "expression": fields.get("License-Expression"),
             "licence": licence or None,
         }
-    return [found[name] for name in sorted(found)]
+    return [packages[name] for name in sorted(packages)]
 
 
 def debian_packages(root: Path) -> list[dict[str, Any]]:
@@ -41,12 +41,12 @@ def debian_packages(root: Path) -> list[dict[str, Any]]:
         text = (root / "var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    found = []
+    packages = []
     for block in text.split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z-]+): (.*)$", block, re.MULTILINE))
         if fields.get("Status", "").endswith(" installed") and "Package" in fields and "Version" in fields:
             name = fields["Package"]
-            found.append(
+            packages.append(
                 {
                     "name": name,
                     "version": fields["Version"],
@@ -54,14 +54,14 @@ def debian_packages(root: Path) -> list[dict[str, Any]]:
                     "licence": debian_licence(root / "usr/share/doc" / name / "copyright"),
                 }
             )
-    return found
+    return packages
 
 
 def debian_licence(path: Path) -> str | None:
-    """The names of licences in a machine-readable copyright file."""
+    """Read the names of licences from a machine-readable copyright file."""
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES).decode(errors="replace")
+            text = file.read(MAX_COPYRIGHT_BYTES).decode(errors="replace")
     except OSError:
         return None
     if not text.startswith("Format:"):
@@ -71,19 +71,19 @@ def debian_licence(path: Path) -> str | None:
 
 
 def models(root: Path) -> list[dict[str, Any]]:
-    found = []
+    entries = []
     for path in sorted(root.glob("models/*/manifest.json")):
         content = path.read_bytes()
-        about = json.loads(content)
-        found.append(
+        manifest = json.loads(content)
+        entries.append(
             {
-                "name": about.get("model") or path.parent.name.replace("--", "/", 1),
-                "revision": about.get("revision"),
+                "name": manifest.get("model") or path.parent.name.replace("--", "/", 1),
+                "revision": manifest.get("revision"),
                 "manifest_sha256": hashlib.sha256(content).hexdigest(),
-                "files": [{key: one[key] for key in ("path", "size", "sha256")} for one in about["files"]],
+                "files": [{key: file[key] for key in ("path", "size", "sha256")} for file in manifest["files"]],
             }
         )
-    return found
+    return entries
 
 
 def system(root: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the build VM is: one JSON line. Python 3.5 or newer runs this, so that one that is too old can be named."""
+"""Facts about the build VM as one JSON line. Runs on Python 3.5 or newer, so that a too old version can be reported."""
 
 import grp
 import json
@@ -8,7 +8,7 @@ import pwd
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable  # noqa: UP035 - that of collections.abc needs Python 3.9
+from typing import Any, Callable  # noqa: UP035 - collections.abc.Callable[...] needs Python 3.9
 
 
 def system() -> str:
@@ -20,9 +20,9 @@ def system() -> str:
     return names[0] if names else platform.system()
 
 
-def name_of(find: Callable[[int], Any], number: int) -> str:
+def name_of(lookup: Callable[[int], Any], number: int) -> str:
     try:
-        return str(find(number)[0])
+        return str(lookup(number)[0])
     except KeyError:
         return str(number)
 
@@ -35,7 +35,7 @@ def main() -> None:
         "python": list(sys.version_info[:3]),
         "user": name_of(pwd.getpwuid, os.getuid()),
         "groups": sorted(name_of(grp.getgrgid, number) for number in {*os.getgroups(), os.getgid()}),
-        "home": os.path.expanduser("~"),  # noqa: PTH111 - Path.home() raises where a user has none
+        "home": os.path.expanduser("~"),  # noqa: PTH111 - Path.home() raises for a user without a home folder
         "clock": time.time(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -1,4 +1,4 @@
-"""What of this subject starts a process."""
+"""Models on the VM, read by a real process, and an upload that hangs."""
 
 import json
 from pathlib import Path
@@ -16,28 +16,26 @@ from tests.support.hosts.local_fleet import LocalFleet
 
 
 @pytest.mark.parametrize("manifest", ["{", "[]", '{"files": 3}', '{"files": [{"path": "a"}]}', '{"files": ["a"]}'])
-def test_a_model_whose_manifest_is_damaged_counts_as_one_without(
-    local: LocalFleet, tmp_path: Path, manifest: str
-) -> None:
+def test_a_damaged_manifest_counts_as_missing(local: LocalFleet, tmp_path: Path, manifest: str) -> None:
     (tmp_path / "manifest.json").write_text(manifest)
-    seen = engine.disk_info(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))])
-    with pytest.raises(EngineError, match=r"has no readable manifest\.json, so it may be half a model"):
-        model_folders(seen)
+    disks = engine.disk_info(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))])
+    with pytest.raises(EngineError, match=rf"{tmp_path} .*manifest\.json.*; .*`inv model\.fetch`"):
+        model_folders(disks)
 
 
-def test_a_whole_model_is_seen_with_its_files(local: LocalFleet, tmp_path: Path) -> None:
+def test_a_complete_model_is_listed_with_its_files(local: LocalFleet, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     files = [{"path": "a", "size": 5, "sha256": "s"}, {"path": "b", "size": 7, "sha256": "t"}]
     (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
-    (seen,) = engine.disk_info(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))]).models
-    assert [tuple(file) for file in seen["files"][1:]] == [("a", 5, 5, "s"), ("b", None, 7, "t")]
+    (model,) = engine.disk_info(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))]).models
+    assert [tuple(file) for file in model["files"][1:]] == [("a", 5, 5, "s"), ("b", None, 7, "t")]
 
 
-def test_a_tar_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tar_that_hangs_is_ended_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rsync, "_ASK_SEC", 0.2)
     host: Any = SimpleNamespace(name="vm")
     move = rsync._Move(host=host, source=Path("/"), target="/x", timeout_sec=30.0, on_progress=None)
-    # It has closed its output, as an ssh does whose peer is done, and stays.
+    # It closes its output, like an ssh whose peer has finished, but does not exit.
     packer = ("sh", "-c", "exec 1>&-; sleep 60")
-    with pytest.raises(HostError, match="the connection broke while files were moving"):
+    with pytest.raises(HostError, match=r"^vm: "):
         move._pipe(packer, ("true",), ["a"])

@@ -1,4 +1,4 @@
-"""What of this subject starts a process."""
+"""The VM agent with real processes: pipelines, archives, the oldest supported Python."""
 
 import gzip
 import hashlib
@@ -12,67 +12,67 @@ import pytest
 from remote.hosts.bundle import program
 from remote.image.vm_agent import archive, build
 from remote.image.vm_agent import client as clients
-from remote.image.vm_agent.job import Failed, Watcher
+from remote.image.vm_agent.job import JobLog, VmAgentError
 from remote.jobs.agent import ONHOST
 from tests.support.hosts.pythons import other_python
 from tests.support.machines.failures import fails
 
 
 @pytest.fixture
-def watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watcher:
+def job_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobLog:
     monkeypatch.chdir(tmp_path)
-    return Watcher()
+    return JobLog()
 
 
-def test_a_pipe_is_what_both_its_ends_say(watcher: Watcher, tmp_path: Path) -> None:
+def test_a_pipeline_fails_if_either_process_fails(job_log: JobLog, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    digest = archive.pipe(watcher, ["printf", "abc"], ["gzip", "-c"], {}, out)
+    digest = archive.run_pipeline(job_log, ["printf", "abc"], ["gzip", "-c"], {}, out)
     assert digest == hashlib.sha256(out.read_bytes()).hexdigest()
-    with pytest.raises(Failed, match="save broke"):
-        archive.pipe(watcher, ["sh", "-c", "printf abc; echo save broke >&2; exit 1"], ["gzip", "-c"], {}, out)
-    with pytest.raises(Failed, match="sh ended with exit code 3"):
-        archive.pipe(watcher, ["printf", "abc"], ["sh", "-c", "cat; exit 3"], {}, out)
+    with pytest.raises(VmAgentError, match="save broke"):
+        archive.run_pipeline(job_log, ["sh", "-c", "printf abc; echo save broke >&2; exit 1"], ["gzip", "-c"], {}, out)
+    with pytest.raises(VmAgentError, match=r"^sh .*\b3$"):
+        archive.run_pipeline(job_log, ["printf", "abc"], ["sh", "-c", "cat; exit 3"], {}, out)
 
 
-def test_a_source_that_never_ends_is_ended_when_the_compressor_dies(watcher: Watcher, tmp_path: Path) -> None:
-    with pytest.raises(Failed):
-        archive.pipe(watcher, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], {}, tmp_path / "out")
+def test_an_endless_source_is_ended_when_the_compressor_exits(job_log: JobLog, tmp_path: Path) -> None:
+    with pytest.raises(VmAgentError):
+        archive.run_pipeline(job_log, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], {}, tmp_path / "out")
 
 
-@pytest.mark.parametrize("spoil", ["nothing", "a byte in the middle", "a byte at the end", "its end"])
-def test_an_archive_is_read_once_and_a_wrong_one_never_reaches_the_engine_whole(
-    watcher: Watcher, tmp_path: Path, spoil: str
+@pytest.mark.parametrize("damage", ["nothing", "a byte in the middle", "a byte at the end", "its end"])
+def test_an_archive_is_read_once_and_a_damaged_one_never_reaches_the_engine_completely(
+    job_log: JobLog, tmp_path: Path, damage: str
 ) -> None:
-    content = os.urandom(4 * archive.PIECE) + b"its manifest"  # gzip makes it no smaller
+    content = os.urandom(4 * archive.PIECE) + b"its manifest"  # random bytes: gzip cannot compress them
     path = tmp_path / "image.tar.gz"
     path.write_bytes(gzip.compress(content, 1))
-    whole = path.read_bytes()
-    (tmp_path / "image.tar.gz.sha256").write_text(f"{hashlib.sha256(whole).hexdigest()}  image.tar.gz\n")
-    at = {"a byte in the middle": len(whole) // 2, "a byte at the end": len(whole) - 9}.get(spoil)
+    intact = path.read_bytes()
+    (tmp_path / "image.tar.gz.sha256").write_text(f"{hashlib.sha256(intact).hexdigest()}  image.tar.gz\n")
+    at = {"a byte in the middle": len(intact) // 2, "a byte at the end": len(intact) - 9}.get(damage)
     if at is not None:
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    elif spoil == "its end":
-        path.write_bytes(whole[: 2 * archive.PIECE])
+        path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+    elif damage == "its end":
+        path.write_bytes(intact[: 2 * archive.PIECE])
     engine = tmp_path / "docker"
-    engine.write_text(f"#!/bin/sh\nexec cat > '{tmp_path}/given'\n")
+    engine.write_text(f"#!/bin/sh\nexec cat > '{tmp_path}/received'\n")
     engine.chmod(0o755)
     job = {"action": "load", "path": str(path), "docker": [str(engine)], "environment": {}}
-    if spoil == "nothing":
-        archive.act(watcher, job)
-        assert (tmp_path / "given").read_bytes() == content
+    if damage == "nothing":
+        archive.run(job_log, job)
+        assert (tmp_path / "received").read_bytes() == content
         return
-    with fails("refused", r"its sha256 is not the one in image\.tar\.gz\.sha256; copy it there again"):
-        archive.act(watcher, job)
-    assert b"its manifest" not in (tmp_path / "given").read_bytes()
+    with fails("refused", rf"^{path}: .*image\.tar\.gz\.sha256; "):
+        archive.run(job_log, job)
+    assert b"its manifest" not in (tmp_path / "received").read_bytes()
 
 
-def test_an_engine_that_does_not_answer_may_answer_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "ASK_SEC", 0.05)
-    with fails("transient", "the engine did not answer `30` within 0 s"):
-        clients.ask(["sleep"], {}, "30")
+def test_an_engine_that_does_not_respond_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "QUERY_TIMEOUT_SEC", 0.05)
+    with fails("transient", "engine .*`30` .*0 s"):
+        clients.query(["sleep"], {}, "30")
 
 
-def test_the_program_runs_on_the_oldest_python_a_vm_may_have() -> None:
+def test_the_program_compiles_on_the_oldest_supported_python() -> None:
     names = [str(path) for path in sorted(Path(build.__file__).parent.rglob("*.py"))]
     script = "import sys; [compile(open(name).read(), name, 'exec') for name in sys.argv[1:]]"
     subprocess.run((other_python("3.9"), "-c", script, *names), check=True, timeout=60)

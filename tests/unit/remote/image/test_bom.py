@@ -1,7 +1,8 @@
-"""The bill of materials and the statement, held against the standards' own schemas and readers.
+"""Bills of materials and provenance, validated with the standards' own schemas and readers.
 
-CycloneDX's schema comes with its package. SPDX's comes with none that is light: get `schemas/spdx-schema.json` at tag
-v2.3 of github.com/spdx/spdx-spec, and name it in QLORA_FLEET_SPDX_SCHEMA. SPDX's own reader: `pip install spdx-tools`.
+CycloneDX's schema comes with its package. No light package has SPDX's schema: download `schemas/spdx-schema.json` at
+tag v2.3 of github.com/spdx/spdx-spec, and set QLORA_FLEET_SPDX_SCHEMA to its path. SPDX's reader is installed by `pip
+install spdx-tools`.
 """
 
 import json
@@ -19,7 +20,7 @@ from remote.image.vm_agent.scripts import inventory
 from tests.support.paths import ROOT
 
 SHA = "ab" * 32
-HELD: dict[str, Any] = {
+INVENTORY: dict[str, Any] = {
     "system": "ubuntu",
     "python": [
         {"name": "numpy", "version": "2.4", "expression": "BSD-3-Clause AND 0BSD", "licence": None},
@@ -43,10 +44,10 @@ LOCK = f"""numpy==2.4 \\
 torch==2.10.0 \\
     --hash=sha256:{SHA}
 """
-ABOUT = bom.Subject(
+SUBJECT = bom.Subject(
     repository="fra.ocir.io/ns/qlora-fleet",
     digest=f"sha256:{SHA}",
-    moment="2026-11-22T11:00:00Z",
+    pushed_at="2026-11-22T11:00:00Z",
     labels={
         "org.opencontainers.image.revision": "0123456789-dirty",
         "org.opencontainers.image.base.name": "nvidia/cuda:12.8.1-base-ubuntu24.04",
@@ -56,76 +57,79 @@ ABOUT = bom.Subject(
 )
 
 
-def test_the_bill_of_materials_is_valid_by_cyclonedx_own_schema() -> None:
-    document = bom.cyclonedx(ABOUT, bom.parts(HELD, LOCK))
+def test_cyclonedx_document_is_valid_by_its_own_schema() -> None:
+    document = bom.cyclonedx(SUBJECT, bom.list_components(INVENTORY, LOCK))
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(document)) is None
-    by_name = {one["name"]: one for one in document["components"]}
+    by_name = {component["name"]: component for component in document["components"]}
     assert by_name["numpy"]["licenses"] == [{"expression": "BSD-3-Clause AND 0BSD"}]
     assert len(by_name["numpy"]["externalReferences"][0]["hashes"]) == 2
     assert by_name["libc6"]["purl"] == "pkg:deb/ubuntu/libc6@2.39-0ubuntu8?arch=amd64"
     assert by_name["org/A"]["components"][0]["hashes"] == [{"alg": "SHA-256", "content": SHA}]
 
 
-def test_the_same_as_spdx_names_every_part_once() -> None:
-    document = bom.spdx(ABOUT, bom.parts(HELD, LOCK))
-    packages = {one["name"]: one for one in document["packages"]}
-    assert len({one["SPDXID"] for one in document["packages"]}) == len(document["packages"]) == 6
-    related = {one["relatedSpdxElement"] for one in document["relationships"]}
-    assert related == {one["SPDXID"] for one in document["packages"]}
+def test_spdx_document_lists_every_component_once() -> None:
+    document = bom.spdx(SUBJECT, bom.list_components(INVENTORY, LOCK))
+    packages = {package["name"]: package for package in document["packages"]}
+    assert len({package["SPDXID"] for package in document["packages"]}) == len(document["packages"]) == 6
+    related = {relation["relatedSpdxElement"] for relation in document["relationships"]}
+    assert related == {package["SPDXID"] for package in document["packages"]}
     assert packages["torch"]["licenseDeclared"] == "NOASSERTION"
     assert packages["torch"]["licenseComments"] == "the package says: BSD License"
     assert packages["torch"]["checksums"] == [{"algorithm": "SHA256", "checksumValue": SHA}]
-    assert "checksums" not in packages["numpy"], "which of two files was installed is not known"
+    assert "checksums" not in packages["numpy"], "it is not known which of two files was installed"
     assert packages["odd"]["licenseDeclared"] == "NOASSERTION"
 
 
-def test_parts_that_differ_in_a_sign_or_in_the_architecture_alone_have_references_of_their_own() -> None:
-    (numpy, _, odd), (libc,) = HELD["python"], HELD["debian"]
-    held = HELD | {
+def test_components_that_differ_only_in_punctuation_or_architecture_have_unique_identifiers() -> None:
+    (numpy, _, odd), (libc,) = INVENTORY["python"], INVENTORY["debian"]
+    changed = INVENTORY | {
         "python": [numpy, odd, odd | {"version": "1-2-cu128"}],
         "debian": [libc, libc | {"architecture": "i386"}],
     }
-    inside = bom.parts(held, LOCK)
-    assert len({one["SPDXID"] for one in bom.spdx(ABOUT, inside)["packages"]}) == 1 + len(inside)
-    assert len({one["bom-ref"] for one in bom.cyclonedx(ABOUT, inside)["components"]}) == len(inside)
+    components = bom.list_components(changed, LOCK)
+    spdx_ids = {package["SPDXID"] for package in bom.spdx(SUBJECT, components)["packages"]}
+    assert len(spdx_ids) == 1 + len(components)
+    references = {component["bom-ref"] for component in bom.cyclonedx(SUBJECT, components)["components"]}
+    assert len(references) == len(components)
 
 
-def of_this_machine() -> list[bom.SbomComponent]:
-    """What is installed here: hundreds of names, versions and licences as people write them."""
-    here = Path("/")
-    found = {"python": inventory.python_packages(), "debian": inventory.debian_packages(here)}
-    return bom.parts({**HELD, **found, "system": inventory.system(here)}, LOCK)
+def components_of_this_machine() -> list[bom.SbomComponent]:
+    """List this machine's packages: hundreds of real names, versions and licences."""
+    root = Path("/")
+    packages = {"python": inventory.python_packages(), "debian": inventory.debian_packages(root)}
+    return bom.list_components({**INVENTORY, **packages, "system": inventory.system(root)}, LOCK)
 
 
-def test_what_is_installed_here_is_valid_by_cyclonedx_own_schema() -> None:
-    document = bom.cyclonedx(ABOUT, of_this_machine())
+def test_cyclonedx_document_of_this_machine_is_valid_by_its_own_schema() -> None:
+    document = bom.cyclonedx(SUBJECT, components_of_this_machine())
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(document)) is None
 
 
-@pytest.mark.skipif("QLORA_FLEET_SPDX_SCHEMA" not in os.environ, reason="QLORA_FLEET_SPDX_SCHEMA names no file")
-def test_it_is_valid_by_spdx_own_schema() -> None:
+@pytest.mark.skipif("QLORA_FLEET_SPDX_SCHEMA" not in os.environ, reason="QLORA_FLEET_SPDX_SCHEMA is not set")
+def test_spdx_document_is_valid_by_its_own_schema() -> None:
     schema = json.loads(Path(os.environ["QLORA_FLEET_SPDX_SCHEMA"]).read_text())
-    kind = jsonschema.validators.validator_for(schema)
+    validator = jsonschema.validators.validator_for(schema)(schema)
     assert schema["$id"] == "http://spdx.org/rdf/terms/2.3"
-    for inside in (bom.parts(HELD, LOCK), of_this_machine()):
-        assert [iter_error.message for iter_error in kind(schema).iter_errors(bom.spdx(ABOUT, inside))] == []
+    for components in (bom.list_components(INVENTORY, LOCK), components_of_this_machine()):
+        assert [error.message for error in validator.iter_errors(bom.spdx(SUBJECT, components))] == []
 
 
-def test_spdx_own_reader_finds_nothing_to_mend() -> None:
+def test_spdx_own_reader_reports_no_errors() -> None:
     reader = pytest.importorskip("spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser", reason="no spdx-tools")
     validation = pytest.importorskip("spdx_tools.spdx.validation.document_validator", reason="no spdx-tools")
-    read = reader.JsonLikeDictParser().parse(bom.spdx(ABOUT, of_this_machine()))
-    assert validation.validate_full_spdx_document(read) == []
+    document = reader.JsonLikeDictParser().parse(bom.spdx(SUBJECT, components_of_this_machine()))
+    assert validation.validate_full_spdx_document(document) == []
 
 
-def test_the_statement_names_what_the_image_was_built_from() -> None:
-    made = bom.provenance(ABOUT, base_digest="ef" * 32, parameters={"profile": "current"})
-    assert (made["_type"], made["predicateType"]) == (
+def test_provenance_lists_what_the_image_was_built_from() -> None:
+    statement = bom.provenance(SUBJECT, base_digest="ef" * 32, parameters={"profile": "current"})
+    assert (statement["_type"], statement["predicateType"]) == (
         "https://in-toto.io/Statement/v1",
         "https://slsa.dev/provenance/v1",
     )
-    assert made["subject"] == [{"name": ABOUT.repository, "digest": {"sha256": SHA}}]
-    sources = {one["name"]: one for one in made["predicate"]["buildDefinition"]["resolvedDependencies"]}
+    assert statement["subject"] == [{"name": SUBJECT.repository, "digest": {"sha256": SHA}}]
+    dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    sources = {dependency["name"]: dependency for dependency in dependencies}
     assert sources["source"] == {
         "name": "source",
         "digest": {"gitCommit": "0123456789"},
@@ -137,9 +141,9 @@ def test_the_statement_names_what_the_image_was_built_from() -> None:
 @pytest.mark.parametrize("profile", ["current", "reference"])
 def test_every_package_of_a_real_lock_has_its_hashes(profile: str) -> None:
     text = (ROOT / "image" / "locks" / f"{profile}.txt").read_text()
-    found = bom.locked(text)
-    assert sum(map(len, found.values())) == text.count("--hash=")
-    assert all(found.values())
+    hashes = bom.parse_lock_hashes(text)
+    assert sum(map(len, hashes.values())) == text.count("--hash=")
+    assert all(hashes.values())
 
 
 def test_debian_packages_and_models_are_read_from_the_image(tmp_path: Path) -> None:

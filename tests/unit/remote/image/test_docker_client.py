@@ -1,4 +1,4 @@
-"""The docker SDK's answers have a longest size, whatever the engine sends; and no error of its own gets out."""
+"""Size limit of the docker SDK's responses, and conversion of its errors."""
 
 import io
 from types import SimpleNamespace
@@ -11,34 +11,34 @@ import urllib3
 from remote.image import docker_client
 from remote.image.engine import EngineError
 
-ASKED = requests.Request("GET", "http://engine/x").prepare()
+REQUEST = requests.Request("GET", "http://engine/x").prepare()
 
 
-def answering(content: bytes) -> requests.Response:
+def response_of(content: bytes) -> requests.Response:
     response = requests.Response()
     response.raw = urllib3.HTTPResponse(body=io.BytesIO(content), preload_content=False)
     response.status_code = 200
     return response
 
 
-def test_an_answer_is_read_whole_and_one_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker_client, "ANSWER_BYTES", 1000)
-    short = docker_client._bounded("vm", lambda *_, **__: answering(b'{"Id": 1}'))(ASKED, stream=False)
+def test_a_response_is_read_completely_up_to_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_client, "MAX_RESPONSE_BYTES", 1000)
+    short = docker_client._limit_response_size("vm", lambda *_, **__: response_of(b'{"Id": 1}'))(REQUEST, stream=False)
     assert short.json() == {"Id": 1}
-    with pytest.raises(EngineError, match="vm: the engine's answer is longer than 0 MiB; given up"):
-        docker_client._bounded("vm", lambda *_, **__: answering(bytes(2000)))(ASKED)
-    streamed = docker_client._bounded("vm", lambda *_, **__: answering(bytes(2000)))(ASKED, stream=True)
-    assert len(streamed.content) == 2000  # read piece by piece, by whoever asked for it so
+    with pytest.raises(EngineError, match=r"^vm: .* 0 MiB"):
+        docker_client._limit_response_size("vm", lambda *_, **__: response_of(bytes(2000)))(REQUEST)
+    streamed = docker_client._limit_response_size("vm", lambda *_, **__: response_of(bytes(2000)))(REQUEST, stream=True)
+    assert len(streamed.content) == 2000  # a streamed response has no limit
 
 
-@pytest.mark.parametrize("kind", [requests.ReadTimeout, requests.ConnectionError])
-def test_a_check_that_takes_too_long_is_named_whatever_the_sdk_calls_it(kind: type[Exception]) -> None:
+@pytest.mark.parametrize("error_class", [requests.ReadTimeout, requests.ConnectionError])
+def test_a_check_that_times_out_is_reported_for_each_error_class_of_the_sdk(error_class: type[Exception]) -> None:
     def wait(**_: object) -> None:
-        raise kind("UnixHTTPConnectionPool(host='localhost', port=None): Read timed out. (read timeout=60.0)")
+        raise error_class("UnixHTTPConnectionPool(host='localhost', port=None): Read timed out. (read timeout=60.0)")
 
     removed = []
     container = SimpleNamespace(start=lambda: None, wait=wait, remove=lambda **_: removed.append(1))
     client: Any = SimpleNamespace(containers=SimpleNamespace(create=lambda *_, **__: container))
-    with pytest.raises(EngineError, match="python check: not done after 60 s in image"):
+    with pytest.raises(EngineError, match=r"^python check: .* 60 s in image"):
         docker_client.run_check(client, "image", ("python", "check"), timeout_sec=60)
     assert removed == [1]

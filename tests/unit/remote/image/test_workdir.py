@@ -1,6 +1,6 @@
-"""A folder of our own where everybody may make folders: what another user put there is named and never used.
+"""Our work directory in a shared folder: paths of another user are reported and never used.
 
-The other user is made by `chown`, so most of this needs root; tests/system/image has two real users.
+The other user is simulated with `chown`, so some tests need root; tests/system/image has two real users.
 """
 
 import os
@@ -11,114 +11,114 @@ import pytest
 
 from remote.image.vm_agent import archive
 from remote.image.vm_agent.scripts import engine
-from remote.image.vm_agent.secure_dir import ForeignOwner, own_folder
+from remote.image.vm_agent.secure_dir import ForeignOwner, ensure_own_folder
 
 OTHER = 4711
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change a file's owner")
 
 
 @pytest.fixture
 def share(tmp_path: Path) -> Path:
-    made = tmp_path / "share"
-    made.mkdir()
-    made.chmod(0o1777)
-    return made
+    folder = tmp_path / "share"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_our_folder_is_made_closed_and_an_open_one_of_ours_is_closed(share: Path) -> None:
+def test_our_folder_is_created_private_and_an_open_one_is_made_private(share: Path) -> None:
     ours = share / "qlora-fleet"
-    own_folder(ours, make=False)
+    ensure_own_folder(ours, create=False)
     assert not ours.exists()
     for _ in range(2):
-        own_folder(ours)
+        ensure_own_folder(ours)
         assert mode(ours) == 0o700
         ours.chmod(0o755)
 
 
-def test_a_share_without_our_folders_parent_is_made_or_left_alone(tmp_path: Path) -> None:
-    own_folder(tmp_path / "a" / "b", make=False)
+def test_missing_parents_are_created_only_with_create(tmp_path: Path) -> None:
+    ensure_own_folder(tmp_path / "a" / "b", create=False)
     assert not (tmp_path / "a").exists()
-    own_folder(tmp_path / "a" / "b")
+    ensure_own_folder(tmp_path / "a" / "b")
     assert mode(tmp_path / "a" / "b") == 0o700
 
 
 @needs_root
-def test_a_folder_that_another_user_made_is_named_with_its_owner(share: Path) -> None:
+def test_a_folder_of_another_user_is_reported_with_its_owner(share: Path) -> None:
     ours = share / "qlora-fleet"
     ours.mkdir(mode=0o777)
     os.chown(ours, OTHER, OTHER)
-    with pytest.raises(ForeignOwner, match=rf"{ours}: belongs to .*{OTHER}.*, not to root; name another place"):
-        own_folder(ours)
+    with pytest.raises(ForeignOwner, match=rf"^{ours}: .*{OTHER}.* root; .*--tmpdir"):
+        ensure_own_folder(ours)
 
 
-def test_a_link_in_our_folders_place_is_not_followed(share: Path, tmp_path: Path) -> None:
+def test_a_link_at_our_folders_path_is_not_followed(share: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     ours = share / "qlora-fleet"
     for target in (precious, tmp_path / "nowhere"):
         ours.symlink_to(target)
-        with pytest.raises(ForeignOwner, match=rf"{ours}: is a link, made by "):
-            own_folder(ours)
+        with pytest.raises(ForeignOwner, match=rf"^{ours}: .*link.*; "):
+            ensure_own_folder(ours)
         ours.unlink()
     ours.touch()
-    with pytest.raises(ForeignOwner, match="is no folder"):
-        own_folder(ours)
+    with pytest.raises(ForeignOwner, match=rf"^{ours}: .*folder.*; "):
+        ensure_own_folder(ours)
 
 
-def test_a_folder_into_which_others_may_write_is_not_trusted(share: Path) -> None:
+def test_a_folder_writable_for_others_is_not_trusted(share: Path) -> None:
     ours = share / "qlora-fleet"
     ours.mkdir()
     ours.chmod(0o775)
-    with pytest.raises(ForeignOwner, match=rf"others may write there \(mode 0775\).*chmod 700 {ours}"):
-        own_folder(ours)
+    with pytest.raises(ForeignOwner, match=rf"^{ours}: .*\(mode 0775\).*; .*chmod 700 {ours}"):
+        ensure_own_folder(ours)
 
 
-def test_a_share_where_everybody_may_rename_everything_is_refused(share: Path) -> None:
+def test_a_world_writable_share_without_sticky_bit_is_refused(share: Path) -> None:
     share.chmod(0o777)
-    with pytest.raises(ForeignOwner, match=rf"type on the VM: sudo chmod \+t {share}"):
-        own_folder(share / "qlora-fleet")
+    with pytest.raises(ForeignOwner, match=rf"^{share}: .*; .*sudo chmod \+t {share}"):
+        ensure_own_folder(share / "qlora-fleet")
 
 
-def test_an_engines_disk_is_root_s_own_file_or_is_refused(tmp_path: Path) -> None:
+def test_an_engines_disk_that_does_not_belong_to_root_is_refused(tmp_path: Path) -> None:
     disk = tmp_path / "engine.ext4"
     disk.touch(mode=0o600)
     if os.geteuid() == 0:
         engine.check_disk(disk, disk.lstat())
         os.chown(disk, OTHER, OTHER)
-    with pytest.raises(engine.ForeignContainer, match="not a file that root alone can change"):
+    with pytest.raises(engine.ForeignOwner, match=rf"^{disk}: .* 1 names"):
         engine.check_disk(disk, disk.lstat())
     link = tmp_path / "link"
     link.hardlink_to(disk)
-    with pytest.raises(engine.ForeignContainer, match="2 names"):
+    with pytest.raises(engine.ForeignOwner, match="2 names"):
         engine.check_disk(link, link.lstat())
 
 
-def test_an_engines_folder_is_its_owners_alone_or_is_refused(tmp_path: Path) -> None:
+def test_an_engines_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "qlora-fleet"
     folder.mkdir(mode=0o700)
-    os.close(engine.opened(folder, os.geteuid()))
+    os.close(engine.open_folder(folder, os.geteuid()))
     folder.chmod(0o711)
-    with pytest.raises(engine.ForeignContainer, match="mode 0711"):
-        engine.opened(folder, os.geteuid())
+    with pytest.raises(engine.ForeignOwner, match="mode 0711"):
+        engine.open_folder(folder, os.geteuid())
     link = tmp_path / "link"
     link.symlink_to(folder)
-    with pytest.raises(engine.ForeignContainer, match="is no folder"):
-        engine.opened(link, os.geteuid())
+    with pytest.raises(engine.ForeignOwner, match=rf"^{link}: "):
+        engine.open_folder(link, os.geteuid())
 
 
-def test_an_archive_is_written_beside_a_planted_link_and_never_through_it(tmp_path: Path) -> None:
+def test_an_archive_replaces_a_planted_link_and_is_never_written_through_it(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("all of it")
     part = tmp_path / ".image.part"
     part.symlink_to(precious)
-    with archive.fresh(part) as file:
+    with archive.create_file(part) as file:
         file.write(b"ours")
     assert (precious.read_text(), part.read_bytes(), part.is_symlink()) == ("all of it", b"ours", False)
     link = tmp_path / "link"
     link.symlink_to(precious)
-    assert archive.is_ours(precious)
-    assert not archive.is_ours(link)
+    assert archive.is_own_file(precious)
+    assert not archive.is_own_file(link)
