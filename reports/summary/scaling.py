@@ -79,9 +79,8 @@ def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup
             source=f"measured: {own_speedup.label}{_above_linear_note(own_speedup)}",
         )
     if (other_speedup := others.get(gpus)) is not None:
-        source = (
-            f"assumed: measured with {other_speedup.label}, another configuration{_above_linear_note(other_speedup)}"
-        )
+        note = _above_linear_note(other_speedup)
+        source = f"assumed: the speed-up of {other_speedup.label}, another configuration{note}"
         return ScalingCost(gpus=gpus, speedup=_priced_speedup(other_speedup), is_measured=False, source=source)
     known = own or others
     below = max((count for count in known if count < gpus), default=None)

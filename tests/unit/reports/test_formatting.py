@@ -10,15 +10,15 @@ from reports.statistics.types import Estimate
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "text"),
     [(0.15312, "0.153"), (49.94, "49.9"), (1234.6, "1,235"), (0.0, "0"), (None, "unknown"), (float("nan"), "unknown")],
 )
-def test_numbers_show_three_digits(value, shown):
-    assert formatting.number(value) == shown
+def test_numbers_show_three_digits(value, text):
+    assert formatting.number(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "high", "shown"),
+    ("value", "low", "high", "text"),
     [
         (1.46, 1.4571, 1.4629, "1.460 (1.457 to 1.463)"),
         (1.46, 1.45961, 1.46039, "1.4600 (1.4596 to 1.4604)"),
@@ -29,16 +29,16 @@ def test_numbers_show_three_digits(value, shown):
         (2.0, None, None, "2.00"),
     ],
 )
-def test_an_interval_is_rounded_like_its_value_and_gets_the_digits_that_show_it(value, low, high, shown):
-    of = Estimate(value=value, low=low, high=high, n=9)
-    assert formatting.estimate(of) == shown
-    assert formatting.estimate(of, " s") == shown.replace(" (", " s (") + (" s" if low is None else "")
+def test_an_interval_is_rounded_like_its_value_and_gets_the_digits_that_show_it(value, low, high, text):
+    estimate = Estimate(value=value, low=low, high=high, n=9)
+    assert formatting.estimate(estimate) == text
+    assert formatting.estimate(estimate, " s") == text.replace(" (", " s (") + (" s" if low is None else "")
 
 
 @pytest.mark.parametrize(("low", "high"), [(float("nan"), 1.0), (1.0, float("inf")), (5e-324, 1e-323), (1e308, 1e308)])
-def test_ends_that_no_digit_tells_apart_are_shown_all_the_same(low, high):
+def test_ends_that_no_digit_can_distinguish_are_still_shown(low, high):
     assert " to " in formatting.span(low, high, 2)
-    assert formatting.span(99.96, 100.04, 1) == "(99.96 to 100.04)"  # more digits than the value beside it has
+    assert formatting.span(99.96, 100.04, 1) == "(99.96 to 100.04)"  # more digits than the value itself
 
 
 def test_an_interval_over_one_process_is_marked():
@@ -50,15 +50,15 @@ def test_an_interval_over_one_process_is_marked():
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "high", "shown"),
+    ("value", "low", "high", "text"),
     [
         (1.0035, 1.0012, 1.0058, "1.004x (1.001 to 1.006)"),  # with two decimals it would hold 1
         (0.992, 0.985, 0.9991, "0.992x (0.985 to 0.999)"),
         (1.02, 0.9996, 1.04, "1.02x (1.00 to 1.04)"),
     ],
 )
-def test_a_ratio_whose_interval_excludes_one_looks_so(value, low, high, shown):
-    assert formatting.ratio(Estimate(value=value, low=low, high=high, n=9)) == shown
+def test_a_ratio_whose_interval_excludes_one_looks_so(value, low, high, text):
+    assert formatting.ratio(Estimate(value=value, low=low, high=high, n=9)) == text
 
 
 def test_a_long_name_is_broken_between_its_parts():
@@ -77,7 +77,7 @@ def test_text_that_starts_like_a_formula_gets_an_apostrophe_and_everything_else_
     "names", [["gpu-2", "gpu-10"], ["2", "10", "a"], ["a", "a1", "a02", "a3b"], ["a-1-9", "a-1-10", "a-2-1"], ["", "1"]]
 )
 def test_names_are_sorted_by_their_numbers(names):
-    assert sorted([*names[1:], names[0]], key=formatting.by_number) == names
+    assert sorted([*names[1:], names[0]], key=formatting.natural_key) == names
 
 
 def test_markdown_shows_a_hostile_name_as_it_stands_on_one_line():
@@ -90,7 +90,7 @@ def test_markdown_shows_a_hostile_name_as_it_stands_on_one_line():
 
 def test_long_lists_say_how_many_more_and_numbers_their_range():
     assert formatting.first_n([str(number) for number in range(12)], 3) == "0, 1, 2 and 9 more"
-    assert (formatting.from_to([7, 2, 1000]), formatting.from_to([4, 4])) == ("2 to 1,000", "4")
+    assert (formatting.number_range([7, 2, 1000]), formatting.number_range([4, 4])) == ("2 to 1,000", "4")
 
 
 def test_a_word_or_character_too_wide_for_its_line_is_broken_and_nothing_is_lost():
@@ -108,6 +108,6 @@ def test_a_cut_name_ends_in_an_ellipsis_and_fits():
 
 
 def test_widths_agree_with_what_matplotlib_draws():
-    words = "optimized processed 2.06x (2.02 to 2.10) as many"
-    drawn = TextPath((0, 0), words, size=9.0, prop=FontProperties(family=text_size.FAMILY)).get_extents().width / 72
-    assert text_size.width_in(words, 9.0) == pytest.approx(drawn, rel=0.03)
+    text = "optimized processed 2.06x (2.02 to 2.10) as many"
+    drawn = TextPath((0, 0), text, size=9.0, prop=FontProperties(family=text_size.FAMILY)).get_extents().width / 72
+    assert text_size.width_in(text, 9.0) == pytest.approx(drawn, rel=0.03)

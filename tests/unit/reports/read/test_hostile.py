@@ -1,6 +1,6 @@
-"""Folders that were not made in good faith: every such file is refused by name, and the rest of the report stands.
+"""Hostile folders: every such file is rejected by name, and the rest is reported.
 
-`python -m tests.support.reports.hostile` goes on where this ends: thousands of generated cases, whole reports, drawn.
+`python -m tests.support.reports.hostile` runs thousands of generated cases with whole reports and figures.
 """
 
 import os
@@ -27,23 +27,23 @@ def good(tmp_path_factory):
 
 @pytest.fixture
 def folder(good, tmp_path):
-    """A copy of it."""
+    """A copy of the good folder."""
     return shutil.copytree(good, tmp_path / "run")
 
 
-def test_a_plan_of_no_trial_is_no_run_that_went_well(folder):
+def test_a_plan_without_trials_is_refused(folder):
     hostile.seal(folder / "run.json", lambda document: hostile.put(document, ("planned",), []))
-    with pytest.raises(ReportError, match=r"run\.json: it plans no trial; there is nothing to report"):
+    with pytest.raises(ReportError, match=r"run\.json: [^\n]* no trial"):
         load(folder)
 
 
-def test_there_are_many():
+def test_there_are_many_cases():
     assert len(CASES) >= 150
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_refused_by_name_and_the_rest_stands(folder, case):
+def test_a_hostile_file_is_rejected_by_name_and_the_rest_is_reported(folder, case):
     CASES[case](folder)
     if case.startswith("run.json"):
         with pytest.raises(ReportError, match=r"^[^\n]*run\.json: [^\n]*$"):
@@ -53,66 +53,66 @@ def test_it_is_refused_by_name_and_the_rest_stands(folder, case):
     summary = summarize(run)
     assert len(run.results) + len(run.missing) == len(run.record.planned)
     assert len(summary.measured_rows) >= 1
-    lost = [one.file for one in run.rejected]
-    # A ledger that was written twice, or whose lines are none, is read as far as it goes; so are a telemetry's rows.
+    files = [rejected.file for rejected in run.rejected]
+    # Invalid lines of a ledger and rows of telemetry are skipped, and the rest is read.
     is_lenient = case.startswith(("ledger", "trials/baseline.worker-1/telemetry"))
-    assert len(lost) == 1 or (is_lenient and not lost)
-    assert all(case.startswith((name, "(")) for name in lost)
+    assert len(files) == 1 or (is_lenient and not files)
+    assert all(case.startswith((name, "(")) for name in files)
 
 
-@pytest.mark.parametrize(("damage", "what"), [("a FIFO", "a pipe"), ("a folder", "a folder")])
-def test_a_ledger_that_is_no_file_is_named_and_counted_and_the_rest_stands(folder, damage, what):
+@pytest.mark.parametrize(("damage", "file_type"), [("a FIFO", "a pipe"), ("a folder", "a folder")])
+def test_a_ledger_that_is_not_a_file_is_rejected_by_name_and_the_rest_is_reported(folder, damage, file_type):
     hostile.DAMAGE[damage](folder / "ledger.jsonl")
     run = load(folder)
-    assert [(one.file, one.reason) for one in run.rejected] == [
-        ("ledger.jsonl", f"cannot be read: it is {what}, not a file")
-    ]
+    (rejected,) = run.rejected
+    assert rejected.file == "ledger.jsonl"
+    assert file_type in rejected.reason
     assert (len(run.results), run.missing) == (len(run.record.planned), ())
 
 
-def test_a_folder_whose_name_is_no_text_is_named_with_escapes(folder):
+def test_a_folder_name_that_is_not_utf8_is_shown_with_escapes(folder):
     os.mkdir(os.fsencode(folder / "trials") + b"/caf\xe9")
-    (one,) = load(folder).rejected
-    assert one.file.encode() == b"trials/caf\\xe9"
+    (rejected,) = load(folder).rejected
+    assert rejected.file.encode() == b"trials/caf\\xe9"
 
 
-def test_a_plan_that_names_a_trial_twice_is_counted_once_and_said(tmp_path):
+def test_a_trial_that_the_plan_names_twice_is_counted_once_and_rejected_once(tmp_path):
     run = synthetic.record(workers=1)
     synthetic.write_run(tmp_path, synthetic.record(workers=1, planned=[*run.planned, run.planned[0]]))
     loaded = load(tmp_path)
-    assert [(one.file, one.reason) for one in loaded.rejected] == [
-        ("run.json", "plans trial 'baseline.worker-1' more than once; it is counted once")
-    ]
+    (rejected,) = loaded.rejected
+    assert rejected.file == "run.json"
+    assert "'baseline.worker-1'" in rejected.reason
     assert (len(loaded.record.planned), summarize(loaded).exit_code) == (2, 0)
 
 
-def test_a_plan_whose_trial_would_stand_in_another_folder_is_refused(tmp_path):
+def test_a_trial_id_that_leads_out_of_the_folder_is_refused(tmp_path):
     synthetic.write_run(tmp_path, synthetic.record(workers=1))
-    place = ("planned", 0, "trial_id")
-    hostile.seal(tmp_path / "run.json", lambda document: hostile.put(document, place, "../../elsewhere"))
-    with pytest.raises(ReportError, match=r"trial_id: expected a folder's name, found '\.\./\.\./elsewhere'"):
+    key = ("planned", 0, "trial_id")
+    hostile.seal(tmp_path / "run.json", lambda document: hostile.put(document, key, "../../elsewhere"))
+    with pytest.raises(ReportError, match=r"trial_id: .*'\.\./\.\./elsewhere'"):
         load(tmp_path)
 
 
-def test_telemetry_without_its_columns_is_refused_and_a_line_that_is_none_is_left_out(tmp_path):
+def test_telemetry_without_its_columns_is_refused_and_an_invalid_line_is_skipped(tmp_path):
     path = tmp_path / "telemetry.csv"
     path.write_bytes(b"a,b\n1,2\n")
-    assert telemetry.objection(path) == "its first line does not name elapsed_sec and phase"
+    assert "elapsed_sec" in telemetry.unusable_reason(path)
     path.write_bytes(b"elapsed_sec,phase\n1,measure\n2,meas\0ure\n\0,x\n1e999,y\n" + b"," * 9_000 + b"\n3,measure\n")
-    assert telemetry.objection(path) is None
+    assert telemetry.unusable_reason(path) is None
     assert telemetry.read(path)["elapsed_sec"].tolist() == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        ("a: &a [x, x]\n" + "\n".join(f"b{n}: &b{n} [*a, *a]" for n in range(30)), "not YAML that can be read"),
-        ("[" * 1000, "nested too deep"),
-        ("# " + "x" * 1_200_000, "it is larger than 1,000,000 bytes"),
+        ("a: &a [x, x]\n" + "\n".join(f"b{n}: &b{n} [*a, *a]" for n in range(30)), r"prices\.yaml:2: .*YAML"),
+        ("[" * 1000, "nested too"),
+        ("# " + "x" * 1_200_000, "1,000,000 bytes"),
     ],
 )
-def test_prices_that_would_fill_the_memory_are_refused(good, tmp_path, content, said):
+def test_prices_that_would_fill_the_memory_are_refused(good, tmp_path, content, message):
     table = tmp_path / "prices.yaml"
     table.write_text(content)
-    with pytest.raises(PriceError, match=said):
+    with pytest.raises(PriceError, match=message):
         summarize(load(good), Pricing(table=table))

@@ -1,4 +1,4 @@
-"""When attempts were started, as the fleet's own ledger says it."""
+"""Start times of attempts from the fleet's ledger."""
 
 import time
 
@@ -18,23 +18,23 @@ def test_the_report_reads_starts_from_the_ledger_that_a_fleet_writes(tmp_path):
     ledger.retried("a", 1, "the pod was gone; it had started")
     ledger.started("a", 2, "worker-2", "/jobs/a.2")
     ledger.ended("a", TrialStatus.SUCCEEDED, None, 2)
-    found = attempts.starts(tmp_path)
-    assert list(found) == [("a", 1), ("a", 2)]
-    assert before - 0.002 <= found["a", 1] <= found["a", 2] <= time.time()  # written in whole milliseconds
+    starts = attempts.read_starts(tmp_path)
+    assert list(starts) == [("a", 1), ("a", 2)]
+    assert before - 0.002 <= starts["a", 1] <= starts["a", 2] <= time.time()  # written in whole milliseconds
 
 
-def test_a_torn_or_foreign_line_leaves_its_attempt_out(tmp_path):
+def test_a_truncated_or_invalid_line_is_skipped(tmp_path):
     whole = '{"time": "2026-03-01T10:00:00.500+00:00", "event": "started", "trial_id": "a", "attempt": 1}'
     lines = [whole, '{"event": "started", "trial_id": "b"}', '["started"]', whole.replace('"a"', '"c"')[:-20]]
     (tmp_path / LEDGER_FILE).write_text("\n".join(lines))
-    assert attempts.starts(tmp_path) == {("a", 1): 1772359200.5}
+    assert attempts.read_starts(tmp_path) == {("a", 1): 1772359200.5}
 
 
-def test_the_held_time_of_a_run_goes_by_its_ledger_and_without_one_says_what_it_rests_on(tmp_path):
+def test_worker_time_uses_the_ledger_and_names_a_missing_one(tmp_path):
     record = synthetic.write_run(tmp_path)
-    assert attempts.starts(tmp_path) == {}
-    assert "the run's ledger is missing or incomplete" in summarize(load(tmp_path)).billed.unknown[-1]
+    assert attempts.read_starts(tmp_path) == {}
+    assert "ledger" in summarize(load(tmp_path)).billed.unknown[-1]
     ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
     for plan in record.planned:
         ledger.started(plan.trial_id, 1, plan.worker, "/jobs")
-    assert "the run's ledger is missing or incomplete" not in " ".join(summarize(load(tmp_path)).billed.unknown)
+    assert "ledger" not in " ".join(summarize(load(tmp_path)).billed.unknown)

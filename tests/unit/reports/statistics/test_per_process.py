@@ -1,4 +1,4 @@
-"""One process's steps: the interval over them holds its true median, and flags say outlier and drift when there are."""
+"""Statistics of one process: its interval holds the true median; outliers and drift are flagged if they exist."""
 
 import math
 from dataclasses import replace
@@ -16,27 +16,27 @@ def process(times, name="p", **more):
     return noise.steps("a", times, process=name, **more)
 
 
-def share_held(of, count, runs=1000, seed=7):
-    """In how many simulated processes the interval holds the median that such a process has on average."""
-    random, truth = np.random.default_rng(seed), of.middle(count)
-    rows = of.within(random, (runs, count))
+def coverage(noise_model, count, runs=1000, seed=7):
+    """Return the fraction of simulated processes whose interval holds the average median of such processes."""
+    random, truth = np.random.default_rng(seed), noise_model.middle(count)
+    rows = noise_model.within(random, (runs, count))
     held = 0
-    for one in describe([process(np.exp(row)) for row in rows]):
-        held += abs(math.log(one.step_time_sec) - truth) <= steps.half_width(one)
+    for described in describe([process(np.exp(row)) for row in rows]):
+        held += abs(math.log(described.step_time_sec) - truth) <= steps.half_width(described)
     return held / runs
 
 
 @pytest.mark.parametrize("count", [20, 50, 100])
 @pytest.mark.parametrize("correlation", [0.0, 0.6])
-def test_the_interval_over_steps_that_resemble_each_other_holds_the_true_median(count, correlation):
-    assert share_held(Noise(correlation=correlation), count) >= 0.93
+def test_the_interval_over_autocorrelated_steps_holds_the_true_median(count, correlation):
+    assert coverage(Noise(correlation=correlation), count) >= 0.93
 
 
-def test_the_simulation_can_fail_steps_taken_as_independent_do_not_hold_it():
-    of, count = Noise(correlation=0.6), 50
-    random, truth = np.random.default_rng(7), of.middle(count)
+def test_an_interval_that_ignores_autocorrelation_fails_in_the_simulation():
+    noise_model, count = Noise(correlation=0.6), 50
+    random, truth = np.random.default_rng(7), noise_model.middle(count)
     held = 0
-    for row in of.within(random, (300, count)):
+    for row in noise_model.within(random, (300, count)):
         drawn = np.median(row[random.integers(0, count, (300, count))], axis=1)
         low, high = np.quantile(drawn, (0.025, 0.975))
         held += low <= truth <= high
@@ -44,40 +44,40 @@ def test_the_simulation_can_fail_steps_taken_as_independent_do_not_hold_it():
 
 
 def test_golden_numbers_of_one_process():
-    (one,) = describe([process([0.1, 0.2, 0.3, 0.2])])
-    assert one.step_time_sec == pytest.approx(0.2)
-    assert one.samples_per_sec == pytest.approx(20.0)
-    assert one.tokens_per_sec == pytest.approx(500.0)
-    assert one.useful_tokens_per_sec == pytest.approx(250.0)
-    assert (one.n_steps, one.drift_percent, one.drifts) == (4, None, False)
+    (described,) = describe([process([0.1, 0.2, 0.3, 0.2])])
+    assert described.step_time_sec == pytest.approx(0.2)
+    assert described.samples_per_sec == pytest.approx(20.0)
+    assert described.tokens_per_sec == pytest.approx(500.0)
+    assert described.useful_tokens_per_sec == pytest.approx(250.0)
+    assert (described.n_steps, described.drift_percent, described.drifts) == (4, None, False)
 
 
 def test_processes_of_different_lengths_keep_their_order_and_numbers():
     mixed = [process(np.linspace(0.1, 0.2, count), name=str(count)) for count in (3, 20, 3, 7)]
     together = describe(mixed)
-    assert [one.process for one in together] == ["3", "20", "3", "7"]
-    for alone, one in zip(mixed, together, strict=True):
-        (apart,) = describe([alone])
-        assert one.step_time_sec == apart.step_time_sec
-        assert one.effective_steps == pytest.approx(apart.effective_steps)
+    assert [described.process for described in together] == ["3", "20", "3", "7"]
+    for single, combined in zip(mixed, together, strict=True):
+        (separate,) = describe([single])
+        assert combined.step_time_sec == separate.step_time_sec
+        assert combined.effective_steps == pytest.approx(separate.effective_steps)
 
 
 def test_a_single_step_has_no_interval_and_no_noise():
-    (one,) = describe([process([0.25])])
-    assert steps.half_width(one) is None
-    assert (one.step_time_sec, one.noise_percent, one.standard_error) == (0.25, 0.0, 0.0)
+    (described,) = describe([process([0.25])])
+    assert steps.half_width(described) is None
+    assert (described.step_time_sec, described.noise_percent, described.standard_error) == (0.25, 0.0, 0.0)
 
 
 def test_equal_steps_have_an_interval_of_no_width():
-    (one,) = describe([process([0.5] * 20)])
-    assert steps.half_width(one) == pytest.approx(0.0, abs=1e-12)
-    assert (one.outliers, one.drifts, one.drift_percent) == (0, False, pytest.approx(0.0))
+    (described,) = describe([process([0.5] * 20)])
+    assert steps.half_width(described) == pytest.approx(0.0, abs=1e-12)
+    assert (described.outliers, described.drifts, described.drift_percent) == (0, False, pytest.approx(0.0))
 
 
 def test_the_same_steps_give_the_same_interval():
     times = np.exp(Noise().within(np.random.default_rng(1), (1, 30)))[0]
     first = steps.half_width(describe([process(times)])[0])
-    steps._places.cache_clear()  # another Python draws anew
+    steps._bootstrap_indices.cache_clear()  # a new process draws again
     assert steps.half_width(describe([process(times)])[0]) == first
 
 
@@ -93,24 +93,24 @@ def test_slow_steps_are_counted_as_outliers_and_ordinary_ones_are_not():
 def test_a_step_time_that_rises_by_eight_percent_is_flagged_as_drift():
     rows = Noise(drift=0.0, outliers=0.03, correlation=0.4).within(np.random.default_rng(4), (200, 60))
     rising = describe([process(np.exp(row + np.linspace(0, 0.08, 60))) for row in rows])
-    assert np.mean([one.drifts for one in rising]) > 0.9
-    assert np.mean([one.drift_percent for one in rising]) == pytest.approx(8.3, abs=0.7)
+    assert np.mean([described.drifts for described in rising]) > 0.9
+    assert np.mean([described.drift_percent for described in rising]) == pytest.approx(8.3, abs=0.7)
     falling = describe([process(np.exp(row - np.linspace(0, 0.08, 60))) for row in rows])
-    assert all(one.drift_percent < 0 for one in falling if one.drifts)
+    assert all(described.drift_percent < 0 for described in falling if described.drifts)
 
 
-def test_noise_alone_is_not_flagged_as_drift():
+def test_noise_without_drift_is_not_flagged_as_drift():
     rows = Noise(drift=0.0).within(np.random.default_rng(5), (1000, 40))
-    assert np.mean([one.drifts for one in describe([process(np.exp(row)) for row in rows])]) < 0.02
+    assert np.mean([described.drifts for described in describe([process(np.exp(row)) for row in rows])]) < 0.02
 
 
-def test_autocorrelation_makes_steps_worth_fewer():
-    alone, alike = (
+def test_autocorrelation_reduces_the_effective_number_of_steps():
+    independent, correlated = (
         describe([process(np.exp(Noise(correlation=rho).within(np.random.default_rng(6), (1, 100))[0]))])[0]
         for rho in (0.0, 0.8)
     )
-    assert alike.effective_steps < alone.effective_steps / 2
-    assert alike.standard_error > alone.standard_error
+    assert correlated.effective_steps < independent.effective_steps / 2
+    assert correlated.standard_error > independent.standard_error
 
 
 @pytest.mark.parametrize("times", [(), (0.1, 0.0), (0.1, -1.0), (0.1, float("nan")), (0.1, float("inf"))])
@@ -120,15 +120,15 @@ def test_impossible_times_are_refused(times):
 
 
 def test_steps_without_a_useful_token_and_lists_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="no sample or no useful token"):
+    with pytest.raises(ValueError, match=r"process p: .*no useful token"):
         process([0.1], useful=0)
-    with pytest.raises(ValueError, match="equally long"):
+    with pytest.raises(ValueError, match=r"process p: .*equal length"):
         replace(process([0.1]), step_time_sec=np.array([0.1, 0.2]))
 
 
 def test_many_processes_are_described_at_once_without_changing_any():
     rows = Noise().within(np.random.default_rng(8), (50, 20))
-    given = [process(np.exp(row), name=str(number)) for number, row in enumerate(rows)]
+    processes = [process(np.exp(row), name=str(number)) for number, row in enumerate(rows)]
     medians = [float(np.median(np.exp(row))) for row in rows]
-    assert [one.step_time_sec for one in describe(given)] == pytest.approx(medians)
+    assert [described.step_time_sec for described in describe(processes)] == pytest.approx(medians)
     assert steps.describe([]) == []

@@ -1,4 +1,4 @@
-"""Student's t against the tables in every textbook."""
+"""Student's t against textbook tables."""
 
 import pytest
 
@@ -24,11 +24,11 @@ def test_quantiles_are_those_of_the_tables(confidence, df, expected):
 
 @pytest.mark.parametrize("df", [0.7, 1, 2.5, 6, 40, 1e4])
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.9999])
-def test_a_quantile_and_its_p_value_undo_each_other(confidence, df):
+def test_quantile_and_p_value_are_inverse(confidence, df):
     assert student.two_sided_p(student.quantile(confidence, df), df) == pytest.approx(1 - confidence, rel=1e-6)
 
 
-def test_the_ends_of_the_scale_and_impossible_questions():
+def test_extreme_values_and_invalid_arguments():
     assert student.two_sided_p(0.0, 3) == 1.0
     assert student.two_sided_p(float("inf"), 3) == 0.0
     assert 0 <= student.two_sided_p(1e9, 400) < 1e-300

@@ -1,4 +1,4 @@
-"""Cost: golden dollars, what several GPUs cost, and no dollar without a price and its source."""
+"""Cost: golden dollars, several GPUs, and no amount without a price and its source."""
 
 from dataclasses import replace
 from datetime import date
@@ -7,7 +7,7 @@ import pytest
 
 from reports.statistics.types import Estimate
 from reports.summary import cost
-from reports.summary.cost import Amount, BootVolume, Hosted, Price, ScalingCost
+from reports.summary.cost import Amount, BootVolume, HostedPrice, Price, ScalingCost
 from reports.summary.prices import Pricing
 from tests.support.reports import synthetic
 
@@ -17,69 +17,69 @@ LIST = Price(usd_per_gpu_hour=2.0, source="list price B95909", name="on-demand",
 
 
 @pytest.mark.parametrize(
-    ("scaling", "minutes", "usd_within"),
+    ("scaling", "minutes", "usd_tolerance"),
     [
         (ScalingCost(gpus=1, speedup=1.0, is_measured=True, source="the optimum"), 114.2, 0.005),
         (ScalingCost(gpus=4, speedup=5.82 / 1.46, is_measured=True, source="run B"), 28.6, 0.01),
     ],
 )
-def test_published_runs_cost_eleven_cents_and_a_fine_tuning_a_dollar_fourteen(scaling, minutes, usd_within):
-    found = cost.cost(SAMPLES, TOKENS, Price(usd_per_gpu_hour=0.60, source="reference"), scalings=[scaling])
-    assert found.usd_per_1000_samples.value == pytest.approx(0.114, abs=0.0005)
-    (one,) = found.fine_tunings
-    assert (one.gpus, one.training_sec.value / 60) == (scaling.gpus, pytest.approx(minutes, abs=0.1))
-    assert one.usd.value == pytest.approx(1.14, abs=usd_within)
+def test_published_runs_cost_eleven_cents_and_a_fine_tuning_a_dollar_fourteen(scaling, minutes, usd_tolerance):
+    costs = cost.cost(SAMPLES, TOKENS, Price(usd_per_gpu_hour=0.60, source="reference"), scalings=[scaling])
+    assert costs.usd_per_1000_samples.value == pytest.approx(0.114, abs=0.0005)
+    (tuning,) = costs.fine_tunings
+    assert (tuning.gpus, tuning.training_sec.value / 60) == (scaling.gpus, pytest.approx(minutes, abs=0.1))
+    assert tuning.usd.value == pytest.approx(1.14, abs=usd_tolerance)
 
 
-def test_samples_and_tokens_cost_the_time_they_take_and_the_interval_turns_over_because_faster_is_cheaper():
-    found = cost.cost(SAMPLES, TOKENS, LIST)
-    for amount, many, rate in (
-        (found.usd_per_1000_samples, 1000, SAMPLES),
-        (found.usd_per_million_useful_tokens, 1e6, TOKENS),
+def test_samples_and_tokens_cost_their_time_with_the_inverted_interval():
+    costs = cost.cost(SAMPLES, TOKENS, LIST)
+    for amount, count, rate in (
+        (costs.usd_per_1000_samples, 1000, SAMPLES),
+        (costs.usd_per_million_useful_tokens, 1e6, TOKENS),
     ):
-        expected = [2.0 / 3600 * many / per_sec for per_sec in (rate.high, rate.value, rate.low)]
+        expected = [2.0 / 3600 * count / per_sec for per_sec in (rate.high, rate.value, rate.low)]
         assert [amount.low, amount.value, amount.high] == pytest.approx(expected)
 
 
-def test_without_an_interval_the_cost_has_none():
+def test_without_an_interval_of_the_rate_the_cost_has_no_interval():
     rate = Estimate(value=1.0, low=None, high=None, n=1)
-    found = cost.cost(rate, rate, Price(usd_per_gpu_hour=3.6, source="list"))
-    assert found.usd_per_1000_samples == Amount(value=pytest.approx(1.0), low=None, high=None)
-    assert found.fine_tunings[2].usd.low is None
+    costs = cost.cost(rate, rate, Price(usd_per_gpu_hour=3.6, source="list"))
+    assert costs.usd_per_1000_samples == Amount(value=pytest.approx(1.0), low=None, high=None)
+    assert costs.fine_tunings[2].usd.low is None
 
 
-def test_more_gpus_without_a_measurement_are_an_assumption_that_says_so():
-    one, two, four = cost.cost(SAMPLES, TOKENS, LIST).fine_tunings
-    assert [plan.gpus for plan in (one, two, four)] == [1, 2, 4]
-    assert one.scaling.is_measured
-    assert not two.scaling.is_measured
-    assert four.scaling.source.startswith("assumed: 4 GPUs are 4 times as fast as one")
-    assert four.usd.value == pytest.approx(one.usd.value)  # perfect scaling costs the same
-    assert four.training_sec.value == pytest.approx(one.training_sec.value / 4)
+def test_unmeasured_scaling_is_marked_as_an_assumption():
+    on_one, on_two, on_four = cost.cost(SAMPLES, TOKENS, LIST).fine_tunings
+    assert [plan.gpus for plan in (on_one, on_two, on_four)] == [1, 2, 4]
+    assert on_one.scaling.is_measured
+    assert not on_two.scaling.is_measured
+    assert on_four.scaling.source.startswith("assumed: 4 GPUs")
+    assert on_four.usd.value == pytest.approx(on_one.usd.value)  # linear scaling costs the same
+    assert on_four.training_sec.value == pytest.approx(on_one.training_sec.value / 4)
 
 
-def test_start_up_and_boot_volumes_are_billed_beside_the_training():
-    volume = BootVolume(size_gb=73.0, usd_per_gb_month=0.1, source="list", dated=date(2026, 11, 20))  # 1 cent an hour
+def test_start_up_and_boot_volumes_are_billed_in_addition_to_the_training():
+    volume = BootVolume(size_gb=73.0, usd_per_gb_month=0.1, source="list", dated=date(2026, 11, 20))  # 1 cent per hour
     priced = replace(LIST, boot_volume=volume)
     rate = Estimate(value=10_000 / 3600, low=None, high=None, n=1)  # one hour of training on one GPU
-    one, two, _ = cost.cost(rate, rate, priced, startup_sec=360.0).fine_tunings
-    assert one.usd.value == pytest.approx(2.0)
-    assert one.boot_volume_usd == pytest.approx(0.011)
-    assert one.usd_billed.value == pytest.approx(2.0 * 1.1 + 0.011)
-    assert two.usd_billed.value == pytest.approx(2 * (2.0 + 0.01) * (0.5 + 0.1))
+    on_one, on_two, _ = cost.cost(rate, rate, priced, startup_sec=360.0).fine_tunings
+    assert on_one.usd.value == pytest.approx(2.0)
+    assert on_one.boot_volume_usd == pytest.approx(0.011)
+    assert on_one.usd_billed.value == pytest.approx(2.0 * 1.1 + 0.011)
+    assert on_two.usd_billed.value == pytest.approx(2 * (2.0 + 0.01) * (0.5 + 0.1))
     shared = cost.cost(rate, rate, replace(priced, gpus_per_node=2), startup_sec=360.0).fine_tunings[1]
-    assert shared.boot_volume_usd == pytest.approx(two.boot_volume_usd / 2)  # both GPUs are in one node
+    assert shared.boot_volume_usd == pytest.approx(on_two.boot_volume_usd / 2)  # both GPUs are in one node
 
 
-def test_every_dollar_names_its_price_its_source_and_its_day_and_without_a_price_there_is_none():
-    found = cost.cost(SAMPLES, TOKENS, LIST)
-    assert found.price.words == "$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)"
-    set_by_hand = Pricing(usd_per_gpu_hour=2.0, source="my contract")
-    assert set_by_hand.price().words == "$2.00 per GPU hour (my contract)"
+def test_every_amount_has_its_price_source_and_day_and_without_a_price_there_is_no_amount():
+    costs = cost.cost(SAMPLES, TOKENS, LIST)
+    assert costs.price.description == "$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)"
+    from_setting = Pricing(usd_per_gpu_hour=2.0, source="my contract")
+    assert from_setting.price().description == "$2.00 per GPU hour (my contract)"
     assert Pricing(source="somewhere").price() is None
     assert Pricing(hosted_source="somewhere").hosted() is None
     service = Pricing(hosted_usd_per_10000_samples=10.0, hosted_source="a list of today")
-    assert service.hosted() == Hosted(usd_per_10000_samples=10.0, source="a list of today")
+    assert service.hosted() == HostedPrice(usd_per_10000_samples=10.0, source="a list of today")
 
 
 @pytest.mark.parametrize("amount", [0.0, -1.0, float("inf"), float("nan")])
@@ -92,17 +92,17 @@ def test_an_impossible_price_is_refused(amount):
 
 @pytest.mark.parametrize("source", [None, "", "  "])
 def test_a_price_without_a_source_is_refused(source):
-    with pytest.raises(ValueError, match="a price needs its source"):
+    with pytest.raises(ValueError, match="price_source"):
         Pricing(usd_per_gpu_hour=2.0, source=source).price()
-    with pytest.raises(ValueError, match="needs its source"):
+    with pytest.raises(ValueError, match="hosted_source"):
         Pricing(hosted_usd_per_10000_samples=10.0, hosted_source=source).hosted()
 
 
 def result(worker, began, wall, steps, **phases):
     plan = synthetic.planned((synthetic.trial(),), [worker])[0]
-    one = synthetic.result(plan, exact=True)
+    plain = synthetic.result(plan, exact=True)
     return replace(
-        one,
+        plain,
         started_at=f"2026-03-01T10:{began}+00:00",
         wall_time_sec=wall,
         phases=phases,
@@ -110,49 +110,49 @@ def result(worker, began, wall, steps, **phases):
     )
 
 
-def test_a_runs_hours_are_told_apart_into_useful_by_phase_and_idle():
+def test_worker_time_is_split_into_useful_by_phase_and_idle():
     # worker-1: 60 s, 20 s idle, 40 s; worker-2: 100 s.
-    found = cost.billed(
+    used = cost.worker_time(
         [
             result("worker-1", "00:00", 60.0, 30, load=20.0, measure=32.0, warmup=5.0),
             result("worker-1", "01:20", 40.0, 20, load=15.0, measure=20.0),
             result("worker-2", "00:00", 100.0, 50, load=40.0, measure=50.0),
         ]
     )
-    assert (found.workers, found.held_sec, found.useful_sec) == (2, 220.0, 100.0)
-    assert found.idle_sec == pytest.approx(20.0)
-    assert found.by_phase == {"load": 75.0, "measure": 2.0, "warmup": 5.0, "other": pytest.approx(18.0)}
-    assert found.useful_percent == pytest.approx(100 * 100 / 220)
-    assert "pulling the image" in found.unknown
-    assert found.useful_sec + found.idle_sec + sum(found.by_phase.values()) == pytest.approx(found.held_sec)
+    assert (used.workers, used.held_sec, used.useful_sec) == (2, 220.0, 100.0)
+    assert used.idle_sec == pytest.approx(20.0)
+    assert used.by_phase == {"load": 75.0, "measure": 2.0, "warmup": 5.0, "other": pytest.approx(18.0)}
+    assert used.useful_percent == pytest.approx(100 * 100 / 220)
+    assert "pulling the image" in used.unknown
+    assert used.useful_sec + used.idle_sec + sum(used.by_phase.values()) == pytest.approx(used.held_sec)
     leader = result("worker-1", "00:00", 60.0, 30, measure=30.0)
     together = replace(leader, trial=replace(leader.trial, kind="distributed", world_size=4))
-    assert "the other workers of trials over several" in cost.billed([together]).unknown
-    assert "the other workers of trials over several" not in found.unknown
+    assert any("other workers" in item for item in cost.worker_time([together]).unknown)
+    assert not any("other workers" in item for item in used.unknown)
 
 
-def test_a_pod_that_moved_to_a_node_with_another_clock_was_held_for_as_long_as_the_ledger_says():
+def test_the_held_time_of_a_pod_that_moved_to_another_clock_is_from_the_ledger():
     before = result("worker-1", "00:00", 60.0, 30, measure=30.0)
     moved = replace(result("worker-1", "00:00", 40.0, 20, measure=20.0), trial_id="moved", attempt=2)
     moved = replace(moved, started_at="2026-03-01T03:01:20+00:00")  # 7 h behind
-    held = cost.billed([before, moved], {(before.trial_id, 1): 1000.0, ("moved", 2): 1080.0})
+    held = cost.worker_time([before, moved], {(before.trial_id, 1): 1000.0, ("moved", 2): 1080.0})
     assert (held.held_sec, held.idle_sec) == (120.0, 20.0)
-    assert not any("clocks" in one for one in held.unknown)
+    assert not any("clocks" in item for item in held.unknown)
     for ledger in ({}, {(before.trial_id, 1): 1000.0}, {(before.trial_id, 1): 1000.0, ("moved", 1): 1080.0}):
-        guessed = cost.billed([before, moved], ledger)
-        assert guessed.held_sec > 6 * 3600
-        assert guessed.unknown[-1] == "whether the workers' clocks jumped: the run's ledger is missing or incomplete"
+        by_clocks = cost.worker_time([before, moved], ledger)
+        assert by_clocks.held_sec > 6 * 3600
+        assert "clocks" in by_clocks.unknown[-1]
 
 
-def test_a_run_whose_trials_do_not_say_when_they_ran_has_no_bill():
-    one = synthetic.result(synthetic.planned((synthetic.trial(),), ["worker-1"])[0])
-    assert cost.billed([replace(one, started_at=None)]) is None
-    assert cost.billed([replace(one, started_at="yesterday")]) is None
-    assert cost.billed([replace(one, wall_time_sec=0.0)]) is None
-    assert cost.billed([]) is None
+def test_without_start_times_there_is_no_worker_time():
+    trial = synthetic.result(synthetic.planned((synthetic.trial(),), ["worker-1"])[0])
+    assert cost.worker_time([replace(trial, started_at=None)]) is None
+    assert cost.worker_time([replace(trial, started_at="yesterday")]) is None
+    assert cost.worker_time([replace(trial, wall_time_sec=0.0)]) is None
+    assert cost.worker_time([]) is None
 
 
-def test_start_up_is_what_comes_before_the_first_measured_step():
+def test_start_up_is_the_time_before_the_first_measured_step():
     trials = [
         result("worker-1", "00:00", 60.0, 5, **{"import": 2.0, "load": load, "measure": 30.0}) for load in (4.0, 8.0)
     ]

@@ -1,8 +1,9 @@
-"""Energy by numbers that can be checked by hand, and where it appears."""
+"""Energy: numbers checked by hand, and the places where it appears."""
 
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,10 +20,10 @@ FACTOR = Pricing(co2_kg_per_kwh=0.5, co2_source="our grid, 2026")
 
 @pytest.fixture
 def run(tmp_path):
-    """Two configurations of 0.16 s and 0.08 s a step at 148 W, on four workers."""
+    """A run of two configurations with 0.16 s and 0.08 s per step at 148 W, on four workers."""
     record, seconds = synthetic.record(), {"baseline": 0.16, "optimized": 0.08}
-    seen = {"exact": True, "measurements": synthetic.telemetry()}
-    results = [synthetic.result(plan, step_time_sec=seconds[plan.trial.name], **seen) for plan in record.planned]
+    options = {"exact": True, "measurements": synthetic.telemetry()}
+    results = [synthetic.result(plan, step_time_sec=seconds[plan.trial.name], **options) for plan in record.planned]
     synthetic.write_results(tmp_path, record, results)
     return load(tmp_path)
 
@@ -31,7 +32,7 @@ def without_watts(run):
     return replace(run, results=tuple(replace(result, measurements=[]) for result in run.results))
 
 
-def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_stand_in_files_and_a_sentence_with_their_factor(run):
+def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_are_in_files_and_a_sentence(run):
     summary = summarize(run, FACTOR)
     row = summary.rows[0]
     # 384 useful tokens and 4 samples in 0.16 s at 148 W.
@@ -47,31 +48,34 @@ def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_stand_in_files
     assert "J per 1,000 useful tokens" in markdown.render(summary, ())
     column = 'data-label="GPU energy, J per 1,000 useful tokens"'
     assert html.render(summary, run, ()).count(column) == len(summary.rows)
-    silent = without_watts(run)
-    assert column not in html.render(summarize(silent), silent, ())
-    said = headline.energy(summary)
-    assert said.startswith("With optimized: 30.8 J (30.8 to 30.8) per 1,000 useful tokens. The GPU uses 0.00411 kWh")
-    assert "of CO2 at 0.500 kg a kWh (our grid, 2026); without the host" in said
+    unsampled = without_watts(run)
+    assert column not in html.render(summarize(unsampled), unsampled, ())
+    sentence = headline.energy_sentence(summary)
+    assert sentence.startswith("With optimized: 30.8 J (30.8 to 30.8) per 1,000 useful tokens.")
+    assert " 0.00411 kWh" in sentence
+    assert re.search(r"CO2 at 0\.500 kg \S+ kWh \(our grid, 2026\)", sentence)
 
 
 def test_without_a_factor_there_is_no_co2_and_without_watts_no_energy(run):
     summary = summarize(run)
-    assert "CO2" not in headline.energy(summary)
-    silent = summarize(without_watts(run))
-    assert [row.energy for row in silent.rows] == [None, None]
-    assert headline.energy(silent) is None
+    assert "CO2" not in headline.energy_sentence(summary)
+    unsampled = summarize(without_watts(run))
+    assert [row.energy for row in unsampled.rows] == [None, None]
+    assert headline.energy_sentence(unsampled) is None
 
 
-@pytest.mark.parametrize(("given", "said"), [((0.0, "x"), "amount above 0"), ((0.4, " "), "a factor needs its source")])
-def test_a_factor_without_a_source_or_of_nothing_is_refused(given, said):
-    with pytest.raises(PriceError, match=said):
-        Pricing(co2_kg_per_kwh=given[0], co2_source=given[1]).carbon()
+@pytest.mark.parametrize(
+    ("factor", "message"), [((0.0, "x"), "co2_kg_per_kwh: .* above 0"), ((0.4, " "), "co2_source")]
+)
+def test_a_factor_that_is_zero_or_has_no_source_is_refused(factor, message):
+    with pytest.raises(PriceError, match=message):
+        Pricing(co2_kg_per_kwh=factor[0], co2_source=factor[1]).carbon()
 
 
 def test_slow_steps_cost_money_and_energy_but_not_the_steady_state(run):
-    def slowed(one):
-        times = [second * (3.0 if place == 4 else 1.0) for place, second in enumerate(one.steps.step_time_sec)]
-        return replace(one, steps=replace(one.steps, step_time_sec=times))
+    def slowed(result):
+        times = [second * (3.0 if index == 4 else 1.0) for index, second in enumerate(result.steps.step_time_sec)]
+        return replace(result, steps=replace(result.steps, step_time_sec=times))
 
     priced = Pricing(usd_per_gpu_hour=2.0, source="a list")
     before = summarize(run, priced).rows[0]

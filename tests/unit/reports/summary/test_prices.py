@@ -1,4 +1,4 @@
-"""The table of prices: what it says of a run's GPU, and how it refuses what cannot be used."""
+"""The price table: prices of a run's GPU, and refusal of invalid tables."""
 
 from datetime import date
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from reports.summary import prices
-from reports.summary.prices import PriceError, Pricing, choose, read
+from reports.summary.prices import PriceError, Pricing, read_table, select_prices
 
 TODAY = date(2027, 1, 1)
 A10 = ("NVIDIA A10",)
@@ -18,7 +18,7 @@ def dated(**changed):
 
 
 def table(folder, **changed):
-    """A table with one shape; `changed` replaces keys of it, None takes them away."""
+    """Write a table with one shape; `changed` replaces its keys, None removes them."""
     shape = {"gpu": "NVIDIA X", "gpus": 2, "on_demand": dated(), "preemptible": dated(amount=2.0)} | changed
     path = folder / "my prices.yaml"
     shape = {key: value for key, value in shape.items() if value is not None}
@@ -26,8 +26,8 @@ def table(folder, **changed):
     return path
 
 
-def test_the_projects_own_table_is_sound_and_knows_the_a10():
-    first, *others = choose(Pricing(), A10, today=TODAY)
+def test_the_projects_table_is_valid_and_has_the_a10():
+    first, *others = select_prices(Pricing(), A10, today=TODAY)
     assert (first.name, first.usd_per_gpu_hour, first.shape) == ("on-demand", 2.0, "VM.GPU.A10.1")
     assert "B95909" in first.source
     assert first.dated is not None
@@ -38,46 +38,46 @@ def test_the_projects_own_table_is_sound_and_knows_the_a10():
     assert first.boot_volume.usd_per_hour == pytest.approx(50 * 0.0425 / 730)
 
 
-def test_a_shape_that_is_offered_preemptible_has_that_price_second(tmp_path):
-    found = choose(Pricing(table=table(tmp_path)), ["NVIDIA X"], today=TODAY)
-    assert [(one.name, one.usd_per_gpu_hour, one.gpus_per_node) for one in found] == [
+def test_the_preemptible_price_of_a_shape_is_second(tmp_path):
+    selected = select_prices(Pricing(table=table(tmp_path)), ["NVIDIA X"], today=TODAY)
+    assert [(price.name, price.usd_per_gpu_hour, price.gpus_per_node) for price in selected] == [
         ("on-demand", 4.0, 2),
         ("preemptible", 2.0, 2),
     ]
 
 
 def test_a_price_in_the_settings_comes_before_the_tables():
-    found = choose(Pricing(usd_per_gpu_hour=1.5, source="our contract"), A10, today=TODAY)
-    assert [one.name for one in found][:2] == ["set", "on-demand"]
-    assert found[0].usd_per_gpu_hour == 1.5
+    selected = select_prices(Pricing(usd_per_gpu_hour=1.5, source="our contract"), A10, today=TODAY)
+    assert [price.name for price in selected][:2] == ["set", "on-demand"]
+    assert selected[0].usd_per_gpu_hour == 1.5
 
 
 @pytest.mark.parametrize("devices", [("CPU",), ("NVIDIA H200",), ("NVIDIA A10", "NVIDIA H200"), ()])
-def test_a_gpu_that_the_table_does_not_have_and_a_mixed_run_have_no_price(devices):
-    assert choose(Pricing(), devices, today=TODAY) == ()
+def test_an_unknown_gpu_and_a_mixed_run_have_no_price(devices):
+    assert select_prices(Pricing(), devices, today=TODAY) == ()
 
 
 def test_a_named_shape_is_priced_whatever_ran():
-    assert choose(Pricing(shape="VM.GPU.A10.1"), ("CPU",), today=TODAY)[0].usd_per_gpu_hour == 2.0
+    assert select_prices(Pricing(shape="VM.GPU.A10.1"), ("CPU",), today=TODAY)[0].usd_per_gpu_hour == 2.0
 
 
 @pytest.mark.parametrize(
-    ("pricing", "said"),
+    ("pricing", "message"),
     [
         (
             Pricing(shape="VM.GPU.A11"),
-            r"cost\.shape: 'VM\.GPU\.A11': unknown shape; .*prices\.yaml has 'VM\.GPU\.A10\.1'",
+            r"cost\.shape: 'VM\.GPU\.A11': .*; .*prices\.yaml .*'VM\.GPU\.A10\.1'",
         ),
-        (Pricing(usd_per_gpu_hour=2.0), r"^cost\.price_source: a price needs its source"),
+        (Pricing(usd_per_gpu_hour=2.0), r"^cost\.price_source: "),
         (
             Pricing(table=Path("none.yaml")),
-            r"none\.yaml: cannot be read: No such file or directory; look at cost\.prices",
+            r"none\.yaml: .*No such file or directory; .*cost\.prices",
         ),
     ],
 )
-def test_an_unknown_shape_a_price_without_a_source_and_no_table_are_refused(pricing, said):
-    with pytest.raises(PriceError, match=said):
-        choose(pricing, A10, today=TODAY)
+def test_an_unknown_shape_a_price_without_a_source_and_no_table_are_refused(pricing, message):
+    with pytest.raises(PriceError, match=message):
+        select_prices(pricing, A10, today=TODAY)
 
 
 def test_a_hosted_price_without_a_source_is_refused():
@@ -86,7 +86,7 @@ def test_a_hosted_price_without_a_source_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         (
             {"on_demand": dated(unit="EUR per GPU hour")},
@@ -106,26 +106,26 @@ def test_a_hosted_price_without_a_source_is_refused():
         ({"on_demand": dated(amount=float("nan"))}, r"on_demand\.amount: .*finite number, found nan"),
         ({"on_demand": dated(amount="two")}, r"on_demand\.amount: .*found 'two'"),
         ({"on_demand": dated(source=" ")}, r"on_demand\.source: "),
-        ({"on_demand": None}, r"on_demand: missing; every price has amount, unit, source and dated"),
+        ({"on_demand": None}, r"on_demand: missing"),
         ({"discount": 0.5}, r"discount: unknown key"),
         ({"gpus": 0}, r"gpus: .*found 0"),
         ({"boot_volume": dated(size_gb=50)}, r"boot_volume\.unit: expected 'USD per GB month'"),
     ],
 )
-def test_what_a_table_cannot_say_is_refused_in_one_line_with_its_place(tmp_path, changed, said):
+def test_an_invalid_table_is_refused_in_one_line_with_the_key(tmp_path, changed, message):
     path = table(tmp_path, **changed)
-    with pytest.raises(PriceError, match=said) as refused:
-        choose(Pricing(table=path), ["NVIDIA X"], today=TODAY)
+    with pytest.raises(PriceError, match=message) as refused:
+        select_prices(Pricing(table=path), ["NVIDIA X"], today=TODAY)
     assert str(refused.value).startswith(f"{path}: ")
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (b"shapes: [", "not YAML that can be read"),
-        (b"\xff\xfe", "not YAML that can be read"),
-        (b"schema_version: 1\nshapes: {a: {on_demand: {dated: 2026-02-30}}}", "not YAML that can be read"),
+        (b"shapes: [", "YAML"),
+        (b"\xff\xfe", "YAML"),
+        (b"schema_version: 1\nshapes: {a: {on_demand: {dated: 2026-02-30}}}", "YAML"),
         (b"", "the file: "),
         (b"- 1", "the file: "),
         (b"schema_version: 2\nshapes: {}", "schema_version: expected 1, found 2"),
@@ -141,30 +141,31 @@ def test_what_a_table_cannot_say_is_refused_in_one_line_with_its_place(tmp_path,
         ),
     ],
 )
-def test_a_file_that_is_no_table_is_refused_in_one_line(tmp_path, content, said):
+def test_a_file_that_is_not_a_table_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "prices.yaml"
     path.write_bytes(content)
     with pytest.raises(PriceError) as refused:
-        read(path, today=TODAY)
-    assert said in str(refused.value)
+        read_table(path, today=TODAY)
+    assert message in str(refused.value)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_every_line_of_the_projects_table_has_a_source_and_a_day():
-    found = read(prices.TABLE, today=TODAY)
-    shapes = (
-        one for shape in found.shapes.values() for one in (shape.on_demand, shape.boot_volume, *shape.alternatives)
+    project_table = read_table(prices.TABLE, today=TODAY)
+    prices_of_shapes = (
+        price
+        for shape in project_table.shapes.values()
+        for price in (shape.on_demand, shape.boot_volume, *shape.alternatives)
     )
-    for one in (*shapes, *found.others.values()):
-        assert one.source.strip()
-        assert one.dated <= TODAY
+    for dated_price in (*prices_of_shapes, *project_table.others.values()):
+        assert dated_price.source.strip()
+        assert dated_price.dated <= TODAY
 
 
-def test_storage_and_traffic_are_named_with_their_prices_and_added_to_nothing():
-    said = [other.words for other in choose(Pricing(), A10, today=TODAY)[0].others]
-    assert said[0].startswith("file storage 0.3 USD per GB month (Oracle Cloud list price, part B89057, 20")
-    assert said[1].startswith(
-        "traffic out of North America, Europe and the UK 0.0085 USD per GB after 10,240 GB a month (Oracle"
-    )
-    assert len(said) == 4
+def test_storage_and_traffic_are_listed_with_their_prices():
+    descriptions = [other.description for other in select_prices(Pricing(), A10, today=TODAY)[0].other_prices]
+    assert descriptions[0].startswith("file storage 0.3 USD per GB month (Oracle Cloud list price, part B89057, 20")
+    assert descriptions[1].startswith("traffic out of North America, Europe and the UK 0.0085 USD per GB ")
+    assert "10,240 GB" in descriptions[1]
+    assert len(descriptions) == 4

@@ -1,5 +1,6 @@
-"""What the report recommends: only what can be relied on, and no winner among equals."""
+"""The recommendation: only reliable configurations, and no winner among equals."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,11 +17,11 @@ NAMES = ("baseline", "good", "large")
 
 
 @pytest.fixture
-def summed_up(tmp_path):
-    """A run of three configurations, each faster than the one before, of which trials may end otherwise."""
+def summarized(tmp_path):
+    """The summary of a run of three configurations, each faster than the previous; `ends` are statuses of trials."""
 
     def make(ends, speeds=(0.16, 0.12, 0.08), workers=4, *, exact=False):
-        trials = tuple(synthetic.trial(name, lora_rank=8 * place) for place, name in enumerate(NAMES, start=1))
+        trials = tuple(synthetic.trial(name, lora_rank=8 * index) for index, name in enumerate(NAMES, start=1))
         run = synthetic.record(trials, workers=workers)
         synthetic.write_run(tmp_path, run, speeds=dict(zip(NAMES, speeds, strict=True)), exact=exact)
         for plan in run.planned:
@@ -32,14 +33,15 @@ def summed_up(tmp_path):
     return make
 
 
-def test_what_mostly_runs_out_of_memory_is_passed_over_and_the_next_best_named(summed_up):
-    summary = summed_up({"large": [TrialStatus.OUT_OF_MEMORY] * 3})
-    said = text.recommendation_text(summary)
-    assert said.startswith("Train with good: 1.")
-    assert said.endswith("; passed over, though faster: only 1 of 4 trials of large succeeded.")
-    assert headline.recommended(summary) == "good"
+def test_a_configuration_that_mostly_runs_out_of_memory_is_passed_over_for_the_next_best(summarized):
+    summary = summarized({"large": [TrialStatus.OUT_OF_MEMORY] * 3})
+    sentence = text.recommendation_text(summary)
+    assert sentence.startswith("Train with good: 1.")
+    assert "; " in sentence
+    assert "only 1 of 4 trials of large succeeded" in sentence.rpartition("; ")[2]
+    assert headline.recommended_label(summary) == "good"
     assert headline.costs(summary).configuration == "good"
-    assert "good" in said and "large" not in headline.tiles(summary)[0].value  # noqa: PT018 - one thought
+    assert "large" not in headline.tiles(summary)[0].value
 
 
 @pytest.mark.parametrize(
@@ -48,50 +50,50 @@ def test_what_mostly_runs_out_of_memory_is_passed_over_and_the_next_best_named(s
         ((TrialStatus.OUT_OF_MEMORY, TrialStatus.FAILED, TrialStatus.TIMED_OUT), "good"),
         ((TrialStatus.LOST, TrialStatus.PREEMPTED, TrialStatus.CANCELLED), "large"),
     ],
-    ids=["one fault of the configuration is enough", "what was stopped from outside says nothing"],
+    ids=["one fault of the configuration is enough", "a trial stopped from outside does not count"],
 )
-def test_a_single_trial_counts_against_its_configuration_where_it_shows_a_fault_of_it(summed_up, ends, recommended):
+def test_a_single_trial_counts_against_its_configuration_if_it_shows_a_fault(summarized, ends, recommended):
     for end in ends:
-        assert headline.recommended(summed_up({"large": [end]})) == recommended, end
+        assert headline.recommended_label(summarized({"large": [end]})) == recommended, end
 
 
-def test_the_recommendation_and_the_finding_say_how_many_trials_they_rest_on(summed_up):
-    summary = summed_up({name: [TrialStatus.OUT_OF_MEMORY] for name in NAMES})
+def test_the_recommendation_and_the_finding_state_the_number_of_trials(summarized):
+    summary = summarized({name: [TrialStatus.OUT_OF_MEMORY] for name in NAMES})
     assert text.recommendation_text(summary).startswith("Train with large (3 of 4 trials): ")
-    assert summed_up({"large": [TrialStatus.FAILED] * 2}).finding.startswith("large (2 of 4 trials) processed ")
+    assert summarized({"large": [TrialStatus.FAILED] * 2}).finding.startswith("large (2 of 4 trials) processed ")
 
 
-def test_dollars_of_the_headline_are_of_what_it_counts(summed_up):
-    said = text.recommendation_text(summed_up({}))
-    assert "useful tokens per second of baseline at $" in said
-    assert "per million useful tokens on 4 workers" in said
-    assert "samples" not in said
+def test_dollars_of_the_recommendation_are_per_useful_token(summarized):
+    sentence = text.recommendation_text(summarized({}))
+    assert "useful tokens per second of baseline at $" in sentence
+    assert "per million useful tokens on 4 workers" in sentence
+    assert "samples" not in sentence
 
 
-def test_what_cannot_be_told_from_the_best_is_named_with_it(summed_up):
-    said = text.recommendation_text(summed_up({}, speeds=(0.16, 0.08, 0.08)))
-    first, second = ("good", "large") if "good," in said else ("large", "good")
-    assert said.startswith(f"Train with {first}, or with {second}, not shown to differ from it: {first} gave ")
+def test_configurations_that_do_not_differ_from_the_best_are_named_with_it(summarized):
+    sentence = text.recommendation_text(summarized({}, speeds=(0.16, 0.08, 0.08)))
+    first, second = ("good", "large") if "good," in sentence else ("large", "good")
+    assert re.match(rf"Train with {first}, or with {second}, [^:]*: {first} ", sentence)
 
 
-def test_equal_configurations_leave_the_baseline_with_all_that_was_not_shown_to_differ(summed_up):
-    summary = summed_up({}, speeds=(0.16, 0.16, 0.16), exact=True)
+def test_of_equal_configurations_the_baseline_is_recommended_and_the_others_are_named(summarized):
+    summary = summarized({}, speeds=(0.16, 0.16, 0.16), exact=True)
     assert text.recommendation_text(summary).startswith("Stay with baseline: ")
     assert "good and large" in text.recommendation_text(summary).replace(", ", " and ")
     chosen = choose(summary.rows)
     assert {chosen.fastest.label, *(row.label for row in chosen.tied)} == set(NAMES)
-    assert (chosen.row.label, chosen.is_shown) == ("baseline", False)
+    assert (chosen.row.label, chosen.is_shown_faster) == ("baseline", False)
 
 
-def test_a_baseline_that_failed_is_not_stayed_with(summed_up):
-    summary = summed_up({"baseline": [TrialStatus.OUT_OF_MEMORY]}, speeds=(0.16, 0.16, 0.159))
-    assert headline.recommended(summary) in ("good", "large")
+def test_a_baseline_that_failed_is_not_recommended(summarized):
+    summary = summarized({"baseline": [TrialStatus.OUT_OF_MEMORY]}, speeds=(0.16, 0.16, 0.159))
+    assert headline.recommended_label(summary) in ("good", "large")
     assert text.recommendation_text(summary).startswith("Train with ")
 
 
-def test_a_summary_of_other_rows_has_a_choice_of_its_own_and_without_any_measurement_none(summed_up):
-    summary = summed_up({})
+def test_a_summary_with_other_rows_has_another_choice_and_without_measurements_none(summarized):
+    summary = summarized({})
     assert choose([replace(row, measured=None) for row in summary.rows]) is None
-    assert headline.recommended(summary) == "large"
+    assert headline.recommended_label(summary) == "large"
     rest = tuple(row for row in summary.rows if row.label != "large")
-    assert headline.recommended(replace(summary, rows=rest)) == "good"
+    assert headline.recommended_label(replace(summary, rows=rest)) == "good"

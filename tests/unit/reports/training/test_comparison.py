@@ -1,4 +1,4 @@
-"""Two trainings compared by the losses of the examples that both have held out."""
+"""Comparison of two trainings by the losses of the examples that both held out."""
 
 import dataclasses
 from pathlib import Path
@@ -17,14 +17,14 @@ FORM = ServedForm(
 )  # fmt: skip
 
 
-def checked(place: Path, examples: dict[str, float]) -> Path:
-    """A training whose examples, of ten targets each, have these losses a token."""
+def write_checked(folder: Path, examples: dict[str, float]) -> Path:
+    """Write a training with these losses per token; each example has ten targets."""
     AdapterCheck(
         adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
         places=[], prompts=[], forms=[FORM], examples=list(examples), losses=[10 * loss for loss in examples.values()],
         targets=[10] * len(examples), device="CPU", arithmetic="float32",
-    ).write(a_run(place))  # fmt: skip
-    return place
+    ).write(a_run(folder))  # fmt: skip
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -35,45 +35,47 @@ def checked(place: Path, examples: dict[str, float]) -> Path:
         ([-0.1, 0.1, 0.0, 0.1], "not shown to differ"),
     ],
 )
-def test_a_difference_is_taken_example_by_example(moves: list[float], verdict: str, tmp_path: Path) -> None:
-    before = {f"e{number}": float(number) for number in range(4)}  # far from each other: only pairs can tell
+def test_a_difference_is_computed_per_example(moves: list[float], verdict: str, tmp_path: Path) -> None:
+    before = {f"e{number}": float(number) for number in range(4)}  # far apart, so only pairs show the difference
     after = {name: loss + move for (name, loss), move in zip(before.items(), moves, strict=True)}
-    found = comparison.compare(checked(tmp_path / "a", before), checked(tmp_path / "b", after | {"another": 99.0}))
-    assert found.examples == 4
-    assert found.change == pytest.approx(sum(moves) / 4)
-    assert found.verdict == verdict
-    assert ("until a held-out loss of 1.5000", "1.00 hours, $4.00", "1.00 hours, $4.00") in found.lines
+    compared = comparison.compare(
+        write_checked(tmp_path / "a", before), write_checked(tmp_path / "b", after | {"another": 99.0})
+    )
+    assert compared.examples == 4
+    assert compared.change == pytest.approx(sum(moves) / 4)
+    assert compared.verdict == verdict
+    assert ("until a held-out loss of 1.5000", "1.00 hours, $4.00", "1.00 hours, $4.00") in compared.lines
 
 
-def test_what_it_cost_to_reach_a_loss_is_the_first_measurement_below_it(tmp_path: Path) -> None:
+def test_the_cost_to_reach_a_loss_is_that_of_the_first_measurement_below_it(tmp_path: Path) -> None:
     run = summary.read(a_run(tmp_path))
-    assert comparison.spent(run, 1.5) == (1.0, 4.0)
-    assert comparison.spent(run, 1.4) is None
-    assert comparison.spent(dataclasses.replace(run, price=None), 1.5) == (1.0, None)
+    assert comparison.spent_until(run, 1.5) == (1.0, 4.0)
+    assert comparison.spent_until(run, 1.4) is None
+    assert comparison.spent_until(dataclasses.replace(run, price=None), 1.5) == (1.0, None)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
-        ("forms", [], "do not belong to each other"),
-        ("losses", [1.0], "do not belong to each other"),
-        ("examples", ["x", "x"], "do not belong to each other"),
-        ("targets", [0, 10], "do not belong to each other"),
+        ("forms", [], "losses, targets and examples"),
+        ("losses", [1.0], "losses, targets and examples"),
+        ("examples", ["x", "x"], "losses, targets and examples"),
+        ("targets", [0, 10], "losses, targets and examples"),
         ("losses", [1e300, 1.0], r"losses is 1e\+300"),
     ],
 )
-def test_a_check_that_cannot_be_true_is_refused_by_name(tmp_path: Path, name: str, value: object, words: str) -> None:
-    first, second = (checked(tmp_path / place, {"x": 1.0, "y": 2.0}) for place in "ab")
+def test_an_impossible_check_is_refused_by_name(tmp_path: Path, name: str, value: object, message: str) -> None:
+    first, second = (write_checked(tmp_path / run_id, {"x": 1.0, "y": 2.0}) for run_id in "ab")
     hostile.seal(first / AdapterCheck.FILE, lambda document: hostile.put(document, (name,), value))
-    with pytest.raises(ReportError, match=rf"adapter-check\.json: .*{words}; type: inv adapter\.check --run=a"):
+    with pytest.raises(ReportError, match=rf"adapter-check\.json: .*{message}.*; .*`inv adapter\.check --run=a`"):
         comparison.compare(first, second)
 
 
-def test_trainings_without_common_examples_or_without_a_check_say_what_to_do(tmp_path: Path) -> None:
-    first = checked(tmp_path / "a", {"x": 1.0})
-    with pytest.raises(ReportError, match=r"no held-out example in common.*train\.validation_file"):
-        comparison.compare(first, checked(tmp_path / "b", {"y": 1.0}))
-    with pytest.raises(ReportError, match=r"type: inv adapter\.check --run=c"):
+def test_trainings_without_common_examples_or_without_a_check_name_the_remedy(tmp_path: Path) -> None:
+    first = write_checked(tmp_path / "a", {"x": 1.0})
+    with pytest.raises(ReportError, match=r"; .*train\.validation_file"):
+        comparison.compare(first, write_checked(tmp_path / "b", {"y": 1.0}))
+    with pytest.raises(ReportError, match=r"; .*`inv adapter\.check --run=c`"):
         comparison.compare(first, a_run(tmp_path / "c"))
-    alone = comparison.compare(first, checked(tmp_path / "d", {"x": 1.5}))
-    assert (alone.low, alone.verdict) == (None, "not shown to differ")
+    single = comparison.compare(first, write_checked(tmp_path / "d", {"x": 1.5}))
+    assert (single.low, single.verdict) == (None, "not shown to differ")
