@@ -1,4 +1,4 @@
-"""Settings, and the copy of the project that they are of."""
+"""Fixtures: settings, and the copy of the project that they belong to."""
 
 from tests.support.project_copy import (
     context,

@@ -1,7 +1,7 @@
-"""`inv adapter.push` to a real registry (Debian's docker-registry) with a password, read back as ORAS reads it.
+"""Test of `inv adapter.push` to a real registry (Debian's docker-registry) with a password, read back like ORAS.
 
-The registry speaks plain HTTP, which ours does with this machine alone. Not covered: the oras client itself, and a
-token service (tests/unit/remote/image/test_registry_token.py has one).
+The registry speaks plain HTTP, which our client allows only for this machine. Not covered: the oras client itself, and
+a token service (tests/unit/remote/image/test_registry_token.py has one).
 """
 
 import base64
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from remote.image.artifact import EMPTY, MANIFEST, TITLE
+from remote.image.artifact import EMPTY_TYPE, MANIFEST_TYPE, TITLE_ANNOTATION
 from tests.support.machines.ports import free_ports
 from tests.support.reports.training_run import RECORD, a_run
 
-USER, PASSWORD = "somebody", "a password"
+USER, PASSWORD = "ann", "a password"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def registry(tmp_path_factory) -> Iterator[str]:
 def read(host: str, path: str) -> bytes:
     login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
     request = urllib.request.Request(
-        f"http://{host}/v2/{path}", headers={"Authorization": f"Basic {login}", "Accept": MANIFEST}
+        f"http://{host}/v2/{path}", headers={"Authorization": f"Basic {login}", "Accept": MANIFEST_TYPE}
     )
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - http, to this machine
         content: bytes = answer.read()
@@ -64,7 +64,7 @@ def read(host: str, path: str) -> bytes:
 
 @pytest.fixture
 def pushing(bare_project) -> Path:
-    """A project with a training that came home; the folder of its adapter."""
+    """Return the adapter's folder of a collected training in a project."""
     run = a_run(bare_project.folder / "results" / "20261122-000000-train")
     adapter = run / "adapter"
     adapter.mkdir()
@@ -89,30 +89,30 @@ def test_a_pushed_adapter_can_be_read_back_file_by_file_and_is_sent_once(
     assert record["digest"] == f"sha256:{hashlib.sha256(content).hexdigest()}"
     manifest = json.loads(content)
     assert manifest["artifactType"] == "application/vnd.qlora-fleet.adapter.v1"
-    assert manifest["config"]["mediaType"] == EMPTY
+    assert manifest["config"]["mediaType"] == EMPTY_TYPE
     files = {
-        layer["annotations"][TITLE]: read(registry, f"team/adapter/blobs/{layer['digest']}")
+        layer["annotations"][TITLE_ANNOTATION]: read(registry, f"team/adapter/blobs/{layer['digest']}")
         for layer in manifest["layers"]
     }
     assert files.keys() == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
     assert files["adapter_model.safetensors"] == b"weights"
-    again = bare_project.inv("adapter.push", "--oci", where)
-    assert again.stdout.count("is there already") == 4
-    assert ": sent" not in again.stdout
+    repeated = bare_project.inv("adapter.push", "--oci", where)
+    assert repeated.stdout.count("already") == 4
+    assert ": sent" not in repeated.stdout
 
 
-def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(bare_project, pushing: Path, registry: str) -> None:
+def test_a_failed_push_is_one_line_with_a_remedy(bare_project, pushing: Path, registry: str) -> None:
     where = f"{registry}/team/adapter:2"
     wrong = bare_project.folder / "wrong"
     wrong.write_text("another")
     wrong.chmod(0o600)
-    for words, environment, code, said in (
-        ((), {}, 2, "name one of --folder=DIR, --oci="),
-        (("--oci", "Nowhere"), {}, 2, "expected HOST/REPOSITORY:TAG"),
-        (("--oci", where), {"INVOKE_REGISTRY_PASSWORD_FILE": str(wrong)}, 2, f"refuses user {USER} for team/adapter"),
-        (("--oci", f"127.0.0.1:{free_ports()}/team/adapter:2"), {}, 3, "goes on"),
+    for argv, environment, code, token in (
+        ((), {}, 2, "--folder=DIR, --oci="),
+        (("--oci", "Nowhere"), {}, 2, "HOST/REPOSITORY:TAG"),
+        (("--oci", where), {"INVOKE_REGISTRY_PASSWORD_FILE": str(wrong)}, 2, f"user {USER} for team/adapter"),
+        (("--oci", f"127.0.0.1:{free_ports()}/team/adapter:2"), {}, 3, "`inv adapter.push "),
     ):
-        assert said in bare_project.refused("adapter.push", *words, code=code, **environment)
+        assert token in bare_project.refused("adapter.push", *argv, code=code, **environment)
     (pushing / "adapter_model.safetensors").write_bytes(b"other weights")
     refused = bare_project.refused("adapter.push", "--oci", where, code=4)
-    assert "its sha256 is not the one in training.json" in refused
+    assert "training.json" in refused

@@ -1,13 +1,13 @@
-"""What git says of the project, whatever its files are called."""
+"""Test of git's output with unusual file names."""
 
 import os
 from pathlib import Path
 
-from tasks.cli.git import git
+from tasks.cli.git import run_git
 
 
-def test_a_name_in_another_encoding_is_no_reason_to_stop(tmp_path: Path) -> None:
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "config", "core.quotePath", "false")
+def test_a_file_name_in_another_encoding(tmp_path: Path) -> None:
+    run_git(tmp_path, "init", "--quiet")
+    run_git(tmp_path, "config", "core.quotePath", "false")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/schl\xfcssel")).touch()
-    assert git(tmp_path, "status", "--porcelain") == "?? schl\N{REPLACEMENT CHARACTER}ssel"
+    assert run_git(tmp_path, "status", "--porcelain") == "?? schl\N{REPLACEMENT CHARACTER}ssel"

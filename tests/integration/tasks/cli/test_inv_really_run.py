@@ -1,6 +1,7 @@
-"""The real `inv`, as a process: what is seen when settings are wrong, and how a chain of tasks ends."""
+"""Tests of `inv` as a process: output for wrong settings, and exit codes of a chain of tasks."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from tests.support.paths import ROOT
 
 INV = Path(sys.executable).with_name("inv")
-run = partial(subprocess.run, timeout=60, check=False)  # where `inv`'s start or its streams are what is tested
+run = partial(subprocess.run, timeout=60, check=False)  # for tests of the start or the streams of `inv`
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -23,12 +24,12 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from invoke.tasks import task
-from tasks.errors import Refused, SomeTrialsFailed
+from tasks.errors import ConfirmationRequired, SomeTrialsFailed
 
 
 @task
-def looks(context):
-    print("looks")
+def prints(context):
+    print("printed")
 
 
 @task
@@ -38,7 +39,7 @@ def fails_some(context):
 
 @task
 def refuses(context):
-    raise Refused("not safe:\\nsecond line")
+    raise ConfirmationRequired("not safe:\\nsecond line")
 
 
 @task
@@ -48,130 +49,135 @@ def waits(context):
 
 
 @task
-def shares(context):
+def spawns(context):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         print(pool.submit(abs, -1).result())
 
 
 @task
-def hears(context):
+def reads(context):
     print(ascii(sys.stdin.readline()))
 
 
-for extra in (looks, fails_some, refuses, waits, shares, hears):
+for extra in (prints, fails_some, refuses, waits, spawns, reads):
     ns.add_task(extra)
 """
 
 
 @pytest.fixture
 def chain(project: Path, inv: Inv) -> Inv:
-    """`inv` with more tasks, which end in the ways a task can."""
+    """Return `inv` with more tasks, one for each way to end."""
     with (project / "tasks" / "__init__.py").open("a") as file:
         file.write(EXTRA_TASKS)
     return inv
 
 
-def test_the_installed_program_is_the_one_of_these_sources() -> None:
+def test_the_installed_program_is_up_to_date() -> None:
     source = (ROOT / "tasks" / "cli" / "inv").read_text()
     assert INV.read_text().splitlines()[1:] == source.splitlines()[1:], "type `touch tasks/cli/inv && make install`"
 
 
 @pytest.mark.parametrize(
-    ("spoiled", "text", "message"),
+    ("file", "text", "prefix", "token"),
     [
-        ("f.yaml", "fleet: {size: x}", 'f.yaml:1: fleet.size: expected a whole number from 1 to 1024, found "x"'),
-        ("f.yaml", "fleet: [", "f.yaml:1: not YAML: expected the node content, but found '<stream end>'"),
-        ("f.yaml", "[1]", "f.yaml:1: expected sections such as `fleet:`, found a list"),
-        ("f.yaml", "run: 3", "f.yaml:1: run: expected a section, found 3"),
-        ("f.yaml", "fleet: {size: !!int x}", "f.yaml:1: not YAML: x is no int"),
-        ("f.yaml", None, "f.yaml: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it"),
-        ("invoke.yaml", "fleet: [", "invoke.yaml:1: not YAML: expected the node content, but found '<stream end>'"),
-        ("invoke.yaml", "[1]", "invoke.yaml:1: expected sections such as `fleet:`, found a list"),
-        ("invoke.yaml", None, "invoke.yaml: no such file; `git checkout invoke.yaml` brings it back"),
+        ("f.yaml", "fleet: {size: x}", "f.yaml:1: fleet.size: ", 'from 1 to 1024, found "x"'),
+        ("f.yaml", "fleet: [", "f.yaml:1: ", "<stream end>"),
+        ("f.yaml", "[1]", "f.yaml:1: ", "`fleet:`"),
+        ("f.yaml", "run: 3", "f.yaml:1: run: ", "3"),
+        ("f.yaml", "fleet: {size: !!int x}", "f.yaml:1: ", "x"),
+        ("f.yaml", None, "f.yaml: ", "INVOKE_RUNTIME_CONFIG"),
+        ("invoke.yaml", "fleet: [", "invoke.yaml:1: ", "<stream end>"),
+        ("invoke.yaml", "[1]", "invoke.yaml:1: ", "`fleet:`"),
+        ("invoke.yaml", None, "invoke.yaml: ", "`git checkout invoke.yaml`"),
     ],
 )
 def test_bad_settings_are_one_line_and_exit_2(
-    spoiled: str, text: str | None, message: str, project: Path, inv: Inv
+    file: str, text: str | None, prefix: str, token: str, project: Path, inv: Inv
 ) -> None:
-    (project / spoiled).unlink(missing_ok=True)
+    (project / file).unlink(missing_ok=True)
     if text is not None:
-        (project / spoiled).write_text(text)
-    ended = inv(*(["-f", "f.yaml"] if spoiled == "f.yaml" else []), "model.demo")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"{message}\n")
+        (project / file).write_text(text)
+    completed = inv(*(["-f", "f.yaml"] if file == "f.yaml" else []), "model.demo")
+    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
+    assert completed.stderr.startswith(prefix)
+    assert token in completed.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "prefix", "token"),
     [
-        ("fleet:\n\tsize: 3\n", ".invoke.yaml:2: not YAML: found character '\\t' that cannot start any token"),
-        ("[a, b]", ".invoke.yaml:1: expected sections such as `fleet:`, found a list"),
-        ("hello", '.invoke.yaml:1: expected sections such as `fleet:`, found "hello"'),
-        ("a: 1\n---\nb: 2\n", ".invoke.yaml:2: not YAML: a second document"),
-        ("run: 3", ".invoke.yaml:1: run: expected a section, found 3"),
-        ("fleet: 3", ".invoke.yaml:1: fleet: expected a section with kind, size, "),
-        ("a: &a {b: *a}", ".invoke.yaml: not YAML that can be used: more than 10,000 values"),
-        ("a: b\n" * 100_000, ".invoke.yaml: cannot be read: it is larger than 131,072 bytes"),
+        ("fleet:\n\tsize: 3\n", ".invoke.yaml:2: ", "'\\t'"),
+        ("[a, b]", ".invoke.yaml:1: ", "`fleet:`"),
+        ("hello", ".invoke.yaml:1: ", '"hello"'),
+        ("a: 1\n---\nb: 2\n", ".invoke.yaml:2: ", "second document"),
+        ("run: 3", ".invoke.yaml:1: run: ", "3"),
+        ("fleet: 3", ".invoke.yaml:1: fleet: ", "kind, size, "),
+        ("a: &a {b: *a}", ".invoke.yaml: ", "10,000"),
+        ("a: b\n" * 100_000, ".invoke.yaml: ", "131,072 bytes"),
     ],
 )
-def test_the_users_own_file_which_is_read_before_the_project_is_known_is_explained_too(
-    text: str, message: str, project: Path, inv: Inv
+def test_an_invalid_file_in_the_users_home_is_explained(
+    text: str, prefix: str, token: str, project: Path, inv: Inv
 ) -> None:
+    """Check the file that Invoke reads before the project is known."""
     (project.parent / "home" / ".invoke.yaml").write_text(text)
-    ended = inv("--list")
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert ended.stderr.startswith(f"~/{message}")
+    completed = inv("--list")
+    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
+    assert completed.stderr.startswith(f"~/{prefix}")
+    assert token in completed.stderr
 
 
-def test_a_users_file_that_is_no_file_is_not_waited_for(project: Path, inv: Inv) -> None:
+def test_a_settings_path_that_is_not_a_file_is_not_read(project: Path, inv: Inv) -> None:
     own = project.parent / "home" / ".invoke.yaml"
     os.mkfifo(own)
-    assert inv("--list").stderr == "~/.invoke.yaml: cannot be read: it is a pipe, not a file\n"
+    assert re.fullmatch(r"~/\.invoke\.yaml: .*pipe.*\n", inv("--list").stderr)
     own.unlink()
     own.mkdir()
-    assert inv("--list").stderr == "~/.invoke.yaml: cannot be read: it is a folder, not a file\n"
+    assert re.fullmatch(r"~/\.invoke\.yaml: .*folder.*\n", inv("--list").stderr)
     own.rmdir()
     (own.with_suffix(".py")).write_text("1 / 0")
-    assert inv("--list").stderr == "~/.invoke.py: cannot be run: ZeroDivisionError: division by zero\n"
+    assert re.fullmatch(r"~/\.invoke\.py: .*ZeroDivisionError: division by zero\n", inv("--list").stderr)
 
 
-def test_a_folder_that_is_gone_is_named(project: Path) -> None:
-    gone = project / "gone"
-    gone.mkdir()
+def test_a_deleted_current_directory_is_one_line(project: Path) -> None:
+    deleted = project / "deleted"
+    deleted.mkdir()
     code = f"import os, sys; os.rmdir(os.getcwd()); os.execv({str(INV)!r}, ['inv', '--list'])"
-    ended = run((sys.executable, "-c", code), cwd=gone, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (2, "the folder you are in is no more; `cd` to one that is there\n")
+    completed = run((sys.executable, "-c", code), cwd=deleted, capture_output=True, text=True)
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
+    assert "`cd`" in completed.stderr
 
 
 def test_settings_are_refused_before_the_first_task_has_done_anything(chain: Inv) -> None:
-    ended = chain("looks", env={"INVOKE_BENCH_SEED": "x"})
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("environment INVOKE_BENCH_SEED: ")
-    assert ended.stderr.count("\n") == 1
+    completed = chain("prints", env={"INVOKE_BENCH_SEED": "x"})
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr.startswith("environment INVOKE_BENCH_SEED: ")
+    assert completed.stderr.count("\n") == 1
 
 
 def test_a_variable_only_invoke_cannot_use_is_one_line_too(project: Path, chain: Inv) -> None:
     (project / "invoke.yaml").write_text(
         (project / "invoke.yaml").read_text().replace("lost_after_sec: 60.0", "lost_after_sec: 60")
     )
-    ended = chain("looks", env={"INVOKE_FLEET_LOST_AFTER_SEC": "60.5"})
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert "INVOKE_FLEET_LOST_AFTER_SEC" in ended.stderr
+    completed = chain("prints", env={"INVOKE_FLEET_LOST_AFTER_SEC": "60.5"})
+    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
+    assert "INVOKE_FLEET_LOST_AFTER_SEC" in completed.stderr
 
 
-def test_after_some_trials_failed_the_chain_goes_on_and_ends_with_1(chain: Inv) -> None:
-    ended = chain("fails-some", "looks")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "looks\n", "2 of 8 trials failed\n")
+def test_after_failed_trials_the_chain_continues_and_exits_with_1(chain: Inv) -> None:
+    completed = chain("fails-some", "prints")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (1, "printed\n", "2 of 8 trials failed\n")
 
 
 def test_any_other_failure_stops_the_chain_at_once(chain: Inv) -> None:
-    ended = chain("fails-some", "refuses", "looks")
-    assert (ended.returncode, ended.stdout) == (4, "")
-    assert ended.stderr == "2 of 8 trials failed\nnot safe:\\nsecond line\n"
+    completed = chain("fails-some", "refuses", "prints")
+    assert (completed.returncode, completed.stdout) == (4, "")
+    assert completed.stderr == "2 of 8 trials failed\nnot safe:\\nsecond line\n"
 
 
-def test_a_task_asked_for_twice_runs_once_as_invoke_promises(chain: Inv) -> None:
-    assert chain("looks", "looks").stdout == "looks\n"
-    assert chain("--no-dedupe", "looks", "looks").stdout == "looks\nlooks\n"
+def test_a_task_named_twice_runs_once(chain: Inv) -> None:
+    assert chain("prints", "prints").stdout == "printed\n"
+    assert chain("--no-dedupe", "prints", "prints").stdout == "printed\nprinted\n"
 
 
 @pytest.mark.usefixtures("chain")
@@ -180,50 +186,53 @@ def test_ctrl_c_exits_with_130(project: Path) -> None:
     assert running.stdout is not None
     assert running.stdout.readline() == b"waiting\n"
     running.send_signal(signal.SIGINT)
-    _, complaint = running.communicate(timeout=30)
-    assert (running.returncode, complaint) == (130, b"interrupted\n")
+    _, stderr = running.communicate(timeout=30)
+    assert (running.returncode, stderr) == (130, b"interrupted\n")
 
 
 @pytest.mark.usefixtures("chain")
-def test_a_process_that_a_task_starts_does_not_type_the_command_again(project: Path) -> None:
-    ended = run((str(INV), "shares"), cwd=project, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n", "")
+def test_a_process_that_a_task_spawns_does_not_run_the_command_again(project: Path) -> None:
+    completed = run((str(INV), "spawns"), cwd=project, capture_output=True, text=True)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "1\n", "")
 
 
-STRIKES = """
+SEND_SIGINT = """
 import os, signal
 {before}
 os.kill(os.getpid(), signal.SIGINT)
-print("went on", flush=True)
+print("continued", flush=True)
 """
 
 
-@pytest.mark.parametrize(("before", "ends"), [("", (130, "")), ("signal.signal(2, signal.SIG_IGN)", (0, "went on\n"))])
-def test_ctrl_c_while_modules_are_read_ends_without_a_word_but_where_it_was_ignored_from_the_start(
-    before: str, ends: tuple[int, str], project: Path, inv: Inv
+@pytest.mark.parametrize(
+    ("before", "outcome"), [("", (130, "")), ("signal.signal(2, signal.SIG_IGN)", (0, "continued\n"))]
+)
+def test_ctrl_c_during_imports_ends_silently_unless_it_was_ignored_from_the_start(
+    before: str, outcome: tuple[int, str], project: Path, inv: Inv
 ) -> None:
-    (project / "tasks.py").write_text(STRIKES.format(before=before) + (project / "tasks.py").read_text())
-    ended = inv("--list")
-    assert (ended.returncode, ended.stdout[:8], ended.stderr) == (*ends, "")
+    (project / "tasks.py").write_text(SEND_SIGINT.format(before=before) + (project / "tasks.py").read_text())
+    completed = inv("--list")
+    assert (completed.returncode, completed.stdout[:10], completed.stderr) == (*outcome, "")
 
 
-def test_output_that_nobody_reads_ends_it_as_sigpipe_would(project: Path) -> None:
+def test_a_closed_pipe_at_standard_output_exits_like_sigpipe(project: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        ended = run((str(INV), "--list"), cwd=project, stdout=writer, stderr=subprocess.PIPE)
+        completed = run((str(INV), "--list"), cwd=project, stdout=writer, stderr=subprocess.PIPE)
     finally:
         os.close(writer)
-    assert (ended.returncode, ended.stderr) == (141, b"")
+    assert (completed.returncode, completed.stderr) == (141, b"")
 
 
 def test_output_that_cannot_be_written_is_one_line_and_exit_3(project: Path) -> None:
     with Path("/dev/full").open("w") as full:
         listed = run((str(INV), "--list"), cwd=project, stdout=full, stderr=subprocess.PIPE)
         mistyped = run((str(INV), "benhc"), cwd=project, stderr=full)
-    said = b"standard output cannot be written: No space left on device; repair that, then type the same again\n"
-    assert (listed.returncode, listed.stderr) == (3, said)
-    assert mistyped.returncode == 2, "where nobody can be told, the exit code still says it"
+    assert (listed.returncode, listed.stderr.count(b"\n")) == (3, 1)
+    assert b"standard output" in listed.stderr
+    assert b"No space left on device" in listed.stderr
+    assert mistyped.returncode == 2, "without standard error the exit code still reports the failure"
 
 
 def test_closed_standard_streams_are_no_error(project: Path) -> None:
@@ -231,12 +240,12 @@ def test_closed_standard_streams_are_no_error(project: Path) -> None:
     assert run((sys.executable, "-c", closed), cwd=project).returncode == 0
 
 
-@pytest.mark.parametrize(("words", "heard"), [("printf 'a\\377\\n' | ", r"'a\udcff\n'"), ("exec <&-; ", "''")])
-def test_standard_input_may_be_no_text_or_closed(words: str, heard: str, project: Path, chain: Inv) -> None:
-    del chain  # which adds the task
+@pytest.mark.parametrize(("prefix", "line"), [("printf 'a\\377\\n' | ", r"'a\udcff\n'"), ("exec <&-; ", "''")])
+def test_standard_input_may_be_binary_or_closed(prefix: str, line: str, project: Path, chain: Inv) -> None:
+    del chain  # it adds the task
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    done = run(["sh", "-c", f"{words}{INV} hears"], cwd=project, env=environment, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"{heard}\n", "")
+    done = run(["sh", "-c", f"{prefix}{INV} reads"], cwd=project, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{line}\n", "")
 
 
 def test_inv_works_from_a_subfolder(project: Path, inv: Inv) -> None:
@@ -254,9 +263,9 @@ def test_a_task_module_does_not_shadow_the_package_it_is_named_after(project: Pa
         file.write("\nimport docker\n\nassert docker.WHO == 'the SDK'\n")
     environment = {**os.environ, "PYTHONPATH": str(sdk)}
     listed = partial(run, (str(INV), "--list"), cwd=project, env=environment, capture_output=True, text=True)
-    ended = listed()
-    assert (ended.returncode, ended.stderr) == (0, "")
-    (project / "tasks.py").unlink()  # and without the shim it would
+    completed = listed()
+    assert (completed.returncode, completed.stderr) == (0, "")
+    (project / "tasks.py").unlink()  # without it the module shadows the package
     assert "this is not the SDK" in listed().stderr
 
 
@@ -266,5 +275,5 @@ def test_listing_tasks_imports_nothing_heavy(project: Path) -> None:
         "print(sorted(heavy & set(sys.modules)))"
     )
     python = INV.with_name("python")
-    ended = subprocess.run((python, "-c", script), cwd=project, capture_output=True, text=True, check=True)
-    assert ended.stdout == "[]\n"
+    completed = subprocess.run((python, "-c", script), cwd=project, capture_output=True, text=True, check=True)
+    assert completed.stdout == "[]\n"
