@@ -5,18 +5,18 @@ import os
 import sys
 
 from bench.commands.cli import main
-from bench.harness.termination import EXIT_NOBODY_READS
+from bench.harness.termination import EXIT_BROKEN_PIPE
 
 code = main()
 if "torch" in sys.modules:
-    # The result is on the disk. Ending torch's threads, or a half-finished import of it, could still crash or hang a
-    # finished trial.
+    # The result is on the disk. Shutting down torch's threads, or a half-finished import of torch, could still crash or
+    # hang a finished trial.
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a closed pipe does not change the trial's end
+        with contextlib.suppress(OSError):  # a closed pipe does not change the exit code
             stream.flush()
     os._exit(code)
 try:
     sys.stdout.flush()
 except BrokenPipeError:
-    os._exit(EXIT_NOBODY_READS)
+    os._exit(EXIT_BROKEN_PIPE)
 sys.exit(code)

@@ -1,9 +1,9 @@
-"""The shape of Mistral-7B-Instruct-v0.3, and a model folder of that shape whose weights are random.
+"""Shape of Mistral-7B-Instruct-v0.3, and a model folder of that shape with random weights.
 
     python -m tests.mistral_7b FOLDER     # 14.5 GB: the stand-in of docs/measurements.md and docs/performance.md
 
-Speed and memory depend on shapes, not on values, so random weights measure what the real ones would. The tokenizer is
-the demo's.
+Speed and memory depend on shapes, not on values, so random weights are as good as the real ones. The tokenizer is the
+demo's.
 """
 
 import argparse
@@ -41,14 +41,14 @@ TENSORS_PER_SHARD = 36  # four layers, 1.7 GB
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a Mistral of this configuration, as its weights files name them."""
+    """List the tensors of a Mistral of this configuration, by their names in weights files."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads
     query, key = heads * width, config["num_key_value_heads"] * width
-    found: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, tuple[int, ...]] = {}
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}"
-        found |= {
+        tensors |= {
             f"{layer}.input_layernorm.weight": (hidden,),
             f"{layer}.post_attention_layernorm.weight": (hidden,),
             f"{layer}.self_attn.q_proj.weight": (query, hidden),
@@ -61,13 +61,13 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         }
     vocabulary = config["vocab_size"]
     ends = {"model.embed_tokens.weight": (vocabulary, hidden), "lm_head.weight": (vocabulary, hidden)}
-    return {**found, "model.norm.weight": (hidden,), **ends}
+    return {**tensors, "model.norm.weight": (hidden,), **ends}
 
 
 def write(folder: Path, config: Mapping[str, Any] = CONFIG) -> None:
-    """Random bf16 weights of `config` into `folder`, which holds a tokenizer already, and its SHA256SUMS.
+    """Write random bf16 weights of `config` and SHA256SUMS into `folder`, which already contains a tokenizer.
 
-    Shard by shard, four at a time, each made on the GPU where there is one: 14.5 GB in well under a minute.
+    Four shards are written at a time, each made on the GPU if there is one: 14.5 GB in well under a minute.
     """
     import torch
     from safetensors.torch import save_file
@@ -89,21 +89,21 @@ def write(folder: Path, config: Mapping[str, Any] = CONFIG) -> None:
     parts = [tensors[start : start + TENSORS_PER_SHARD] for start in range(0, len(tensors), TENSORS_PER_SHARD)]
     (folder / "config.json").write_text(json.dumps(config))
     with ThreadPoolExecutor(4) as pool:
-        placed = dict(chain.from_iterable(pool.map(write_shard, range(1, len(parts) + 1), parts)))
-        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+        weight_map = dict(chain.from_iterable(pool.map(write_shard, range(1, len(parts) + 1), parts)))
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         files = sorted(path for path in folder.iterdir() if path.is_file())
         lines = [f"{digest}  {path.name}\n" for digest, path in zip(pool.map(sha256_of, files), files, strict=True)]
     (folder / SUMS_FILE).write_text("".join(lines))
     if device == "cuda":
-        torch.cuda.empty_cache()  # the trials' processes measure with the card to themselves
+        torch.cuda.empty_cache()  # leave the whole GPU to the trials' processes
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mistral_7b", description="Make the 7B stand-in.")
-    parser.add_argument("folder", type=Path, help="a folder that is not there yet")
+    parser.add_argument("folder", type=Path, help="a folder that does not exist yet")
     folder: Path = parser.parse_args(argv).folder
     if folder.exists():
-        parser.error(f"{folder}: is there already")
+        parser.error(f"{folder}: already exists")
     folder.mkdir(parents=True)
     demo_tiny.build_tokenizer(folder, [text for pair in corpus.documentation_pairs() for text in pair])
     write(folder)

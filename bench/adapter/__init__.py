@@ -1,11 +1,11 @@
-"""adapter: after a fine-tuning: is what is served what was trained?
+"""adapter: operations on a trained adapter: verify, merge, chat and stage it for serving.
 
-same: whether a base is the one that an adapter was trained on
-lora: an adapter's folder, checked, and the weights that it changes
-merge: base and adapter to one model folder, tensor by tensor; goes on where it stopped
-shard: one safetensors file, written tensor by tensor and read back
-check: the held-out loss of the adapter in each form that it can be served in
-chat: conversations with an adapter as it was trained
-ready: base and adapter, laid out for a server in the same pod
-answering: greedy answers to held-out prompts, and which of them never end
+base_check: verifies that a base is the one that the adapter was trained on
+lora: reads and checks an adapter's folder; applies it to the base's weights
+merge: base and adapter to one model folder, tensor by tensor; can be resumed
+safetensors_writer: one safetensors file, written tensor by tensor and read back
+check: held-out loss of the adapter in each form in which it can be served
+chat: conversations with the adapter as it was trained
+stage: base and adapter at fixed paths for a server in the same pod
+generation: greedy answers to held-out prompts, with those that do not end
 """

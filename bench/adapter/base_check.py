@@ -1,4 +1,4 @@
-"""Is this the base that an adapter was trained on? By content, and not by name."""
+"""Check that a base is the one that an adapter was trained on, by content and not by name."""
 
 from pathlib import Path
 
@@ -9,20 +9,21 @@ from bench.workloads.finetune.checkpoints.checkpoint import TOKENIZER_FILES
 
 
 def check_base(model: Path, adapter: Path, model_sha256: str | None) -> None:
-    """Refuse another base than the one that was trained on. Raises Refused and InputError.
+    """Raise InputRejected if `model` is not the base of the training, InputError if it cannot be used.
 
-    The adapter's folder has the tokenizer and the template of the training, so a change of these is named as such.
+    The adapter's folder holds copies of the training's tokenizer and chat template, so a change of these is reported as
+    such.
     """
-    found = check_model(model)
+    facts = check_model(model)
     for name in TOKENIZER_FILES:
-        both = [folder / name for folder in (adapter, model)]
-        if all(path.is_file() for path in both) and len(set(map(sha256_of, both))) > 1:
+        copies = [folder / name for folder in (adapter, model)]
+        if all(path.is_file() for path in copies) and len(set(map(sha256_of, copies))) > 1:
             raise InputRejected(
-                f"{model / name}: changed since the training, whose copy is {adapter / name}; the model would be asked "
-                "in another form than it was trained in; put the file back"
+                f"{model / name}: changed since the training, so prompts would differ from those of the training; "
+                f"restore it from {adapter / name}"
             )
-    if model_sha256 is not None and found.sha256 != model_sha256:
+    if model_sha256 is not None and facts.sha256 != model_sha256:
         raise InputRejected(
-            f"{model}: not the model that the adapter was trained on: sha256 {found.sha256[:12]}, expected "
-            f"{model_sha256[:12]}; name that one with model.path"
+            f"{model}: not the model that the adapter was trained on: sha256 {facts.sha256[:12]}, expected "
+            f"{model_sha256[:12]}; set model.path to that model"
         )

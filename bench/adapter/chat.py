@@ -1,4 +1,4 @@
-"""Conversations with an adapter as it was trained, answered greedily one after the other, to look at it."""
+"""Conversations with an adapter as it was trained, answered greedily one after the other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from bench import torch_stack
 from bench.adapter import lora
 from bench.adapter.base_check import check_base
 from bench.data.tokenizer import load_tokenizer
-from bench.qlora.step import place
+from bench.qlora.step import choose_placement
 from bench.records import Trial
 from bench.workloads.finetune import evaluate
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """`conversations`: the user's turns of each; an answer has `most` tokens at most."""
+    """Request to answer conversations, each a list of the user's turns, with at most `most` tokens an answer."""
 
     trial: Trial
     adapter: str
@@ -26,27 +26,29 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatAnswer:
-    """The answers of each conversation, and how many did not end by themselves."""
+    """Answers of each conversation, and the number that reached the length limit."""
 
     answers: list[list[str]]
     unended: int
 
 
-def ask(wish: ChatRequest, say: Callable[[str], None]) -> ChatAnswer:
-    """`say` gets each answer as it comes. Raises InputError and Refused."""
-    model, adapter = Path(wish.trial.model), Path(wish.adapter)
-    check_base(model, adapter, wish.model_sha256)
+def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> ChatAnswer:
+    """Answer every turn in order and log each answer at once. Raises InputError and InputRejected."""
+    model, adapter = Path(request.trial.model), Path(request.adapter)
+    check_base(model, adapter, request.model_sha256)
     modules, tokenizer = torch_stack.load(), load_tokenizer(model)
-    step, peft_model = lora.as_trained(modules, wish.trial, place(modules), adapter)
-    found: list[list[str]] = []
+    step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
+    answers: list[list[str]] = []
     unended = 0
-    for turns in wish.conversations:
+    for turns in request.conversations:
         messages: list[dict[str, str]] = []
         for turn in turns:
             messages.append({"role": "user", "content": turn})
-            text, has_ended = evaluate.answer(modules, step, peft_model, tokenizer, "chat", messages, wish.most)
+            text, has_ended = evaluate.generate_answer(
+                modules, step, peft_model, tokenizer, "chat", messages, request.most
+            )
             messages.append({"role": "assistant", "content": text})
             unended += not has_ended
-            say(text if has_ended else f"{text} [not ended after {wish.most} tokens]")
-        found.append([message["content"] for message in messages if message["role"] == "assistant"])
-    return ChatAnswer(answers=found, unended=unended)
+            log(text if has_ended else f"{text} [not ended after {request.most} tokens]")
+        answers.append([message["content"] for message in messages if message["role"] == "assistant"])
+    return ChatAnswer(answers=answers, unended=unended)

@@ -1,7 +1,7 @@
-"""Greedy answers to held-out prompts, and which of them never end.
+"""Greedy answers to held-out prompts, with those that do not end.
 
-A prompt is the beginning of a held-out example, token by token as in training; what the model is to write there is
-known, and so is the token that ends it. An answer that is longer than `limit` of the known one did not end.
+A prompt is the beginning of a held-out example, token by token as in training. The example also holds the reference
+answer and the token that ends it. An answer that reaches `PromptCase.max_tokens` did not end.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,44 +10,46 @@ from typing import Any
 
 from bench.data.inputs import InputError
 from bench.train.masking import Example
-from bench.workloads.finetune.evaluate import greedy
+from bench.workloads.finetune.evaluate import generate_greedily
 
-TIMES, LEAST_TOKENS = 4, 64
-Given = tuple[str, bool]  # an answer's text, and whether the model ended it
+LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64
+GeneratedAnswer = tuple[str, bool]  # (text, has_ended)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptCase:
-    """A prompt's tokens, the known answer's, with the token that ends it, and where both come from."""
+    """Tokens of a prompt and of its reference answer, end token included, and the data line that they come from."""
 
-    place: str
+    location: str
     prompt: list[int]
-    known: list[int]
+    reference: list[int]
 
     @property
-    def limit(self) -> int:
-        """Tokens of an answer after which it counts as one that does not end."""
-        return max(LEAST_TOKENS, TIMES * len(self.known))
+    def max_tokens(self) -> int:
+        """Length limit of a generated answer."""
+        return max(MIN_LIMIT_TOKENS, LENGTH_FACTOR * len(self.reference))
 
     @property
-    def end(self) -> int:
-        return self.known[-1]
+    def end_token(self) -> int:
+        return self.reference[-1]
 
 
-def questions(examples: Sequence[Example], count: int) -> list[PromptCase]:
-    """The last answer of each of the first `count` examples and what stands before it."""
-    found = []
+def prompt_cases(examples: Sequence[Example], count: int) -> list[PromptCase]:
+    """Build a case from each of the first `count` examples: its last answer, prompted with everything before it."""
+    cases = []
     for example in examples[:count]:
         last = example.targets.rindex(1)
         first = example.targets.rfind(0, 0, last) + 1
         ids = example.ids.tolist()
-        place = f"{example.file}: line {example.line}"
-        found.append(PromptCase(place=place, prompt=ids[:first], known=ids[first : last + 1]))
-    return found
+        location = f"{example.file}: line {example.line}"
+        cases.append(PromptCase(location=location, prompt=ids[:first], reference=ids[first : last + 1]))
+    return cases
 
 
-def answer(modules: Any, model: Any, tokenizer: Any, asked: Sequence[PromptCase], ends: Collection[int]) -> list[Given]:
-    """The model's answers, each ended by one of `ends` or by its limit. Raises InputError without any end."""
+def generate_answers(
+    modules: Any, model: Any, tokenizer: Any, cases: Sequence[PromptCase], ends: Collection[int]
+) -> list[GeneratedAnswer]:
+    """Answer each prompt up to an end token or its length limit. Raises InputError if `ends` is empty."""
     if not ends:
         raise InputError("no token ends an answer: eos_token_id is missing in the model's files")
-    return [greedy(modules, model, tokenizer, one.prompt, ends, one.limit) for one in asked]
+    return [generate_greedily(modules, model, tokenizer, case.prompt, ends, case.max_tokens) for case in cases]

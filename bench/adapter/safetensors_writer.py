@@ -1,7 +1,7 @@
-"""One safetensors file of bf16 tensors, written tensor by tensor: no more than one of them is in memory.
+"""Writer of one safetensors file of bf16 tensors, with one tensor in memory at a time.
 
-The format is in `bench.data.safetensors_header`. The header is known beforehand from names and shapes. The file gets
-its name when all of it is on the disk; then it is read back from the disk, and must have the bytes that were written.
+The format is in `bench.data.safetensors_header`. The header follows from names and shapes. The data is written to a
+temporary file and read back from the disk; the file gets its name only if the checksum matches.
 """
 
 import hashlib
@@ -12,44 +12,44 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-BYTES = 2  # of a number in bf16
-ALIGNED = 8
-_PIECE = 1 << 22
+BYTES_PER_ELEMENT = 2  # bf16
+HEADER_ALIGNMENT = 8
+_READ_BYTES = 1 << 22
 
 
 class ShardMismatch(OSError):
-    """What was read back is not what was written."""
+    """Data that was read back differs from the data written."""
 
 
-def header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """The beginning of a file with these tensors, in this order."""
+def encode_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """Encode the header of a file with these tensors, in this order."""
     document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    begin = 0
     for name, shape in shapes.items():
-        end = at + math.prod(shape) * BYTES
-        document[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
-        at = end
+        end = begin + math.prod(shape) * BYTES_PER_ELEMENT
+        document[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
     text = json.dumps(document, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNED)
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
-def size_of(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return len(header(shapes)) + BYTES * sum(map(math.prod, shapes.values()))
+def file_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return len(encode_header(shapes)) + BYTES_PER_ELEMENT * sum(map(math.prod, shapes.values()))
 
 
-def write(path: Path, shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Any], torch: Any) -> str:
-    """Write the file whole or not at all, and read it back; its sha256. Raises OSError."""
+def write(path: Path, shapes: Mapping[str, tuple[int, ...]], get_tensor: Callable[[str], Any], torch: Any) -> str:
+    """Write the file completely or not at all, read it back and return its sha256. Raises OSError."""
     part, digest = path.with_name(f".{path.name}.part"), hashlib.sha256()
     try:
         with part.open("wb") as file:
-            for piece in _pieces(shapes, tensor, torch):
-                digest.update(piece)
-                file.write(piece)
+            for chunk in _chunks(shapes, get_tensor, torch):
+                digest.update(chunk)
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-        if read_back(part) != digest.hexdigest():
-            raise ShardMismatch(5, "read back other bytes than were written; the disk cannot be trusted", str(path))
+        if sha256_on_disk(part) != digest.hexdigest():
+            raise ShardMismatch(5, "data read back differs from the data written; check the disk", str(path))
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -57,21 +57,21 @@ def write(path: Path, shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[s
     return digest.hexdigest()
 
 
-def _pieces(shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Any], torch: Any) -> Any:
-    yield header(shapes)
+def _chunks(shapes: Mapping[str, tuple[int, ...]], get_tensor: Callable[[str], Any], torch: Any) -> Any:
+    yield encode_header(shapes)
     for name, shape in shapes.items():
-        made = tensor(name).contiguous().to("cpu")
-        if tuple(made.shape) != shape or made.dtype != torch.bfloat16:
-            raise ValueError(f"{name}: {tuple(made.shape)} in {made.dtype}, planned {shape} in bf16")
-        yield memoryview(made.view(torch.uint8).numpy()).cast("B")
+        tensor = get_tensor(name).contiguous().to("cpu")
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.bfloat16:
+            raise ValueError(f"{name}: {tuple(tensor.shape)} in {tensor.dtype}, planned {shape} in bf16")
+        yield memoryview(tensor.view(torch.uint8).numpy()).cast("B")
 
 
-def read_back(path: Path) -> str:
-    """The file's sha256 as the disk has it: its pages in memory are let go first, where the system can."""
+def sha256_on_disk(path: Path) -> str:
+    """Hash the file as stored on the disk: its cached pages are dropped first, if the system can."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""What a server's pod needs before its server starts: base and adapter, each compared by digest, at fixed places.
+"""Staging for a server's pod: base and adapter, verified by digest, at fixed paths.
 
-`inv serve` sends the adapter while this waits; on a shared volume it may be there already. A base on a volume is used
-where it is; one that is in this image is copied, because the server's container has another image.
+`inv serve` sends the adapter while this waits; on a shared volume it may exist already. A base on a volume is linked. A
+base in this image is copied, because the server's container has another image.
 """
 
 import shutil
@@ -17,13 +17,16 @@ from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER
 
-BASE, SERVED = "base", "adapter"  # in the folder `into`
-_LOOK_SEC = 0.5
+BASE_NAME, ADAPTER_NAME = "base", "adapter"  # in the folder `into`
+_POLL_SEC = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRequest:
-    """`volumes`: the folders that the server's container sees as well; `wait_sec`: how long the adapter may take."""
+    """Request to stage base and adapter in the folder `into`.
+
+    `volumes` are the folders that the server's container mounts too, `wait_sec` the timeout for the adapter to arrive.
+    """
 
     model: str
     model_sha256: str | None
@@ -36,44 +39,47 @@ class StageRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLayout:
-    """Where base and adapter are now."""
+    """Paths of the staged base and adapter."""
 
     base: str
     adapter: str
 
 
-def stage_adapter(wish: StageRequest, say: Callable[[str], None]) -> ServingLayout:
-    """Raises InputError, Refused for another base, template or adapter than the training's, and OSError."""
-    model, adapter, into = Path(wish.model), Path(wish.adapter), Path(wish.into)
-    check_model(model)  # what is wrong with it is said before anything is waited for
-    _await(adapter / SUMS_FILE, wish.wait_sec, say)
-    if sha256_of(adapter / ADAPTER) != wish.adapter_sha256:
-        raise InputRejected(f"{adapter / ADAPTER}: its sha256 is not that of the training; remove the folder")
-    check_base(model, adapter, wish.model_sha256)
+def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingLayout:
+    """Wait for the adapter, verify and stage it with its base.
+
+    Raises InputError, InputRejected if base, template or adapter are not those of the training, and OSError.
+    """
+    model, adapter, into = Path(request.model), Path(request.adapter), Path(request.into)
+    check_model(model)  # report a bad model before waiting
+    _wait_for_file(adapter / SUMS_FILE, request.wait_sec, log)
+    if sha256_of(adapter / ADAPTER) != request.adapter_sha256:
+        raise InputRejected(f"{adapter / ADAPTER}: sha256 differs from that of the training; remove the folder")
+    check_base(model, adapter, request.model_sha256)
     into.mkdir(parents=True, exist_ok=True)
-    if any(model.is_relative_to(volume) for volume in wish.volumes):
-        _link(into / BASE, model)
-    elif not (into / BASE).is_dir():
-        part = into / f".{BASE}.part"
+    if any(model.is_relative_to(volume) for volume in request.volumes):
+        _link(into / BASE_NAME, model)
+    elif not (into / BASE_NAME).is_dir():
+        part = into / f".{BASE_NAME}.part"
         shutil.rmtree(part, ignore_errors=True)
-        say(f"copying {model} for the server")
+        log(f"copying {model} for the server")
         shutil.copytree(model, part)
-        part.rename(into / BASE)
-    _link(into / SERVED, adapter)
-    return ServingLayout(base=str(into / BASE), adapter=str(into / SERVED))
+        part.rename(into / BASE_NAME)
+    _link(into / ADAPTER_NAME, adapter)
+    return ServingLayout(base=str(into / BASE_NAME), adapter=str(into / ADAPTER_NAME))
 
 
-def _await(path: Path, within_sec: float, say: Callable[[str], None]) -> None:
-    """Until the file is there, which is written last. Raises InputError."""
-    until = time.monotonic() + within_sec
+def _wait_for_file(path: Path, timeout_sec: float, log: Callable[[str], None]) -> None:
+    """Wait for the file that the sender writes last. Raises InputError after the timeout."""
+    deadline = time.monotonic() + timeout_sec
     if not path.exists():
-        say(f"waiting for {path.parent}; `inv serve` sends it")
+        log(f"waiting for {path.parent}; `inv serve` sends it")
     while not path.exists():
-        if time.monotonic() > until:
-            raise InputError(f"{path.parent}: nobody has sent the adapter; type `inv serve` again")
-        time.sleep(_LOOK_SEC)
+        if time.monotonic() > deadline:
+            raise InputError(f"{path.parent}: the adapter was not sent within {timeout_sec:g} s; rerun `inv serve`")
+        time.sleep(_POLL_SEC)
 
 
-def _link(place: Path, target: Path) -> None:
-    place.unlink(missing_ok=True)
-    place.symlink_to(target)
+def _link(link: Path, target: Path) -> None:
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)

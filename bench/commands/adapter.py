@@ -1,7 +1,7 @@
-"""`python -m bench adapter`: check, merge, ask or lay out for a server what a fine-tuning left.
+"""`python -m bench adapter`: check, merge, chat with or stage the adapter of a fine-tuning.
 
-The request is JSON on standard input. Each line of the answer is a JSON object: {"say": words} as it goes, {"found":
-record} at the end.
+The request is JSON on standard input. Each line of the output is a JSON object: {"say": message} during the work,
+{"found": record} at the end.
 """
 
 import importlib
@@ -13,28 +13,34 @@ from bench.data.inputs import InputError
 from bench.records import TrialError, schema
 from bench.records.paths import EXIT_NOT_WRITTEN
 
-DOES = {"merge": "merge", "chat": "ask", "ready": "lay"}
+# By action: module, class of the request, and what handles it. The modules import torch, so only one is imported.
+ACTIONS = {
+    "check": ("check", "CheckRequest", "Checker"),
+    "merge": ("merge", "MergeRequest", "merge"),
+    "chat": ("chat", "ChatRequest", "answer_conversations"),
+    "ready": ("stage", "StageRequest", "stage_adapter"),
+}
 
 
-def work(what: str, keep_in: Path | None) -> int:
-    """Do it; the exit code. Raises InputError and TrialError."""
-    module = importlib.import_module(f"bench.adapter.{what}")
+def handle_request(action: str, cache_dir: Path | None) -> int:
+    """Handle the request on standard input and return the exit code. Raises InputError and TrialError."""
+    module_name, request_class, handler_name = ACTIONS[action]
+    module = importlib.import_module(f"bench.adapter.{module_name}")
+    handler = getattr(module, handler_name)
     try:
-        wish = schema.from_json(module.Wish, json.loads(sys.stdin.read()), "request")
+        request = schema.from_json(getattr(module, request_class), json.loads(sys.stdin.read()), "request")
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError | TrialError | schema.SchemaError):
             raise InputError(str(error)) from None
         raise InputError("request: not JSON") from None
     try:
-        found = (
-            module.Checker(wish, _say, keep_in).run() if what == "check" else getattr(module, DOES[what])(wish, _say)
-        )
+        result = handler(request, _log, cache_dir).run() if action == "check" else handler(request, _log)
     except OSError as error:
         print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_WRITTEN
-    print(json.dumps({"found": schema.to_json(found)}, ensure_ascii=False), flush=True)
+    print(json.dumps({"found": schema.to_json(result)}, ensure_ascii=False), flush=True)
     return 0
 
 
-def _say(words: str) -> None:
-    print(json.dumps({"say": words}, ensure_ascii=False), flush=True)
+def _log(message: str) -> None:
+    print(json.dumps({"say": message}, ensure_ascii=False), flush=True)

@@ -1,11 +1,12 @@
-"""A training by itself, attempt after attempt: what each pod of a Kubernetes Job runs, with no operator behind it.
+"""Entry point of each pod of a training's Kubernetes Job: runs attempts until the training ends, without an operator.
 
-An attempt is `python -m bench run` with this pod's rank. After one that ended from outside (a pod, a node or a rank was
-lost) the next goes on from the last checkpoint, in this pod or in its replacement. The first pod decides: it numbers
-the attempts, and writes the training's end beside them, on the volume that all pods share. The others take part until
-that end is there. A SIGTERM reaches the attempt, which ends with a checkpoint; the pod that replaces this one goes on.
+An attempt is `python -m bench run` with this pod's rank. After an attempt that ended for an external reason (a pod, a
+node or a rank was lost), the next one resumes from the last checkpoint, in this pod or its replacement. The first pod
+decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods share. The
+other pods take part until that end exists. A SIGTERM is passed to the attempt, which writes a checkpoint and ends; the
+replacing pod resumes.
 
-Standard library alone. Not covered: a bound on how long lost pods are waited for.
+Only the standard library. Not covered: a limit on the wait for lost pods.
 """
 
 import json
@@ -22,22 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError
-from bench.harness.termination import EXIT_BAD_INPUT, EXIT_REFUSED
+from bench.harness.termination import EXIT_BAD_INPUT, EXIT_INPUT_REJECTED
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, schema
 from bench.records.checksummed import ResultError
 from bench.records.paths import CHECKPOINTS_FOLDER, ORDER_VARIABLE, RESULT_FILE
 from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import Order, OrderEnd
 from bench.records.training import is_at_its_limit
-from bench.workloads.distributed.torchrun import DID_NOT_COME
+from bench.workloads.distributed.torchrun import START_TIMED_OUT
 
-PAUSE_SEC = 2.0
-NAMED_WITHIN_SEC = 120.0  # a new pod's name is known to the cluster's DNS some seconds after its start
+RETRY_DELAY_SEC = 2.0
+DNS_TIMEOUT_SEC = 120.0  # the cluster's DNS knows a new pod's name some seconds after its start
 EXIT_STOPPED = 143
 
 
 class JobRunner:
-    """The part of pod `rank`, counted from 0, in the training of an order; `service` gives the pods their names."""
+    """Runner of one pod's attempts. `rank` counts from 0, `service` is the headless Service that names the pods."""
 
     def __init__(self, order: Order, rank: int, service: str) -> None:
         self.order, self.rank, self._service = order, rank, service
@@ -45,18 +46,18 @@ class JobRunner:
         self._child: subprocess.Popen[str] | None = None
         self._is_stopped = False
 
-    def until_the_end(self) -> int:
-        """The pod's exit code: 0 after SUCCEEDED, 143 when it was stopped, 1 after any other end. Raises OSError."""
+    def run(self) -> int:
+        """Run attempts until the end and return the exit code: 0 SUCCEEDED, 143 stopped, else 1. Raises OSError."""
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
         while (end := OrderEnd.found(self.folder, self.order.turn)) is None and not self._is_stopped:
-            # The first pod's attempts are numbered by their folders; the others only follow, and have no folder.
-            number = 1 + max(numbers_in(self.folder, self.order.planned.trial_id), default=0)
-            code, last_words = self._attempt(number)
+            # The first pod numbers its attempts by their folders; the other pods write no folder.
+            number = 1 + max(attempt_numbers(self.folder, self.order.planned.trial_id), default=0)
+            code, last_line = self._run_attempt(number)
             if self.rank == 0:
-                self._judge(number, code, last_words)
+                self._handle_exit(number, code, last_line)
             if not self._is_stopped:
-                time.sleep(PAUSE_SEC)
+                time.sleep(RETRY_DELAY_SEC)
         if end is None:
             return EXIT_STOPPED
         print(f"{self.order.run_id}: {end.end.value}: {end.reason or 'trained'}", flush=True)
@@ -67,21 +68,25 @@ class JobRunner:
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 
-    def _attempt(self, number: int) -> tuple[int, str]:
-        """The exit code of one attempt, and the last line of its complaint."""
+    def _run_attempt(self, number: int) -> tuple[int, str]:
+        """Run one attempt and return its exit code and the last line of its stderr."""
         planned = self.order.planned
-        place = self.folder / f"{planned.trial_id}.{number}"
+        out = self.folder / f"{planned.trial_id}.{number}"
         if self.rank == 0:
-            place.mkdir()
+            out.mkdir()
         trial = Path(tempfile.gettempdir()) / f"{self.order.run_id}.json"
         trial.write_text(planned.trial.to_text(), encoding="utf-8")
         argv = (
-            *(sys.executable, "-m", "bench", "run", "--trial", str(trial), "--out", str(place)),
+            *(sys.executable, "-m", "bench", "run", "--trial", str(trial), "--out", str(out)),
             *("--checkpoints", str(self.folder / CHECKPOINTS_FOLDER), "--trial-id", planned.trial_id),
             *("--worker", f"worker-{self.rank}", "--run-id", self.order.run_id, "--attempt", str(number)),
         )
         with subprocess.Popen(
-            argv, env={**os.environ, **self._place()}, stderr=subprocess.PIPE, text=True, errors="replace"
+            argv,
+            env={**os.environ, **self._rendezvous_variables()},
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
         ) as self._child:
             if self._is_stopped:
                 self._child.send_signal(signal.SIGTERM)
@@ -92,14 +97,14 @@ class JobRunner:
         code, self._child = self._child.returncode, None
         return code, last
 
-    def _place(self) -> Mapping[str, str]:
-        """This pod's place among the others; empty for one alone. Raises InputError."""
+    def _rendezvous_variables(self) -> Mapping[str, str]:
+        """Build the environment variables of the ranks' rendezvous; empty for a single rank. Raises InputError."""
         count = self.order.planned.trial.world_size
         if count == 1:
             return {}
         first = f"{socket.gethostname().rpartition('-')[0]}-0.{self._service}"
         if self.rank == 0:
-            _await_name(first)
+            _wait_for_dns(first)
         return {
             NODE_COUNT: str(count),
             NODE_RANK: str(self.rank),
@@ -108,34 +113,37 @@ class JobRunner:
             NODE_TOKEN: self.order.token,
         }
 
-    def _judge(self, number: int, code: int, last_words: str) -> None:
-        """After an attempt of the first pod: write the training's end, unless another attempt may do better."""
+    def _handle_exit(self, number: int, code: int, last_line: str) -> None:
+        """Write the training's end after an attempt of the first pod, unless another attempt may succeed."""
         result = self._result(number)
-        if result is None and code in (EXIT_BAD_INPUT, EXIT_REFUSED):
-            self._end(number, TrialStatus.FAILED, f"exit {code}: {last_words}")
+        if result is None and code in (EXIT_BAD_INPUT, EXIT_INPUT_REJECTED):
+            self._write_end(number, TrialStatus.FAILED, f"exit {code}: {last_line}")
         elif result is None:
-            self._again(number, f"exit {code}, without a result")
+            self._record_loss(number, f"exit {code}, without a result")
         elif result.status is TrialStatus.LOST or (
             result.status is TrialStatus.PREEMPTED and not is_at_its_limit(result.reason)
         ):
-            self._again(number, result.reason or result.status.value)
+            self._record_loss(number, result.reason or result.status.value)
         else:
-            self._end(number, result.status, result.reason)
+            self._write_end(number, result.status, result.reason)
 
-    def _again(self, number: int, reason: str) -> None:
-        """Leave it to the next attempt, unless there were too many."""
+    def _record_loss(self, number: int, reason: str) -> None:
+        """Log a lost attempt, and write the training's end if no restart is left."""
         print(f"{self.order.run_id}: attempt {number}: {reason}", flush=True)
         if self._is_stopped:
             return
-        spent = [one for one in numbers_in(self.folder, self.order.planned.trial_id) if one > self.order.after]
-        counted = [one for one in spent if not self._was_outside(one)]
+        attempts = attempt_numbers(self.folder, self.order.planned.trial_id)
+        counted = [attempt for attempt in attempts if attempt > self.order.after and not self._is_external(attempt)]
         if len(counted) > self.order.max_restarts:
-            self._end(number, TrialStatus.LOST, f"{reason}; train.max_restarts: {self.order.max_restarts} are used up")
+            why = f"{reason}; train.max_restarts: {self.order.max_restarts} are used up"
+            self._write_end(number, TrialStatus.LOST, why)
 
-    def _was_outside(self, number: int) -> bool:
-        """Whether an attempt ended because a pod was drained, preempted, or not there yet."""
+    def _is_external(self, number: int) -> bool:
+        """Check whether an attempt ended because a pod was drained, preempted, or had not started yet."""
         result = self._result(number)
-        return result is not None and (result.status is TrialStatus.PREEMPTED or DID_NOT_COME in (result.reason or ""))
+        return result is not None and (
+            result.status is TrialStatus.PREEMPTED or START_TIMED_OUT in (result.reason or "")
+        )
 
     def _result(self, number: int) -> TrialResult | None:
         try:
@@ -143,37 +151,39 @@ class JobRunner:
         except ResultError:
             return None
 
-    def _end(self, number: int, end: TrialStatus, reason: str | None) -> None:
+    def _write_end(self, number: int, end: TrialStatus, reason: str | None) -> None:
         OrderEnd(attempt=number, end=end, reason=reason).write(self.folder, self.order.turn)
 
 
-def numbers_in(folder: Path, trial_id: str) -> list[int]:
-    """The numbers of the attempts that have a folder here."""
+def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
+    """List the numbers of the attempts that have a folder in `folder`."""
     matches = (re.fullmatch(rf"{re.escape(trial_id)}\.([0-9]{{1,9}})", path.name) for path in folder.iterdir())
     return sorted(int(match[1]) for match in matches if match)
 
 
-def order_of(environment: Mapping[str, str]) -> Order:
-    """The order that the Job gave its pods. Raises InputError."""
+def read_order(environment: Mapping[str, str]) -> Order:
+    """Parse the order in the pod's environment. Raises InputError."""
     text = environment.get(ORDER_VARIABLE, "")
     try:
         document: Any = json.loads(text)
         return schema.from_json(Order, document, ORDER_VARIABLE)
     except ValueError as error:
         raise InputError(
-            f"{ORDER_VARIABLE}: not the order of a training: {error}; `inv train --job` writes it"
+            f"{ORDER_VARIABLE}: not a training's order: {error}; start the training with `inv train --job`"
         ) from None
 
 
-def _await_name(name: str) -> None:
-    """Until the name is known. Raises InputError."""
-    until = time.monotonic() + NAMED_WITHIN_SEC
+def _wait_for_dns(name: str) -> None:
+    """Wait until DNS resolves the name. Raises InputError after the timeout."""
+    deadline = time.monotonic() + DNS_TIMEOUT_SEC
     while True:
         try:
             socket.getaddrinfo(name, None)
         except OSError as error:
-            if time.monotonic() > until:
-                raise InputError(f"{name}: not known within {NAMED_WITHIN_SEC:g} s: {error}; is DNS there?") from None
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"{name}: not resolved within {DNS_TIMEOUT_SEC:g} s: {error}; check the cluster's DNS"
+                ) from None
             time.sleep(1.0)
         else:
             return

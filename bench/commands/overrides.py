@@ -1,18 +1,20 @@
-"""A trial of a suite, with fields changed on the command line as `key=value`. Standard library alone."""
+"""Overrides of a trial's fields, given on the command line as `key=value`. Only the standard library."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.records import Trial, TrialError
+from bench.records.trial import old_names_text, rename_old_fields
 
-TRUE_AND_FALSE = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def changed(trial: Trial, settings: Sequence[str]) -> Trial:
-    """The trial with these `key=value` changes, which its reason then names.
+def apply_overrides(trial: Trial, settings: Sequence[str]) -> Trial:
+    """Return the trial with these `key=value` changes, and list them in its reason.
 
-    Raises TrialError for text that is no setting, an unknown or repeated key, and a value of the wrong type or range.
+    Raises TrialError for text that is not key=value, an unknown or repeated key, or a value of the wrong type or range.
     """
     types = {field.name: str(field.type) for field in dataclasses.fields(trial) if field.name != "training"}
     values: dict[str, Any] = {}
@@ -20,11 +22,14 @@ def changed(trial: Trial, settings: Sequence[str]) -> Trial:
         key, equals, text = setting.partition("=")
         if not equals:
             raise TrialError(f"--set {_clip(setting)}: expected key=value, e.g. --set max_seq_len=256")
+        if (renamed := old_names_text({key: text})) is not None:
+            print(f"--set {renamed}", file=sys.stderr)
+            ((key, text),) = rename_old_fields({key: text}, "--set").items()
         if key not in types:
             raise TrialError(f"--set {_clip(key)}: unknown field; the fields are {', '.join(types)}")
         if key in values:
             raise TrialError(f"--set {key}: given twice")
-        values[key] = _value(key, types[key], text)
+        values[key] = _parse_value(key, types[key], text)
     if not values:
         return trial
     values.setdefault("reason", f"{trial.reason}; changed by hand: {', '.join(settings)}")
@@ -34,24 +39,24 @@ def changed(trial: Trial, settings: Sequence[str]) -> Trial:
         raise TrialError(f"--set {error}") from None
 
 
-def _value(key: str, wanted: str, text: str) -> Any:
-    readers: dict[str, tuple[Callable[[str], Any], str]] = {
+def _parse_value(key: str, type_name: str, text: str) -> Any:
+    parsers: dict[str, tuple[Callable[[str], Any], str]] = {
         "str": (str, "text"),
         "int": (int, "a whole number"),
         "float": (float, "a number"),
-        "bool": (lambda word: TRUE_AND_FALSE[word.lower()], "true or false"),
+        "bool": (lambda word: BOOLEANS[word.lower()], "true or false"),
         "tuple[str, ...]": (
-            lambda words: tuple(word.strip() for word in words.split(",")),
-            "names with commas between",
+            lambda names: tuple(word.strip() for word in names.split(",")),
+            "names separated by commas",
         ),
     }
-    read, expected = readers[wanted]
+    parse, expected = parsers[type_name]
     try:
-        return read(text)
+        return parse(text)
     except (ValueError, KeyError):
         raise TrialError(f"--set {key}: expected {expected}, found {_clip(text)!r}") from None
 
 
 def _clip(text: str) -> str:
-    """Cut to 40 characters, for a message."""
+    """Shorten to 40 characters, for a message."""
     return text if len(text) <= 40 else f"{text[:39]}\N{HORIZONTAL ELLIPSIS}"

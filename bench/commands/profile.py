@@ -1,11 +1,12 @@
-"""The time of a step by kind of kernel on this machine: `python -m bench profile`.
+"""Time of a step by kind of kernel on this machine: `python -m bench profile`.
 
-Of a training trial a training step, of an inference trial a decoding step on the fast path. Steps run as in a trial,
-after the same warm-up; a few more are recorded by PyTorch's profiler. Kernels are sorted into kinds by their names. The
-profiler slows the host and not the kernels, so times are the device's; idle is a step measured without the profiler,
-less its kernels. Kernels that begin before the last one ends (decoding, from Hopper on) also count what they wait for.
+A training trial is profiled by its training steps, an inference trial by its decoding steps on the fast path. Steps run
+as in a trial, after the same warm-up; a few more are recorded by PyTorch's profiler. Kernels are sorted into kinds by
+their names. The profiler slows the host and not the kernels, so times are the device's; idle time is a step measured
+without the profiler, less its kernels. The time of kernels that begin before the previous one ends (decoding, from
+Hopper on) includes their wait.
 
-On a CPU there are no kernels: PyTorch's operators take their place.
+On a CPU, PyTorch's operators are reported instead of kernels.
 """
 
 import json
@@ -24,13 +25,13 @@ from bench.data.trial_inputs import check_trial
 from bench.machine.isolation import require_gpu_of
 from bench.qlora import recipes
 from bench.qlora.session import TorchSession
-from bench.qlora.step import TrainingStep, load_base, place
+from bench.qlora.step import TrainingStep, choose_placement, load_base
 from bench.records import Trial
 from bench.workloads import inference
-from bench.workloads.decoding import FastPath, prepare
+from bench.workloads.decoding import FastPath, prepare_model
 
 # The first pattern that matches a kernel's name decides.
-KINDS = (
+KERNEL_KINDS = (
     ("attention", r"flash|fmha|attention|attend_row|sdpa|cudnn"),
     ("products over NF4", r"nf4_products"),
     ("products in 8 bits", r"_eight_product"),
@@ -50,7 +51,7 @@ KINDS = (
 )
 OTHER = "other"
 RECORDED_STEPS = 3
-ANSWERS = 5  # over which a decoding step is measured
+MEASURED_ANSWERS = 5  # answers over which a decoding step is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,10 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:
-    """A step's `milliseconds`, measured without the profiler; its parts and its kernels, the longest first. `recipe` is
-    what computed it."""
+    """Profile of a step: `milliseconds` without the profiler, its kinds and its kernels, the longest first.
+
+    `recipe` names the code path that computed it.
+    """
 
     device: str
     recipe: str
@@ -79,14 +82,14 @@ class StepProfile:
 
 
 def kind_of(kernel: str) -> str:
-    """The kind of a kernel or operator, by its name."""
-    return next((kind for kind, words in KINDS if re.search(words, kernel, re.IGNORECASE)), OTHER)
+    """Look up the kind of a kernel or operator by its name."""
+    return next((kind for kind, pattern in KERNEL_KINDS if re.search(pattern, kernel, re.IGNORECASE)), OTHER)
 
 
-def sort_kernels(found: Iterable[tuple[str, float, float]], step_ms: float) -> tuple[Share, ...]:
-    """(name, milliseconds, launches) of a step's kernels summed by kind, the longest first; the rest is idle."""
+def sum_by_kind(kernels: Iterable[tuple[str, float, float]], step_ms: float) -> tuple[Share, ...]:
+    """Sum (name, milliseconds, launches) of a step's kernels by kind, the longest first; the rest is idle."""
     totals: dict[str, list[float]] = {}
-    for name, milliseconds, launches in found:
+    for name, milliseconds, launches in kernels:
         total = totals.setdefault(kind_of(name), [0.0, 0.0])
         total[0] += milliseconds
         total[1] += launches
@@ -103,116 +106,117 @@ def sort_kernels(found: Iterable[tuple[str, float, float]], step_ms: float) -> t
 
 @dataclass(frozen=True, kw_only=True)
 class _Steps:
-    """Steps that were measured, in seconds each, and `again`, which runs RECORDED_STEPS more and waits for them."""
+    """Measured steps, in seconds each, and `run_more`, which runs RECORDED_STEPS more and waits for them."""
 
     recipe: str
     seconds: list[float]
-    again: Callable[[], None]
+    run_more: Callable[[], None]
 
 
 def profile(trial: Trial, *, with_adapters: bool = False) -> StepProfile:
     """Load, warm up, measure and record. `with_adapters` is for inference; a training always has them.
 
-    Raises InputError, and whatever the stack raises.
+    Raises InputError and any error of the torch stack.
     """
     require_gpu_of(trial.profile)
     model, _, conversations = check_trial(trial)
     if trial.kind == "inference":
         inference.check_length(trial, trial.new_tokens, model.max_position_embeddings)
     modules = torch_stack.load()
-    session = TorchSession(modules=modules, placement=place(modules))
+    session = TorchSession(modules=modules, placement=choose_placement(modules))
     torch, is_cuda = modules.torch, session.placement.is_cuda
     if trial.kind == "inference":
-        steps = _decoding(session, trial, conversations, with_adapters=with_adapters)
+        steps = _measure_decoding(session, trial, conversations, with_adapters=with_adapters)
     else:
-        steps = _training(session, trial, conversations)
+        steps = _measure_training(session, trial, conversations)
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CUDA if is_cuda else activity.CPU]) as recorded:
-        steps.again()
+        steps.run_more()
     step_ms = 1e3 * statistics.median(steps.seconds)
-    found = sorted(_kernels(recorded, is_cuda=is_cuda), key=lambda kernel: -kernel[1])
+    kernels = sorted(_kernel_times(recorded, is_cuda=is_cuda), key=lambda kernel: -kernel[1])
     return StepProfile(
         device=torch.cuda.get_device_name() if is_cuda else "cpu",
         recipe=steps.recipe,
         milliseconds=step_ms,
-        shares=sort_kernels(found, step_ms),
-        kernels=tuple((name[:100], round(milliseconds, 4)) for name, milliseconds, _ in found[:20]),
+        shares=sum_by_kind(kernels, step_ms),
+        kernels=tuple((name[:100], round(milliseconds, 4)) for name, milliseconds, _ in kernels[:20]),
     )
 
 
-def table(found: StepProfile, trial: Trial) -> str:
-    """The profile as text."""
+def format_profile(step_profile: StepProfile, trial: Trial) -> str:
+    """Format the profile as text."""
     batch, digits = trial.micro_batch_size, 2 if trial.kind == "training" else 3
-    rate = "" if trial.kind == "training" else f", {1e3 * batch / found.milliseconds:,.0f} tokens/s"
+    rate = "" if trial.kind == "training" else f", {1e3 * batch / step_profile.milliseconds:,.0f} tokens/s"
     lines = [
-        f"{found.device}, recipe {found.recipe}, {trial.max_seq_len} x {batch}: "
-        f"{found.milliseconds:.{digits - 1}f} ms a step{rate}",
+        f"{step_profile.device}, recipe {step_profile.recipe}, {trial.max_seq_len} x {batch}: "
+        f"{step_profile.milliseconds:.{digits - 1}f} ms a step{rate}",
         f"{'':28}{'ms':>9}{'share':>8}{'launches':>10}",
     ]
     lines += [
         f"{share.kind:28}{share.milliseconds:9.{digits}f}{share.percent:7.1f}%{share.launches:10.0f}"
-        for share in found.shares
+        for share in step_profile.shares
     ]
     lines += ["", "the longest kernels, ms a step:"]
-    return "\n".join([*lines, *(f"{milliseconds:9.{digits}f}  {name}" for name, milliseconds in found.kernels)])
+    return "\n".join([*lines, *(f"{milliseconds:9.{digits}f}  {name}" for name, milliseconds in step_profile.kernels)])
 
 
-def _training(session: TorchSession, trial: Trial, conversations: list[ConversationStats]) -> _Steps:
+def _measure_training(session: TorchSession, trial: Trial, conversations: list[ConversationStats]) -> _Steps:
     modules, placement = session.modules, session.placement
     tokenizer = load_tokenizer(modules, trial.model)
     rows = make_rows(trial, conversations, tokenizer)
     base = load_base(modules, trial, placement)
     step = recipes.build(trial.recipe, modules, trial, placement, base)
     batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
-    times = [_one(step, batches, trial) for _ in range(trial.warmup_steps + trial.measured_steps)]
-    again = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+    times = [_timed_step(step, batches, trial) for _ in range(trial.warmup_steps + trial.measured_steps)]
+    more_batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
 
-    def more() -> None:
+    def run_more() -> None:
         for _ in range(RECORDED_STEPS):
-            _one(step, again, trial)
+            _timed_step(step, more_batches, trial)
 
-    return _Steps(recipe=step.recipe, seconds=times[trial.warmup_steps :], again=more)
+    return _Steps(recipe=step.recipe, seconds=times[trial.warmup_steps :], run_more=run_more)
 
 
-def _decoding(
+def _measure_decoding(
     session: TorchSession, trial: Trial, conversations: list[ConversationStats], *, with_adapters: bool
 ) -> _Steps:
     modules, placement = session.modules, session.placement
     if trial.new_tokens <= RECORDED_STEPS:
         raise InputError(f"new_tokens: expected more than {RECORDED_STEPS}, found {trial.new_tokens}")
     model = load_base(modules, trial, placement)
-    prepare(modules, model)
-    inference.attend_to_all(trial, model.config, trial.max_seq_len + trial.new_tokens)
+    prepare_model(modules, model)
+    inference.disable_sliding_window(trial, model.config, trial.max_seq_len + trial.new_tokens)
     if with_adapters:
         inference.add_adapters(session, trial, model)
     prompts = inference.make_prompts(session, trial, conversations, trial.micro_batch_size)
     path = FastPath(modules, model, placement, prompts, trial.new_tokens, capture=placement.is_cuda)
-    path.answer()
-    times = [path.answer().decode_sec for _ in range(ANSWERS)]
+    path.generate()
+    times = [path.generate().decode_sec for _ in range(MEASURED_ANSWERS)]
     path.begin()
 
-    def more() -> None:
+    def run_more() -> None:
         for _ in range(RECORDED_STEPS):
             path.step()
         if placement.is_cuda:
             modules.torch.cuda.synchronize()
 
-    words = ["decoding", *(["with adapters"] if with_adapters else [])]
-    words += [] if path.not_fused is None else [f"(not the step of five kernels a layer: {path.not_fused})"]
+    labels = ["decoding", *(["with adapters"] if with_adapters else [])]
+    if path.not_fused_reason is not None:
+        labels.append(f"(not the fused step of five kernels per layer: {path.not_fused_reason})")
     seconds = [total / (trial.new_tokens - 1) for total in times if total is not None]
-    return _Steps(recipe=" ".join(words), seconds=seconds, again=more)
+    return _Steps(recipe=" ".join(labels), seconds=seconds, run_more=run_more)
 
 
-def _one(step: TrainingStep, batches: Iterator[Batch], trial: Trial) -> float:
-    """One step's seconds."""
-    step.wait()
+def _timed_step(step: TrainingStep, batches: Iterator[Batch], trial: Trial) -> float:
+    """Run one step and return its seconds."""
+    step.synchronize()
     start = time.perf_counter()
     step(islice(batches, trial.gradient_accumulation_steps), trial.gradient_accumulation_steps)
-    step.wait()
+    step.synchronize()
     return time.perf_counter() - start
 
 
-def _kernels(recorded: Any, *, is_cuda: bool) -> Iterator[tuple[str, float, float]]:
+def _kernel_times(recorded: Any, *, is_cuda: bool) -> Iterator[tuple[str, float, float]]:
     for event in recorded.key_averages():
         microseconds = event.self_device_time_total if is_cuda else event.self_cpu_time_total
         if microseconds > 0:

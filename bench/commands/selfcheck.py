@@ -1,4 +1,4 @@
-"""Does a trial run here? Imports the stack, names the device, and runs a trial of two steps."""
+"""Check of the installation: imports the torch stack, names the device, and runs a trial of two steps."""
 
 import json
 import os
@@ -22,9 +22,9 @@ TRIAL_SEC = 300.0
 
 
 def selfcheck() -> int:
-    """Print the versions, the device and the result; 0 if a trial runs here, 1 if not."""
+    """Print the versions, the device and the result; return 0 if a trial runs here, else 1."""
     try:
-        modules = _stack()
+        modules = _load_stack()
     except InputError as error:
         print(error)
         return 1
@@ -36,13 +36,13 @@ def selfcheck() -> int:
     else:
         print(f"{'device':>14} cuda: {facts['gpu_name']}, {facts['gpu_memory_bytes'] / 2**30:.1f} GiB")
     with tempfile.TemporaryDirectory(prefix="bench-selfcheck-") as folder:
-        return _two_steps(Path(folder))
+        return _run_two_steps(Path(folder))
 
 
 def preflight() -> int:
-    """Print one JSON line: the GPU and the versions that a trial of the profile gpu finds. Raises InputError."""
+    """Print the GPU and the versions for trials of the profile gpu as one JSON line. Raises InputError."""
     require_gpu_of("gpu")
-    modules = _stack()
+    modules = _load_stack()
     for trial in suite("recipes", "gpu", "MODEL", "DATA"):
         check(modules, trial)
     facts = fingerprint.device_facts(modules.torch) | fingerprint.host_facts()
@@ -50,17 +50,17 @@ def preflight() -> int:
     return 0
 
 
-def _stack() -> torch_stack.Stack:
-    """Raises InputError."""
+def _load_stack() -> torch_stack.Stack:
+    """Import torch and its libraries. Raises InputError."""
     try:
         return torch_stack.load()
     except ImportError as error:
         raise InputError(
-            f"the stack cannot be imported: {error}; install it with: pip install 'qlora-fleet[bench]'"
+            f"torch and its libraries cannot be imported: {error}; install them with: pip install 'qlora-fleet[bench]'"
         ) from None
 
 
-def _two_steps(folder: Path) -> int:
+def _run_two_steps(folder: Path) -> int:
     model, data = folder / "model", folder / "chats.jsonl"
     texts = [f"The number {number} follows the number {number - 1}." for number in range(1, 65)]
     chats = [

@@ -5,11 +5,11 @@
 - `pack`: samples end to end with an end-of-sequence token between them, cut into full blocks. Attention crosses samples
   and positions run on: it measures what padding costs, and is not the best way to train.
 - `varlen`: the samples of `pad`, whole, in one row of micro_batch_size x max_seq_len positions a micro-batch. Positions
-  restart with each sample, attention stays within it, and its first token is no target, so loss and gradients are those
-  of separate samples.
+  restart with each sample, attention stays within it, and its first token is not a target, so loss and gradients are
+  those of separate samples.
 
-Every token is a label, prompts included, as in the published measurements. A fine-tuning has targets of its own
-(`bench.train.masking`).
+Every token is a label, prompts included, as in the published measurements. A fine-tuning selects its targets in
+`bench.train.masking`.
 
 Before the first step, as many rows are tokenized as the steps need; shorter data is repeated in the same order.
 """
@@ -22,13 +22,13 @@ from itertools import islice
 from typing import Any
 
 from bench.data.inputs import ConversationStats, InputError
-from bench.data.packing import Row, apart, blocks, bucketed
+from bench.data.packing import Row, bucket_by_length, pack_blocks, pack_whole_samples
 from bench.data.tokenizer import ChatTemplate
 from bench.records import Trial
 from bench.torch_stack import Stack
 
-IGNORED = -100  # the label that PyTorch's cross-entropy leaves out
-TOKENIZED_AT_ONCE = 64
+IGNORE_INDEX = -100  # label that PyTorch's cross-entropy skips
+TOKENIZE_BATCH = 64
 BUCKET_TOKENS = 64  # lengths of bucketed batches are multiples of it: few shapes, so the allocator reuses its blocks
 
 
@@ -37,7 +37,7 @@ class Batch:
     """One micro-batch: int64 tensors of shape (micro_batch_size, length), and its counts.
 
     `tokens` counts every position, `useful_tokens` all but padding. The layout `varlen` has one row, `position_ids`
-    instead of a mask, and `edges`: where its samples begin and end, int32, from 0 to the row's length.
+    instead of a mask, and `edges`: int32 boundaries of its samples, from 0 to the row's length (cu_seqlens).
     """
 
     input_ids: Any
@@ -51,63 +51,63 @@ class Batch:
 
 
 def load_tokenizer(stack: Stack, folder: str) -> Any:
-    """The tokenizer of the folder's tokenizer.json and tokenizer_config.json."""
+    """Load the folder's tokenizer.json and tokenizer_config.json."""
     return stack.transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def make_rows(trial: Trial, conversations: list[ConversationStats], tokenizer: Any) -> list[Row]:
-    """The distinct rows that the trial's steps need, at most one pass over the data. Raises InputError."""
+    """Make the distinct rows that the trial's steps need, at most one pass over the data. Raises InputError."""
     if tokenizer.eos_token_id is None:
-        raise InputError(f"{trial.model}: tokenizer_config.json: eos_token: missing; samples could not be ended")
+        raise InputError(f"{trial.model}: tokenizer_config.json: eos_token: missing; add it, it ends each sample")
     order = list(range(len(conversations)))
-    random.Random(trial.seed).shuffle(order)  # noqa: S311 - an order that can be repeated, not a secret
+    random.Random(trial.seed).shuffle(order)  # noqa: S311 - a reproducible order, not a secret
     ordered = (conversations[index] for index in order)
     needed = rows_needed(trial)
-    samples = _tokenized(trial, ordered, tokenizer)
+    samples = _tokenize(trial, ordered, tokenizer)
     if trial.layout == "varlen":
-        return apart(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, needed)
+        return pack_whole_samples(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, needed)
     if trial.layout in ("pad", "bucket"):
         rows = [Row(ids=ids[: trial.max_seq_len], samples=1) for ids in islice(samples, needed)]
-        return bucketed(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
-    packed = blocks(samples, trial.max_seq_len, needed, tokenizer.eos_token_id)
+        return bucket_by_length(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
+    packed = pack_blocks(samples, trial.max_seq_len, needed, tokenizer.eos_token_id)
     if len(packed) < trial.micro_batch_size:
         raise InputError(
             f"{trial.data}: fills {len(packed)} blocks of {trial.max_seq_len} tokens, fewer than a batch of "
-            f"{trial.micro_batch_size} (micro_batch_size); bring more data, or make blocks or batch smaller"
+            f"{trial.micro_batch_size} (micro_batch_size); add data, or reduce max_seq_len or micro_batch_size"
         )
     return packed
 
 
 def rows_needed(trial: Trial) -> int:
-    """Rows in all steps of a trial, warm-up included."""
+    """Count the rows in all steps of a trial, warm-up included."""
     per_step = rows_per_batch(trial) * trial.gradient_accumulation_steps
     return (trial.warmup_steps + trial.measured_steps) * per_step
 
 
 def rows_per_batch(trial: Trial) -> int:
-    """Rows in a micro-batch: one in the layout varlen."""
+    """Count the rows in a micro-batch: one in the layout varlen."""
     return 1 if trial.layout == "varlen" else trial.micro_batch_size
 
 
 def make_batches(
     stack: Stack, trial: Trial, rows: list[Row], tokenizer: Any, *, pin_memory: bool
 ) -> Generator[Batch, None, None]:
-    """All micro-batches of the trial in order, through a DataLoader with `data_workers` processes."""
+    """Yield all micro-batches of the trial in order, from a DataLoader with `data_workers` processes."""
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     loader = stack.torch.utils.data.DataLoader(
-        _Cycle(rows, rows_needed(trial)),
+        _RepeatedRows(rows, rows_needed(trial)),
         batch_size=rows_per_batch(trial),
         num_workers=trial.data_workers,
-        collate_fn=_collate(trial, padding),
-        worker_init_fn=_leave_signals_to_the_parent,
+        collate_fn=_collate_function(trial, padding),
+        worker_init_fn=_reset_signals,
         pin_memory=pin_memory,
     )
     for tensors, (samples, tokens, useful_tokens) in loader:
         yield Batch(**tensors, samples=samples, tokens=tokens, useful_tokens=useful_tokens)
 
 
-class _Cycle:
-    """`length` rows, repeating `rows`. Picklable, for loader processes that are spawned."""
+class _RepeatedRows:
+    """Dataset of `length` rows that repeats `rows`. Picklable, for loader processes that are spawned."""
 
     def __init__(self, rows: list[Row], length: int) -> None:
         self.rows, self.length = rows, length
@@ -121,8 +121,8 @@ class _Cycle:
         return self.rows[index % len(self.rows)]
 
 
-class _Collate:
-    """Rows to (tensors by name, (samples, tokens, useful tokens)); runs in the loader's processes."""
+class _PaddedCollate:
+    """Collate function for padded rows: (tensors by name, (samples, tokens, useful tokens)). Runs in the loader."""
 
     def __init__(self, max_seq_len: int, padding: int, multiple: int = 0) -> None:
         self.max_seq_len, self.padding, self.multiple = max_seq_len, padding, multiple or max_seq_len
@@ -134,24 +134,24 @@ class _Collate:
         shape = (len(rows), min(self.max_seq_len, -(-longest // self.multiple) * self.multiple))
         input_ids = torch.full(shape, self.padding, dtype=torch.int64)
         attention_mask = torch.zeros(shape, dtype=torch.int64)
-        labels = torch.full(shape, IGNORED, dtype=torch.int64)
-        for place, row in enumerate(rows):
+        labels = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
+        for index, row in enumerate(rows):
             ids = torch.tensor(row.ids, dtype=torch.int64)
-            input_ids[place, : len(ids)] = ids
-            attention_mask[place, : len(ids)] = 1
-            labels[place, : len(ids)] = ids
+            input_ids[index, : len(ids)] = ids
+            attention_mask[index, : len(ids)] = 1
+            labels[index, : len(ids)] = ids
         counts = sum(row.samples for row in rows), input_ids.numel(), sum(len(row.ids) for row in rows)
         return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}, counts
 
 
-def _collate(trial: Trial, padding: int) -> Any:
+def _collate_function(trial: Trial, padding: int) -> Any:
     if trial.layout == "varlen":
         return Unpacked(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding)
-    return _Collate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
+    return _PaddedCollate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
 
 
 class Unpacked:
-    """One row of whole samples to (tensors by name, counts); the rest of the row becomes samples of padding."""
+    """Collate function for one row of whole samples; the rest of the row becomes samples of padding."""
 
     def __init__(self, longest: int, positions: int, padding: int) -> None:
         self.longest, self.positions, self.padding = longest, positions, padding
@@ -167,23 +167,25 @@ class Unpacked:
         edges = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         input_ids = torch.full((1, self.positions), self.padding, dtype=torch.int64)
         input_ids[0, :useful] = torch.tensor(row.ids, dtype=torch.int64)
-        labels = torch.full((1, self.positions), IGNORED, dtype=torch.int64)
+        labels = torch.full((1, self.positions), IGNORE_INDEX, dtype=torch.int64)
         labels[0, :useful] = input_ids[0, :useful]
-        labels[0, edges[:-1]] = IGNORED  # else a sample's last token would have to predict the next one's first
+        labels[0, edges[:-1]] = IGNORE_INDEX  # else a sample's last token would have to predict the next one's first
         positions = torch.arange(self.positions) - edges[:-1].repeat_interleave(lengths)
         tensors = {"input_ids": input_ids, "labels": labels, "position_ids": positions[None]}
         return tensors | {"edges": edges.to(torch.int32)}, (row.samples, self.positions, useful)
 
 
-def _leave_signals_to_the_parent(_worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the main process handles it and ends its loaders by SIGTERM.
+def _reset_signals(_worker: int) -> None:
+    # Ctrl-C signals the whole process group; the main process handles it and ends its loaders by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _tokenized(trial: Trial, conversations: Iterator[ConversationStats], tokenizer: Any) -> Iterator[list[int]]:
+def _tokenize(trial: Trial, conversations: Iterator[ConversationStats], tokenizer: Any) -> Iterator[list[int]]:
     template = ChatTemplate(tokenizer)
-    while piece := list(islice(conversations, TOKENIZED_AT_ONCE)):
-        texts = [template.text(f"{trial.data}: line {one.line}", one.messages) for one in piece]
+    while batch := list(islice(conversations, TOKENIZE_BATCH)):
+        texts = [
+            template.render(f"{trial.data}: line {conversation.line}", conversation.messages) for conversation in batch
+        ]
         # The template writes the special tokens itself; adding them again would double them.
         yield from tokenizer(texts, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""Reads a data file: one chat per line, as JSON. Every refusal names the file and the line. Standard library alone."""
+"""Reader of a data file: one JSON chat per line. Every error names the file and the line. Only the standard library."""
 
 import hashlib
 import json
@@ -23,50 +23,50 @@ def read_data(path: Path) -> tuple[DataFacts, list[ConversationStats]]:
                 digest.update(line)
                 if not line.strip():
                     continue
-                messages = _messages(f"{path}: line {number}", line)
+                messages = _parse_messages(f"{path}: line {number}", line)
                 if {"user", "assistant"} <= {m["role"] for m in messages if m["content"].strip()}:
                     conversations.append(ConversationStats(line=number, messages=messages))
                 else:
                     skipped += 1
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; the data is one chat per line, as JSON") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}; name a file with one JSON chat per line") from None
     if not conversations and not skipped:
-        raise InputError(f"{path}: empty; expected one chat per line, as JSON")
+        raise InputError(f"{path}: empty; name a file with one JSON chat per line")
     if not conversations:
         raise InputError(
-            f"{path}: no chat of {skipped} has a user's and an assistant's text; there is nothing to train on"
+            f"{path}: none of {skipped} chats has a user's and an assistant's text; name a file with usable chats"
         )
     facts = DataFacts(path=str(path), sha256=digest.hexdigest(), samples=len(conversations), skipped=skipped)
     return facts, conversations
 
 
-def _messages(place: str, line: bytes) -> list[dict[str, str]]:
+def _parse_messages(location: str, line: bytes) -> list[dict[str, str]]:
     try:
         document = json.loads(line)
     except UnicodeDecodeError:
-        raise InputError(f"{place}: not UTF-8 text") from None
+        raise InputError(f"{location}: not UTF-8 text") from None
     except (ValueError, RecursionError):  # also a number of thousands of digits
-        raise InputError(f"{place}: not JSON") from None
+        raise InputError(f"{location}: not JSON") from None
     messages = document.get("messages") if isinstance(document, dict) else None
     if not isinstance(messages, list) or not messages:
-        found = _found(document) if messages is None else f"messages: {_found(messages)}"
+        actual = _describe(document) if messages is None else f"messages: {_describe(messages)}"
         raise InputError(
-            f'{place}: not a chat; expected {{"messages": [{{"role": ..., "content": ...}}]}}, found {found}; '
+            f'{location}: expected a chat {{"messages": [{{"role": ..., "content": ...}}]}}, found {actual}; '
             "convert the file to one chat per line"
         )
     kept = []
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise InputError(f"{place}: messages[{index}]: expected role and content, found {_found(message)}")
+            raise InputError(f"{location}: messages[{index}]: expected role and content, found {_describe(message)}")
         for key in ("role", "content"):
             if not isinstance(message[key], str):
-                raise InputError(f"{place}: messages[{index}].{key}: expected text, found {kind(message[key])}")
+                raise InputError(f"{location}: messages[{index}].{key}: expected text, found {kind(message[key])}")
         kept.append({"role": message["role"], "content": message["content"]})
     return kept
 
 
-def _found(value: object) -> str:
-    """What stands where a chat or a message was expected: an object's keys, or the kind of value."""
+def _describe(value: object) -> str:
+    """Describe a value that is not a chat or a message: an object's keys, or the kind of value."""
     if isinstance(value, dict) and value:
         return f"keys {', '.join(list(value)[:6])}" + (", ..." if len(value) > 6 else "")
     return f"an empty {'object' if isinstance(value, dict) else 'list'}" if value in ({}, []) else kind(value)

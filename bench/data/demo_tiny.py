@@ -1,8 +1,8 @@
-"""Makes a small model and a data set on any machine, with no download.
+"""Demo model and data set, made on any machine without a download.
 
 The model has Mistral's architecture and folder layout, 4.3 million random parameters and a tokenizer trained on the
-data set (`bench.data.corpus`). Both are deterministic and appear under their names only when complete. A second call
-verifies every byte and changes nothing.
+data set (`bench.data.corpus`). Both are deterministic and get their names only when complete. A second call verifies
+every byte and changes nothing.
 
 The weights are random, yet the loss falls visibly within 18 steps of LoRA on the attention projections: with entries of
 size 1/sqrt(hidden_size) instead of the usual 0.02 the adapters can learn word frequencies through the frozen output
@@ -33,21 +33,21 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'assistant' %} {{ message['content'] }}{{ eos_token }}"
     "{% else %}[INST] {{ message['content'] }} [/INST]{% endif %}{% endfor %}"
 )
-LEAST_PAIRS = 1000
+MIN_PAIRS = 1000
 SEED = 42
 
 
 def make(model: Path, data: Path) -> None:
-    """Make what is missing of the model folder and the data file; verify what is there.
+    """Make the model folder and the data file, or verify existing ones.
 
     Raises InputError for a file that demo did not make or that changed since; OSError.
     """
-    if _data_is_there(data):
+    if _has_verified_data(data):
         print(f"verified {data}")
     else:
         _write_data(data, _pairs())
         print(f"made {data}: {len(_pairs())} instruction/response pairs")
-    if model_is_there(model):
+    if has_verified_model(model):
         print(f"verified {model}")
     else:
         _write_model(model, [text for pair in _pairs() for text in pair])
@@ -57,10 +57,10 @@ def make(model: Path, data: Path) -> None:
 @functools.cache
 def _pairs() -> list[tuple[str, str]]:
     pairs = corpus.documentation_pairs()
-    if len(pairs) < LEAST_PAIRS:
+    if len(pairs) < MIN_PAIRS:
         raise InputError(
-            f"this Python's standard library holds {len(pairs)} documentation strings, {LEAST_PAIRS} are needed; "
-            "run demo with a Python that has its sources installed"
+            f"this Python's standard library has {len(pairs)} documentation strings, {MIN_PAIRS} are needed; "
+            "run demo with a Python whose sources are installed"
         )
     return pairs
 
@@ -69,14 +69,14 @@ def _sums_file(data: Path) -> Path:
     return data.with_name(f"{data.name}.sha256")
 
 
-def _data_is_there(data: Path) -> bool:
+def _has_verified_data(data: Path) -> bool:
     if not data.exists():
         return False
     sums = _sums_file(data)
     if not sums.is_file():
-        raise InputError(f"{data}: it was not made by demo; name another --data, or move it away")
+        raise InputError(f"{data}: not made by demo; name another --data, or move the file away")
     if sums.read_text(encoding="utf-8").split()[:1] != [sha256_of(data)]:
-        raise InputError(f"{data}: changed since demo made it (see {sums.name}); remove it and run demo again")
+        raise InputError(f"{data}: changed since demo made it (see {sums.name}); remove it and rerun demo")
     return True
 
 
@@ -85,40 +85,40 @@ def _write_data(data: Path, pairs: list[tuple[str, str]]) -> None:
     for instruction, response in pairs:
         messages = [{"role": "user", "content": instruction}, {"role": "assistant", "content": response}]
         lines.append(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
-    # Some documentation strings quote lone surrogates; no UTF-8 file can hold those.
+    # Some documentation strings quote lone surrogates, which UTF-8 cannot encode.
     content = "".join(lines).encode("utf-8", errors="replace")
     data.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(content).hexdigest()
-    # The sum comes first: killed in between, the next call finds no data file and writes both again.
+    # The checksum comes first: after a kill in between, the next call finds no data file and writes both again.
     write_atomic(_sums_file(data), f"{digest}  {data.name}\n".encode())
     write_atomic(data, content)
 
 
-def model_is_there(model: Path) -> bool:
-    """Whether the folder is one that demo made, unchanged. Raises InputError for another one."""
+def has_verified_model(model: Path) -> bool:
+    """Verify a folder; False if it is missing. Raises InputError if demo did not make it or it changed."""
     if not model.exists() or (model.is_dir() and not any(model.iterdir())):
         return False
     sums = model / SUMS_FILE
     if not sums.is_file():
-        raise InputError(f"{model}: it was not made by demo; name another --model, or move it away")
+        raise InputError(f"{model}: not made by demo; name another --model, or move the folder away")
     for line in sums.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         if not (model / name).is_file() or sha256_of(model / name) != digest:
             raise InputError(
-                f"{model / name}: changed since it was made (see {SUMS_FILE}); remove {model} and run demo again"
+                f"{model / name}: changed since demo made it (see {SUMS_FILE}); remove {model} and rerun demo"
             )
     return True
 
 
 def _write_model(model: Path, texts: Iterable[str]) -> None:
-    with building(model) as folder:
+    with build_atomically(model) as folder:
         build_model(folder)
         build_tokenizer(folder, texts)
 
 
 @contextlib.contextmanager
-def building(model: Path) -> Iterator[Path]:
-    """A folder to make the model in; with its sums it gets the model's name, unless another process was first."""
+def build_atomically(model: Path) -> Iterator[Path]:
+    """Yield a temporary folder; then add its checksums and rename it to `model`, unless another process was first."""
     model.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=model.parent, prefix=f".{model.name}.", suffix=".part"))
     try:
@@ -128,15 +128,15 @@ def building(model: Path) -> Iterator[Path]:
         try:
             os.replace(folder, model)
         except OSError:
-            # A folder that is not empty is never replaced: of two processes the first wins, if both made the same.
-            if not model_is_there(model):
+            # os.replace never replaces a non-empty folder: the first of two processes wins, if its model verifies.
+            if not has_verified_model(model):
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def build_model(folder: Path, **changed: Any) -> None:
-    """Write config.json and model.safetensors. `changed` overrides MistralConfig's arguments."""
+def build_model(folder: Path, **overrides: Any) -> None:
+    """Write config.json and model.safetensors. `overrides` replaces arguments of MistralConfig."""
     modules = torch_stack.load()
     torch, transformers = modules.torch, modules.transformers
     settings: dict[str, Any] = {
@@ -148,13 +148,13 @@ def build_model(folder: Path, **changed: Any) -> None:
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
         "initializer_range": 256**-0.5,
-        "sliding_window": None,  # MistralConfig's own default is 4096; the current Mistral models have none
+        "sliding_window": None,  # MistralConfig's default is 4096; current Mistral models use no window
         "bos_token_id": SPECIAL_TOKENS.index("<s>"),
         "eos_token_id": SPECIAL_TOKENS.index("</s>"),
         "pad_token_id": SPECIAL_TOKENS.index("<pad>"),
     }
     torch.manual_seed(SEED)
-    model = transformers.MistralForCausalLM(transformers.MistralConfig(**(settings | changed)))
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**(settings | overrides)))
     model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
 
 
@@ -188,9 +188,9 @@ def build_tokenizer(folder: Path, texts: Iterable[str]) -> None:
 
 
 def write_sums(folder: Path) -> None:
-    """Write SHA256SUMS over every file of `folder`, in sha256sum's own format."""
+    """Write SHA256SUMS over every file of `folder`, in the format of sha256sum."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != SUMS_FILE)
     for path in files:
-        path.chmod(0o644)  # save_pretrained leaves 0600, which other users of a shared folder could not read
+        path.chmod(0o644)  # save_pretrained sets 0600, which other users of a shared folder could not read
     lines = [f"{sha256_of(path)}  {path.name}\n" for path in files]
     write_atomic(folder / SUMS_FILE, "".join(lines).encode())

@@ -1,4 +1,4 @@
-"""The inputs of a trial, as values: what a checked model folder and data file hold. Standard library alone."""
+"""Facts about a trial's checked inputs: model folder, data file and conversations. Only the standard library."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -7,21 +7,21 @@ from bench.records.validation import printable
 
 
 class InputError(ValueError):
-    """An input that a trial cannot use; the message is one line and says what to do."""
+    """Unusable input of a trial. The message is one line that says what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class InputRejected(InputError):
-    """Going on would not be safe: what is there is damaged, and nothing whole is left of it."""
+    """Input that must not be used: it is damaged or not the expected one, and there is no intact copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """A usable model folder. `sha256` covers the files that decide what is computed, and nothing else.
+    """Facts about a usable model folder. `sha256` covers only the files that affect the computation.
 
-    `files` counts them, `bytes` is their size together; `layers` are the names of its linear layers (q_proj, ...).
+    `files` is their number, `bytes` their total size; `layers` are the names of the linear layers (q_proj, ...).
     """
 
     path: str
@@ -35,7 +35,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """A usable data file; `samples` counts the lines with a user's and an assistant's text, `skipped` the others."""
+    """Facts about a usable data file. `samples` counts lines with text of user and assistant, `skipped` the others."""
 
     path: str
     sha256: str

@@ -1,9 +1,9 @@
-"""Checks a model folder in milliseconds, before torch is imported. Standard library alone.
+"""Check of a model folder in milliseconds, before torch is imported. Only the standard library.
 
-Every refusal is an InputError of one line: the file, the key, what was expected, and what to do. Shapes and
-sizes come from the safetensors headers; weights are read only to hash them, and only without a SHA256SUMS.
+Every error is an InputError of one line: the file, the key, the expected value, and what to do. Shapes and sizes come
+from the safetensors headers; weights are read only to hash them, and only without a SHA256SUMS.
 
-Not covered: whether the weights' values are the published ones; SHA256SUMS, written by whoever fetched them, says so.
+Not covered: whether the weights' values are the published ones. SHA256SUMS, written by the downloader, covers that.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from bench.records.paths import SUMS_FILE
 from bench.records.schema import kind
 
 ARCHITECTURES = ("llama", "mistral")
-# Formats that can run code when they are read: refused anywhere in the folder.
-PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
+# Formats that can run code when they are read: rejected anywhere in the folder.
+PICKLE_SUFFIXES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -31,74 +31,74 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Hashing this much costs 0.1 s; of larger files the sum in SHA256SUMS is believed and the size is checked.
-HASHED_ANYWAY_BYTES = 64 << 20
+# Hashing this much takes 0.1 s; for larger files the sum in SHA256SUMS is trusted and the size is checked.
+ALWAYS_HASHED_BYTES = 64 << 20
 Shapes = dict[str, tuple[int, ...]]  # by tensor name
-LARGEST = 1 << 31  # of any count in config.json
+MAX_COUNT = 1 << 31  # largest accepted count in config.json
 _LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 
 def check_model(folder: Path) -> ModelFacts:
-    """Raises InputError."""
+    """Check the folder and return its facts. Raises InputError."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such model folder; `inv model.demo` makes a small one")
     try:
         for path in sorted(folder.rglob("*")):
-            if path.suffix.lower() in PICKLES and path.is_file():
+            if path.suffix.lower() in PICKLE_SUFFIXES and path.is_file():
                 raise InputError(
-                    f"{path}: a pickle, which can run code when it is read; remove it: only safetensors are used"
+                    f"{path}: a pickle file, which can run code when it is read; remove it, only safetensors are used"
                 )
-        config = config_of(folder)
+        config = read_config(folder)
         _check_architecture(folder / "config.json", config)
         files = dict(_read_weights(folder))
-        shapes = {name: shape for held in files.values() for name, shape in held.items()}
+        shapes = {name: shape for file_shapes in files.values() for name, shape in file_shapes.items()}
         _check_shapes(folder, config, shapes)
-        _check_tokenizer(folder, _count(folder / "config.json", config, "vocab_size"))
+        _check_tokenizer(folder, _get_count(folder / "config.json", config, "vocab_size"))
         names = ["config.json", *files, *(name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())]
         return ModelFacts(
             path=str(folder),
             sha256=_digest(folder, sorted(set(names))),
-            parameters=sum(math.prod(shape) for held in files.values() for shape in held.values()),
+            parameters=sum(math.prod(shape) for file_shapes in files.values() for shape in file_shapes.values()),
             bytes=sum((folder / name).stat().st_size for name in set(names)),
             files=len(set(names)),
-            max_position_embeddings=_count(folder / "config.json", config, "max_position_embeddings"),
+            max_position_embeddings=_get_count(folder / "config.json", config, "max_position_embeddings"),
             layers=tuple(sorted({name.split(".")[-2] for name in shapes if name.endswith("_proj.weight")})),
         )
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder that was checked."""
-    return _object(folder / "config.json")
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a checked folder."""
+    return _read_object(folder / "config.json")
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The weights of a folder that was checked: the only file, or else those that its index names."""
+    """List the weights files of a checked folder: the only file, or those in its index."""
     if (folder / WEIGHTS).is_file():
         return (folder / WEIGHTS,)
-    return tuple(folder / name for name in sorted(set(_object(folder / INDEX)["weight_map"].values())))
+    return tuple(folder / name for name in sorted(set(_read_object(folder / INDEX)["weight_map"].values())))
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise InputError(f"{path}: missing; the folder must hold a whole model in Hugging Face layout")
+        raise InputError(f"{path}: missing; the folder must contain a complete model in Hugging Face layout")
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: not complete JSON; the file is truncated or damaged") from None
+        raise InputError(f"{path}: invalid JSON, truncated or damaged; fetch or make the model again") from None
     if not isinstance(document, dict):
         raise InputError(f"{path}: expected a JSON object, found {kind(document)}")
     return document
 
 
-def _count(path: Path, config: dict[str, Any], key: str, default: int | None = None) -> int:
+def _get_count(path: Path, config: dict[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
     if value is None and default is not None:
         return default
-    if type(value) is not int or not 1 <= value <= LARGEST:
-        found = value if type(value) is int else kind(value)
-        raise InputError(f"{path}: {key}: expected a whole number above 0, found {found}"[:200])
+    if type(value) is not int or not 1 <= value <= MAX_COUNT:
+        actual = value if type(value) is int else kind(value)
+        raise InputError(f"{path}: {key}: expected a whole number above 0, found {actual}"[:200])
     return value
 
 
@@ -108,63 +108,67 @@ def _check_architecture(path: Path, config: dict[str, Any]) -> None:
         raise InputError(f"{path}: model_type: expected one of {', '.join(ARCHITECTURES)}, found {model_type!r}")
     if config.get("quantization_config") is not None:
         raise InputError(
-            f"{path}: quantization_config: the weights are quantized already; a trial quantizes them itself, "
-            "so name the folder of the 16-bit original"
+            f"{path}: quantization_config: the weights are quantized already, but a trial quantizes them itself; "
+            "name the folder of the 16-bit original"
         )
-    hidden, heads = _count(path, config, "hidden_size"), _count(path, config, "num_attention_heads")
+    hidden, heads = _get_count(path, config, "hidden_size"), _get_count(path, config, "num_attention_heads")
     if config.get("head_dim") is None and hidden % heads:
-        raise InputError(f"{path}: hidden_size: {hidden} cannot be divided among {heads} num_attention_heads")
-    key_heads = _count(path, config, "num_key_value_heads", heads)
+        raise InputError(f"{path}: hidden_size: {hidden} is not divisible by {heads} num_attention_heads")
+    key_heads = _get_count(path, config, "num_key_value_heads", heads)
     if heads % key_heads:
         raise InputError(f"{path}: num_key_value_heads: {key_heads} does not divide {heads} num_attention_heads")
 
 
 def _read_weights(folder: Path) -> Iterator[tuple[str, Shapes]]:
-    named: dict[str, list[str]] = {WEIGHTS: []}
+    tensors_by_file: dict[str, list[str]] = {WEIGHTS: []}
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-        placed = _object(folder / INDEX).get("weight_map")
-        if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
-            raise InputError(f"{folder / INDEX}: weight_map: expected an object that names a file for every tensor")
-        named = {}
-        for tensor, file in placed.items():
-            named.setdefault(file, []).append(tensor)
-    for name, tensors in sorted(named.items()):
+        weight_map = _read_object(folder / INDEX).get("weight_map")
+        if (
+            not isinstance(weight_map, dict)
+            or not weight_map
+            or not all(isinstance(name, str) for name in weight_map.values())
+        ):
+            raise InputError(f"{folder / INDEX}: weight_map: expected an object that maps every tensor to a file")
+        tensors_by_file = {}
+        for tensor, file in weight_map.items():
+            tensors_by_file.setdefault(file, []).append(tensor)
+    for name, tensors in sorted(tensors_by_file.items()):
         path = folder / name
         if Path(name).name != name or not path.is_file():
-            raise InputError(f"{path}: missing; the folder must hold the weights as safetensors")
+            raise InputError(f"{path}: missing; the folder must contain the weights as safetensors")
         try:
             shapes = read_shapes(path)
         except WeightsError as error:
             raise InputError(f"{path}: {error}; fetch or make the model again") from None
         for tensor in tensors:
             if tensor not in shapes:
-                raise InputError(f"{path}: {tensor}: missing, though {INDEX} says it is in this file")
+                raise InputError(f"{path}: {tensor}: missing, but {INDEX} lists it; fetch or make the model again")
         yield name, shapes
 
 
 def _check_shapes(folder: Path, config: dict[str, Any], shapes: Shapes) -> None:
     config_file = folder / "config.json"
-    depth = _count(config_file, config, "num_hidden_layers")
+    depth = _get_count(config_file, config, "num_hidden_layers")
     deepest = max((int(match[1]) for name in shapes if (match := _LAYER.match(name))), default=0)
-    # One more than there are: the first that is missing is enough, and config.json may ask for a billion.
+    # At most one layer more than exist: the first missing one is enough, and config.json may name a billion.
     for name, (expected, keys) in _expected_shapes(config_file, config, min(depth, deepest + 2)).items():
-        found = shapes.get(name)
-        if found is None:
-            raise InputError(f"{folder}: the weights lack {name}, which config.json ({keys}) asks for")
-        if found != expected:
+        actual = shapes.get(name)
+        if actual is None:
+            raise InputError(f"{folder}: {name}: missing in the weights, but required by config.json ({keys})")
+        if actual != expected:
             raise InputError(
-                f"{config_file}: {keys}: asks for {name} of shape {list(expected)}, the weights have {list(found)}"
+                f"{config_file}: {keys}: expected {name} of shape {list(expected)}, the weights have {list(actual)}"
             )
     if deepest >= depth:
-        raise InputError(f"{config_file}: num_hidden_layers: says {depth}, the weights have {deepest + 1}")
+        raise InputError(f"{config_file}: num_hidden_layers: {depth}, but the weights have {deepest + 1}")
 
 
 def _expected_shapes(path: Path, config: dict[str, Any], depth: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    hidden, vocabulary = _count(path, config, "hidden_size"), _count(path, config, "vocab_size")
-    inner, heads = _count(path, config, "intermediate_size"), _count(path, config, "num_attention_heads")
-    head_dim = _count(path, config, "head_dim", hidden // heads)
+    hidden, vocabulary = _get_count(path, config, "hidden_size"), _get_count(path, config, "vocab_size")
+    inner, heads = _get_count(path, config, "intermediate_size"), _get_count(path, config, "num_attention_heads")
+    head_dim = _get_count(path, config, "head_dim", hidden // heads)
     query = heads * head_dim
-    key = _count(path, config, "num_key_value_heads", heads) * head_dim
+    key = _get_count(path, config, "num_key_value_heads", heads) * head_dim
     expected: dict[str, tuple[tuple[int, ...], str]] = {
         "model.embed_tokens.weight": ((vocabulary, hidden), "vocab_size, hidden_size")
     }
@@ -187,44 +191,44 @@ def _expected_shapes(path: Path, config: dict[str, Any], depth: int) -> dict[str
 
 def _check_tokenizer(folder: Path, vocabulary: int) -> None:
     path = folder / "tokenizer.json"
-    document = _object(path)
+    document = _read_object(path)
     model = document.get("model")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(words, (dict, list)) or not words:
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, (dict, list)) or not vocab:
         raise InputError(f"{path}: model.vocab: missing; not a tokenizer in the tokenizers library's format")
-    ids = [len(words) - 1] if isinstance(words, list) else [value for value in words.values() if type(value) is int]
+    ids = [len(vocab) - 1] if isinstance(vocab, list) else [value for value in vocab.values() if type(value) is int]
     added = document.get("added_tokens")
     entries = added if isinstance(added, list) else []
     ids += [entry["id"] for entry in entries if isinstance(entry, dict) and type(entry.get("id")) is int]
     if max(ids, default=0) >= vocabulary:
         raise InputError(
-            f"{path}: holds token {max(ids)}, config.json's vocab_size is {vocabulary}: "
-            "the tokenizer belongs to another model"
+            f"{path}: contains token {max(ids)}, but config.json's vocab_size is {vocabulary}; "
+            "restore the tokenizer of this model"
         )
-    settings = _object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    settings = _read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     files = ("chat_template.jinja", "chat_template.json")
     if not settings.get("chat_template") and not any((folder / name).is_file() for name in files):
         raise InputError(
-            f"{folder}: has no chat template (tokenizer_config.json: chat_template, or chat_template.jinja); "
+            f"{folder}: no chat template (tokenizer_config.json: chat_template, or chat_template.jinja); "
             "use the instruction-tuned model, or add its template"
         )
 
 
 def _digest(folder: Path, names: list[str]) -> str:
-    """sha256 over the lines `sha256  name` of these files, sorted: the same with and without SHA256SUMS."""
+    """Hash the sorted lines `sha256  name` of these files: equal with and without SHA256SUMS."""
     listed = _read_sums(folder / SUMS_FILE) if (folder / SUMS_FILE).is_file() else {}
-    whole = hashlib.sha256()
+    combined = hashlib.sha256()
     for name in names:
         path = folder / name
         if listed and name not in listed:
             raise InputError(f"{folder / SUMS_FILE}: does not list {name}; fetch or make the model again")
         digest = listed.get(name, "")
-        if not digest or path.stat().st_size <= HASHED_ANYWAY_BYTES:
+        if not digest or path.stat().st_size <= ALWAYS_HASHED_BYTES:
             digest = sha256_of(path)
         if digest != listed.get(name, digest):
             raise InputError(f"{path}: differs from {SUMS_FILE}: changed or damaged; fetch or make the model again")
-        whole.update(f"{digest}  {name}\n".encode())
-    return whole.hexdigest()
+        combined.update(f"{digest}  {name}\n".encode())
+    return combined.hexdigest()
 
 
 def _read_sums(path: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer by itself, without torch: a look at the data takes seconds less."""
+"""A model folder's tokenizer and chat template, loaded without torch, which saves seconds."""
 
 import contextlib
 import importlib
@@ -15,17 +15,17 @@ from bench.data.model_folder import check_model
 from bench.torch_stack import set_environment
 
 Messages: TypeAlias = Sequence[dict[str, str]]
-THREADS = "TOKENIZERS_PARALLELISM"  # tokenizers reads it at each call
-# For a template that writes the day: with the day of now, the same data would be other examples tomorrow.
-DAY = datetime(2026, 1, 1, tzinfo=UTC)
-# Of computing, for one conversation: one of 10,000 turns takes some milliseconds, and a loop that writes without end
-# takes less than 2 GB in that time.
-LONGEST_SEC = 10.0
-PROBE = ({"role": "user", "content": "a?"}, {"role": "assistant", "content": "A."})
+PARALLELISM_VARIABLE = "TOKENIZERS_PARALLELISM"  # the library tokenizers reads it at each call
+# Fixed date for templates that write the current one: the same data must give the same examples on every day.
+TEMPLATE_DATE = datetime(2026, 1, 1, tzinfo=UTC)
+# CPU time for one conversation: one of 10,000 turns takes some milliseconds, and an endless loop that writes takes less
+# than 2 GB in that time.
+TEMPLATE_TIMEOUT_SEC = 10.0
+PROBE_MESSAGES = ({"role": "user", "content": "a?"}, {"role": "assistant", "content": "A."})
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer.json with its settings and chat template. Raises InputError."""
+    """Load the folder's tokenizer.json with its settings and chat template. Raises InputError."""
     check_model(folder)
     set_environment()
     from transformers import PreTrainedTokenizerFast
@@ -37,77 +37,82 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def every_core() -> Iterator[None]:
-    """Tokenizers take every core of this process. Nothing may be forked meanwhile: it would wait for threads that it
-    does not have."""
-    before = os.environ.get(THREADS)
-    os.environ[THREADS] = "true"
+def use_all_cores() -> Iterator[None]:
+    """Let tokenizers use every core of this process. Do not fork inside: the child would wait for missing threads."""
+    before = os.environ.get(PARALLELISM_VARIABLE)
+    os.environ[PARALLELISM_VARIABLE] = "true"
     try:
         yield
     finally:
-        os.environ[THREADS] = before or "false"
+        os.environ[PARALLELISM_VARIABLE] = before or "false"
 
 
 class _TemplateTimeout(Exception):
-    """A template took longer than `LONGEST_SEC`."""
+    """A template took longer than `TEMPLATE_TIMEOUT_SEC`."""
 
 
-def _stop(_number: int, _frame: object) -> None:
+def _on_timeout(_number: int, _frame: object) -> None:
     raise _TemplateTimeout
 
 
 class ChatTemplate:
-    """The model's chat template. It is a program of the model's author, run in jinja's sandbox: it may raise anything,
-    and it may not end, which the sandbox allows.
+    """The model's chat template: a third-party program in jinja's sandbox, which may raise anything or never end.
 
-    `apply_chat_template` prepares for each conversation whatever a template may be given, which takes longer than the
-    template does. So the template that transformers has compiled is called, if it writes PROBE as that method does.
+    `apply_chat_template` prepares every possible template variable for each conversation, which takes longer than the
+    template itself. So the template compiled by transformers is called directly, if it renders PROBE_MESSAGES equally.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._write = tokenizer, self._whole
-        self._thread: int | None = None  # the one that can be interrupted: the main one
+        self._tokenizer, self._render = tokenizer, self._render_by_transformers
+        self._thread: int | None = None  # the main thread, the only one that signals can interrupt
         if threading.current_thread() is threading.main_thread():
             self._thread = threading.get_ident()
-            signal.signal(signal.SIGVTALRM, _stop)  # once: it takes longer than to write a short conversation
-        with contextlib.suppress(Exception):  # the template's own, or of another version of transformers
-            of_transformers = importlib.import_module("transformers.utils.chat_template_utils")
-            self._template = of_transformers._compile_jinja_template(tokenizer.get_chat_template())
-            # A chain of dicts, which is copied slowly; transformers has it cached, and writes from it too.
-            self._template.globals = {**self._template.globals, "strftime_now": lambda form: DAY.strftime(form)}
-            given = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
-            self._given = self._template.globals | given
-            if all(self._in_time(self._bare, PROBE, prompt) == self._whole(PROBE, prompt) for prompt in (False, True)):
-                self._write = self._bare
+            signal.signal(signal.SIGVTALRM, _on_timeout)  # once: slower than rendering a short conversation
+        with contextlib.suppress(Exception):  # errors of the template, or another version of transformers
+            template_utils = importlib.import_module("transformers.utils.chat_template_utils")
+            self._template = template_utils._compile_jinja_template(tokenizer.get_chat_template())
+            # Flatten the chain of dicts, which is slow to copy. transformers caches this template and renders with it.
+            fixed_date = {"strftime_now": lambda form: TEMPLATE_DATE.strftime(form)}
+            self._template.globals = {**self._template.globals, **fixed_date}
+            variables = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
+            self._variables = self._template.globals | variables
+            if all(self._renders_equally(prompt) for prompt in (False, True)):
+                self._render = self._render_compiled
 
-    def text(self, place: str, messages: Messages, *, prompt: bool = False) -> str:
-        """A conversation as the template writes it; `place` is where it stands. Raises InputError."""
+    def _renders_equally(self, prompt: bool) -> bool:
+        compiled = self._with_timeout(self._render_compiled, PROBE_MESSAGES, prompt)
+        return compiled == self._render_by_transformers(PROBE_MESSAGES, prompt)
+
+    def render(self, location: str, messages: Messages, *, prompt: bool = False) -> str:
+        """Render a conversation; `location` is its file and line, for messages. Raises InputError."""
         try:
-            return self._in_time(self._write, messages, prompt)
+            return self._with_timeout(self._render, messages, prompt)
         except _TemplateTimeout:
             raise InputError(
-                f"{place}: the model's chat template has not ended after {LONGEST_SEC:g} s of computing; look at its "
-                "loops in the model's folder, or take another model"
+                f"{location}: the model's chat template did not end within {TEMPLATE_TIMEOUT_SEC:g} s of CPU time; "
+                "check its loops in the model's folder, or use another model"
             ) from None
-        except Exception as error:  # noqa: BLE001 - see above
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
             why = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(f"{place}: the model's chat template refuses it: {why}") from None
+            raise InputError(f"{location}: rejected by the model's chat template: {why}") from None
 
-    def _in_time(self, write: Callable[[Messages, bool], str], messages: Messages, prompt: bool) -> str:
-        """What `write` returns. Raises _Endless after `LONGEST_SEC` of this process's own computing: a machine that
-        stands still counts for nothing. Not covered: a single operation of Python that does not end, another thread.
+    def _with_timeout(self, render: Callable[[Messages, bool], str], messages: Messages, prompt: bool) -> str:
+        """Call `render`. Raises _TemplateTimeout after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.
+
+        Not covered: a single Python operation that does not end, and other threads.
         """
         if threading.get_ident() != self._thread:
-            return write(messages, prompt)
-        signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_SEC, LONGEST_SEC)  # again, where jinja caught the first
+            return render(messages, prompt)
+        # Repeated, because jinja may catch the first signal's exception.
+        signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_TIMEOUT_SEC, TEMPLATE_TIMEOUT_SEC)
         try:
-            return write(messages, prompt)
+            return render(messages, prompt)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
-    def _whole(self, messages: Messages, prompt: bool) -> str:
+    def _render_by_transformers(self, messages: Messages, prompt: bool) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
 
-    def _bare(self, messages: Messages, prompt: bool) -> str:
-        given = {**self._given, "messages": messages, "add_generation_prompt": prompt}
-        return "".join(self._template.root_render_func(self._template.new_context(given, shared=True)))
+    def _render_compiled(self, messages: Messages, prompt: bool) -> str:
+        variables = {**self._variables, "messages": messages, "add_generation_prompt": prompt}
+        return "".join(self._template.root_render_func(self._template.new_context(variables, shared=True)))

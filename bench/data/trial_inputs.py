@@ -1,4 +1,4 @@
-"""Checks whether a trial's model and data suit it, before torch is imported. Standard library alone."""
+"""Check that a trial's model and data suit it, before torch is imported. Only the standard library."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from bench.data.inputs import ConversationStats, DataFacts, InputError, Inputs, 
 from bench.data.model_folder import check_model
 from bench.records import Trial
 
-Read: TypeAlias = tuple[DataFacts, list[ConversationStats]]
+DataContent: TypeAlias = tuple[DataFacts, list[ConversationStats]]
 
 
 def check_trial(trial: Trial) -> Inputs:
@@ -19,36 +19,36 @@ def check_trial(trial: Trial) -> Inputs:
 
 
 def check_trials(trials: Iterable[Trial]) -> None:
-    """As `check_trial`, reading each folder and file once. Raises InputError that names the trial.
+    """Check trials like `check_trial`, reading each folder and file once. Raises InputError with the trial's id.
 
-    Of a fine-tuning the model alone: its data has a check of its own.
+    For a fine-tuning only the model is checked: its data has a separate check.
     """
-    model_at, data_at = functools.cache(check_model), functools.cache(read_data)
+    load_model, load_data = functools.cache(check_model), functools.cache(read_data)
     for trial in trials:
         try:
             if trial.kind == "finetune":
-                check_model_of(trial, model_at)
+                check_trial_model(trial, load_model)
             else:
-                _check(trial, model_at, data_at)
+                _check(trial, load_model, load_data)
         except InputError as error:
             raise InputError(f"trial {trial.trial_id}: {error}") from None
 
 
-def _check(trial: Trial, model_at: Callable[[Path], ModelFacts], data_at: Callable[[Path], Read]) -> Inputs:
-    model = check_model_of(trial, model_at)
-    data, conversations = data_at(Path(trial.data))
+def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: Callable[[Path], DataContent]) -> Inputs:
+    model = check_trial_model(trial, load_model)
+    data, conversations = load_data(Path(trial.data))
     if trial.kind in ("training", "distributed"):
-        _check_enough(trial, data)
+        _check_sample_count(trial, data)
     return model, data, conversations
 
 
-def check_model_of(trial: Trial, model_at: Callable[[Path], ModelFacts] = check_model) -> ModelFacts:
+def check_trial_model(trial: Trial, load_model: Callable[[Path], ModelFacts] = check_model) -> ModelFacts:
     """Check the trial's model, its positions and its layers. Raises InputError."""
-    model = model_at(Path(trial.model))
+    model = load_model(Path(trial.model))
     if trial.max_seq_len > model.max_position_embeddings:
         raise InputError(
-            f"max_seq_len: {trial.max_seq_len} is more than the {model.max_position_embeddings} positions "
-            f"{trial.model} was made for (config.json: max_position_embeddings); shorten the trial's sequences"
+            f"max_seq_len: {trial.max_seq_len} is more than the {model.max_position_embeddings} positions of "
+            f"{trial.model} (config.json: max_position_embeddings); reduce max_seq_len"
         )
     for target in trial.lora_targets:
         if target not in model.layers:
@@ -56,12 +56,12 @@ def check_model_of(trial: Trial, model_at: Callable[[Path], ModelFacts] = check_
     return model
 
 
-def _check_enough(trial: Trial, data: DataFacts) -> None:
-    """Refuse a batch that would hold a sample twice: nobody trains like that. Raises InputError."""
+def _check_sample_count(trial: Trial, data: DataFacts) -> None:
+    """Raise InputError for data smaller than a global batch, which would contain a sample twice."""
     needed = trial.micro_batch_size * trial.world_size
     if data.samples < needed:
-        each = "micro_batch_size" if trial.world_size == 1 else "micro_batch_size x world_size"
+        factors = "micro_batch_size" if trial.world_size == 1 else "micro_batch_size x world_size"
         raise InputError(
-            f"{trial.data}: expected at least {needed} usable samples ({each}), found {data.samples}; "
-            "bring more data, or make the batch smaller"
+            f"{trial.data}: expected at least {needed} usable samples ({factors}), found {data.samples}; "
+            "add data, or reduce micro_batch_size"
         )

@@ -1,8 +1,8 @@
-"""harness: one trial process.
+"""harness: the process of one trial.
 
-record: what is known of the running trial; becomes its result
-ends: signals, the deadline and exceptions as one of the ends
-out_of_memory: the reason and the next configuration to try
+record: data of the running trial; becomes its result
+termination: signals, the deadline and exceptions as a status
+out_of_memory: the reason of a failed allocation and the next configuration to try
 progress: the log, progress.json and steps.jsonl
-phases: a training step's time by phase
+phase_timer: a training step's time by phase
 """

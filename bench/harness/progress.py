@@ -1,4 +1,4 @@
-"""What people see of a running trial: a log on standard output, progress.json, steps.jsonl. None is a result."""
+"""Live output of a running trial: a log on standard output, progress.json and steps.jsonl. The result is separate."""
 
 import contextlib
 import json
@@ -18,21 +18,21 @@ PROGRESS_INTERVAL_SEC = 0.25
 
 
 class Log:
-    """Lines with the seconds since the start, printed at once; the last ones are kept for the result."""
+    """Log of lines with the seconds since the start, printed at once; the last lines go into the result."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._printing = True
+        self._is_printing = True
 
     def __call__(self, message: str) -> None:
         line = f"[{self._clock():7.2f}s] {message}"
         self._tail.append(line)
-        if self._printing:
+        if self._is_printing:
             try:
                 print(line, flush=True)
-            except OSError:  # a full disk or a closed pipe ends the printing, not the measurement
-                self._printing = False
+            except OSError:  # a full disk or a closed pipe stops the printing, not the measurement
+                self._is_printing = False
 
     @property
     def tail(self) -> list[str]:
@@ -40,10 +40,10 @@ class Log:
 
 
 class ProgressFile:
-    """Replaces progress.json in a folder, at most every 0.25 s unless the phase changed.
+    """Writer of progress.json, at most every 0.25 s unless the phase changed.
 
-    Renamed into place, so a reader never sees half of it. No fsync: the file is worthless after a crash, and an fsync
-    on a shared file system costs milliseconds.
+    The file is renamed into place, so a reader never sees a part of it. No fsync: the file is useless after a crash,
+    and an fsync on a shared file system costs milliseconds.
     """
 
     def __init__(self, folder: Path, log: Log) -> None:
@@ -51,7 +51,7 @@ class ProgressFile:
         self._part = folder / f".{PROGRESS_FILE}.part"
         self._log = log
         self._last: tuple[float, str] | None = None
-        self._failed = False
+        self._has_failed = False
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
@@ -62,30 +62,30 @@ class ProgressFile:
             self._part.write_text(json.dumps(schema.to_json(progress)) + "\n", encoding="utf-8")
             os.replace(self._part, self._path)
         except OSError as error:
-            if not self._failed:
-                self._log(f"{self._path}: cannot be written: {error.strerror}; going on without it")
-            self._failed = True
+            if not self._has_failed:
+                self._log(f"{self._path}: cannot be written: {error.strerror}; continuing without it")
+            self._has_failed = True
 
 
 class StepsFile:
-    """Adds lines to steps.jsonl in a folder: each step of a training and each held-out loss, as they come.
+    """Writer of steps.jsonl: appends each step of a training and each held-out loss at once.
 
-    Opened for each line, so that a line is there when it is written. No fsync: training.json has all of it in the end.
+    The file is opened for each write, so that a line is visible at once. No fsync: training.json repeats all of it.
     """
 
     def __init__(self, folder: Path, log: Log) -> None:
-        """An earlier file is removed."""
+        """Remove an earlier file."""
         self._path, self._log = folder / STEPS_FILE, log
-        self._failed = False
+        self._has_failed = False
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     def __call__(self, *lines: Mapping[str, Any]) -> None:
-        if self._failed:
+        if self._has_failed:
             return
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{json.dumps(line)}\n" for line in lines))
         except OSError as error:
-            self._failed = True
-            self._log(f"{self._path}: cannot be written: {error.strerror}; going on without it")
+            self._has_failed = True
+            self._log(f"{self._path}: cannot be written: {error.strerror}; continuing without it")

@@ -1,6 +1,6 @@
-"""The record of one running trial: phases, steps, measurements, fingerprint. Becomes its TrialResult.
+"""Record of one running trial: phases, steps, measurements, fingerprint. Becomes its TrialResult.
 
-Every kind of trial writes into it as it goes, so that everything measured is kept, however the trial ends.
+Every workload writes into it during the run, so that everything measured is kept, however the trial ends.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ LOG_EVERY_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to run, from its file or as `trial`, and where its result goes. The last four are labels of the result.
+    """Request to run a trial, from its file or as `trial`, with its result in `out`.
 
-    `checkpoints` is the folder that a fine-tuning goes on from. `strict` refuses a result with a flag: its end is
-    FAILED.
+    `checkpoints` is the folder that a fine-tuning resumes from. With `strict`, a result with a flag is FAILED. The last
+    four fields are labels in the result.
     """
 
     trial_file: Path
@@ -43,7 +43,7 @@ class Request:
 
 
 class Clock:
-    """When the process began: as wall time for people, on the monotonic clock for durations."""
+    """Start of the process: as wall time for people, on the monotonic clock for durations."""
 
     def __init__(self) -> None:
         self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -54,59 +54,59 @@ class Clock:
 
 
 class Record:
-    """The record of one running trial; becomes its TrialResult."""
+    """Record of one running trial; becomes its TrialResult."""
 
     def __init__(self, request: Request, trial: Trial, clock: Clock) -> None:
         self.request, self.trial, self.clock = request, trial, clock
         self.phase = "import"
-        # Other kinds count measurements; of a fine-tuning nothing is known before its data are read.
+        # Some kinds count measurements instead; the steps of a fine-tuning are known once its data is read.
         self.steps_planned = 0 if trial.kind == "finetune" else trial.warmup_steps + trial.measured_steps
         self.phases: dict[str, float] = {}
         self.warmup, self.steps = Steps(), Steps()
         self.measurements: list[Measurement] = []
-        self.observed: list[Measurement] = []  # telemetry's; they count as no step
+        self.observed: list[Measurement] = []  # telemetry, not counted as steps
         self.flags: list[str] = []
-        self.on_phase: Callable[[str], None] | None = None  # called with each phase that begins, and "" between phases
-        self.on_end: Callable[[TrialStatus, str | None], None] | None = None  # called before the result is written
-        self.on_show: Callable[[], None] | None = None  # called at each step and phase
-        self.flop_per_token: float | None = None  # of the model, for the live MFU
-        self.steps_before = 0  # those of a fine-tuning's earlier attempts
-        self.shown: dict[str, Any] = {}  # further fields of Progress
-        self._inside = ""
+        self.on_phase: Callable[[str], None] | None = None  # called with each new phase, and with "" between phases
+        self.on_finish: Callable[[TrialStatus, str | None], None] | None = None  # called before the result is written
+        self.on_progress: Callable[[], None] | None = None  # called at each step and phase
+        self.flop_per_token: float | None = None  # the model's, for the live MFU
+        self.earlier_steps = 0  # steps of a fine-tuning's earlier attempts
+        self.extra_progress: dict[str, Any] = {}  # further fields of Progress
+        self._current_phase = ""
         self.load_time_sec = 0.0
         self.peak_vram_bytes: int | None = None
-        self.peak_rss_bytes: int | None = None  # of the ranks of a distributed trial; else this process's own
+        self.peak_rss_bytes: int | None = None  # set by distributed trials: the ranks' peak; else this process's peak
         self.fingerprint: dict[str, Any] = {}
         self.log = Log(clock.elapsed)
         self._progress = ProgressFile(request.out, self.log)
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Show the phase and keep its seconds, however it ends."""
-        outer, self.phase = self._inside, phase
-        self._enter(phase)
-        self.show()
+        """Publish the phase and record its seconds, however it ends."""
+        outer, self.phase = self._current_phase, phase
+        self._set_phase(phase)
+        self.publish_progress()
         start = time.monotonic()
         try:
             yield
         finally:
             self.phases[phase] = time.monotonic() - start
-            self._enter(outer)
+            self._set_phase(outer)
 
-    def _enter(self, phase: str) -> None:
-        self._inside = phase
+    def _set_phase(self, phase: str) -> None:
+        self._current_phase = phase
         if self.on_phase is not None:
             self.on_phase(phase)
 
-    def take(self, line: Mapping[str, Any]) -> None:
-        """What every rank 0 reports in the same way, whatever its kind of trial: one of its lines."""
+    def apply_report(self, line: Mapping[str, Any]) -> None:
+        """Apply one report line of rank 0, in the format common to all distributed workloads."""
         if "phase_sec" in line:
             self.phases[line["phase"]] = line["phase_sec"]
-            self._enter("")
+            self._set_phase("")
         elif "phase" in line:
             self.phase = line["phase"]
-            self.show()
-            self._enter(self.phase)
+            self.publish_progress()
+            self._set_phase(self.phase)
         self.fingerprint.update(line.get("fingerprint", {}))
         self.load_time_sec = line.get("load_time_sec", self.load_time_sec)
         if "flag" in line:
@@ -123,7 +123,7 @@ class Record:
         note: str | None = None,
         **context: Any,
     ) -> None:
-        """Keep one measurement, log it, and count it as a step of the progress. `context`: what was measured.
+        """Add one measurement, log it, and count it as a step of the progress. `context` describes what was measured.
 
         The value of an interval is its median.
         """
@@ -133,20 +133,20 @@ class Record:
                 name=name, value=value, interval=interval, share_percent=share_percent, context=context, note=note
             )
         )
-        on = ", ".join(f"{key} {item}" for key, item in context.items())
+        details = ", ".join(f"{key} {item}" for key, item in context.items())
         share = "" if share_percent is None else f", {share_percent:.0f} % of the chip's"
         number = "none" if value is None else f"{value:.4g}"
-        self.log(f"{name} ({on}): {number}{share}" + (f": {note}" if note else ""))
-        self.show()
+        self.log(f"{name} ({details}): {number}{share}" + (f": {note}" if note else ""))
+        self.publish_progress()
 
     def add_step(self, steps: Steps, *, seconds: float, loss: float, samples: float, tokens: int, useful: int) -> None:
-        """Add one step to `steps`, which are `warmup` or `steps`; log every fifth and the last."""
+        """Add one step to `steps`, which is `self.warmup` or `self.steps`; log every fifth and the last."""
         steps.step_time_sec.append(seconds)
         steps.loss.append(loss if math.isfinite(loss) else None)
         steps.samples.append(round(samples, 6))
         steps.tokens.append(tokens)
         steps.useful_tokens.append(useful)
-        self.show()
+        self.publish_progress()
         done = len(steps.step_time_sec)
         planned = self.trial.measured_steps if steps is self.steps else self.trial.warmup_steps
         if self.trial.kind == "finetune":
@@ -157,41 +157,41 @@ class Record:
 
     @property
     def steps_done(self) -> int:
-        """Steps of a training trial, measurements of any other kind."""
-        done = self.steps_before + len(self.warmup.step_time_sec) + len(self.steps.step_time_sec)
+        """Number of steps of a training trial, of measurements for any other kind."""
+        done = self.earlier_steps + len(self.warmup.step_time_sec) + len(self.steps.step_time_sec)
         return done or len(self.measurements)
 
-    def show(self) -> None:
-        """Replace progress.json, and tell who else watches."""
-        if self.on_show is not None:
-            self.on_show()
-        done = self.steps if self.steps.step_time_sec else self.warmup
-        spent = sum(done.step_time_sec)
+    def publish_progress(self) -> None:
+        """Replace progress.json and notify `on_progress`."""
+        if self.on_progress is not None:
+            self.on_progress()
+        steps = self.steps if self.steps.step_time_sec else self.warmup
+        seconds = sum(steps.step_time_sec)
         self._progress(
             Progress(
                 phase=self.phase,
                 step=self.steps_done,
                 steps=self.steps_planned,
                 elapsed_sec=round(self.clock.elapsed(), 3),
-                samples_per_sec=sum(done.samples) / spent if spent else None,
-                loss=done.loss[-1] if done.loss else None,
-                **self.shown,
+                samples_per_sec=sum(steps.samples) / seconds if seconds else None,
+                loss=steps.loss[-1] if steps.loss else None,
+                **self.extra_progress,
             )
         )
 
-    def write(self, end: TrialStatus, reason: str | None) -> None:
+    def write(self, status: TrialStatus, reason: str | None) -> None:
         """Write the result and the summary line. Raises OSError."""
-        if self.on_end is not None:
-            self.on_end(end, reason)
+        if self.on_finish is not None:
+            self.on_finish(status, reason)
         trial_id = self.request.trial_id or self.trial.trial_id
         self.phase = "write"
-        self.show()
+        self.publish_progress()
         metrics = self._metrics()
-        self.log(summary_line(self.trial, trial_id, end, reason, metrics, self.clock.elapsed()))
+        self.log(summary_line(self.trial, trial_id, status, reason, metrics, self.clock.elapsed()))
         TrialResult(
             trial_id=trial_id,
             trial=self.trial,
-            status=end,
+            status=status,
             reason=reason,
             worker=self.request.worker,
             run_id=self.request.run_id,
@@ -229,16 +229,16 @@ class Record:
 
 
 def peak_rss_bytes() -> int:
-    """The peak resident memory of this process."""
+    """Return the peak resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def summary_line(
-    trial: Trial, trial_id: str, end: TrialStatus, reason: str | None, metrics: Metrics | None, elapsed: float
+    trial: Trial, trial_id: str, status: TrialStatus, reason: str | None, metrics: Metrics | None, elapsed: float
 ) -> str:
-    """One line on how the trial went, with its profile, so that a number of profile tiny is not taken for a GPU's."""
-    line = f"{end.value} {trial_id} [{trial.profile}]"
+    """Summarize a trial in one line, with its profile, so that numbers of profile tiny are not taken for a GPU's."""
+    line = f"{status.value} {trial_id} [{trial.profile}]"
     if reason is not None:
         line += f": {reason}"
     if metrics is not None:

@@ -1,7 +1,7 @@
 """predict: arithmetic on a model's config.json and a trial; nothing is measured.
 
 flops: FLOP per token
-footprint: peak GPU memory
-forecast: what can be said of a training before it starts
-survey: both for a list of trials, with the lengths of the samples
+memory: peak GPU memory
+throughput: rate, padding and memory of a list of trials, from the lengths of the samples
+forecast: memory and time of a training before it starts
 """

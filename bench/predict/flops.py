@@ -6,7 +6,7 @@ input and 2N for the gradient of its weights (Kaplan et al. 2020, "Scaling Laws 
 the gradient passes through them to the adapters below, but their weights get none. The adapters cost 6N.
 
 Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
-usual: together they are far below a percent at these sizes. Embeddings are looked up, which costs no FLOP.
+usual: together they are far below a percent at these sizes. An embedding lookup costs no FLOP.
 
 Covered: the Llama and Mistral architectures, which is what `bench.data.model_folder` accepts.
 """
@@ -20,7 +20,7 @@ from bench.records import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFlops:
-    """FLOP per token position of one training step. `recompute` is what gradient checkpointing adds, else 0."""
+    """FLOP per token position of one training step. `recompute` is the extra cost of gradient checkpointing, else 0."""
 
     forward: int
     backward: int
@@ -28,12 +28,12 @@ class TokenFlops:
 
     @property
     def model(self) -> int:
-        """Forward and backward: the numerator of MFU, without recomputation."""
+        """FLOP of forward and backward: the numerator of MFU, without recomputation."""
         return self.forward + self.backward
 
 
 def linear_layers(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """The linear layers of one decoder block by name: (features in, features out)."""
+    """List the linear layers of one decoder block by name: (input features, output features)."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], _head_dim(config)
     query = config["num_attention_heads"] * head
     key = (config.get("num_key_value_heads") or config["num_attention_heads"]) * head
@@ -49,18 +49,18 @@ def linear_layers(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def block_weights(config: Mapping[str, Any]) -> int:
-    """Weights in the linear layers of all blocks together: what NF4 quantizes."""
-    per_block = sum(wide * high for wide, high in linear_layers(config).values())
+    """Count the weights in the linear layers of all blocks, which NF4 quantizes."""
+    per_block = sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
     return int(config["num_hidden_layers"] * per_block)
 
 
 def head_weights(config: Mapping[str, Any]) -> int:
-    """Weights of lm_head, also where it is tied to the embeddings: it is computed either way."""
+    """Count the weights of lm_head, also if it is tied to the embeddings: it is computed either way."""
     return int(config["hidden_size"] * config["vocab_size"])
 
 
 def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]) -> int:
-    """Weights of LoRA's A (in x rank) and B (rank x out) on every target layer (Hu et al. 2021, section 4.1)."""
+    """Count the weights of LoRA's A (in x rank) and B (rank x out) on every target (Hu et al. 2021, section 4.1)."""
     layers = linear_layers(config)
     per_block = sum(rank * sum(layers[name]) for name in set(targets) if name in layers)
     on_head = rank * (config["hidden_size"] + config["vocab_size"]) if "lm_head" in targets else 0
@@ -68,10 +68,12 @@ def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]
 
 
 def attention_forward(config: Mapping[str, Any], sequence: int) -> int:
-    """Q K^T and the weighted sum of V, forward, a token: 2 products x 2 FLOP x `sequence` x heads x width x blocks.
+    """Count forward FLOP per token of attention: 2 products x 2 FLOP x `sequence` x heads x width x blocks.
+
+    The products are Q K^T and the weighted sum of V.
 
     Every query counts against all positions, the half above the diagonal included: the convention of PaLM's 12 L H Q T
-    for forward and backward (Chowdhery et al. 2022, appendix B), and what a kernel with a padding mask does.
+    for forward and backward (Chowdhery et al. 2022, appendix B), and the work of a kernel with a padding mask.
     """
     window = config.get("sliding_window")
     attended = min(sequence, window) if window else sequence
@@ -81,7 +83,7 @@ def attention_forward(config: Mapping[str, Any], sequence: int) -> int:
 def per_token(
     config: Mapping[str, Any], *, sequence: int, rank: int, targets: Iterable[str], checkpointing: bool
 ) -> TokenFlops:
-    """A training step's FLOP per token position, in rows of `sequence` tokens.
+    """Count a training step's FLOP per token position, in rows of `sequence` tokens.
 
     forward   = 2 (blocks + head + adapters) + attention
     backward  = 2 (blocks + head) + 4 adapters + 2 attention
@@ -89,8 +91,8 @@ def per_token(
                 head lies behind the last checkpoint and does not (Chen et al. 2016, "Training Deep Nets with Sublinear
                 Memory Cost": one more forward pass)
 
-    Attention's backward is twice its forward: four products of the same size. What a fused attention kernel recomputes
-    internally is not counted. The first block is overcounted without checkpointing, as nothing below it needs a
+    Attention's backward is twice its forward: four products of the same size. Internal recomputation of a fused
+    attention kernel is not counted. The first block is overcounted without checkpointing, as nothing below it needs a
     gradient: 1 in 32 of the q, k and v layers' 2N.
     """
     base, head = block_weights(config), head_weights(config)
@@ -102,9 +104,12 @@ def per_token(
     )
 
 
-def of_trial(config: Mapping[str, Any], trial: Trial, sequence: int | None = None) -> TokenFlops:
-    """`per_token` of a trial that trains. Whole samples attend to less than a row: their attention is not counted, but
-    where `sequence` says to how much each position attends."""
+def trial_flops(config: Mapping[str, Any], trial: Trial, sequence: int | None = None) -> TokenFlops:
+    """Count `per_token` of a training trial.
+
+    In the layout varlen, samples attend to less than a row, so attention is not counted unless `sequence` gives the
+    number of positions that each position attends to.
+    """
     if sequence is None:
         sequence = 0 if trial.layout == "varlen" else trial.max_seq_len
     return per_token(
@@ -117,9 +122,9 @@ def of_trial(config: Mapping[str, Any], trial: Trial, sequence: int | None = Non
 
 
 def mfu_percent(flop_per_token: float, tokens_per_sec: float, matmul_tflops: float) -> float:
-    """Model FLOP utilization (Chowdhery et al. 2022, section 4.1): useful FLOP/s over what the device can do.
+    """Compute model FLOP utilization (Chowdhery et al. 2022, section 4.1): useful FLOP/s over the device's peak.
 
-    The divisor here is the matrix product measured on the same device in the same run, not the data sheet's.
+    The peak is the matrix-product rate measured on the same device in the same run, not the data sheet's.
     """
     return 100.0 * flop_per_token * tokens_per_sec / (matmul_tflops * 1e12)
 

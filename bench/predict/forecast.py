@@ -1,29 +1,29 @@
-"""What can be said of a training before it starts: its memory, and a step's time by the chip's figures.
+"""Forecast of a training before it starts: its peak memory, and a step's time from the GPU's published figures.
 
-Peak memory is the footprint of the trial on a GPU (`bench.predict.memory`): rows are packed to one length, so the
-longest is like every other. A step's time is one rank's, without communication: positions over the rate that
-`bench.predict.throughput` expects of the recipe. That is an estimate; measured steps are better wherever there are some.
+Peak memory is that of the trial on a GPU (`bench.predict.memory`): rows are packed to one length, so all are equal. A
+step's time is one rank's, without communication: positions over the rate that `bench.predict.throughput` expects of the
+recipe. It is an estimate; measured steps are better.
 
-Not covered: CPUs, and chips whose figures are not known: both have no predicted time.
+Not covered: the time on CPUs and on GPUs without known figures.
 """
 
 from pathlib import Path
 from typing import Any
 
-from bench.data.model_folder import config_of
-from bench.data.trial_inputs import check_model_of
+from bench.data.model_folder import read_config
+from bench.data.trial_inputs import check_trial_model
 from bench.machine import gpu_specs, nvml
 from bench.predict import flops, memory, throughput
 from bench.records import Trial
 from bench.records.training import Forecast
 
-# The matrix product reaches 70 % of the published figure (H200, docs/measurements.md), and so do the recipes' shares.
-OF_THE_FIGURE = 0.70
+# The matrix product reaches 70 % of the published figure (H200, docs/measurements.md). The recipes' shares refer to it.
+ACHIEVABLE_SHARE = 0.70
 
 
 def forecast(trial: Trial) -> Forecast:
-    """Raises InputError for a model that cannot be used, or that does not suit the trial."""
-    model, config = check_model_of(trial), config_of(Path(trial.model))
+    """Predict memory and time. Raises InputError for a model that cannot be used or does not suit the trial."""
+    model, config = check_trial_model(trial), read_config(Path(trial.model))
     nvml.order_like_the_library()
     gpus = nvml.gpus_here()
     gpu = gpus[0] if gpus else None
@@ -39,10 +39,10 @@ def forecast(trial: Trial) -> Forecast:
 
 
 def _row_sec(trial: Trial, config: dict[str, Any], gpu: str | None) -> float | None:
-    """Seconds for one packed row on one GPU of this name; None where its figures are not known."""
+    """Estimate the seconds of one packed row on a GPU of this name; None if its figures are unknown."""
     chip = gpu_specs.lookup(gpu)
     tflops = None if chip is None else chip.matmul_tflops("bf16")
     if tflops is None:
         return None
     positions = trial.micro_batch_size * trial.max_seq_len
-    return positions / (throughput.rate(config, trial) * tflops * OF_THE_FIGURE)
+    return positions / (throughput.positions_per_sec(config, trial) * tflops * ACHIEVABLE_SHARE)

@@ -1,6 +1,6 @@
-"""What `inv tune` needs before its first trial: the GPU, the lengths of the samples, and which trials would fit.
+"""Predictions for `inv tune` before its first trial: the GPU, the lengths of the samples, and each trial's memory.
 
-Takes seconds: samples are tokenized, no weights are read. One JSON document covers a whole list of trials.
+It takes seconds: samples are tokenized, no weights are read. One JSON document covers a whole list of trials.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,26 +11,26 @@ from typing import Any
 from bench.data.collate import BUCKET_TOKENS, make_rows
 from bench.data.conversations import read_data
 from bench.data.inputs import ConversationStats
-from bench.data.model_folder import check_model, config_of
-from bench.data.packing import Row, apart, bucketed
+from bench.data.model_folder import check_model, read_config
+from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import nvml
 from bench.predict import flops, memory
 from bench.records import Trial
 
-MOST_SAMPLES = 4096  # enough for a share of padding to within a percent
+MAX_SAMPLES = 4096  # enough to estimate the padding to within a percent
 PERCENTILES = (50, *range(90, 101))
 # Share of the matrix-product rate that each recipe reaches, measured (docs/performance.md). It only orders candidates.
 EFFICIENCY = {"reference": 0.29, "stock": 0.62, "fast": 0.74}
-FASTER = {"bf16": 1.0, "eight_backward": 1.2, "eight": 1.5}  # of `fast`, products in 8 bits, measured likewise
-SATURATING_TOKENS = 1024.0  # at this many positions a step reaches half of its best rate
+PRODUCT_SPEEDUP = {"bf16": 1.0, "int8_backward": 1.2, "int8": 1.5}  # recipe `fast` by matmul precision, measured
+HALF_RATE_TOKENS = 1024.0  # at this many positions a step reaches half of its best rate
 
 
 def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Facts of this machine, model and data, and the prediction for each trial. Raises InputError."""
+    """Collect facts of this machine, model and data, and the prediction for each trial. Raises InputError."""
     facts = check_model(Path(model))
     data_facts, conversations = read_data(Path(data))
-    config = config_of(Path(model))
+    config = read_config(Path(model))
     lengths = sample_lengths(model, data, conversations, facts.max_position_embeddings)
     return {
         "gpu": _gpu(),
@@ -45,65 +45,68 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
             "mean_tokens": sum(lengths) / len(lengths),
             "percentiles": {str(share): percentile(lengths, share) for share in PERCENTILES},
         },
-        "trials": [predicted(config, trial, lengths) for trial in trials],
+        "trials": [predict_trial(config, trial, lengths) for trial in trials],
     }
 
 
-def predicted(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:
-    """One trial's `peak_bytes` on a GPU, `layer_bytes` that each held layer would add, `useful_share` of its positions,
-    and `score` to order by: rate times share."""
+def predict_trial(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:
+    """Predict one trial.
+
+    `peak_bytes` is the peak on a GPU, `layer_bytes` the memory that each held layer would add, `useful_share` the share
+    of positions that are not padding, and `score` the rate times this share, to order trials by.
+    """
     share, peak = useful_share(trial, lengths), memory.peak_bytes(config, trial)
     can_hold = trial.recipe == "fast" and not trial.held_layers
     return {
         "peak_bytes": peak,
         "layer_bytes": memory.peak_bytes(config, replace(trial, held_layers=1)) - peak if can_hold else 0,
         "useful_share": share,
-        "score": rate(config, trial) * share,
+        "score": positions_per_sec(config, trial) * share,
     }
 
 
-def rate(config: Mapping[str, Any], trial: Trial) -> float:
-    """Estimated token positions a second of a GPU with 1 TFLOP/s; only good enough to order candidates."""
+def positions_per_sec(config: Mapping[str, Any], trial: Trial) -> float:
+    """Estimate the token positions per second on a GPU of 1 TFLOP/s; only good enough to order candidates."""
     positions = float(trial.micro_batch_size * trial.max_seq_len)
     # In a row of varlen a mask separates the samples, and every position is multiplied with the whole row; the kernels
     # of `fast` skip masked pairs. Measured at 20,480 positions: 3 times the padded step's time.
     is_masked = trial.layout == "varlen" and trial.recipe != "fast"
-    cost = flops.of_trial(config, trial, int(positions) if is_masked else trial.max_seq_len)
-    again = cost.recompute / max(1, trial.checkpoint_every)
-    filled = positions / (positions + SATURATING_TOKENS)
-    return EFFICIENCY[trial.recipe] * FASTER[trial.products] * filled * 1e12 / (cost.model + again)
+    cost = flops.trial_flops(config, trial, int(positions) if is_masked else trial.max_seq_len)
+    recompute = cost.recompute / max(1, trial.checkpoint_every)
+    saturation = positions / (positions + HALF_RATE_TOKENS)
+    return EFFICIENCY[trial.recipe] * PRODUCT_SPEEDUP[trial.matmul] * saturation * 1e12 / (cost.model + recompute)
 
 
 def useful_share(trial: Trial, lengths: list[int]) -> float:
-    """Tokens that are not padding per computed position, for samples of these lengths, cut at the trial's length."""
+    """Predict the share of positions that are not padding, for samples of these lengths, cut at the trial's length."""
     longest, batch = trial.max_seq_len, trial.micro_batch_size
     cut = [min(length, longest) for length in lengths if length > 0]
     if trial.layout == "pack":
         return 1.0
     if trial.layout == "varlen":
-        rows = apart(([0] * length for length in cut), longest, batch * longest, len(cut))
+        rows = pack_whole_samples(([0] * length for length in cut), longest, batch * longest, len(cut))
         return sum(len(row.ids) for row in rows) / (len(rows) * batch * longest)
     rows = [Row(ids=[0] * length, samples=1) for length in cut]
     if trial.layout == "pad" or len(rows) < batch:
         return sum(cut) / (len(cut) * longest)
-    rows = bucketed(rows, batch, 0)
+    rows = bucket_by_length(rows, batch, 0)
     positions = 0
     for first in range(0, len(rows), batch):
-        part = rows[first : first + batch]
-        longest_here = max(len(row.ids) for row in part)
-        positions += len(part) * min(longest, -(-longest_here // BUCKET_TOKENS) * BUCKET_TOKENS)
+        bucket = rows[first : first + batch]
+        longest_in_bucket = max(len(row.ids) for row in bucket)
+        positions += len(bucket) * min(longest, -(-longest_in_bucket // BUCKET_TOKENS) * BUCKET_TOKENS)
     return sum(cut) / positions
 
 
 def percentile(lengths: list[int], share: int) -> int:
-    """The smallest length that `share` % of the samples do not exceed."""
+    """Find the smallest length that `share` % of the samples do not exceed."""
     ordered = sorted(lengths)
     return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
 
 
 def sample_lengths(model: str, data: str, conversations: list[ConversationStats], positions: int) -> list[int]:
-    """Lengths in tokens of up to MOST_SAMPLES samples, drawn and cut as in a trial. Raises InputError."""
-    whole = Trial(
+    """Measure the lengths in tokens of up to MAX_SAMPLES samples, drawn and cut as in a trial. Raises InputError."""
+    trial = Trial(
         name="survey",
         reason="how long the samples are",
         suite="survey",
@@ -113,14 +116,14 @@ def sample_lengths(model: str, data: str, conversations: list[ConversationStats]
         max_seq_len=positions,
         micro_batch_size=1,
         warmup_steps=0,
-        measured_steps=min(MOST_SAMPLES, len(conversations)),
+        measured_steps=min(MAX_SAMPLES, len(conversations)),
     )
-    rows = make_rows(whole, conversations, load_tokenizer(Path(model)))
+    rows = make_rows(trial, conversations, load_tokenizer(Path(model)))
     return [len(row.ids) for row in rows]
 
 
 def _gpu() -> dict[str, Any] | None:
-    """Name and memory of the GPU that a trial would use; None where there is none."""
+    """Return name and memory of the GPU that a trial would use; None without a GPU."""
     nvml.order_like_the_library()
     gpus = nvml.gpus_here()
     return {"name": gpus[0].name, "memory_bytes": gpus[0].read().memory_total_bytes} if gpus else None

@@ -1,10 +1,10 @@
-"""train: fine-tuning, from data files to what each step trains on.
+"""train: training data of a fine-tuning, from data files to the examples of each step.
 
-rows: data files of four kinds to conversations, each line checked
-examples: conversations to token ids, and which of them are targets
-dataset: all data files of a training to its examples, training and validation apart
-order: which examples train in which step
-cache: examples on the disk, by the digest of what they were made from
-check: what a training would train on, as a report
-orders: a small data set of our own, for the real demo model
+readers: data files of four kinds to conversations, each line checked
+masking: conversations to token ids and target masks
+dataset: all data files of a training to its training and validation examples
+sampler: examples to packed rows and steps, by seed and epoch
+cache: examples on the disk, by the digest of their inputs
+check: report on the training data
+demo_orders: a small data set for the real demo model
 """

@@ -1,8 +1,8 @@
-"""Examples on the disk, below the digest of what they were made of: tokenizing takes minutes, reading seconds.
+"""Cache of examples on the disk, by the digest of their inputs: tokenizing takes minutes, reading seconds.
 
-A folder per digest: `examples.bin` (of each example four uint32: its length, its file's place in `paths`, its line, its
-copy; then the uint32 token ids of all examples, then one byte a token for the targets) and `index.json`, sealed and
-written last, which holds the sha256 of the former. A folder that is damaged, or was not finished, is made anew.
+A folder per digest: `examples.bin` (four uint32 per example: its length, its file's index in `paths`, its line, its
+copy; then the uint32 token ids of all examples; then one byte per token for the targets) and `index.json`, which is
+checksummed, written last and contains the sha256 of the former. A damaged or incomplete folder is rebuilt.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from bench.train.dataset import Dataset
 from bench.train.masking import Example
 
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
-COLUMNS = 4  # facts of an example
+FACTS_PER_EXAMPLE = 4  # length, file, line, copy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What `examples.bin` holds: training examples first, then those held out. Small, however many there are."""
+    """Index of `examples.bin`: training examples first, then held-out ones. Small for any number of examples."""
 
     key: str
     byte_order: str
@@ -41,28 +41,29 @@ class Index:
 
 
 def load(folder: Path, key: str) -> Dataset | None:
-    """The examples kept below this key; None where there are none that can be trusted."""
-    place = folder / key
+    """Load the examples cached under this key; None if they are missing or damaged."""
+    entry = folder / key
     try:
-        index = read_sealed(Index, place / INDEX_FILE, "examples")
+        index = read_sealed(Index, entry / INDEX_FILE, "examples")
         if (index.key, index.byte_order) != (key, sys.byteorder) or sha256_of(
-            place / EXAMPLES_FILE
+            entry / EXAMPLES_FILE
         ) != index.examples_sha256:
             return None
-        content = (place / EXAMPLES_FILE).read_bytes()
+        content = (entry / EXAMPLES_FILE).read_bytes()
     except (ResultError, OSError):
         return None
     numbers = array("I")
-    facts, ids = COLUMNS * (index.training + index.validation), index.tokens
-    if len(content) != (facts + ids) * numbers.itemsize + ids:
+    fact_count, id_count = FACTS_PER_EXAMPLE * (index.training + index.validation), index.tokens
+    if len(content) != (fact_count + id_count) * numbers.itemsize + id_count:
         return None
-    numbers.frombytes(content[: (facts + ids) * numbers.itemsize])
-    targets = content[(facts + ids) * numbers.itemsize :]
+    numbers.frombytes(content[: (fact_count + id_count) * numbers.itemsize])
+    targets = content[(fact_count + id_count) * numbers.itemsize :]
+    columns = (numbers[column:fact_count:FACTS_PER_EXAMPLE] for column in range(FACTS_PER_EXAMPLE))
     examples, first = list[Example](), 0
-    for length, file, line, copy in zip(*(numbers[column:facts:COLUMNS] for column in range(COLUMNS)), strict=True):
+    for length, file, line, copy in zip(*columns, strict=True):
         last = first + length
-        of_ids = numbers[facts + first : facts + last]
-        examples.append(Example(file=index.paths[file], line=line, copy=copy, ids=of_ids, targets=targets[first:last]))
+        ids = numbers[fact_count + first : fact_count + last]
+        examples.append(Example(file=index.paths[file], line=line, copy=copy, ids=ids, targets=targets[first:last]))
         first = last
     return Dataset(
         files=index.facts,
@@ -74,19 +75,19 @@ def load(folder: Path, key: str) -> Dataset | None:
     )
 
 
-def keep(folder: Path, key: str, dataset: Dataset) -> None:
-    """Write the examples below their key. Raises OSError; a folder that is there already stays unless it is broken."""
-    place = folder / key
-    place.mkdir(parents=True, exist_ok=True)
-    every: Sequence[Example] = [*dataset.training, *dataset.validation]
-    paths = {path: number for number, path in enumerate(dict.fromkeys(example.file for example in every))}
+def save(folder: Path, key: str, dataset: Dataset) -> None:
+    """Write the examples under their key, replacing an existing entry. Raises OSError."""
+    entry = folder / key
+    entry.mkdir(parents=True, exist_ok=True)
+    examples: Sequence[Example] = [*dataset.training, *dataset.validation]
+    paths = {path: number for number, path in enumerate(dict.fromkeys(example.file for example in examples))}
     facts = array("I")
-    for example in every:
+    for example in examples:
         facts.extend((len(example.ids), paths[example.file], example.line, example.copy))
-    # The digest is of what is written here: another machine may put its own file under the name at the same moment.
+    # Hash the data written here, not the file: another machine may replace the file at the same moment.
     digest = hashlib.sha256()
-    pieces: list[Any] = [facts, *(example.ids for example in every), *(example.targets for example in every)]
-    with replacing(place / EXAMPLES_FILE) as file:
+    pieces: list[Any] = [facts, *(example.ids for example in examples), *(example.targets for example in examples)]
+    with replacing(entry / EXAMPLES_FILE) as file:
         for piece in pieces:
             file.write(piece)
             digest.update(piece)
@@ -96,11 +97,11 @@ def keep(folder: Path, key: str, dataset: Dataset) -> None:
         examples_sha256=digest.hexdigest(),
         training=len(dataset.training),
         validation=len(dataset.validation),
-        tokens=sum(facts[::COLUMNS]),
+        tokens=sum(facts[::FACTS_PER_EXAMPLE]),
         paths=list(paths),
         facts=list(dataset.files),
         findings=dataset.findings,
         left_out=dataset.left_out,
         shown=dataset.shown,
     )
-    write_sealed(place / INDEX_FILE, "examples", index)
+    write_sealed(entry / INDEX_FILE, "examples", index)

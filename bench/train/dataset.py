@@ -1,8 +1,8 @@
-"""All data files of a training to its examples, training and validation apart, with everything that was found.
+"""Data files of a training to its training and validation examples, with all findings.
 
-Lines of the validation file, or lines held out by their digest, are never trained on: a training line with the same
-turns is removed and counted. What depends on nothing but the files, the tokenizer and the settings is kept in a cache
-below the digest of all three (`bench.train.cache`).
+Lines of the validation file, and lines held out by their digest, are never trained on: a training line with the same
+turns is removed and counted. The examples depend only on the files, the tokenizer and the settings, so they are cached
+under the digest of all three (`bench.train.cache`).
 """
 
 import hashlib
@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError
-from bench.data.tokenizer import every_core
+from bench.data.tokenizer import use_all_cores
 from bench.records import schema
 from bench.records.training_data import ConversationPreview, DataFinding, DataPart, FileFacts, TrainingData
 from bench.train import readers, sampler
-from bench.train.masking import LEFT_OUT, DataFindings, Example, Examples
+from bench.train.masking import DROPPED_KINDS, DataFindings, Example, ExampleBuilder
 from bench.train.readers import DataFile, RawConversation
 
-REMOVED = "stands in the validation data too: not trained on"
-REPEATED = "repeats another line of the data"
-SHOWN = 3  # examples
-VERSION = 2  # of what the same data and settings become; part of the cache's name
+IN_VALIDATION = "also occurs in the validation data: not trained on"
+DUPLICATE = "repeats another line of the data"
+PREVIEW_COUNT = 3
+CACHE_VERSION = 2  # part of the cache key; changes when the same data and settings give other examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Conversations to train on, each with how often it stands in an epoch, and conversations held out."""
+    """Conversations to train on, each with its repetitions per epoch, and held-out conversations."""
 
     training: list[tuple[RawConversation, int]]
     validation: list[RawConversation]
@@ -37,7 +37,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Examples in the order of files and lines. `left_out` counts conversations that gave none."""
+    """Examples in the order of files and lines. `left_out` counts conversations without an example."""
 
     files: list[FileFacts]
     training: Sequence[Example]
@@ -48,73 +48,73 @@ class Dataset:
 
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
-    """The data files, and the validation file if there is one. Raises InputError."""
+    """Read the data files, and the validation file if there is one. Raises InputError."""
     files = [readers.read(Path(path)) for path in spec.files]
     return files, readers.read(Path(spec.validation_file)) if spec.validation_file is not None else None
 
 
-def key_of(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256: str) -> str:
-    """The digest of everything that decides what the examples are; the validation file's sha256 comes last."""
-    parts = [VERSION, schema.to_json(spec), list(files_sha256), tokenizer_sha256]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+def cache_key(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256: str) -> str:
+    """Hash everything that the examples depend on; the validation file's sha256 comes last."""
+    inputs = [CACHE_VERSION, schema.to_json(spec), list(files_sha256), tokenizer_sha256]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, findings: DataFindings) -> Split:
-    """Which conversations train and which are held out; decided by digests, so that adding lines moves none."""
+    """Split conversations into training and validation by their digests, so that added lines move no others."""
     validation = list(held_out.conversations) if held_out is not None else []
     training: list[tuple[RawConversation, int]] = []
-    removed = {one.digest for one in validation}
+    removed = {conversation.digest for conversation in validation}
     seen: set[bytes] = set()
     for file, weight in zip(files, spec.weights, strict=True):
         for conversation in file.conversations:
             if conversation.digest in removed:
-                findings.note(REMOVED, conversation)
+                findings.add(IN_VALIDATION, conversation)
                 continue
             if conversation.digest in seen:
-                findings.note(REPEATED, conversation)
-            if held_out is None and sampler.is_validation(conversation.digest, spec.validation_share):
-                if conversation.digest not in seen:  # measured once, however often it stands in the data
+                findings.add(DUPLICATE, conversation)
+            if held_out is None and sampler.is_held_out(conversation.digest, spec.validation_share):
+                if conversation.digest not in seen:  # evaluated once, however often it occurs in the data
                     validation.append(conversation)
-            elif times := sampler.times_of(conversation.digest, weight):
-                training.append((conversation, times))
+            elif count := sampler.repetitions(conversation.digest, weight):
+                training.append((conversation, count))
             seen.add(conversation.digest)
     return Split(training=training, validation=validation)
 
 
-def make(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, tokenizer: Any) -> Dataset:
-    """Raises InputError where nothing is left to train on, or to validate with where that was asked for."""
-    maker = Examples(tokenizer, max_seq_len=spec.max_seq_len, labels=spec.labels, too_long=spec.too_long)
-    findings = maker.findings
-    parts = split(spec, files, held_out, findings)
-    times = {(one.file, one.line): count for one, count in parts.training}
-    with every_core():
+def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, tokenizer: Any) -> Dataset:
+    """Build the examples. Raises InputError without any training example, or without a requested validation example."""
+    builder = ExampleBuilder(tokenizer, max_seq_len=spec.max_seq_len, labels=spec.labels, too_long=spec.too_long)
+    findings = builder.findings
+    conversations = split(spec, files, held_out, findings)
+    repetitions = {(conversation.file, conversation.line): count for conversation, count in conversations.training}
+    with use_all_cores():
         training = [
             replace(example, copy=copy) if copy else example
-            for example in maker.of(one for one, _ in parts.training)
-            for copy in range(times[example.file, example.line])
+            for example in builder.build(conversation for conversation, _ in conversations.training)
+            for copy in range(repetitions[example.file, example.line])
         ]
-        validation = list(maker.of(parts.validation))
-    left_out = sum(findings.counts[what] for what in LEFT_OUT)
+        validation = list(builder.build(conversations.validation))
+    left_out = sum(findings.counts[kind] for kind in DROPPED_KINDS)
     if not training:
-        first = next(iter(findings.places.items()), None)
-        why = f": {first[1][0]}: {first[0]}" if first else "; its lines are held out, or train.weights is too low"
+        first = next(iter(findings.locations.items()), None)
+        why = f": {first[1][0]}: {first[0]}" if first else ": all lines are held out; raise train.data_weights"
         raise InputError(f"{', '.join(spec.files)}: no example is left to train on{why}")
     if not validation and (spec.validation_share or held_out is not None):
         raise InputError(
             f"{spec.validation_file or spec.files[0]}: no example is held out for validation; "
-            "raise train.validation, or name a file of its own"
+            "raise train.validation_fraction, or set train.validation_file"
         )
-    every = (*files, held_out) if held_out is not None else files
+    all_files = (*files, held_out) if held_out is not None else files
     return Dataset(
-        files=[_facts(file, weight) for file, weight in zip(every, chain(spec.weights, [1.0]), strict=False)],
+        files=[_facts(file, weight) for file, weight in zip(all_files, chain(spec.weights, [1.0]), strict=False)],
         training=training,
         validation=validation,
         findings=[
-            DataFinding(what=what, count=count, places=findings.places[what])
-            for what, count in sorted(findings.counts.items())
+            DataFinding(what=kind, count=count, places=findings.locations[kind])
+            for kind, count in sorted(findings.counts.items())
         ],
         left_out=left_out,
-        shown=[_shown(example, tokenizer) for example in training[:SHOWN]],
+        shown=[_preview(example, tokenizer) for example in training[:PREVIEW_COUNT]],
     )
 
 
@@ -125,8 +125,8 @@ def _facts(file: DataFile, weight: float) -> FileFacts:
     )  # fmt: skip
 
 
-def _shown(example: Example, tokenizer: Any) -> ConversationPreview:
-    """An example's text, in parts that are trained on and parts that are not."""
+def _preview(example: Example, tokenizer: Any) -> ConversationPreview:
+    """Decode an example's text, in parts that are targets and parts that are not."""
     return ConversationPreview(
         place=f"{example.file}: line {example.line}",
         tokens=len(example.ids),

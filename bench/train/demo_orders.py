@@ -1,9 +1,9 @@
-"""A small data set of our own, made anywhere without a download: a guest's order in words, and the same as JSON.
+"""Small generated data set that needs no download: a guest's order as a sentence, and its JSON object.
 
     Anna at table 7 would like two coffees and a soup.      {"name": "Anna", "table": 7, "coffee": 2, "soup": 1}
 
-A model that was never told to answers with a sentence; after some steps it answers with the object. Orders are drawn
-from one seed: the same file on every machine. Standard library alone.
+An untrained model answers with a sentence; after some steps it answers with the object. Orders are drawn from one seed:
+the file is equal on every machine. Only the standard library.
 """
 
 import json
@@ -32,30 +32,30 @@ SENTENCES = (
 )
 
 
-def orders() -> list[tuple[str, str]]:
-    """(the order in words, its object), each once."""
-    chooser = random.Random(SEED)  # noqa: S311 - examples, not secrets
-    found: dict[str, str] = {}
-    while len(found) < LINES:
-        name, table = chooser.choice(NAMES), chooser.randrange(1, 31)
-        ordered = [(dish, chooser.randrange(1, 6)) for dish in chooser.sample(list(DISHES), chooser.randrange(1, 4))]
-        words = [f"{COUNTS[count - 1]} {dish if count == 1 else DISHES[dish]}" for dish, count in ordered]
-        listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))).replace("a omelette", "an omelette")
-        sentence = chooser.choice(SENTENCES).format(name=name, table=table, dishes=listed)
-        found[sentence] = json.dumps({"name": name, "table": table, **dict(ordered)})
-    return list(found.items())
+def make_orders() -> list[tuple[str, str]]:
+    """Make distinct pairs (order as a sentence, JSON object)."""
+    rng = random.Random(SEED)  # noqa: S311 - examples, not secrets
+    pairs: dict[str, str] = {}
+    while len(pairs) < LINES:
+        name, table = rng.choice(NAMES), rng.randrange(1, 31)
+        ordered = [(dish, rng.randrange(1, 6)) for dish in rng.sample(list(DISHES), rng.randrange(1, 4))]
+        items = [f"{COUNTS[count - 1]} {dish if count == 1 else DISHES[dish]}" for dish, count in ordered]
+        listed = " and ".join(filter(None, (", ".join(items[:-1]), items[-1]))).replace("a omelette", "an omelette")
+        sentence = rng.choice(SENTENCES).format(name=name, table=table, dishes=listed)
+        pairs[sentence] = json.dumps({"name": name, "table": table, **dict(ordered)})
+    return list(pairs.items())
 
 
 def make(path: Path) -> bool:
-    """Write the file, or verify it; whether it was written. Raises OSError, and InputError for another file."""
+    """Write the file, or verify an existing one; return whether it was written. Raises OSError and InputError."""
     lines = (
-        json.dumps({"messages": [{"role": "user", "content": words}, {"role": "assistant", "content": answer}]})
-        for words, answer in orders()
+        json.dumps({"messages": [{"role": "user", "content": sentence}, {"role": "assistant", "content": answer}]})
+        for sentence, answer in make_orders()
     )
     content = "".join(f"{line}\n" for line in lines).encode()
     if path.exists():
         if not path.is_file() or path.read_bytes() != content:
-            raise InputError(f"{path}: is not what demo makes; move it away and run demo again")
+            raise InputError(f"{path}: not made by demo; move the file away and rerun demo")
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content)

@@ -1,4 +1,4 @@
-"""A model folder small enough to be made by hand in a millisecond, without torch."""
+"""Small model folder and data file, written in a millisecond without torch."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ CHAT = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", 
 
 
 def write_weights(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-    """A safetensors file of zeros in bf16."""
+    """Write a safetensors file of zeros in bf16."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
         begin, size = end, 2
-        for side in shape:
-            size *= side
+        for dimension in shape:
+            size *= dimension
         end = begin + size
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     content = json.dumps(header).encode()
@@ -47,7 +47,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def write_model(folder: Path) -> Path:
-    """A folder that passes every check: 2 layers of width 8."""
+    """Write a folder that passes every check: 2 layers of width 8."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
@@ -57,7 +57,7 @@ def write_model(folder: Path) -> Path:
 
 
 def write_data(path: Path) -> Path:
-    """Twenty good lines."""
+    """Write twenty valid lines."""
     path.write_text("".join(json.dumps(CHAT) + "\n" for _ in range(20)))
     return path
 
@@ -69,16 +69,16 @@ def model_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sharded_folder(model_folder: Path) -> Path:
-    """The same model in two weights files and their index."""
+    """The model of `model_folder` in two weights files and their index."""
     (model_folder / "model.safetensors").unlink()
     expected = shapes(CONFIG)
     names = sorted(expected)
-    placed = {}
+    weight_map = {}
     for number, part in enumerate((names[:7], names[7:]), start=1):
         file = f"model-{number:05}-of-00002.safetensors"
         write_weights(model_folder / file, {name: expected[name] for name in part})
-        placed |= dict.fromkeys(part, file)
-    (model_folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+        weight_map |= dict.fromkeys(part, file)
+    (model_folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return model_folder
 
 
@@ -89,10 +89,10 @@ def data_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_record(tmp_path: Path, make_trial: Callable[..., Trial]) -> Callable[..., Record]:
-    """The record of a trial whose result goes to `tmp_path`; further words are the request's."""
+    """Function that makes the record of a trial with its result in `tmp_path`; keywords are fields of the request."""
 
-    def make(trial: Trial | None = None, **request: Any) -> Record:
-        asked = Request(**{"trial_file": tmp_path / "t.json", "out": tmp_path} | request)
-        return Record(asked, make_trial() if trial is None else trial, Clock())
+    def make(trial: Trial | None = None, **fields: Any) -> Record:
+        request = Request(**{"trial_file": tmp_path / "t.json", "out": tmp_path} | fields)
+        return Record(request, make_trial() if trial is None else trial, Clock())
 
     return make

@@ -1,4 +1,4 @@
-"""A fine-tuning small enough for a test: a model of two layers, a tokenizer of bytes, and its parts put together."""
+"""Fine-tuning small enough for a test: a model of two layers, a byte tokenizer, and a trainer in this process."""
 
 import json
 import os
@@ -29,7 +29,7 @@ LONGEST = 48
 
 
 def make_folder(modules: torch_stack.Stack, folder: Path, *, layers: int = 2, width: int = 64) -> Path:
-    """A model folder of random weights, with a tokenizer whose tokens are bytes."""
+    """Make a model folder of random weights, with a byte tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -54,7 +54,7 @@ def make_folder(modules: torch_stack.Stack, folder: Path, *, layers: int = 2, wi
 
 
 def make_data(path: Path, lines: int = 60) -> Path:
-    """Questions and answers of different lengths."""
+    """Write questions and answers of different lengths."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(lines):
             messages = [
@@ -66,7 +66,7 @@ def make_data(path: Path, lines: int = 60) -> Path:
 
 
 def plan(folder: Path, data: Path, *, training: dict[str, Any] | None = None, **changes: Any) -> Trial:
-    """A fine-tuning of a few steps over `data`."""
+    """Make the trial of a fine-tuning of a few steps over `data`."""
     files = TrainingData(files=[str(data)], weights=[1.0], max_seq_len=LONGEST, validation_share=0.1)
     settings: dict[str, Any] = {"rows_per_step": 4, "max_steps": 6, "evaluate_every": 2, "checkpoint_sec": 0.0}
     fields: dict[str, Any] = {
@@ -79,16 +79,16 @@ def plan(folder: Path, data: Path, *, training: dict[str, Any] | None = None, **
 
 @dataclass(kw_only=True)
 class Lab:
-    """The parts of a training in this process, without ranks of their own."""
+    """Parts of a training in this process, without separate rank processes."""
 
     modules: torch_stack.Stack
     placement: Placement
     trial: Trial
-    reported: list[dict[str, Any]] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
     base: Any = None
 
     @classmethod
-    def of(cls, modules: torch_stack.Stack, trial: Trial) -> "Lab":
+    def create(cls, modules: torch_stack.Stack, trial: Trial) -> "Lab":
         torch = modules.torch
         return cls(
             modules=modules,
@@ -96,8 +96,8 @@ class Lab:
             trial=trial,
         )
 
-    def warmed(self) -> "Lab":
-        """With everything read and loaded that a process does once."""
+    def load_inputs(self) -> "Lab":
+        """Load everything that a process loads once."""
         self.tokenizer = load_tokenizer(Path(self.trial.model))
         self.material, _ = training_set.load(self.trial, lambda: self.tokenizer, None)
         self.base = load_base(self.modules, self.trial, self.placement)
@@ -108,22 +108,22 @@ class Lab:
         checkpoints: Path | None,
         *,
         group: RankGroup | None = None,
-        asked: Callable[[], bool] = lambda: False,
+        stop_requested: Callable[[], bool] = lambda: False,
         loading_sec: float = 0.0,
     ) -> trainer_module.Trainer:
-        """A trainer over a base of its own, unless `warmed` has left one."""
+        """Make a trainer over the base that `load_inputs` loaded, or else over a new one."""
         base = self.base if self.base is not None else load_base(self.modules, self.trial, self.placement)
         self.base = None
         step = recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
-        self.identity = resume.Identity.of(self.trial, "model", self.material.sha256)
+        self.identity = resume.Identity.from_trial(self.trial, "model", self.material.sha256)
         world = trainer_module.TrainContext(
             group=group or RankGroup(self.modules.torch),
-            report=lambda **line: self.reported.append(line),
-            move=lambda _phase, _step: None,
-            asked=asked,
+            report=lambda **line: self.reports.append(line),
+            on_progress=lambda _phase, _step: None,
+            stop_requested=stop_requested,
             checkpoints=checkpoints,
             identity=self.identity,
-            began=time.monotonic() - loading_sec,
+            started=time.monotonic() - loading_sec,
         )
         return trainer_module.Trainer(
             self.modules, self.trial, training_set.training_of(self.trial), step,
@@ -131,12 +131,12 @@ class Lab:
         )  # fmt: skip
 
     def train(self, folder: Path, **options: Any) -> str:
-        """Go on from the newest checkpoint in `folder` to the end, and leave the adapter there; why it ended."""
+        """Train from the newest checkpoint in `folder` to the end, write the adapter and return the stop reason."""
         checkpoints = folder / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
         checkpoint.clear_parts(checkpoints)
         trainer = self.trainer(checkpoints, **options)
-        trainer.begin(resume.find(checkpoints, self.identity, lambda _: None))
+        trainer.restore(resume.find_checkpoint(checkpoints, self.identity, lambda _: None))
         stop = trainer.run()
         if stop in ("finished", "early"):
             _, adapter = trainer.adapter()
@@ -145,7 +145,7 @@ class Lab:
 
 
 def in_child(work: Callable[[], Any]) -> int:
-    """A forked copy of this process that does `work` and exits 0; its pid."""
+    """Fork a child that calls `work` and exits with 0; return its pid."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,4 @@
-"""A small model folder and data."""
+"""Fixtures: a small model folder and data."""
 
 from tests.support.small_inputs import data_file, make_record, model_folder
 

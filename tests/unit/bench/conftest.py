@@ -1,4 +1,4 @@
-"""A small model folder and data, and the training stack."""
+"""Fixtures: a small model folder, data, and the torch stack."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A model of two layers in two shards, and an adapter of it whose matrices are not zero."""
+"""Fixtures: a model of two layers in two shards, and an adapter of it with non-zero matrices."""
 
 import json
 from collections.abc import Callable
@@ -17,18 +17,18 @@ HIDDEN, KEYS = 64, 32
 @pytest.fixture(scope="session")
 def inputs(modules, tmp_path_factory) -> tuple[Path, Path]:
     """(model folder, data file)."""
-    place = tmp_path_factory.mktemp("adapter")
-    folder = tiny_training.make_folder(modules, place / "models" / "tiny--tiny")
+    root = tmp_path_factory.mktemp("adapter")
+    folder = tiny_training.make_folder(modules, root / "models" / "tiny--tiny")
     model = modules.transformers.AutoModelForCausalLM.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="100KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    return folder, tiny_training.make_data(place / "chats.jsonl")
+    return folder, tiny_training.make_data(root / "chats.jsonl")
 
 
 @pytest.fixture(scope="session")
 def adapter(modules, inputs, tmp_path_factory) -> Path:
-    """As the training writes it, without training: random A and B."""
+    """Adapter folder in the format of a training, with random A and B."""
     torch, folder = modules.torch, tmp_path_factory.mktemp("trained") / "adapter"
     folder.mkdir()
     config = {
@@ -56,11 +56,11 @@ def adapter(modules, inputs, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def lab(modules, inputs) -> Callable[..., Lab]:
-    return lambda **changes: Lab.of(modules, tiny_training.plan(*inputs, **changes))
+    return lambda **changes: Lab.create(modules, tiny_training.plan(*inputs, **changes))
 
 
 @pytest.fixture
-def wish(inputs, adapter, tmp_path) -> Callable[..., dict[str, Any]]:
-    """What a merge is asked for."""
-    plain = {"model": str(inputs[0]), "adapter": str(adapter), "out": str(tmp_path / "merged"), "card": "# A card\n"}
-    return lambda **changes: plain | changes
+def merge_fields(inputs, adapter, tmp_path) -> Callable[..., dict[str, Any]]:
+    """Fields of a MergeRequest, with changes."""
+    fields = {"model": str(inputs[0]), "adapter": str(adapter), "out": str(tmp_path / "merged"), "card": "# A card\n"}
+    return lambda **changes: fields | changes

@@ -1,4 +1,4 @@
-"""A training by itself: which attempt is followed by another, and which is the end. No attempt runs here."""
+"""Runner of a training's attempts in a pod: restarts and the training's end. No attempt runs here."""
 
 import json
 from collections.abc import Callable
@@ -7,24 +7,23 @@ from pathlib import Path
 import pytest
 
 from bench.commands import job_runner
-from bench.commands.job_runner import JobRunner, numbers_in, order_of
+from bench.commands.job_runner import JobRunner, attempt_numbers, read_order
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
 from bench.records.paths import ORDER_VARIABLE
 from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import Order, OrderEnd, PlannedTrial
 
-Script = list[
-    tuple[int, TrialStatus | None, str | None]
-]  # of each attempt: exit code, what its result says (None: no result)
+# For each attempt: exit code, and the result's status and reason (None: no result).
+Script = list[tuple[int, TrialStatus | None, str | None]]
 
 
 @pytest.fixture
-def trains(
+def run_script(
     tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, OrderEnd | None]]:
-    """The first pod of an order whose attempts end as the script says: its exit code, and the end that it wrote."""
-    monkeypatch.setattr(job_runner, "PAUSE_SEC", 0.0)
+    """Function that runs the first pod of an order with scripted attempts; returns (exit code, the end it wrote)."""
+    monkeypatch.setattr(job_runner, "RETRY_DELAY_SEC", 0.0)
     monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
 
     def run(script: Script, *, max_restarts: int = 2, turn: int = 1, after: int = 0) -> tuple[int, OrderEnd | None]:
@@ -33,39 +32,39 @@ def trains(
             run_id="r1", planned=planned, shared=str(tmp_path), turn=turn, after=after, max_restarts=max_restarts,
             port=21_000, token="t",
         )  # fmt: skip
-        pod, left = JobRunner(order, 0, "train"), list(script)
+        pod, remaining = JobRunner(order, 0, "train"), list(script)
 
         def attempt(number: int) -> tuple[int, str]:
-            place = tmp_path / "r1" / f"train.{number}"
-            place.mkdir()
-            code, end, reason = left.pop(0)
+            folder = tmp_path / "r1" / f"train.{number}"
+            folder.mkdir()
+            code, end, reason = remaining.pop(0)
             if end is not None:
                 TrialResult(
                     trial_id="train", trial=planned.trial, status=end, reason=reason, worker="worker-0", run_id="r1",
                     attempt=number,
-                ).write(place)  # fmt: skip
+                ).write(folder)  # fmt: skip
             if code == 143:
                 pod._is_stopped = True
             return code, reason or ""
 
-        monkeypatch.setattr(pod, "_attempt", attempt)
-        code = pod.until_the_end()
-        assert left == []
+        monkeypatch.setattr(pod, "_run_attempt", attempt)
+        code = pod.run()
+        assert remaining == []
         return code, OrderEnd.found(tmp_path / "r1", turn)
 
     return run
 
 
-def test_what_ended_from_outside_is_begun_again_until_it_is_trained(trains, tmp_path: Path) -> None:
-    gone = (1, TrialStatus.LOST, "rank 1 is gone with its machine")
-    code, end = trains([gone, (-9, None, None), (0, TrialStatus.SUCCEEDED, None)])
+def test_an_attempt_that_ended_for_an_external_reason_is_restarted(run_script, tmp_path: Path) -> None:
+    lost = (1, TrialStatus.LOST, "rank 1 was lost with its machine")
+    code, end = run_script([lost, (-9, None, None), (0, TrialStatus.SUCCEEDED, None)])
     assert code == 0
     assert end == OrderEnd(attempt=3, end=TrialStatus.SUCCEEDED, reason=None)
-    assert numbers_in(tmp_path / "r1", "train") == [1, 2, 3]
+    assert attempt_numbers(tmp_path / "r1", "train") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("last", "said"),
+    ("last", "expected"),
     [
         ((1, TrialStatus.FAILED, "loss is not finite"), "FAILED: loss is not finite"),
         ((2, None, "train.data: no such file"), "FAILED: exit 2: train.data: no such file"),
@@ -79,31 +78,31 @@ def test_what_ended_from_outside_is_begun_again_until_it_is_trained(trains, tmp_
         ),
     ],
 )
-def test_what_another_attempt_would_not_mend_is_the_end(trains, last, said: str) -> None:
-    code, end = trains([last])
+def test_an_end_that_a_restart_cannot_change_is_final(run_script, last, expected: str) -> None:
+    code, end = run_script([last])
     assert code == 1
-    assert f"{end.end.value}: {end.reason}" == said
+    assert f"{end.end.value}: {end.reason}" == expected
 
 
-def test_restarts_are_counted_but_not_those_for_pods_that_were_drained_or_not_there_yet(trains) -> None:
+def test_restarts_for_pods_that_were_drained_or_had_not_started_are_not_counted(run_script) -> None:
     drained = (1, TrialStatus.PREEMPTED, "one of its workers was told to stop")
-    absent = (1, TrialStatus.LOST, f"rank 1 {job_runner.DID_NOT_COME} 180 s: nothing was heard of its machine")
+    absent = (1, TrialStatus.LOST, f"rank 1 {job_runner.START_TIMED_OUT} 180 s: nothing was heard of its machine")
     died = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
-    code, end = trains([died, drained, absent, absent, drained, died, died])
+    code, end = run_script([died, drained, absent, absent, drained, died, died])
     assert code == 1
     assert end.end == "LOST"
-    assert "train.max_restarts: 2 are used up" in end.reason
+    assert "train.max_restarts: 2 " in end.reason
 
 
 def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_turn_begins_with_all_restarts(
-    trains,
+    run_script,
 ) -> None:
-    assert trains([(143, TrialStatus.PREEMPTED, "stopped by SIGTERM")]) == (143, None)
+    assert run_script([(143, TrialStatus.PREEMPTED, "stopped by SIGTERM")]) == (143, None)
     died = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
-    _, first = trains([died], max_restarts=0)
+    _, first = run_script([died], max_restarts=0)
     assert first.attempt == 2
-    assert trains([died, (0, TrialStatus.SUCCEEDED, None)], max_restarts=1, turn=2, after=2)[0] == 0
-    assert trains([], turn=2) == (0, OrderEnd(attempt=4, end=TrialStatus.SUCCEEDED, reason=None)), (
+    assert run_script([died, (0, TrialStatus.SUCCEEDED, None)], max_restarts=1, turn=2, after=2)[0] == 0
+    assert run_script([], turn=2) == (0, OrderEnd(attempt=4, end=TrialStatus.SUCCEEDED, reason=None)), (
         "a replacement after the end"
     )
 
@@ -113,7 +112,7 @@ def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable
         run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared="/s", turn=1, after=0,
         max_restarts=2, port=21_000, token="t",
     )  # fmt: skip
-    assert order_of({ORDER_VARIABLE: json.dumps(schema.to_json(order))}) == order
+    assert read_order({ORDER_VARIABLE: json.dumps(schema.to_json(order))}) == order
     for text in ("", "{", "[]", '{"run_id": 1}'):
         with pytest.raises(InputError, match=ORDER_VARIABLE):
-            order_of({ORDER_VARIABLE: text})
+            read_order({ORDER_VARIABLE: text})

@@ -1,9 +1,9 @@
-"""Kernels by kind: the names that real steps launch, and shares that add up."""
+"""Kernels by kind: names that real steps launch, and shares that add up."""
 
 import pytest
 
 from bench.commands.cli import main
-from bench.commands.profile import kind_of, sort_kernels
+from bench.commands.profile import kind_of, sum_by_kind
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from bench.commands.profile import kind_of, sort_kernels
             "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>",
             "elementwise and casts",
         ),
-        ("somebody's own kernel", "other"),
+        ("a custom kernel", "other"),
     ],
 )
 def test_a_kernel_is_sorted_by_its_name(kernel, kind):
@@ -40,30 +40,30 @@ def test_a_kernel_is_sorted_by_its_name(kernel, kind):
 
 
 def test_shares_add_up_to_the_step_and_what_is_missing_is_idle():
-    found = sort_kernels([("nvjet_a", 5.0, 2), ("nvjet_b", 1.0, 1), ("_nf4_dequantize", 2.0, 4)], 10.0)
-    assert [(share.kind, share.milliseconds, share.launches) for share in found] == [
+    shares = sum_by_kind([("nvjet_a", 5.0, 2), ("nvjet_b", 1.0, 1), ("_nf4_dequantize", 2.0, 4)], 10.0)
+    assert [(share.kind, share.milliseconds, share.launches) for share in shares] == [
         ("matrix products", 6.0, 3),
         ("NF4 dequantization", 2.0, 4),
         ("idle", 2.0, 0),
     ]
-    assert sum(share.percent for share in found) == pytest.approx(100)
+    assert sum(share.percent for share in shares) == pytest.approx(100)
 
 
-def test_kernels_that_ran_beside_each_other_leave_no_idle_time():
-    found = sort_kernels([("nvjet", 8.0, 1), ("Memcpy HtoD", 4.0, 1)], 10.0)
-    assert [(share.kind, round(share.percent, 1)) for share in found] == [("matrix products", 66.7), ("copies", 33.3)]
+def test_kernels_that_overlap_leave_no_idle_time():
+    shares = sum_by_kind([("nvjet", 8.0, 1), ("Memcpy HtoD", 4.0, 1)], 10.0)
+    assert [(share.kind, round(share.percent, 1)) for share in shares] == [("matrix products", 66.7), ("copies", 33.3)]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
-        (["--trial-name", "load-nf4", "--suite", "loading"], "name one with --trial-name"),
+        (["--trial-name", "load-nf4", "--suite", "loading"], "; choose it with --trial-name"),
         ([], "--trial-name"),
-        (["--trial-name", "fast", "--suite", "recipes", "--adapters"], "a training has them anyway"),
-        (["--trial-name", "fast", "--suite", "recipes"], "profile gpu needs a"),
+        (["--trial-name", "fast", "--suite", "recipes", "--adapters"], "--adapters: "),
+        (["--trial-name", "fast", "--suite", "recipes"], "profile gpu "),
     ],
 )
-def test_what_has_no_such_steps_is_refused(capsys, monkeypatch, words, says):
+def test_a_trial_that_cannot_be_profiled_is_rejected(capsys, monkeypatch, arguments, message):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert main(["profile", *words, "--model", "M", "--data", "D"]) == 2
-    assert says in capsys.readouterr().err
+    assert main(["profile", *arguments, "--model", "M", "--data", "D"]) == 2
+    assert message in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Whatever stands in a data file, a file of trials or a model folder: it can be used, or is refused in one line.
+"""Any content of a data file, a file of trials or a model folder is usable, or is rejected in one line.
 
-The settings have the same in `tests/unit/tasks/settings/test_settings_property.py`. EXAMPLES=10000 draws more of all.
+`tests/unit/tasks/settings/test_settings_property.py` tests the settings likewise. EXAMPLES=10000 draws more examples.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
-# What no JSON library writes, but a file may hold.
+# Bytes that no JSON library writes, but a file may contain.
 RAW = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(
@@ -46,37 +46,37 @@ RAW = st.one_of(
 
 
 @contextlib.contextmanager
-def refused_in_one_line() -> Iterator[None]:
-    """Within, nothing is raised but a refusal, whose message is one line."""
-    said = "one line"
+def rejected_in_one_line() -> Iterator[None]:
+    """Allow only InputError and TrialError inside, and check that the message is one line."""
+    message = "one line"
     try:
         yield
-    except (InputError, TrialError) as refusal:
-        said = str(refusal)
-    assert len(said.splitlines()) == 1, said
+    except (InputError, TrialError) as error:
+        message = str(error)
+    assert len(message.splitlines()) == 1, message
 
 
 @st.composite
 def changed(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
-    """A good document with some of its keys at any depth given other values, or lost; or no document at all."""
+    """Draw a good document with some keys, at any depth, changed or removed; or bytes that are not a document."""
     if draw(st.integers(0, 5)) == 0:
         return draw(RAW)
     document = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(1, 3))):
-        at: Any = document
+        node: Any = document
         while True:
-            places = sorted(at) if isinstance(at, dict) else list(range(len(at)))
-            key = draw(st.sampled_from(places)) if places else "new"
-            if places and isinstance(at[key], (dict, list)) and draw(st.booleans()):
-                at = at[key]
+            keys = sorted(node) if isinstance(node, dict) else list(range(len(node)))
+            key = draw(st.sampled_from(keys)) if keys else "new"
+            if keys and isinstance(node[key], (dict, list)) and draw(st.booleans()):
+                node = node[key]
                 continue
             break
-        if isinstance(at, list):
-            at.append(draw(VALUES)) if key == "new" else at.__setitem__(key, draw(VALUES))
+        if isinstance(node, list):
+            node.append(draw(VALUES)) if key == "new" else node.__setitem__(key, draw(VALUES))
         elif draw(st.integers(0, 3)) == 0:
-            at.pop(key, None)
+            node.pop(key, None)
         else:
-            at[key] = draw(VALUES)
+            node[key] = draw(VALUES)
     return json.dumps(document).encode()
 
 
@@ -85,7 +85,7 @@ def changed(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
 def test_any_lines_of_data(lines: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b"\n".join([json.dumps(CHAT).encode(), *lines]))
-    with refused_in_one_line():
+    with rejected_in_one_line():
         facts, conversations = read_data(path)
         assert facts.samples == len(conversations)
 
@@ -96,7 +96,7 @@ def test_any_file_of_trials(data: st.DataObject, make_trial: Callable[..., Trial
     document = data.draw(changed(make_trial().to_json()))
     if data.draw(st.booleans()):
         document = b"[" + document + b"," + document + b"]"
-    with refused_in_one_line():
+    with rejected_in_one_line():
         trials = read_trials(document.decode(errors="surrogateescape"), "t.json")
         assert all(Trial.from_json(json.loads(trial.to_text())) == trial for trial in trials)
 
@@ -113,17 +113,17 @@ def test_any_model_folder(
     size = int.from_bytes(weights.read_bytes()[:8], "little")
     header = json.loads(weights.read_bytes()[8 : 8 + size])
     good = {"config": CONFIG, "tokenizer": TOKENIZER, "tokenizer_config": {"chat_template": "{{ messages }}"}}
-    spoiled = data.draw(st.sampled_from([*good, "header", "index", "sums"]))
-    if spoiled in good:
-        (folder / f"{spoiled}.json").write_bytes(data.draw(changed(good[spoiled])))
-    elif spoiled == "header":
+    damaged = data.draw(st.sampled_from([*good, "header", "index", "sums"]))
+    if damaged in good:
+        (folder / f"{damaged}.json").write_bytes(data.draw(changed(good[damaged])))
+    elif damaged == "header":
         written = data.draw(changed(header))
         weights.write_bytes(len(written).to_bytes(8, "little") + written + weights.read_bytes()[8 + size :])
-    elif spoiled == "index":
+    elif damaged == "index":
         weights.rename(folder / "model-1.safetensors")
-        placed = dict.fromkeys(set(header) - {"__metadata__"}, "model-1.safetensors")
-        (folder / "model.safetensors.index.json").write_bytes(data.draw(changed({"weight_map": placed})))
+        weight_map = dict.fromkeys(set(header) - {"__metadata__"}, "model-1.safetensors")
+        (folder / "model.safetensors.index.json").write_bytes(data.draw(changed({"weight_map": weight_map})))
     else:
         (folder / "SHA256SUMS").write_bytes(data.draw(RAW))
-    with refused_in_one_line():
+    with rejected_in_one_line():
         check_trials([make_trial(model=str(folder), data=str(data_file))])

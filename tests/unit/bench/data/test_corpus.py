@@ -1,4 +1,4 @@
-"""Pairs from documentation strings: parsed, never imported; the same every time."""
+"""Pairs from documentation strings: parsed, never imported, and reproducible."""
 
 from pathlib import Path
 
@@ -35,14 +35,14 @@ def twice():
 def library(tmp_path: Path) -> Path:
     (tmp_path / "package" / "test").mkdir(parents=True)
     (tmp_path / "package" / "__init__.py").write_text(SOURCE)
-    (tmp_path / "package" / "test" / "left_out.py").write_text(SOURCE.replace("thing", "test"))
+    (tmp_path / "package" / "test" / "skipped.py").write_text(SOURCE.replace("thing", "test"))
     (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "left_out.py").write_text(SOURCE.replace("thing", "other"))
+    (tmp_path / "site-packages" / "skipped.py").write_text(SOURCE.replace("thing", "other"))
     (tmp_path / "broken.py").write_text("def (:")
     return tmp_path
 
 
-def test_modules_classes_and_functions_are_asked_about_by_name_and_each_string_answers_once(library: Path):
+def test_instructions_name_modules_classes_and_functions_and_each_response_occurs_once(library: Path):
     instructions, responses = zip(*documentation_pairs(library), strict=True)
     assert instructions == (
         "What is the Python module package for?",
@@ -54,7 +54,7 @@ def test_modules_classes_and_functions_are_asked_about_by_name_and_each_string_a
     assert len(set(responses)) == len(responses)
 
 
-def test_this_python_carries_enough_and_a_wide_spread_of_lengths():
+def test_this_python_has_enough_strings_of_widely_different_lengths():
     pairs = documentation_pairs()
     lengths = sorted(len(response) for _, response in pairs)
     assert len(pairs) >= 1000

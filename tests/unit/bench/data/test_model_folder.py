@@ -1,4 +1,4 @@
-"""Every model folder that cannot be used is refused in one line that names the file and the key."""
+"""Every unusable model folder is rejected in one line that names the file and the key."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from bench.data.trial_inputs import check_trial, check_trials
 from tests.support.small_inputs import edit_json, write_weights
 
 
-def refusal(folder: Path) -> str:
+def error_of(folder: Path) -> str:
     with pytest.raises(InputError) as caught:
         check_model(folder)
     assert "\n" not in str(caught.value)
@@ -37,9 +37,9 @@ def test_a_good_folder_of_one_or_several_shards_is_described(request, folder, fi
 def test_a_tied_output_layer_need_not_be_stored(model_folder: Path):
     edit_json(model_folder / "config.json", tie_word_embeddings=True, num_hidden_layers=1, num_key_value_heads=4)
     shapes = {"model.embed_tokens.weight": [32, 8], "model.norm.weight": [8]}
-    sides = {"self_attn.q": [8, 8], "self_attn.k": [8, 8], "self_attn.v": [8, 8], "self_attn.o": [8, 8]}
-    sides |= {"mlp.gate": [16, 8], "mlp.up": [16, 8], "mlp.down": [8, 16]}
-    shapes |= {f"model.layers.0.{name}_proj.weight": shape for name, shape in sides.items()}
+    layer_shapes = {"self_attn.q": [8, 8], "self_attn.k": [8, 8], "self_attn.v": [8, 8], "self_attn.o": [8, 8]}
+    layer_shapes |= {"mlp.gate": [16, 8], "mlp.up": [16, 8], "mlp.down": [8, 16]}
+    shapes |= {f"model.layers.0.{name}_proj.weight": shape for name, shape in layer_shapes.items()}
     write_weights(model_folder / "model.safetensors", shapes)
     assert check_model(model_folder).parameters == 32 * 8 + 8 + 4 * 64 + 3 * 128
 
@@ -47,20 +47,21 @@ def test_a_tied_output_layer_need_not_be_stored(model_folder: Path):
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_missing_file_is_refused_by_name(model_folder: Path, name):
     (model_folder / name).unlink()
-    assert f"{name}: missing" in refusal(model_folder)
+    assert f"{name}: missing" in error_of(model_folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
-        *((content, "not complete JSON") for content in (b"", b'{"model_type": "mis', b"\xff\xfe")),
-        (b"[]", "expected a JSON object"),
+        *((content, "JSON, truncated or damaged; ") for content in (b"", b'{"model_type": "mis', b"\xff\xfe")),
+        (b"[]", "JSON object, found a list"),
     ],
 )
-def test_a_file_that_is_no_json_object_is_refused_by_name(model_folder: Path, name, content, said):
+def test_a_file_that_is_not_a_json_object_is_rejected_by_name(model_folder: Path, name, content, expected):
     (model_folder / name).write_bytes(content)
-    assert f"{name}: {said}" in refusal(model_folder)
+    assert f"{name}: " in error_of(model_folder)
+    assert expected in error_of(model_folder)
 
 
 @pytest.mark.parametrize(
@@ -69,40 +70,38 @@ def test_a_file_that_is_no_json_object_is_refused_by_name(model_folder: Path, na
 def test_a_pickle_is_refused_by_name(model_folder: Path, name):
     (model_folder / name).parent.mkdir(exist_ok=True)
     (model_folder / name).write_bytes(b"")
-    assert f"{name}: a pickle" in refusal(model_folder)
+    assert f"{name}: a pickle" in error_of(model_folder)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings"])
 @pytest.mark.parametrize(
-    ("value", "found"), [("8", "text"), (-1, "-1"), (0, "0"), (None, "nothing"), (8.0, "a number")]
+    ("value", "actual"), [("8", "text"), (-1, "-1"), (0, "0"), (None, "nothing"), (8.0, "a number")]
 )
-def test_a_size_that_is_no_size_is_refused_by_key(model_folder: Path, key, value, found):
+def test_an_invalid_size_is_rejected_by_key(model_folder: Path, key, value, actual):
     edit_json(model_folder / "config.json", **{key: value})
-    assert f"config.json: {key}: expected a whole number above 0, found {found}" in refusal(model_folder)
+    assert f"config.json: {key}: " in error_of(model_folder)
+    assert error_of(model_folder).endswith(f"found {actual}")
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
-        *(
-            ({"model_type": name}, "config.json: model_type: expected one of llama, mistral, found")
-            for name in ("gpt2", None, 3)
-        ),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: the weights are quantized already"),
-        ({"vocab_size": 64}, "asks for model.embed_tokens.weight of shape [64, 8], the weights have [32, 8]"),
-        ({"hidden_size": 16}, "of shape [32, 16], the weights have [32, 8]"),
-        ({"intermediate_size": 24}, "mlp.gate_proj.weight of shape [24, 8], the weights have [16, 8]"),
-        ({"num_key_value_heads": 4}, "self_attn.k_proj.weight of shape [8, 8], the weights have [4, 8]"),
-        ({"num_hidden_layers": 3}, "the weights lack model.layers.2.self_attn.q_proj.weight"),
-        ({"num_hidden_layers": 1}, "num_hidden_layers: says 1, the weights have 2"),
-        ({"head_dim": 4}, "self_attn.q_proj.weight of shape [16, 8]"),
-        ({"num_attention_heads": 3}, "hidden_size: 8 cannot be divided among 3 num_attention_heads"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide 4 num_attention_heads"),
+        *(({"model_type": name}, r"config\.json: model_type: .* llama, mistral, found") for name in ("gpt2", None, 3)),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: "),
+        ({"vocab_size": 64}, r"model\.embed_tokens\.weight .*\[64, 8\].*\[32, 8\]"),
+        ({"hidden_size": 16}, r"\[32, 16\].*\[32, 8\]"),
+        ({"intermediate_size": 24}, r"mlp\.gate_proj\.weight .*\[24, 8\].*\[16, 8\]"),
+        ({"num_key_value_heads": 4}, r"self_attn\.k_proj\.weight .*\[8, 8\].*\[4, 8\]"),
+        ({"num_hidden_layers": 3}, r": model\.layers\.2\.self_attn\.q_proj\.weight: "),
+        ({"num_hidden_layers": 1}, "num_hidden_layers: 1, .* 2$"),
+        ({"head_dim": 4}, r"self_attn\.q_proj\.weight .*\[16, 8\]"),
+        ({"num_attention_heads": 3}, "hidden_size: 8 .* 3 num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 .* 4 num_attention_heads"),
     ],
 )
-def test_a_configuration_of_another_model_is_refused(model_folder: Path, changes, said):
+def test_a_configuration_of_another_model_is_rejected(model_folder: Path, changes, expected):
     edit_json(model_folder / "config.json", **changes)
-    assert said in refusal(model_folder)
+    assert re.search(expected, error_of(model_folder))
 
 
 def test_weights_truncated_anywhere_or_with_something_after_them_are_refused(model_folder: Path):
@@ -110,9 +109,9 @@ def test_weights_truncated_anywhere_or_with_something_after_them_are_refused(mod
     whole = path.read_bytes()
     for length in (0, 1, 7, 8, 9, 200, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        assert "model.safetensors: truncated" in refusal(model_folder)
+        assert "model.safetensors: truncated" in error_of(model_folder)
     path.write_bytes(whole + b"x")
-    assert "model.safetensors: longer than its header says" in refusal(model_folder)
+    assert "model.safetensors: longer than its header says" in error_of(model_folder)
 
 
 @pytest.mark.parametrize(
@@ -121,57 +120,57 @@ def test_weights_truncated_anywhere_or_with_something_after_them_are_refused(mod
 )
 def test_weights_with_a_damaged_header_are_refused(model_folder: Path, header):
     (model_folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert "model.safetensors: damaged, or no safetensors file" in refusal(model_folder)
+    assert "model.safetensors: damaged" in error_of(model_folder)
 
 
 def test_a_truncated_and_a_missing_shard_are_refused_by_name(sharded_folder: Path):
     path = sharded_folder / "model-00001-of-00002.safetensors"
     path.write_bytes(path.read_bytes()[:-2])
-    assert f"{path.name}: truncated" in refusal(sharded_folder)
+    assert f"{path.name}: truncated" in error_of(sharded_folder)
     path.unlink()
-    assert f"{path.name}: missing" in refusal(sharded_folder)
+    assert f"{path.name}: missing" in error_of(sharded_folder)
 
 
 def test_a_tensor_that_is_not_where_the_index_says_is_refused(sharded_folder: Path):
     index = sharded_folder / "model.safetensors.index.json"
-    placed = json.loads(index.read_text())["weight_map"]
-    edit_json(index, weight_map=placed | {"model.norm.weight": "model-00001-of-00002.safetensors"})
-    assert "model.norm.weight: missing, though model.safetensors.index.json says" in refusal(sharded_folder)
+    weight_map = json.loads(index.read_text())["weight_map"]
+    edit_json(index, weight_map=weight_map | {"model.norm.weight": "model-00001-of-00002.safetensors"})
+    assert "model-00001-of-00002.safetensors: model.norm.weight: missing" in error_of(sharded_folder)
 
 
 @pytest.mark.parametrize(
-    ("placed", "said"),
+    ("weight_map", "expected"),
     [
-        *((placed, "index.json: weight_map: expected an object") for placed in (None, [], {}, {"a": 3})),
+        *((weight_map, "index.json: weight_map: ") for weight_map in (None, [], {}, {"a": 3})),
         ({"a": "../out.safetensors"}, "out.safetensors: missing"),
     ],
 )
-def test_an_index_without_a_map_or_that_points_outside_the_folder_is_refused(sharded_folder, placed, said):
+def test_an_index_without_a_map_or_that_points_outside_the_folder_is_rejected(sharded_folder, weight_map, expected):
     (sharded_folder.parent / "out.safetensors").write_bytes(b"")
-    edit_json(sharded_folder / "model.safetensors.index.json", weight_map=placed)
-    assert said in refusal(sharded_folder)
+    edit_json(sharded_folder / "model.safetensors.index.json", weight_map=weight_map)
+    assert expected in error_of(sharded_folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
-        ({"added_tokens": [{"id": 32}]}, "holds token 32, config.json's vocab_size is 32"),
-        *(({"model": model}, "model.vocab: missing") for model in (None, [], {}, {"vocab": {}})),
+        ({"added_tokens": [{"id": 32}]}, r"token 32, .*vocab_size is 32"),
+        *(({"model": model}, r"model\.vocab: missing") for model in (None, [], {}, {"vocab": {}})),
     ],
 )
-def test_a_tokenizer_larger_than_the_vocabulary_or_without_words_is_refused(model_folder, changes, said):
+def test_a_tokenizer_larger_than_the_vocabulary_or_without_one_is_rejected(model_folder, changes, expected):
     edit_json(model_folder / "tokenizer.json", **changes)
-    assert f"tokenizer.json: {said}" in refusal(model_folder)
+    assert re.search(rf"tokenizer\.json: .*{expected}", error_of(model_folder))
 
 
 def test_a_model_without_a_chat_template_is_refused(model_folder: Path):
     edit_json(model_folder / "tokenizer_config.json", chat_template=None)
-    assert "has no chat template" in refusal(model_folder)
+    assert "chat_template.jinja" in error_of(model_folder)
     (model_folder / "chat_template.jinja").write_text("{{ messages }}")
     assert check_model(model_folder).files == 5
 
 
-def test_the_digest_changes_with_a_file_that_decides_something_alone_and_not_with_sums(model_folder: Path):
+def test_the_digest_depends_only_on_files_that_affect_the_computation(model_folder: Path):
     before = check_model(model_folder).sha256
     (model_folder / "README.md").write_text("hello")
     assert check_model(model_folder).sha256 == before
@@ -182,59 +181,58 @@ def test_the_digest_changes_with_a_file_that_decides_something_alone_and_not_wit
     assert check_model(model_folder).sha256 != before
 
 
-def test_sums_that_do_not_fit_or_are_none_are_refused_by_name(model_folder: Path):
+def test_wrong_or_invalid_checksums_are_rejected_by_name(model_folder: Path):
     write_sums(model_folder)
     sums = model_folder / "SHA256SUMS"
     whole = sums.read_text()
     sums.write_text("".join(line for line in whole.splitlines(True) if "tokenizer.json" not in line))
-    assert "SHA256SUMS: does not list tokenizer.json" in refusal(model_folder)
+    assert re.search(r"SHA256SUMS: .* tokenizer\.json; ", error_of(model_folder))
     sums.write_text("f" * 64 + "  config.json\nnonsense\n")
-    assert "SHA256SUMS: line 2: expected a sha256" in refusal(model_folder)
+    assert "SHA256SUMS: line 2: " in error_of(model_folder)
     sums.write_text(whole)
     edit_json(model_folder / "config.json", rope_theta=1e6)
-    assert "config.json: differs from SHA256SUMS" in refusal(model_folder)
+    assert re.search(r"config\.json: .*SHA256SUMS", error_of(model_folder))
 
 
-def test_large_weights_are_taken_at_their_sums_word(model_folder: Path, monkeypatch):
+def test_the_checksums_of_large_weights_are_trusted(model_folder: Path, monkeypatch):
     write_sums(model_folder)
     weights = model_folder / "model.safetensors"
-    monkeypatch.setattr("bench.data.model_folder.HASHED_ANYWAY_BYTES", weights.stat().st_size - 1)
+    monkeypatch.setattr("bench.data.model_folder.ALWAYS_HASHED_BYTES", weights.stat().st_size - 1)
     hashed = []
     monkeypatch.setattr("bench.data.model_folder.sha256_of", lambda path: hashed.append(path.name) or "0" * 64)
-    assert "config.json: differs" in refusal(model_folder)
+    assert "config.json: " in error_of(model_folder)
     monkeypatch.undo()
-    monkeypatch.setattr("bench.data.model_folder.HASHED_ANYWAY_BYTES", weights.stat().st_size - 1)
+    monkeypatch.setattr("bench.data.model_folder.ALWAYS_HASHED_BYTES", weights.stat().st_size - 1)
     before = check_model(model_folder).sha256
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # same size: only reading it whole could tell
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # equal size: only hashing the file could detect it
     assert check_model(model_folder).sha256 == before
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
-        ({"max_seq_len": 65}, "max_seq_len: 65 is more than the 64 positions"),
-        (
-            {"lora_targets": ("q_proj", "query_key_value")},
-            r"lora_targets: .* has no layer 'query_key_value'; it has down_proj, ",
-        ),
+        ({"max_seq_len": 65}, "max_seq_len: 65 .* 64 positions"),
+        ({"lora_targets": ("q_proj", "query_key_value")}, r"lora_targets: .* 'query_key_value'; .* down_proj, "),
     ],
 )
-def test_a_trial_that_does_not_suit_the_model_is_refused_by_key(model_folder, data_file, make_trial, changes, said):
+def test_a_trial_that_does_not_suit_the_model_is_rejected_by_key(
+    model_folder, data_file, make_trial, changes, expected
+):
     good = {"model": str(model_folder), "data": str(data_file)}
     model, data, conversations = check_trial(make_trial(**good, max_seq_len=64))
     assert (model.files, data.samples, len(conversations)) == (4, 20, 20)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=expected):
         check_trial(make_trial(**good, **changes))
 
 
 def test_trials_are_checked_together_and_the_wrong_one_is_named(model_folder: Path, data_file: Path, make_trial):
-    fine = make_trial(model=str(model_folder), data=str(data_file))
-    check_trials([fine])
-    for wrong, said in (
+    valid = make_trial(model=str(model_folder), data=str(data_file))
+    check_trials([valid])
+    for changes, expected in (
         ({"lora_targets": ("q_prj",)}, "lora_targets: "),
-        ({"model": "no/model"}, "no/model: no such model folder; `inv model.demo` makes a small one"),
-        ({"data": "no.jsonl"}, "no.jsonl: cannot be read: No such file"),
-        ({"micro_batch_size": 21}, "expected at least 21 usable samples (micro_batch_size), found 20"),
+        ({"model": "no/model"}, "no/model: .*; `inv model.demo`"),
+        ({"data": "no.jsonl"}, r"no\.jsonl: .*No such file"),
+        ({"micro_batch_size": 21}, r" 21 .*\(micro_batch_size\), found 20"),
     ):
-        with pytest.raises(InputError, match=f"^trial second: .*{re.escape(said)}"):
-            check_trials([fine, dataclasses.replace(fine, name="second", **wrong)])
+        with pytest.raises(InputError, match=f"^trial second: .*{expected}"):
+            check_trials([valid, dataclasses.replace(valid, name="second", **changes)])

@@ -1,4 +1,4 @@
-"""Samples into rows: nothing lost, nothing cut that need not be, the same order every time. Pure, without torch."""
+"""Samples into rows: nothing lost, no needless cuts, a reproducible order. Pure, without torch."""
 
 from collections import Counter
 
@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.data.packing import Row, apart, bucketed
+from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 
-def texts(lengths):
-    """Sample n consists of the token n."""
+def samples_of(lengths):
+    """Make samples of these lengths; sample n consists of the token n."""
     return [[number] * length for number, length in enumerate(lengths)]
 
 
 @given(lengths=LENGTHS, longest=st.integers(8, 40), rows=st.integers(1, 4))
 def test_a_row_holds_whole_samples_cut_as_padding_cuts_them(lengths, longest, rows):
     positions = rows * longest
-    for row in apart(texts(lengths), longest, positions, 1000):
+    for row in pack_whole_samples(samples_of(lengths), longest, positions, 1000):
         assert sum(row.lengths) == len(row.ids) <= positions
         assert row.samples == len(row.lengths) > 0
         first = 0
@@ -30,47 +30,47 @@ def test_a_row_holds_whole_samples_cut_as_padding_cuts_them(lengths, longest, ro
 
 
 @given(lengths=LENGTHS)
-def test_no_sample_stands_in_two_rows_and_only_the_last_rows_are_left_out(lengths):
-    packed = apart(texts(lengths), 40, 80, 1000)
+def test_no_sample_is_in_two_rows_and_only_the_last_rows_are_dropped(lengths):
+    packed = pack_whole_samples(samples_of(lengths), 40, 80, 1000)
     used = Counter(token for row in packed for token in set(row.ids))
     assert set(used.values()) <= {1}
-    left = sum(min(length, 40) for number, length in enumerate(lengths) if number not in used)
-    assert left <= 80
+    dropped = sum(min(length, 40) for number, length in enumerate(lengths) if number not in used)
+    assert dropped <= 80
 
 
-def test_rows_of_many_samples_come_out_full():
+def test_rows_of_many_samples_are_nearly_full():
     lengths = [(37 * number) % 500 + 12 for number in range(2000)]
-    packed = apart(texts(lengths), 512, 4096, 1000)
+    packed = pack_whole_samples(samples_of(lengths), 512, 4096, 1000)
     assert sum(len(row.ids) for row in packed) / (4096 * len(packed)) > 0.99
 
 
 def test_a_sample_that_waits_is_the_first_of_the_next_row():
-    packed = apart(texts([30, 39, 20, 10, 35]), 40, 60, 2)
+    packed = pack_whole_samples(samples_of([30, 39, 20, 10, 35]), 40, 60, 2)
     assert [row.lengths for row in packed] == [(30, 20, 10), (39,)]
 
 
-def test_data_that_fills_no_row_still_makes_one_and_no_more_rows_are_made_than_needed():
-    assert [row.lengths for row in apart(texts([3, 4]), 40, 80, 5)] == [(3, 4)]
-    assert len(apart(texts([40] * 50), 40, 80, 3)) == 3
-    with pytest.raises(ValueError, match="a sample of 41 tokens does not fit a row of 40"):
-        apart([], 41, 40, 1)
+def test_data_smaller_than_a_row_makes_one_and_no_more_rows_are_made_than_needed():
+    assert [row.lengths for row in pack_whole_samples(samples_of([3, 4]), 40, 80, 5)] == [(3, 4)]
+    assert len(pack_whole_samples(samples_of([40] * 50), 40, 80, 3)) == 3
+    with pytest.raises(ValueError, match=r"41 .* 40"):
+        pack_whole_samples([], 41, 40, 1)
 
 
 @given(lengths=LENGTHS, batch=st.integers(1, 9), seed=st.integers(0, 3))
 def test_bucketing_reorders_and_loses_nothing(lengths, batch, seed):
-    rows = [Row(ids=text, samples=1) for text in texts(lengths)]
-    ordered = bucketed(rows, batch, seed)
+    rows = [Row(ids=text, samples=1) for text in samples_of(lengths)]
+    ordered = bucket_by_length(rows, batch, seed)
     assert Counter(row.ids[0] for row in ordered) == Counter(row.ids[0] for row in rows)
-    assert ordered == bucketed(rows, batch, seed)
+    assert ordered == bucket_by_length(rows, batch, seed)
 
 
 def test_bucketed_batches_begin_with_the_longest_and_pad_far_less():
     lengths = [(37 * number) % 100 + 1 for number in range(400)]
-    rows = [Row(ids=text, samples=1) for text in texts(lengths)]
+    rows = [Row(ids=text, samples=1) for text in samples_of(lengths)]
 
     def positions(ordered):
         return sum(8 * max(len(row.ids) for row in ordered[start : start + 8]) for start in range(0, 400, 8))
 
-    ordered = bucketed(rows, 8, 0)
+    ordered = bucket_by_length(rows, 8, 0)
     assert len(ordered[0].ids) == max(lengths)
     assert positions(ordered) < 1.05 * sum(lengths) < 0.6 * positions(rows)

@@ -1,6 +1,6 @@
-"""Signals and exceptions become the end they mean.
+"""Signals and exceptions are mapped to the right status.
 
-Not covered: which signal is which end; tests/faults/bench/test_bench_ends.py sends them to real trials.
+Not covered: the status of each signal; tests/faults/bench/test_bench_ends.py sends them to real trials.
 """
 
 import errno
@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bench.harness.termination import Stopped, Stops, end_of
+from bench.harness.termination import Stopped, StopSignals, classify_error
 from bench.records.result import TrialStatus
 from tests.support.faults import OutOfMemoryError
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("signals_given_back")
 
 
 @pytest.fixture
-def stops() -> Stops:
-    stops = Stops()
+def stops() -> StopSignals:
+    stops = StopSignals()
     stops.install()
     return stops
 
@@ -56,21 +56,21 @@ def test_a_process_that_is_writing_its_result_is_not_stopped(stops):
         RuntimeError("std::bad_alloc"),
     ],
 )
-def test_every_allocators_words_mean_out_of_memory(error):
-    assert end_of(error)[0] is TrialStatus.OUT_OF_MEMORY
+def test_every_allocators_error_is_out_of_memory(error):
+    assert classify_error(error)[0] is TrialStatus.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("shapes cannot be multiplied"), OSError(errno.ENOSPC, "No space"), ValueError("no memory?")]
 )
-def test_other_errors_are_failures_that_name_their_kind(error):
-    end, reason = end_of(error)
-    assert end is TrialStatus.FAILED
+def test_other_errors_are_failures_that_name_their_class(error):
+    status, reason = classify_error(error)
+    assert status is TrialStatus.FAILED
     assert reason.startswith(f"{type(error).__name__}: ")
 
 
 def test_a_reason_is_one_short_line_and_never_empty():
-    _, reason = end_of(RuntimeError("first\n  second\n" + "x" * 10_000))
+    _, reason = classify_error(RuntimeError("first\n  second\n" + "x" * 10_000))
     assert reason.startswith("RuntimeError: first second xxx")
     assert len(reason) == 300
-    assert end_of(ValueError()) == (TrialStatus.FAILED, "ValueError: no message")
+    assert classify_error(ValueError()) == (TrialStatus.FAILED, "ValueError: no message")

@@ -1,4 +1,4 @@
-"""Counts checked three ways: by hand for Mistral-7B, on a made model's own tensors, and by torch's counter."""
+"""FLOP counts checked in three ways: by hand for Mistral-7B, on a small model's tensors, and by torch's counter."""
 
 import math
 
@@ -20,7 +20,7 @@ TINY = {
 
 
 def parameters(config):
-    """All of them: blocks, two norms a block and one at the end, embeddings and the output layer."""
+    """Count all parameters: blocks, two norms per block and one at the end, embeddings and the output layer."""
     norms = (2 * config["num_hidden_layers"] + 1) * config["hidden_size"]
     return flops.block_weights(config) + norms + 2 * flops.head_weights(config)
 
@@ -35,14 +35,14 @@ def test_mistral_7b_has_its_published_parameters():
     assert flops.head_weights(CONFIG | {"tie_word_embeddings": True}) == 134_217_728
 
 
-def test_mistral_7bs_adapters_of_rank_16_on_the_attention_projections():
+def test_mistral_7b_has_the_expected_adapter_weights():
     # A block by hand: 16 x (q 8192 + k 5120 + v 5120 + o 8192).
     assert flops.adapter_weights(CONFIG, 16, ATTENTION_PROJECTIONS) == 32 * 16 * 26_624 == 13_631_488
     assert flops.adapter_weights(CONFIG, 8, ATTENTION_PROJECTIONS) == 13_631_488 // 2
     assert flops.adapter_weights(CONFIG, 16, ("lm_head",)) == 16 * (4096 + 32768)
 
 
-def test_mistral_7bs_token_by_hand():
+def test_mistral_7bs_flop_per_token_equal_those_computed_by_hand():
     cost = flops.per_token(CONFIG, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=True)
     base, adapters, attention = 7_113_539_584, 13_631_488, 4 * 32 * 4096 * 512
     assert flops.attention_forward(CONFIG, 512) == attention == 268_435_456
@@ -61,7 +61,7 @@ def test_attention_grows_with_the_sequence_up_to_the_window():
     assert flops.attention_forward(windowed, 512) == flops.attention_forward(CONFIG, 512)
 
 
-def test_a_head_width_that_config_names_counts_and_missing_key_heads_are_as_many_as_query_heads():
+def test_a_configured_head_width_counts_and_missing_key_heads_default_to_the_query_heads():
     wide = TINY | {"head_dim": 16}
     assert flops.linear_layers(wide)["q_proj"] == (32, 64)
     assert flops.linear_layers(wide)["o_proj"] == (64, 32)
@@ -69,20 +69,19 @@ def test_a_head_width_that_config_names_counts_and_missing_key_heads_are_as_many
     assert flops.linear_layers(plain)["k_proj"] == (32, 32)
 
 
-def test_mfu_of_a_device_that_does_nothing_else_is_a_hundred():
+def test_mfu_of_a_fully_used_device_is_a_hundred():
     assert flops.mfu_percent(29.3e9, 1000.0, 29.3) == pytest.approx(100.0)
     assert flops.mfu_percent(29.3e9, 748.0, 125.0) == pytest.approx(17.53, abs=0.01)
 
 
 def test_torch_counts_the_same_products_in_a_small_model():
-    """Forward exactly. Backward too, but for the first block's q, k and v, below which nothing asks for a gradient."""
+    """Compare with torch's counter, forward and backward, with a gradient for the embeddings' output."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from torch.utils.flop_counter import FlopCounterMode
 
     model = transformers.MistralForCausalLM(transformers.MistralConfig(**TINY, attn_implementation="eager"))
-    made = sum(parameter.numel() for parameter in model.parameters())
-    assert made == parameters(TINY)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters(TINY)
     rows, sequence = 2, 16
     ids = torch.randint(0, 64, (rows, sequence))
     for parameter in model.parameters():
@@ -91,7 +90,7 @@ def test_torch_counts_the_same_products_in_a_small_model():
     expected = flops.per_token(TINY, sequence=sequence, rank=1, targets=(), checkpointing=False)
     with FlopCounterMode(display=False) as counter:
         loss = model(input_ids=ids, labels=ids).loss
-    # The rotary embedding's outer product of positions and frequencies is counted by torch and not by us.
+    # torch also counts the rotary embedding's outer product of positions and frequencies.
     rotary = 2 * sequence * (32 // 4 // 2)
     assert counter.get_total_flops() - rows * sequence * expected.forward in (0, rotary)
     with FlopCounterMode(display=False) as counter:

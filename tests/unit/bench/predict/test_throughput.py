@@ -1,13 +1,13 @@
-"""What a search is told before its first trial: how full rows will be, what fits, and in which order to try.
+"""Predictions before a search: padding of rows, memory, and the order of trials.
 
-Not covered: the whole command on a model and a text; tests/system/tuning/test_inv_tune.py runs it.
+Not covered: the command on a model and a text; tests/system/tuning/test_inv_tune.py runs it.
 """
 
 from typing import Any
 
 import pytest
 
-from bench.data.packing import Row, apart
+from bench.data.packing import Row, pack_whole_samples
 from bench.predict import memory, throughput
 from tests.mistral_7b import CONFIG
 
@@ -25,16 +25,16 @@ def test_padded_rows_are_as_full_as_their_samples_cut_at_the_length(make_trial):
 
 
 def test_a_bucketed_batch_is_as_wide_as_the_next_multiple_above_its_longest(make_trial):
-    # By length: 128 128 | 100 65 | 64 30 | 10 1, two a batch, each as wide as a multiple of 64.
+    # By length: 128 128 | 100 65 | 64 30 | 10 1, two per batch, each padded to a multiple of 64.
     assert share(make_trial, "bucket") == pytest.approx(526 / (2 * 128 + 2 * 128 + 2 * 64 + 2 * 64))
     # Data that fills no bucket is padded.
     assert share(make_trial, "bucket", [10, 20], micro_batch_size=4) == share(make_trial, "pad", [10, 20])
 
 
-def test_packed_rows_are_full_and_those_that_keep_samples_apart_nearly(make_trial):
+def test_packed_rows_are_full_and_rows_of_whole_samples_nearly(make_trial):
     assert share(make_trial, "pack") == 1.0
     cut = [min(length, 128) for length in LENGTHS]
-    rows: list[Row] = apart(([0] * length for length in cut), 128, 256, 8)
+    rows: list[Row] = pack_whole_samples(([0] * length for length in cut), 128, 256, 8)
     expected = sum(len(row.ids) for row in rows) / (256 * len(rows))
     assert share(make_trial, "varlen") == pytest.approx(expected)
     assert share(make_trial, "pad") < expected <= 1.0
@@ -46,32 +46,32 @@ def test_samples_without_a_token_fill_nothing(make_trial):
 
 
 @pytest.mark.parametrize(("part", "expected"), [(1, 1), (50, 5), (90, 9), (91, 10), (100, 10)])
-def test_a_percentile_is_a_length_that_so_many_samples_do_not_exceed(part, expected):
+def test_a_percentile_is_a_length_that_this_share_of_samples_does_not_exceed(part, expected):
     assert throughput.percentile([10, 3, 1, 2, 5, 4, 9, 8, 7, 6], part) == expected
 
 
 def test_a_candidate_is_ordered_by_its_rate_and_by_how_full_its_rows_are(make_trial):
     trial = make_trial(recipe="fast", max_seq_len=512, micro_batch_size=8)
-    said = throughput.predicted(CONFIG, trial, [256] * 64)
-    assert said["useful_share"] == 0.5
-    assert said["score"] == pytest.approx(0.5 * throughput.rate(CONFIG, trial))
-    assert said["peak_bytes"] == memory.peak_bytes(CONFIG, trial)
+    prediction = throughput.predict_trial(CONFIG, trial, [256] * 64)
+    assert prediction["useful_share"] == 0.5
+    assert prediction["score"] == pytest.approx(0.5 * throughput.positions_per_sec(CONFIG, trial))
+    assert prediction["peak_bytes"] == memory.peak_bytes(CONFIG, trial)
 
 
-def test_what_a_held_layer_adds_is_said_of_the_recipe_that_can_hold_one(make_trial):
-    def said(**changes: Any) -> int:
-        return throughput.predicted(CONFIG, make_trial(max_seq_len=512, **changes), [256] * 64)["layer_bytes"]
+def test_the_memory_of_a_held_layer_is_predicted_only_for_the_recipe_that_can_hold_one(make_trial):
+    def layer_bytes(**changes: Any) -> int:
+        return throughput.predict_trial(CONFIG, make_trial(max_seq_len=512, **changes), [256] * 64)["layer_bytes"]
 
-    weights = 2 * 6_979_321_856 // 32  # of a layer's blocks, in 16 bits
-    assert said(recipe="fast") == pytest.approx(weights, abs=1)
-    assert said(recipe="fast", products="eight_backward") == pytest.approx(weights / 2, abs=1)
-    assert said(recipe="stock") == said(recipe="reference") == 0
+    weights = 2 * 6_979_321_856 // 32  # one layer in 16 bits
+    assert layer_bytes(recipe="fast") == pytest.approx(weights, abs=1)
+    assert layer_bytes(recipe="fast", matmul="int8_backward") == pytest.approx(weights / 2, abs=1)
+    assert layer_bytes(recipe="stock") == layer_bytes(recipe="reference") == 0
 
 
 def test_recomputing_less_and_a_larger_batch_are_predicted_to_be_faster(make_trial):
     def rate(**changes: Any) -> float:
         fields = {"recipe": "fast", "max_seq_len": 512, "micro_batch_size": 8}
-        return throughput.rate(CONFIG, make_trial(**(fields | changes)))
+        return throughput.positions_per_sec(CONFIG, make_trial(**(fields | changes)))
 
     assert rate(gradient_checkpointing=False) > rate(checkpoint_every=4) > rate(checkpoint_every=2) > rate()
     assert rate(micro_batch_size=16) > rate() > rate(micro_batch_size=1)

@@ -1,4 +1,4 @@
-"""Tokenizers of bytes with chat templates as real models have them: what differs between the models is the template."""
+"""Fixture: byte tokenizers with the chat templates of real models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# As Mistral-7B-Instruct-v0.3: the system's text stands before the last question, whichever that is.
+# Like Mistral-7B-Instruct-v0.3: the system's text precedes the last question.
 MISTRAL = (
     "{% if messages and messages[0].role == 'system' %}{% set system = messages[0].content %}"
     "{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}<s>"
@@ -23,7 +23,7 @@ TEMPLATES = {"chatml": CHATML, "mistral": MISTRAL}
 
 @pytest.fixture(scope="session")
 def tokenizer_of() -> Callable[..., Any]:
-    """A tokenizer whose tokens are bytes and SPECIAL, with a template of TEMPLATES or one of its own."""
+    """Function that makes a tokenizer of bytes and SPECIAL, with a template of TEMPLATES or another one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

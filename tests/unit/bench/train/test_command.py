@@ -1,6 +1,7 @@
-"""`python -m bench data`: the report as one line, and every refusal as one."""
+"""`python -m bench data`: the report and every error are one line."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,27 @@ from bench.data import tokenizer
 
 
 @pytest.fixture
-def ask(
+def run_data_command(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_of: Callable[..., Any]
 ) -> Callable[..., int]:
-    """`python -m bench data` over one file of 30 lines; `document` replaces parts of the settings."""
+    """Function that runs `python -m bench data` on a file of 30 lines; `document` replaces parts of the settings."""
     monkeypatch.setattr(tokenizer, "load_tokenizer", lambda _: tokenizer_of("chatml"))
     lines = [json.dumps({"prompt": f"{number}?", "completion": "yes"}) for number in range(30)]
     (tmp_path / "d.jsonl").write_text("\n".join(lines))
 
-    def act(*words: str, **document: Any) -> int:
+    def run(*arguments: str, **document: Any) -> int:
         spec = {"files": [str(tmp_path / "d.jsonl")], "weights": [1.0], "max_seq_len": 100} | document
         (tmp_path / "spec.json").write_text(json.dumps(spec))
-        return cli.main(["data", "--model", str(model_folder), "--spec", str(tmp_path / "spec.json"), *words])
+        return cli.main(["data", "--model", str(model_folder), "--spec", str(tmp_path / "spec.json"), *arguments])
 
-    return act
+    return run
 
 
-def test_the_report_is_one_line(ask: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_report_is_one_line(
+    run_data_command: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     for was_cached in (False, True):
-        assert ask("--cache", str(tmp_path / "cache"), validation_share=0.2) == 0
+        assert run_data_command("--cache", str(tmp_path / "cache"), validation_share=0.2) == 0
         (line,) = capsys.readouterr().out.splitlines()
         report = json.loads(line)
         assert report["examples"] + report["validation_examples"] == 30
@@ -38,23 +41,23 @@ def test_the_report_is_one_line(ask: Callable[..., int], capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("words", "document", "message"),
+    ("arguments", "document", "message"),
     [
-        ((), {"labels": "none"}, "labels: expected one of assistant, all, found 'none'"),
-        ((), {"files": ["/nowhere"]}, "/nowhere: cannot be read: No such file"),
-        ((), {"max_seq_len": "long"}, "max_seq_len: expected a whole number, found text"),
-        ((), {"unknown": 1}, "unknown: unknown field; the fields are files, weights"),
-        (("--row-tokens", "50"), {}, "--row-tokens: 50 is less than max_seq_len, 100"),
+        ((), {"labels": "none"}, "labels: .* assistant, all, found 'none'"),
+        ((), {"files": ["/nowhere"]}, "/nowhere: .*No such file"),
+        ((), {"max_seq_len": "long"}, "max_seq_len: .* found text"),
+        ((), {"unknown": 1}, "unknown: unknown field; .* files, weights"),
+        (("--row-tokens", "50"), {}, "--row-tokens: 50 .* max_seq_len, 100"),
     ],
 )
-def test_refusals_are_one_line(
-    words: tuple[str, ...],
+def test_errors_are_one_line(
+    arguments: tuple[str, ...],
     document: dict[str, Any],
     message: str,
-    ask: Callable[..., int],
+    run_data_command: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert ask(*words, **document) == 2
+    assert run_data_command(*arguments, **document) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert message in err
+    assert re.search(message, err)
