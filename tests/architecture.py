@@ -140,7 +140,7 @@ def statements(tree: ast.AST, *, run_time: bool = False) -> Iterator[ast.AST]:
 
 def nested_imports(tree: ast.Module) -> int:
     """Count import statements inside functions. The first one of a command does not count: it keeps `inv --list` and
-    `python -m bench` fast. A command is a `@task`, or the `act=` of an argparse parser."""
+    `python -m bench` fast. A command is a `@task`, or the `handler=` of an argparse parser."""
     commands = set(command_names(tree))
     functions = [node for node in statements(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inside = [
@@ -157,7 +157,7 @@ def command_names(tree: ast.Module) -> Iterator[str]:
             ast.unparse(decorator).startswith("task") for decorator in node.decorator_list
         ):
             yield node.name
-        elif isinstance(node, ast.keyword) and node.arg == "act" and isinstance(node.value, ast.Name):
+        elif isinstance(node, ast.keyword) and node.arg == "handler" and isinstance(node.value, ast.Name):
             yield node.value.id
 
 

@@ -24,16 +24,16 @@ def main() -> int:
     user_command = commands.add_parser("token", help="a cluster's token, with a profile's key")
     user_command.add_argument("--config-file", default="~/.oci/config")
     user_command.add_argument("--profile", default="DEFAULT")
-    user_command.set_defaults(act=load_user_key)
+    user_command.set_defaults(handler=load_user_key)
     instance_command = commands.add_parser("instance-token", help="a cluster's token, as an instance of the tenancy")
-    instance_command.set_defaults(act=load_instance_key)
+    instance_command.set_defaults(handler=load_instance_key)
     for command in (user_command, instance_command):
         command.add_argument("--cluster", required=True, help="the cluster's OCID")
         command.add_argument("--host", required=True, help="the service's host, containerengine.REGION.oraclecloud.com")
         command.add_argument("--region", required=True)
     arguments = parser.parse_args()
     try:
-        signing_key: SigningKey = arguments.act(arguments)
+        signing_key: SigningKey = arguments.handler(arguments)
     except TaskFailed as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""The documents name what is there: links, files, folders, tests; and the first page stays one page."""
+"""Links, files, folders and tests that the documents name exist."""
 
 import ast
 import re
@@ -28,26 +28,22 @@ def test_every_link_and_path_that_a_document_names_is_there(document: Path) -> N
     assert (links, paths) == ([], [])
 
 
-def test_the_first_page_is_one_page() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
-
-
 def test_each_package_names_its_modules_in_its_docstring() -> None:
-    """Except those above all rooms, and the figures, which `CHARTS` lists."""
+    """Check each package but the four top ones; figures are listed by `CHARTS`."""
     missing = {}
     for init in (path for top in PACKAGES for path in (ROOT / top).glob("*/**/__init__.py")):
         text = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
         modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
         if init.parent.name == "figures":
-            modules = {"studio"}
+            modules = {"renderer"}
         modules |= {path.parent.name for path in init.parent.glob("*/__init__.py")}
         missing[str(init.parent.relative_to(ROOT))] = {name for name in modules if not re.search(rf"\b{name}\b", text)}
-    assert {room: names for room, names in missing.items() if names} == {}
+    assert {package: names for package, names in missing.items() if names} == {}
 
 
-def test_the_architecture_has_a_line_for_each_room() -> None:
+def test_the_architecture_has_a_line_for_each_subpackage() -> None:
     packages = [path.parent.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).glob("*/**/__init__.py")]
-    assert [str(room) for room in packages if f"| `{room}` |" not in ARCHITECTURE] == []
+    assert [str(package) for package in packages if f"| `{package}` |" not in ARCHITECTURE] == []
 
 
 def test_the_reference_names_every_task() -> None:
@@ -55,12 +51,12 @@ def test_the_reference_names_every_task() -> None:
     assert [name for name in ns.task_names if f"`inv {name}" not in text and f"inv {name} " not in text] == []
 
 
-def test_a_walk_passes_at_most_ten_files_and_the_functions_it_names() -> None:
-    walks = ARCHITECTURE.split("## Four walks")[1].split("\n## ")[0].split("\n**")[1:]
-    assert len(walks) == 4
-    steps = [re.findall(r"^\d+\. `([^`]+)`((?:.|\n   )+)", walk, re.MULTILINE) for walk in walks]
-    assert max(len(walk) for walk in steps) <= 10
-    calls = [(file, name) for walk in steps for file, text in walk for name in re.findall(r"`(\w+)\(\)`", text)]
+def test_a_code_path_names_at_most_ten_files_and_existing_functions() -> None:
+    code_paths = ARCHITECTURE.split("## Four code paths")[1].split("\n## ")[0].split("\n**")[1:]
+    assert len(code_paths) == 4
+    steps = [re.findall(r"^\d+\. `([^`]+)`((?:.|\n   )+)", path, re.MULTILINE) for path in code_paths]
+    assert max(len(path) for path in steps) <= 10
+    calls = [(file, name) for path in steps for file, text in path for name in re.findall(r"`(\w+)\(\)`", text)]
     assert len(calls) > 20
     assert [
         (file, name) for file, name in calls if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
@@ -68,7 +64,7 @@ def test_a_walk_passes_at_most_ten_files_and_the_functions_it_names() -> None:
 
 
 def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
-    """Mermaid takes it for the end of the statement, and draws a syntax error."""
+    """Check for semicolons, at which Mermaid ends a statement."""
     diagrams = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", ARCHITECTURE, re.DOTALL)
     assert len(diagrams) == 2
     assert [line for diagram in diagrams for line in diagram.splitlines() if ";" in line] == []
