@@ -216,12 +216,12 @@ def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
         more = [name for name, _ in labelled_flags if name != label]
         also = f"; also in {formatting.first_n(more, 3)}" if more else ""
         yield RunWarning(text=f"{label}: {flag}{also}.", weight=0.03)
-    lost = [
+    slowdowns = [
         (1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.samples_per_sec.value, row.label)
         for row in rows
         if row.measured is not None
     ]
-    notable = sorted((loss for loss in lost if loss[0] > SLOW_STEPS), reverse=True)
+    notable = sorted((slowdown for slowdown in slowdowns if slowdown[0] > SLOW_STEPS), reverse=True)
     if notable:
         share, label = notable[0]
         names = formatting.first_n([name for _, name in notable], 3)

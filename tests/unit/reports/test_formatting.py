@@ -80,7 +80,7 @@ def test_names_are_sorted_by_their_numbers(names):
     assert sorted([*names[1:], names[0]], key=formatting.natural_key) == names
 
 
-def test_markdown_shows_a_hostile_name_as_it_stands_on_one_line():
+def test_markdown_shows_a_hostile_name_unchanged_on_one_line():
     assert (
         formatting.markdown("a|b <i>x</i> `c` *d* [e](f) $g$")
         == r"a\|b &lt;i&gt;x&lt;/i&gt; \`c\` \*d\* \[e\](f) \$g\$"
@@ -88,7 +88,7 @@ def test_markdown_shows_a_hostile_name_as_it_stands_on_one_line():
     assert formatting.markdown("one\n| two |\r\nthree\x00") == r"one \| two \| three"
 
 
-def test_long_lists_say_how_many_more_and_numbers_their_range():
+def test_long_lists_end_with_the_number_of_the_others_and_numbers_become_a_range():
     assert formatting.first_n([str(number) for number in range(12)], 3) == "0, 1, 2 and 9 more"
     assert (formatting.number_range([7, 2, 1000]), formatting.number_range([4, 4])) == ("2 to 1,000", "4")
 

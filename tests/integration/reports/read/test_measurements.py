@@ -22,10 +22,10 @@ def run_of(folder: Path, *trials, workers: int = 1):
     return synthetic.write_run(folder, synthetic.record(trials, workers=workers), exact=True)
 
 
-def measured(folder: Path, *taken: Measurement, kind: str = "hardware", **changed):
+def load_measured(folder: Path, *values: Measurement, kind: str = "hardware", **changed):
     """Load a run of one trial with only these measurements."""
     run = run_of(folder, synthetic.trial("one", kind=kind))
-    synthetic.rewrite(folder, run.planned[0], measurements=list(taken), **changed)
+    synthetic.rewrite(folder, run.planned[0], measurements=list(values), **changed)
     return load(folder)
 
 
@@ -44,8 +44,8 @@ def test_a_trial_that_does_not_train_succeeds_without_steps_but_not_without_meas
 
 @pytest.mark.parametrize("kind", ["training", "distributed"])
 def test_a_trial_that_trains_needs_steps_whatever_else_it_measured(folder, kind):
-    taken = synthetic.measurement("x_sec", 1.0)
-    assert rejection_reason(measured(folder, taken, kind=kind, steps=0)).endswith(" no measured step")
+    values = synthetic.measurement("x_sec", 1.0)
+    assert rejection_reason(load_measured(folder, values, kind=kind, steps=0)).endswith(" no measured step")
 
 
 INVERTED = Interval(median=2.0, p10=1.0, p90=3.0, low=3.0, high=1.0, n=5)
@@ -63,16 +63,16 @@ INVERTED = Interval(median=2.0, p10=1.0, p90=3.0, low=3.0, high=1.0, n=5)
 )
 def test_an_impossible_value_is_rejected_with_its_reason(folder, name, value, interval, reason):
     measurement = Measurement(name=name, value=value, interval=interval)
-    assert rejection_reason(measured(folder, measurement)).startswith(reason)
+    assert rejection_reason(load_measured(folder, measurement)).startswith(reason)
 
 
 @pytest.mark.parametrize("name", ["freed_bytes", "saved_percent", "inlet_celsius"])
 def test_a_difference_or_a_temperature_may_be_below_zero(folder, name):
-    assert measured(folder, Measurement(name=name, value=-1.0)).rejected == ()
+    assert load_measured(folder, Measurement(name=name, value=-1.0)).rejected == ()
 
 
 def test_not_a_number_becomes_unknown_on_its_way_to_the_file(folder):
-    run = measured(folder, Measurement(name="copy_gb_per_sec", value=float("nan"), note="the clock stood still"))
+    run = load_measured(folder, Measurement(name="copy_gb_per_sec", value=float("nan"), note="the clock stood still"))
     row = run.measurements.iloc[0]
     assert math.isnan(row["value"])
     assert row["note"] == "the clock stood still"
@@ -92,7 +92,7 @@ def test_the_frame_has_a_row_per_measurement_and_a_column_per_context_key(folder
 
 
 def test_the_number_of_context_columns_is_limited_and_no_key_is_lost(folder):
-    run = measured(folder, *(synthetic.measurement("x_sec", 1.0, **{f"key_{number}": 1}) for number in range(100)))
+    run = load_measured(folder, *(synthetic.measurement("x_sec", 1.0, **{f"key_{number}": 1}) for number in range(100)))
     columns = [name for name in run.measurements.columns if name.startswith("context.")]
     assert len(columns) == measurements.MAX_CONTEXT_COLUMNS
     assert json.loads(run.measurements["context"].iloc[99]) == {"key_99": 1}
@@ -146,8 +146,8 @@ def test_quantities_with_a_single_context_become_one_list_with_a_column_per_conf
         synthetic.measurement("global_samples_per_sec", 1.9, world_size=2),
         synthetic.measurement("efficiency_percent", 95.0, against="no communication", world_size=2),
     ]
-    for plan, taken in zip(run.planned, (one_rank, two_ranks), strict=True):
-        synthetic.rewrite(folder, plan, measurements=taken)
+    for plan, values in zip(run.planned, (one_rank, two_ranks), strict=True):
+        synthetic.rewrite(folder, plan, measurements=values)
     (table,) = tables_of(folder)
     assert [column.title for column in table.columns] == ["ddp-1", "ddp-2"]
     assert [line.keys for line in table.lines] == [("global, samples/s", ""), ("efficiency, %", "")]
@@ -180,16 +180,16 @@ def test_several_workers_give_their_median_and_their_range(folder):
 
 def test_measurements_of_a_failed_trial_are_marked_with_its_status(folder):
     run = run_of(folder, synthetic.trial("one", kind="inference"), workers=2)
-    taken = [synthetic.measurement("decode_tokens_per_sec", 8.0, batch=1, path="default", precision="nf4")]
+    values = [synthetic.measurement("decode_tokens_per_sec", 8.0, batch=1, path="default", precision="nf4")]
     failed = {"status": TrialStatus.OUT_OF_MEMORY, "reason": "batch 8 did not fit"}
-    synthetic.rewrite(folder, run.planned[1], measurements=taken, **failed)
+    synthetic.rewrite(folder, run.planned[1], measurements=values, **failed)
     names = {line.keys[0] for table in tables_of(folder) for line in table.lines}
     assert names == {"one", "one (OUT_OF_MEMORY)"}
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_more_rows_than_a_page_holds_are_counted_and_all_in_the_csv(folder):
-    measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(tables.MAX_ROWS + 7)))
+    load_measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(tables.MAX_ROWS + 7)))
     made = build(folder)
     assert "7 more rows are in measurements.csv" in page_text(made)
     assert len(read(made, "measurements.csv").splitlines()) == 1 + tables.MAX_ROWS + 7
@@ -232,8 +232,8 @@ def test_if_training_failed_the_rest_is_still_reported(folder):
 def test_telemetry_of_every_kind_is_in_one_table(folder):
     run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[1])
     for plan in run.planned:
-        taken = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
-        synthetic.rewrite(folder, plan, measurements=taken)
+        values = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
+        synthetic.rewrite(folder, plan, measurements=values)
     table = tables_of(folder)[-1]
     assert (table.section, table.common_context) == ("telemetry", "window measure")
     assert [line.keys for line in table.lines] == [("baseline",), ("load-nf4",)]
@@ -259,11 +259,11 @@ def test_flags_are_cautions_with_the_trials_that_raised_them(folder, flags, caut
 
 
 def test_hostile_contexts_names_and_notes_are_text_everywhere(folder):
-    taken = [
+    values = [
         synthetic.measurement(HOSTILE, 1.0, note=HOSTILE, **{HOSTILE: HOSTILE, "deep": {"a": [HOSTILE]}, "b": None}),
         synthetic.measurement("x_sec", None, note=HOSTILE, **{HOSTILE: "@sum", "deep": [1], "b": True}),
     ]
-    measured(folder, *taken, flags=[HOSTILE])
+    load_measured(folder, *values, flags=[HOSTILE])
     made = build(folder)
     assert read(made, "index.html").count("<script") == 1  # the page's own, which sorts tables
     assert "'@sum" in check_hostile(made, "measurements.csv")

@@ -35,15 +35,17 @@ def run(folder, run_id, *, facts=None, full=None, profile="gpu", fleet_kind="kub
     record.write(folder)
     for plan in record.planned:
         fingerprint = synthetic.fingerprint(**GPU | {"data_sha256": "d" * 8} | (facts or {}))
-        more = {"fingerprint": fingerprint} | (changed(plan, fingerprint) if changed else {})
-        path = synthetic.rewrite(folder, plan, run_id=run_id, **more)
+        options = {"fingerprint": fingerprint} | (changed(plan, fingerprint) if changed else {})
+        path = synthetic.rewrite(folder, plan, run_id=run_id, **options)
         if full is not None:
             path.with_name("environment.json").write_text(full if isinstance(full, str) else json.dumps(full))
     return read_conditions(load(folder))
 
 
 @pytest.fixture
-def two(tmp_path):
+def make_two(tmp_path):
+    """A function that writes runs a and b, with other options for each."""
+
     def make(first=None, second=None):
         runs = {"a": first or {}, "b": second or {}}
         return [run(tmp_path / name, name, **{"full": environment()} | options) for name, options in runs.items()]
@@ -51,8 +53,8 @@ def two(tmp_path):
     return make
 
 
-def test_equal_conditions_are_alike_and_the_same_gpus_known_by_their_uuids(two):
-    both = two()
+def test_equal_conditions_do_not_differ_and_equal_gpus_are_identified_by_uuid(make_two):
+    both = make_two()
     assert find_differences(both) == ()
     assert same_gpus(*both)
 
@@ -71,18 +73,18 @@ def test_equal_conditions_are_alike_and_the_same_gpus_known_by_their_uuids(two):
         ("profile", {"profile": "tiny"}),
     ],
 )
-def test_each_condition_that_differs_is_named_with_both_values(two, name, changed):
-    (difference,) = find_differences(two(second=changed))
+def test_each_condition_that_differs_is_named_with_both_values(make_two, name, changed):
+    (difference,) = find_differences(make_two(second=changed))
     assert difference.name == name
     assert [run_id for run_id, _ in difference.values] == ["a", "b"]
     assert difference.description.startswith(f"{name}: a ")
     assert difference.values[0][1] != difference.values[1][1]
 
 
-def test_without_a_lock_every_packages_version_counts(two):
+def test_without_a_lock_every_packages_version_counts(make_two):
     whole = environment(lock_digest=None)
     other = environment(lock_digest=None, packages={"torch": "2.11.0", "numpy": "2.1"})
-    assert [difference.name for difference in find_differences(two({"full": whole}, {"full": other}))] == ["lock"]
+    assert [difference.name for difference in find_differences(make_two({"full": whole}, {"full": other}))] == ["lock"]
 
 
 def test_on_a_cpu_the_processor_and_its_threads_count_on_a_gpu_they_do_not(tmp_path):
@@ -136,13 +138,13 @@ def test_a_damaged_environment_file_counts_as_missing(tmp_path, content):
     assert set(conditions.values) == set(NAMES)
 
 
-def test_other_gpus_of_the_same_kind_are_comparable_but_not_the_same(two):
+def test_other_gpus_of_the_same_kind_are_comparable_but_not_the_same(make_two):
     other = environment(gpus=[environment()["gpus"][0] | {"uuid": "GPU-2"}])
-    both = two(second={"full": other})
+    both = make_two(second={"full": other})
     assert find_differences(both) == ()
     assert not same_gpus(*both)
 
 
-def test_without_uuids_nothing_is_known_to_be_the_same(tmp_path):
+def test_gpus_without_uuids_do_not_count_as_the_same(tmp_path):
     conditions = run(tmp_path / "a", "a")
     assert not same_gpus(conditions, conditions)

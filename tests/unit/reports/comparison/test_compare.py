@@ -109,7 +109,7 @@ def test_among_many_configurations_the_same_difference_is_not_enough(runs):
     assert row.shows_percent > 0.8
 
 
-def test_a_single_process_on_a_side_is_unknown_and_not_comparable(runs):
+def test_a_single_process_in_a_run_is_unknown_and_not_comparable(runs):
     both = runs({}, {"optimized": 0.4}, workers=1)
     comparison = compare(both)
     assert set(verdicts(comparison).values()) == {"unknown"}
@@ -120,7 +120,7 @@ def test_a_single_process_on_a_side_is_unknown_and_not_comparable(runs):
 
 
 @pytest.mark.parametrize("fleet", [["any"], ["w1", "w2"]], ids=["an unknown machine", "the other one of the same two"])
-def test_repeats_on_one_machine_say_nothing_about_another(tmp_path, fleet):
+def test_repeats_on_one_machine_do_not_show_a_difference_to_another(tmp_path, fleet):
     both = []
     for name in "ab":
         record = synthetic.record(run_id=name, workers=fleet, spread="shard")

@@ -94,7 +94,7 @@ def test_a_slowdown_of_three_percent_is_found_in_nine_of_ten(two_runs):
     assert share(compared, is_detected) >= 0.9
 
 
-def test_workers_three_percent_apart_hide_nothing_where_they_are_the_same_gpus(two_runs):
+def test_workers_three_percent_apart_do_not_hide_a_slowdown_on_the_same_gpus(two_runs):
     noise = replace(ON_A_GPU, workers=0.03)
     assert share(comparisons(two_runs, {}, noise, seed=3), has_alarm) <= 0.05
     slow = comparisons(two_runs, {"baseline": 0.03, "optimized": 0.03}, noise, seed=8, runs=examples(100))

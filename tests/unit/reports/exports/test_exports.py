@@ -11,7 +11,7 @@ from bench.records.result import TrialStatus
 from reports.exports import tensorboard
 from reports.exports.log_model import of_run
 from reports.exports.write import check, export
-from reports.read.run import ReportWriteError, ReportError
+from reports.read.run import ReportError, ReportWriteError
 from tests.support.reports import synthetic, training_run
 
 

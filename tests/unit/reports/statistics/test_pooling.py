@@ -50,7 +50,7 @@ def test_without_repeats_there_is_no_spread():
     assert spreads({}, by_worker=True) == {}
 
 
-def test_a_noisy_configuration_keeps_its_noise_to_itself():
+def test_a_noisy_configuration_is_not_pooled():
     random = np.random.default_rng(3)
     table = simulated_cells(random, 12, 8)
     table["c5"] = {worker: value + random.normal(0.0, 0.08) for worker, value in table["c5"].items()}
