@@ -85,8 +85,8 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
         verb = "Stay" if chosen.row.is_baseline else "Train"
         also = f"; neither were {formatting.first_n(tied, 3)}" if tied else ""
         return (
-            f"{verb} with {_label_with_count(chosen.row)}: {fastest.label} gave {gain} {where}, but was not shown to be "
-            f"faster{also}{passed}."
+            f"{verb} with {_label_with_count(chosen.row)}: {fastest.label} gave {gain} {where}, but was not shown to "
+            f"be faster{also}{passed}."
         )
     price = None if fastest.cost is None else fastest.cost.usd_per_million_useful_tokens.value
     dollars = "" if price is None else f" at ${formatting.number(price)} per million useful tokens"
