@@ -18,7 +18,7 @@ from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
-from remote.cluster.labels import FIRST, SERVE
+from remote.cluster.labels import ADAPTER_CONTAINER, SERVE
 from remote.cluster.manifests import Image
 from remote.cluster.pull_secret import key_secret
 from remote.hosts.command import Secret
@@ -142,7 +142,7 @@ class AdapterUpload:
     """Upload of the adapter to each pod that waits for it."""
 
     def __init__(self, settings: Settings, trained: TrainedAdapter) -> None:
-        (self._host,) = component_hosts(settings, SERVE, container=FIRST, include_starting=True)
+        (self._host,) = component_hosts(settings, SERVE, container=ADAPTER_CONTAINER, include_starting=True)
         self._trained, self._received = trained, set[str]()
 
     def send_to_waiting(self, state: PodFleet) -> None:
@@ -178,7 +178,7 @@ def stop_server(context: Context, *, yes: bool) -> None:
     names = {"Job": SERVE, "Service": SERVE}
     with open_cluster(settings, changes=True, yes=yes) as cluster:
         objects = [
-            item for kind, name in names.items() for item in cluster.list_of(kind) if item["metadata"]["name"] == name
+            item for kind, name in names.items() for item in cluster.list_fleet_objects(kind) if item["metadata"]["name"] == name
         ]
         objects += [secret for secret in cluster.secrets() if secret["metadata"]["name"] == KEY_SECRET]
         if not objects:

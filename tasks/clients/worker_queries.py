@@ -7,7 +7,7 @@ from threading import Event, Lock
 from time import monotonic
 from typing import TypeVar
 
-from remote.cluster.errors import KubectlUnusable
+from remote.cluster.errors import PodUnusable
 from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.settings.load import Settings
@@ -21,7 +21,7 @@ def translate_host_errors() -> Iterator[None]:
     """Turn errors of a worker into task errors."""
     try:
         yield
-    except (PermissionDenied, KubectlUnusable) as error:
+    except (PermissionDenied, PodUnusable) as error:
         raise UsageError(f"{error}, then rerun the command") from None
     except HostError as error:
         raise RetryableError(f"{error}; check that the workers are up, then rerun the command") from None

@@ -31,7 +31,7 @@ def check_node_capacity(
     settings: Settings, cluster: Cluster, image: Image, cluster_plan: ClusterPlan, *, partial: bool
 ) -> None:
     """Raise TaskFailed if fewer nodes qualify than the plan's pods need, unless `partial`."""
-    starts = [a for a in cluster_plan.of(Verb.CREATE, Verb.REPLACE) if a.kind in ("Job", "JobSet") and a.desired]
+    starts = [a for a in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE) if a.kind in ("Job", "JobSet") and a.desired]
     if not starts:
         return
     needed = max(_parallelism(action) for action in starts)
@@ -62,10 +62,10 @@ def _parallelism(action: Action) -> int:
 def check_controller(settings: Settings, cluster: Cluster, cluster_plan: ClusterPlan) -> None:
     """Raise UsageError if the overlay's controller is missing: without Kueue its Job would start at once."""
     needed = OVERLAY_CONTROLLERS.get(settings.cluster.overlay)
-    if needed is None or not cluster_plan.of(Verb.CREATE, Verb.REPLACE):
+    if needed is None or not cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE):
         return
     group, name = needed
-    if not cluster.knows_group(group):
+    if not cluster.has_api_group(group):
         raise UsageError(
             f"this cluster has no {name}: its controller is not installed; set cluster.overlay to another one "
             "(job-4gpu does the same without it), or have it installed; nothing was changed"
@@ -74,7 +74,7 @@ def check_controller(settings: Settings, cluster: Cluster, cluster_plan: Cluster
 
 def check_storage(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
     """Raise UsageError if a volume's CSI driver or a claim's storage class is missing: pods would wait indefinitely."""
-    for action in cluster_plan.of(Verb.CREATE, Verb.REPLACE):
+    for action in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE):
         spec = (action.desired or {}).get("spec", {})
         if action.kind == "PersistentVolume" and "csi" in spec:
             kind, name, label = CSI_DRIVER, spec["csi"]["driver"], "CSI driver"
@@ -85,7 +85,7 @@ def check_storage(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
         else:
             continue
         try:
-            exists = cluster.has(kind, name)
+            exists = cluster.has_object(kind, name)
         except Forbidden as error:
             print(f"{label} {name} cannot be checked: {error}")
             continue
@@ -114,7 +114,7 @@ def require_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind,
 def missing_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind, str]]) -> list[str]:
     """Return the missing ones of `permissions`, (verb, kind, subresource), as text."""
     with ThreadPoolExecutor(max_workers=6) as pool:
-        answers = list(pool.map(lambda permission: cluster.allowed(*permission), permissions))
+        answers = list(pool.map(lambda permission: cluster.is_allowed(*permission), permissions))
     return [
         f"{verb} {kind.plural}{'/' + sub if sub else ''}"
         for (verb, kind, sub), is_allowed in zip(permissions, answers, strict=True)
@@ -129,9 +129,9 @@ def check_pending_results(
 
     Raises ConfirmationRequired if there are any, unless `discard_results`.
     """
-    if not cluster_plan.ends_pods:
+    if not cluster_plan.pod_ending_actions:
         return []
-    for action in cluster_plan.ends_pods:
+    for action in cluster_plan.pod_ending_actions:
         if action.live is not None and is_training(action.live) and not discard_results:
             raise ConfirmationRequired(
                 f"{action.title} is still training; wait until it ends (`inv status`), "
@@ -141,14 +141,14 @@ def check_pending_results(
     if lost and not discard_results:
         more = f"; and {len(lost) - 3} more: `inv collect --all` fetches what has ended" if len(lost) > 3 else ""
         raise ConfirmationRequired(
-            f"{cluster_plan.ends_pods[0].title} would be deleted with results in its pods: "
+            f"{cluster_plan.pod_ending_actions[0].title} would be deleted with results in its pods: "
             f"{'; '.join(run.description for run in lost[:3])}{more}; "
             "or pass --discard-results; nothing was changed"
         )
     busy = [] if discard_results else foreign_active_jobs(settings, cluster.target)
     if busy:
         raise ConfirmationRequired(
-            f"{cluster_plan.ends_pods[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}; wait until "
+            f"{cluster_plan.pod_ending_actions[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}; wait until "
             "they end (`inv monitor`), or pass --discard-results; nothing was changed"
         )
     return lost

@@ -11,7 +11,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object
-from remote.cluster.manifests import JOB, Image, Values, render
+from remote.cluster.manifests import JOB_PREFIX, Image, ManifestValues, render
 from remote.cluster.plan import ClusterPlan, Verb, plan
 from remote.cluster.pull_secret import pull_secret
 from remote.hosts.command import Secret
@@ -71,7 +71,7 @@ class DeployHooks:
 
 def deploy_fleet(context: Context, options: DeployOptions) -> None:
     settings = load(context)
-    if settings.cluster.overlay.startswith(JOB):
+    if settings.cluster.overlay.startswith(JOB_PREFIX):
         raise UsageError(f"cluster.overlay: {settings.cluster.overlay} runs a training; type `inv train --job`")
     apply(settings, options)
 
@@ -82,11 +82,11 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
     image = resolve_image(settings)
     values = manifest_values(settings, image)
     components = (*values.components, *hooks.components)
-    values = replace(values, copied={**values.copied, **hooks.values}, components=components, server=hooks.server)
+    values = replace(values, copied={**values.extra_settings, **hooks.values}, components=components, server=hooks.server)
     with translate_cluster_errors():
         desired = render(values, settings.root / MANIFESTS)
     with open_cluster(settings, changes=not options.dry_run, yes=options.yes) as cluster:
-        live = cluster.live()
+        live = cluster.live_objects()
         makes_secret = _needs_secret(settings, cluster, image, renew=options.renew_secret)
         cluster_plan = plan(desired, live, makes_secret=makes_secret, replace_ended=options.force)
         _print_plan(cluster_plan, image, settings)
@@ -103,7 +103,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
         if cluster_plan.is_empty:
             state = read_state(cluster, jobs)
             if state.is_up or options.dry_run or not jobs:
-                print(f"nothing to do: {state.up} of {len(state.rows)} pods are up")
+                print(f"nothing to do: {state.up_count} of {len(state.rows)} pods are up")
                 return
             await_pods()
             return
@@ -116,7 +116,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
             return
         # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
-        with acquire_lock(settings.results_folder, "deploy") if cluster_plan.ends_pods else contextlib.nullcontext():
+        with acquire_lock(settings.results_folder, "deploy") if cluster_plan.pod_ending_actions else contextlib.nullcontext():
             lost = check_pending_results(settings, cluster, cluster_plan, discard_results=options.discard_results)
             user = settings.registry.user or ""
             secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None
@@ -130,7 +130,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             await_pods(new_login=makes_secret and old_pods)
 
 
-def manifest_values(settings: Settings, image: Image) -> Values:
+def manifest_values(settings: Settings, image: Image) -> ManifestValues:
     """Return the values of the manifests: every text and number of section cluster, and some of other sections."""
     cluster = settings.cluster
     copied = {**dict(cluster), **dict(cluster.fss), "size": settings.fleet.size, "profile": settings.bench.profile}
@@ -141,14 +141,14 @@ def manifest_values(settings: Settings, image: Image) -> Values:
         "gpu-product": cluster.gpu not in (None, ANY_PRODUCT),
         "cpu-limit": cluster.cpu_limit is not None,
     }
-    return Values(
+    return ManifestValues(
         namespace=cluster.namespace,
         overlay=cluster.overlay,
         image=image,
         preemptible=cluster.preemptible,
         pull_secret=cluster.pull_secret,
         volume_handle=cluster.fss.volume_handle,
-        copied={name: value for name, value in copied.items() if isinstance(value, (str, int))},
+        extra_settings={name: value for name, value in copied.items() if isinstance(value, (str, int))},
         components=tuple(name for name, is_used in components.items() if is_used),
     )
 
@@ -183,19 +183,19 @@ def _print_plan(cluster_plan: ClusterPlan, image: Image, settings: Settings) -> 
 
 
 def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan, *, force_conflicts: bool) -> None:
-    if any(action.kind == "Namespace" for action in cluster_plan.of(Verb.CREATE)):
+    if any(action.kind == "Namespace" for action in cluster_plan.with_verb(Verb.CREATE)):
         print("dry run: nothing was changed; the namespace does not exist yet, so everything in it is new")
         return
     # The server cannot compare a Job that is replaced: it would reject the change.
-    for action in cluster_plan.of(Verb.REPLACE):
+    for action in cluster_plan.with_verb(Verb.REPLACE):
         for difference in action.differences:
             print(f"{action.title}  {difference}")
     # Nor a binding whose Role is new: for a user without the right to grant everything the server reads the Role, which
     # does not exist in a dry run. The deployment itself creates the Role first.
-    new_roles = {action.name for action in cluster_plan.of(Verb.CREATE) if action.kind == "Role"}
+    new_roles = {action.name for action in cluster_plan.with_verb(Verb.CREATE) if action.kind == "Role"}
     objects = [
         action.desired
-        for action in cluster_plan.of(Verb.CREATE, Verb.APPLY)
+        for action in cluster_plan.with_verb(Verb.CREATE, Verb.APPLY)
         if action.desired is not None
         and not (action.kind == "RoleBinding" and action.desired["roleRef"]["name"] in new_roles)
     ]
@@ -216,8 +216,8 @@ def _execute_plan(
 ) -> None:
     """Apply the plan in the order of dependencies: other objects, the secret, old Jobs deleted, new Jobs."""
     section = settings.cluster
-    deleted = [a.live for a in cluster_plan.of(Verb.DELETE, Verb.REPLACE) if a.live is not None]
-    written = cluster_plan.of(Verb.CREATE, Verb.APPLY, Verb.REPLACE)
+    deleted = [a.live for a in cluster_plan.with_verb(Verb.DELETE, Verb.REPLACE) if a.live is not None]
+    written = cluster_plan.with_verb(Verb.CREATE, Verb.APPLY, Verb.REPLACE)
     workloads = [a.desired for a in written if a.kind in ("Job", "JobSet") and a.desired is not None]
     others = [a.desired for a in written if a.kind not in ("Job", "JobSet") and a.desired is not None]
     if others:

@@ -7,7 +7,7 @@ from invoke.context import Context
 from rich.text import Text
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.driver import drivers
+from remote.cluster.diagnosis.driver import parse_drivers
 from remote.cluster.diagnosis.nodes import (
     ANY_PRODUCT,
     CUDA_12,
@@ -15,11 +15,11 @@ from remote.cluster.diagnosis.nodes import (
     NodeReport,
     NodeRequirements,
     examine,
-    mixed,
+    mixed_gpu_products,
 )
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
-from remote.cluster.quantities import amount, in_gib
+from remote.cluster.quantities import parse_quantity, format_gib
 from tasks.cli.terminal import console, json_output, plain_table
 from tasks.clients.cluster import open_cluster
 from tasks.clients.image_ref import resolve_image
@@ -64,13 +64,13 @@ def to_document(report: NodeReport) -> dict[str, Any]:
         "qualifies": report.qualifies,
         "pods": report.pods,
         "instance_type": report.instance_type,
-        "gpu": report.product,
+        "gpu": report.gpu_product,
         "gpus": report.gpus,
         "gpus_free": report.gpus_free,
         "disk_bytes": int(report.disk_bytes),
         "kubelet": report.kubelet,
         "driver": report.driver,
-        "findings": [finding.document() for finding in report.findings],
+        "findings": [finding.to_dict() for finding in report.findings],
     }
 
 
@@ -92,7 +92,7 @@ def capacity_summary(settings: Settings, needed: int, reports: Sequence[NodeRepo
 
 def check_gpu_products(settings: Settings, reports: Sequence[NodeReport]) -> None:
     """Raise UsageError if the qualifying nodes have different kinds of GPU and cluster.gpu is not set."""
-    kinds = mixed(reports)
+    kinds = mixed_gpu_products(reports)
     if kinds and settings.cluster.gpu is None:
         raise UsageError(
             f"the nodes have different kinds of GPU: {', '.join(kinds)}; trials on them cannot be compared: set "
@@ -123,21 +123,21 @@ def pod_requirements(settings: Settings, image: Image | None) -> NodeRequirement
     if preemptible:
         tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
     # Without a shared volume the pod has a second local folder for results.
-    scratch = amount(section.scratch) * (1 if section.fss.volume_handle else 2)
+    scratch = parse_quantity(section.scratch) * (1 if section.fss.volume_handle else 2)
     return NodeRequirements(
         instance_type=section.instance_type,
         preemptible=preemptible,
-        cpu=amount(section.cpu),
-        memory=amount(section.memory),
+        cpu=parse_quantity(section.cpu),
+        memory=parse_quantity(section.memory),
         scratch=scratch,
         tolerations=tolerations,
         namespace=section.namespace,
         gpus=section.gpus_per_pod,
         one_per_node=section.one_per_node,
-        product=section.gpu,
+        gpu_product=section.gpu,
         image=image.reference if image else None,
         image_bytes=image.size_bytes if image else None,
-        drivers=(drivers(image.requires) if image and image.requires else None) or CUDA_12,
+        drivers=(parse_drivers(image.cuda_requirement) if image and image.cuda_requirement else None) or CUDA_12,
     )
 
 
@@ -159,15 +159,15 @@ def print_nodes(reports: Sequence[NodeReport]) -> None:
     for report in reports:
         if not report.is_candidate and not report.gpus:
             continue
-        share = f" (1/{report.shared})" if report.shared > 1 else ""
+        share = f" (1/{report.pods_per_gpu})" if report.pods_per_gpu > 1 else ""
         rows.add_row(
             Text(report.name),
             Text("yes", style="green") if report.qualifies else Text("no", style="red"),
             Text(report.instance_type or "-"),
-            Text((report.product or "-").removeprefix("NVIDIA-") + share),
+            Text((report.gpu_product or "-").removeprefix("NVIDIA-") + share),
             str(report.gpus),
             "?" if report.gpus_free is None else str(report.gpus_free),
-            in_gib(report.disk_bytes),
+            format_gib(report.disk_bytes),
             Text(report.kubelet),
             Text(report.driver or "unknown"),
         )

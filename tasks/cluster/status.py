@@ -9,10 +9,10 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.finding import together
+from remote.cluster.diagnosis.finding import grouped_lines
 from remote.cluster.diagnosis.pods import is_ready
-from remote.cluster.diagnosis.readiness import PodFleet, fleet
-from remote.cluster.kubectl import not_installed
+from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
+from remote.cluster.kubectl import not_installed_error
 from remote.cluster.labels import INDEX_LABEL, PART_OF, label
 from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import open_cluster
@@ -27,25 +27,25 @@ _MAX_LINE_CHARS = 1 << 16
 def show_status(context: Context, *, as_json: bool) -> None:
     with json_output(as_json) as print_json, open_cluster(load(context)) as cluster:
         screen = console()
-        jobs = cluster.list_of("Job")
-        sets = cluster.list_of("JobSet")
+        jobs = cluster.list_fleet_objects("Job")
+        sets = cluster.list_fleet_objects("JobSet")
         if not jobs and not sets:
             raise TaskFailed(f"nothing is deployed in namespace {cluster.target.namespace}; `inv deploy`")
-        pods, claims = cluster.pods(), cluster.list_of("PersistentVolumeClaim")
-        state = fleet(jobs, pods, claims, [])
+        pods, claims = cluster.pods(), cluster.list_fleet_objects("PersistentVolumeClaim")
+        state = build_fleet(jobs, pods, claims, [])
         if not state.is_up:
-            state = fleet(jobs, pods, claims, cluster.events())
+            state = build_fleet(jobs, pods, claims, cluster.events())
         for claim in claims:
             phase = claim.get("status", {}).get("phase", "?")
             screen.print(f"volume claim {claim['metadata']['name']}: {phase}")
         if state.rows:
             screen.print(pod_table(state))
-        for line in together(state.all_findings):
+        for line in grouped_lines(state.all_findings):
             screen.print(f"  {line}")
         if sets and not jobs:
             names = ", ".join(job_set["metadata"]["name"] for job_set in sets)
             screen.print(f"jobset {names}: its controller has not created a Job yet")
-        screen.print(f"{state.up} of {len(state.rows)} pods are up")
+        screen.print(f"{state.up_count} of {len(state.rows)} pods are up")
         print_json(to_document(state))
 
 
@@ -54,7 +54,7 @@ def to_document(state: PodFleet) -> dict[str, Any]:
     return {
         "kind": "status",
         "schema_version": 1,
-        "up": state.up,
+        "up": state.up_count,
         "pods": [
             {
                 "job": row.job,
@@ -67,7 +67,7 @@ def to_document(state: PodFleet) -> dict[str, Any]:
             }
             for row in state.rows
         ],
-        "findings": [finding.document() for finding in state.all_findings],
+        "findings": [finding.to_dict() for finding in state.all_findings],
     }
 
 
@@ -136,7 +136,7 @@ def _run_piped(argv: tuple[str, ...]) -> int:
                 raise
         return process.returncode
     except OSError as error:
-        raise not_installed(error) from None
+        raise not_installed_error(error) from None
 
 
 def _run_interactive(argv: tuple[str, ...]) -> int:
@@ -144,4 +144,4 @@ def _run_interactive(argv: tuple[str, ...]) -> int:
     try:
         return subprocess.run(argv, check=False).returncode
     except OSError as error:
-        raise not_installed(error) from None
+        raise not_installed_error(error) from None

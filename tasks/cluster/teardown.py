@@ -16,7 +16,7 @@ from tasks.settings.load import load
 def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results: bool) -> None:
     settings = load(context)
     with open_cluster(settings, changes=not dry_run, yes=yes) as cluster:
-        live = [item for item in cluster.live() if item["kind"] != "Namespace"]
+        live = [item for item in cluster.live_objects() if item["kind"] != "Namespace"]
         live += cluster.secrets()
         own = [item for item in live if is_owned(item)]
         # Workloads first: they use the other objects.
@@ -46,4 +46,4 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
 
 
 def _deletion(live: Object) -> Action:
-    return Action(verb=Verb.DELETE, kind=live["kind"], name=live["metadata"]["name"], why="", live=live)
+    return Action(verb=Verb.DELETE, kind=live["kind"], name=live["metadata"]["name"], reason="", live=live)

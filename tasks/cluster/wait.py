@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.finding import Diagnosis, together
-from remote.cluster.diagnosis.image_pull import BACK_OFF_SEC, LOGIN_CAUSES
-from remote.cluster.diagnosis.readiness import PodFleet, fleet
+from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
+from remote.cluster.diagnosis.image_pull import MAX_BACK_OFF_SEC, LOGIN_CAUSES
+from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
 from remote.cluster.errors import ClusterError, Unreachable
 from tasks.cli import terminal
 from tasks.errors import RetryableError, TaskFailed
@@ -30,12 +30,12 @@ _MAX_SILENCE_SEC = 60.0  # longer than a restart of the API server
 def read_state(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
     """Read the current state of the Jobs with these names. Raises ClusterError."""
     names = {job["metadata"]["name"] for job in jobs}
-    live = [job for job in cluster.list_of("Job") if job["metadata"]["name"] in names]
+    live = [job for job in cluster.list_fleet_objects("Job") if job["metadata"]["name"] in names]
     pods = cluster.pods()
-    state = fleet(live, pods, [], [])
+    state = build_fleet(live, pods, [], [])
     if state.is_up:
         return state
-    return fleet(live, pods, cluster.list_of("PersistentVolumeClaim"), cluster.events())
+    return build_fleet(live, pods, cluster.list_fleet_objects("PersistentVolumeClaim"), cluster.events())
 
 
 def wait_for_pods(
@@ -56,7 +56,7 @@ def wait_for_pods(
     screen = terminal.console()
     started = answered = time.monotonic()
     limit = settings.cluster.ready_timeout_sec
-    policy = WaitPolicy(login_sec=BACK_OFF_SEC if new_login else 0.0)
+    policy = WaitPolicy(login_sec=MAX_BACK_OFF_SEC if new_login else 0.0)
     old_events: Mapping[object, str | Diagnosis] = {}
     batch_sec = _MIN_BATCH_SEC
     with Live(console=screen, auto_refresh=False, transient=True) as live:
@@ -76,7 +76,7 @@ def wait_for_pods(
                 continue
             events = _events(state)
             if is_live:
-                findings = (Text(f"  {line}") for line in together(state.all_findings))
+                findings = (Text(f"  {line}") for line in grouped_lines(state.all_findings))
                 live.update(Group(pod_table(state), *findings), refresh=True)
             else:
                 for line in _lines([events[key] for key in events if key not in old_events]):
@@ -108,7 +108,7 @@ def _wait_for_change(cluster: Cluster, timeout_sec: float, batch_sec: float) -> 
     """Sleep until a pod changes, then for `batch_sec` to include further changes; at most for `timeout_sec`."""
     started = time.monotonic()
     try:
-        cluster.await_change(max(1.0, timeout_sec))
+        cluster.wait_for_change(max(1.0, timeout_sec))
     except ClusterError:
         time.sleep(_RETRY_SEC)  # the next poll reports the error
     time.sleep(max(0.0, min(batch_sec, started + timeout_sec - time.monotonic())))
@@ -165,8 +165,8 @@ def _events(state: PodFleet) -> dict[object, str | Diagnosis]:
 
 def _lines(events: Sequence[str | Diagnosis]) -> list[str]:
     rows = [event for event in events if isinstance(event, str)]
-    return rows + [f"  {line}" for line in together(event for event in events if isinstance(event, Diagnosis))]
+    return rows + [f"  {line}" for line in grouped_lines(event for event in events if isinstance(event, Diagnosis))]
 
 
 def _progress(state: PodFleet) -> str:
-    return f"{state.up} of {len(state.rows)} pods are up"
+    return f"{state.up_count} of {len(state.rows)} pods are up"

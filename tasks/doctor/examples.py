@@ -10,12 +10,12 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from remote.cluster.diagnosis.driver import Drivers
-from remote.cluster.diagnosis.image_pull import known
-from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT, NodeRequirements, examine
+from remote.cluster.diagnosis.driver import DriverRange
+from remote.cluster.diagnosis.image_pull import known_causes
+from remote.cluster.diagnosis.nodes import GPU_RESOURCE, INSTANCE_TYPE_LABEL, PREEMPTIBLE, GPU_PRODUCT_LABEL, NodeRequirements, examine
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
-from remote.cluster.kubectl import not_installed, refusal
-from remote.cluster.quantities import amount
+from remote.cluster.kubectl import not_installed_error, to_cluster_error
+from remote.cluster.quantities import parse_quantity
 from remote.hosts.host import HostError
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
@@ -45,8 +45,8 @@ def cluster() -> Rows:
     """Return the rows for the API server and the login, from kubectl's messages."""
     login = ("getting credentials: exec: executable oci failed", "Unauthorized", "x509: certificate signed by unknown")
     network = ("connection refused", "no such host", "i/o timeout")
-    missing = not_installed(FileNotFoundError(2, "No such file or directory", "kubectl"))
-    return [*(_row(refusal("kubectl", message)) for message in (*login, *network)), _row(missing)]
+    missing = not_installed_error(FileNotFoundError(2, "No such file or directory", "kubectl"))
+    return [*(_row(to_cluster_error("kubectl", message)) for message in (*login, *network)), _row(missing)]
 
 
 @cache
@@ -57,10 +57,10 @@ def nodes(causes: Collection[str]) -> Rows:
 
 
 _NODE: dict[str, Any] = {
-    "metadata": {"name": "NODE", "labels": {INSTANCE_TYPE: _INSTANCE_TYPE}},
+    "metadata": {"name": "NODE", "labels": {INSTANCE_TYPE_LABEL: _INSTANCE_TYPE}},
     "spec": {},
     "status": {
-        "allocatable": {"cpu": "30", "memory": "240Gi", "ephemeral-storage": "200Gi", GPU: "1"},
+        "allocatable": {"cpu": "30", "memory": "240Gi", "ephemeral-storage": "200Gi", GPU_RESOURCE: "1"},
         "conditions": [{"type": "Ready", "status": "True"}],
         "nodeInfo": {"kubeletVersion": "v1.34.0"},
     },
@@ -76,21 +76,21 @@ _NODE_CHANGES: tuple[dict[str, Any], ...] = (
     {"spec.unschedulable": True},
     {"spec.taints": [{"key": "TAINT", "value": "VALUE", "effect": "NoSchedule"}]},
     {"spec.taints": [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]},
-    {f"status.allocatable|{GPU}": "0"},
-    {f"status.allocatable|{GPU}": "0", "status.allocatable|nvidia.com/mig-1g.6gb": "4"},
-    {f"metadata.labels|{PRODUCT}": "Tesla-T4"},
-    {f"metadata.labels|{PRODUCT}": _PRODUCT, "metadata.labels|nvidia.com/gpu.replicas": "4"},
+    {f"status.allocatable|{GPU_RESOURCE}": "0"},
+    {f"status.allocatable|{GPU_RESOURCE}": "0", "status.allocatable|nvidia.com/mig-1g.6gb": "4"},
+    {f"metadata.labels|{GPU_PRODUCT_LABEL}": "Tesla-T4"},
+    {f"metadata.labels|{GPU_PRODUCT_LABEL}": _PRODUCT, "metadata.labels|nvidia.com/gpu.replicas": "4"},
     {"status.allocatable|ephemeral-storage": "38Gi"},
     {"status.allocatable|cpu": "2"},
     {"status.allocatable|memory": "8Gi"},
     {"status.nodeInfo.kubeletVersion": "v1.27.2"},
     {"metadata.labels|nvidia.com/cuda.driver.major": "470"},
-    {f"metadata.labels|{INSTANCE_TYPE}": "VM.GPU3.1"},
+    {f"metadata.labels|{INSTANCE_TYPE_LABEL}": "VM.GPU3.1"},
 )
 _POD = {"metadata": {"name": "POD", "namespace": "OTHER", "labels": {}}, "status": {"phase": "Running"}}
 _GPU_POD_SPEC = {
     "nodeName": "NODE",
-    "containers": [{"resources": {"requests": {GPU: "1", "cpu": "1", "memory": "1Gi"}}}],
+    "containers": [{"resources": {"requests": {GPU_RESOURCE: "1", "cpu": "1", "memory": "1Gi"}}}],
 }
 
 
@@ -99,16 +99,16 @@ def _findings() -> Iterator[Any]:
         instance_type=_INSTANCE_TYPE,
         preemptible=False,
         cpu=Decimal(4),
-        memory=amount("24Gi"),
-        scratch=amount("10Gi"),
-        tolerations=[{"key": GPU, "operator": "Exists"}],
+        memory=parse_quantity("24Gi"),
+        scratch=parse_quantity("10Gi"),
+        tolerations=[{"key": GPU_RESOURCE, "operator": "Exists"}],
         namespace="OURS",
         image="HOST/REPOSITORY@sha256:DIGEST",
         image_bytes=35 * 2**30,
-        drivers=Drivers(since=570, also=(535, 550, 560, 565)),  # those of CUDA 12.8.1's base image
+        drivers=DriverRange(minimum=570, older=(535, 550, 560, 565)),  # those of CUDA 12.8.1's base image
     )
     for changes in _NODE_CHANGES:
-        is_other_gpu = changes.get(f"metadata.labels|{PRODUCT}") == "Tesla-T4"
+        is_other_gpu = changes.get(f"metadata.labels|{GPU_PRODUCT_LABEL}") == "Tesla-T4"
         requirements = replace(need, product=_PRODUCT) if is_other_gpu else need
         for report in examine([_changed(_NODE, changes)], [], requirements):
             yield from report.findings
@@ -139,7 +139,7 @@ _TERMINATED: tuple[dict[str, Any], ...] = (
     {"reason": "Error", "exitCode": 1},
 )
 _UNSCHEDULED = (
-    f"0/4 nodes are available: 4 Insufficient {GPU}.",
+    f"0/4 nodes are available: 4 Insufficient {GPU_RESOURCE}.",
     "0/4 nodes are available: 4 Insufficient memory.",
     "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.",
     "0/4 nodes are available: 4 node(s) had untolerated taint {KEY: VALUE}.",
@@ -175,7 +175,7 @@ def pods() -> Rows:
         findings += diagnose_job({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedCreate", message)])
     for message in _CLAIMS:
         findings += diagnose_claim({"metadata": meta, "status": {"phase": "Pending"}}, [_event("Pending", message)])
-    return [*known(), *((finding.reason, finding.remedy) for finding in findings)]
+    return [*known_causes(), *((finding.reason, finding.remedy) for finding in findings)]
 
 
 def _event(reason: str, message: str) -> dict[str, Any]:
@@ -223,12 +223,12 @@ def inputs() -> Rows:
     return [
         ("MODEL: no such model folder", "`inv model.demo` makes a small one"),
         (
-            "MODEL/pytorch_model.bin: a pickle, which can run code when it is read",
-            "remove it: only safetensors are used",
+            "MODEL/pytorch_model.bin: a pickle file, which can run code when it is read",
+            "remove it, only safetensors are used",
         ),
-        ("DATA: cannot be read: No such file or directory", "the data is one chat per line, as JSON"),
-        ("DATA: empty", "expected one chat per line, as JSON"),
-        ("DATA: no chat of 1 has a user's and an assistant's text", "there is nothing to train on"),
+        ("DATA: cannot be read: No such file or directory", "name a file with one JSON chat per line"),
+        ("DATA: empty", "name a file with one JSON chat per line"),
+        ("DATA: none of 1 chats has a user's and an assistant's text", "name a file with usable chats"),
     ]
 
 

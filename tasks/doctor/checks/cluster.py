@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remote.cluster.errors import Forbidden
-from remote.cluster.kubectl import not_installed
-from remote.cluster.quantities import amount
+from remote.cluster.kubectl import not_installed_error
+from remote.cluster.quantities import parse_quantity
 from remote.cluster.resource_kinds import CSI_DRIVER, KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.hosts.process import CannotStart, run_program
 from tasks.clients.cluster import translate_cluster_errors
@@ -104,7 +104,7 @@ def kubectl(context: CheckContext) -> CheckResult:
         client = str(json.loads(completed.stdout)["clientVersion"]["gitVersion"])
     except CannotStart as error:
         with translate_cluster_errors():
-            raise not_installed(error) from None
+            raise not_installed_error(error) from None
     except (ValueError, KeyError, TypeError):
         return passed("installed, version unknown")
     server = context.version.get_or_skip()[0]
@@ -176,7 +176,7 @@ def secret(context: CheckContext) -> CheckResult:
 )
 def quota(context: CheckContext) -> CheckResult | list[CheckResult]:
     with context.open_cluster() as cluster:
-        quotas, pods = cluster.every(RESOURCE_QUOTA), cluster.pods()
+        quotas, pods = cluster.list_all(RESOURCE_QUOTA), cluster.pods()
     if not quotas:
         return passed("no quota in the namespace")
     faults = [*quota_faults(quotas, context.settings, context.settings.fleet.size - len(pods))]
@@ -186,18 +186,18 @@ def quota(context: CheckContext) -> CheckResult | list[CheckResult]:
 def quota_faults(quotas: Sequence[Mapping[str, Any]], settings: Settings, missing_pods: int) -> Iterator[CheckResult]:
     """Yield the quotas of the namespace that `missing_pods` more pods would exceed."""
     section = settings.cluster
-    memory, gpus = amount(section.memory), amount(str(section.gpus_per_pod))
-    needs = {"requests.cpu": amount(section.cpu), "requests.memory": memory, "limits.memory": memory}
-    needs |= {"cpu": needs["requests.cpu"], "memory": memory, "pods": amount("1"), "requests.nvidia.com/gpu": gpus}
+    memory, gpus = parse_quantity(section.memory), parse_quantity(str(section.gpus_per_pod))
+    needs = {"requests.cpu": parse_quantity(section.cpu), "requests.memory": memory, "limits.memory": memory}
+    needs |= {"cpu": needs["requests.cpu"], "memory": memory, "pods": parse_quantity("1"), "requests.nvidia.com/gpu": gpus}
     if section.cpu_limit is not None:
-        needs["limits.cpu"] = amount(section.cpu_limit)
+        needs["limits.cpu"] = parse_quantity(section.cpu_limit)
     for quota in quotas:
         hard, used = quota.get("status", {}).get("hard") or {}, quota.get("status", {}).get("used") or {}
         name = quota["metadata"]["name"]
         if "limits.cpu" in hard and section.cpu_limit is None:
             yield QUOTA_LIMITS.result(quota=name)
         for resource in needs.keys() & hard.keys():
-            free, need = amount(hard[resource]) - amount(used.get(resource, "0")), needs[resource] * missing_pods
+            free, need = parse_quantity(hard[resource]) - parse_quantity(used.get(resource, "0")), needs[resource] * missing_pods
             if missing_pods > 0 and need > free:
                 yield QUOTA.result(
                     quota=name, resource=resource, free=f"{free:f}", need=f"{need:f}", count=missing_pods
@@ -209,7 +209,7 @@ def storage(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
         if context.settings.cluster.fss.volume_handle is None:
             return NO_VOLUME.result()
-        if not cluster.has(CSI_DRIVER, FSS_DRIVER):
+        if not cluster.has_object(CSI_DRIVER, FSS_DRIVER):
             return NO_CSI.result(driver=FSS_DRIVER)
     return passed(f"the CSI driver {FSS_DRIVER} is installed")
 
@@ -221,7 +221,7 @@ def controller(context: CheckContext) -> CheckResult:
         if overlay not in OVERLAY_CONTROLLERS:
             return passed(f"the overlay {overlay} needs only Kubernetes' own controllers")
         group, name = OVERLAY_CONTROLLERS[overlay]
-        if not cluster.knows_group(group):
+        if not cluster.has_api_group(group):
             return NO_CONTROLLER.result(overlay=overlay, controller=name)
     return passed(f"{name} is installed")
 
@@ -230,7 +230,7 @@ def controller(context: CheckContext) -> CheckResult:
 def runtime(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
         try:
-            names = [str(item["metadata"]["name"]) for item in cluster.every(RUNTIME_CLASS)]
+            names = [str(item["metadata"]["name"]) for item in cluster.list_all(RUNTIME_CLASS)]
         except Forbidden as error:
             raise Skipped(str(error).partition("; ")[0]) from None
     has = "there is a runtime class nvidia" if "nvidia" in names else "no runtime class nvidia"
@@ -241,7 +241,7 @@ def runtime(context: CheckContext) -> CheckResult:
 def dns(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
         try:
-            pods = cluster.every(POD, namespace="kube-system", selector="k8s-app=kube-dns")
+            pods = cluster.list_all(POD, namespace="kube-system", selector="k8s-app=kube-dns")
         except Forbidden as error:
             raise Skipped(str(error).partition("; ")[0]) from None
     if not pods:

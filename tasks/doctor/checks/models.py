@@ -21,7 +21,7 @@ def whole(context: CheckContext) -> CheckResult:
     else:
         context.version.get_or_skip()
         cluster = context.cluster.get_or_skip()
-        if not cluster.list_of("Job"):
+        if not cluster.list_fleet_objects("Job"):
             raise Skipped("no pod is deployed")
         inputs = inspect(settings, pod_hosts(settings, cluster.target)[:1])
     model, data = inputs["model"], inputs["data"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from remote.cluster.diagnosis.finding import together
+from remote.cluster.diagnosis.finding import grouped_lines
 from tasks.cluster.nodes import capacity, capacity_summary, check_gpu_products, shortage_message
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
@@ -51,7 +51,7 @@ def check_causes(causes: Sequence[str], context: CheckContext) -> CheckResult | 
         raise Skipped("see nodes enough")
     findings = [finding for report in reports for finding in report.findings if finding.cause in causes]
     no_findings = passed(f"no problem on {len(reports)} nodes of {context.settings.cluster.instance_type}")
-    return [from_message(line) for line in together(findings)] or no_findings
+    return [from_message(line) for line in grouped_lines(findings)] or no_findings
 
 
 for _name, (_question, _causes) in _CAUSES.items():

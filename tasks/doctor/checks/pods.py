@@ -16,7 +16,7 @@ CHECKS = Checks("pods")
 )
 def up(context: CheckContext) -> CheckResult | list[CheckResult]:
     with context.open_cluster() as cluster:
-        jobs = cluster.list_of("Job")
+        jobs = cluster.list_fleet_objects("Job")
         if not jobs:
             raise Skipped(f"nothing is deployed in namespace {cluster.target.namespace}: `inv deploy`")
         state = read_state(cluster, jobs)
@@ -31,10 +31,10 @@ def up(context: CheckContext) -> CheckResult | list[CheckResult]:
         for finding in findings.values()
     ]
     if failures or state.is_up:
-        return failures or passed(f"{state.up} of {len(state.rows)} pods are up")
+        return failures or passed(f"{state.up_count} of {len(state.rows)} pods are up")
     pending = ", ".join(f"{row.job}[{row.index}] {row.state}" for row in state.rows if not row.is_up)
     return CheckResult(
         status=CheckStatus.WARN,
-        message=f"{state.up} of {len(state.rows)} pods are up: {pending}",
+        message=f"{state.up_count} of {len(state.rows)} pods are up: {pending}",
         remedy="`inv deploy` waits for them",
     )

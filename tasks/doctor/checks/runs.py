@@ -4,7 +4,7 @@ from bench.records.result import TrialStatus
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
 from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
-from tasks.reports.runs import KnownRun, runs
+from tasks.reports.runs import RunInfo, find_runs
 
 CHECKS = Checks("runs")
 
@@ -35,13 +35,13 @@ _STATUSES = {  # the statuses that each fault reports
 
 @CHECKS.register("newest", "How did the trials of the newest run end?", *_STATUSES, DAMAGED)
 def newest(context: CheckContext) -> CheckResult | list[CheckResult]:
-    known_runs = runs(context.settings.results_folder)
+    known_runs = find_runs(context.settings.results_folder)
     if not known_runs:
         raise Skipped(f"there is no run in {context.settings.results_folder} yet: `inv bench --quick` creates one")
     return run_results(known_runs[0])
 
 
-def run_results(run: KnownRun) -> CheckResult | list[CheckResult]:
+def run_results(run: RunInfo) -> CheckResult | list[CheckResult]:
     """Return the faults of a run's trials."""
     if run.ends is None or run.planned is None:
         return DAMAGED.result(run=run.run_id, state=run.state)

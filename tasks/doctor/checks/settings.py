@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from remote.cluster.quantities import amount
+from remote.cluster.quantities import parse_quantity
 from remote.image.references import InvalidReference, parse_image_name
 from tasks.clients import secrets
 from tasks.doctor.check import Checks
@@ -57,8 +57,8 @@ SHARED_NODE = Fault(
 @CHECKS.register("files", "Which settings files and variables are read?")
 def files(context: CheckContext) -> CheckResult:
     read_sources = sources.read(context.config, ENVIRONMENT)
-    used = [source for source in read_sources.weakest_first if source.path is not None and source.data]
-    paths = ", ".join(sources.display_path(source.path) for source in used)
+    used = [source.path for source in read_sources.weakest_first if source.path is not None and source.data]
+    paths = ", ".join(map(sources.display_path, used))
     variables = sum(name in os.environ for name in ENVIRONMENT)
     more = f", and {variables} variable{'' if variables == 1 else 's'} INVOKE_*" if variables else ""
     return passed(f"read: {paths or 'none'}{more}; all keys and values are valid")
@@ -124,7 +124,7 @@ def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
 
 def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
     fleet, cluster = settings.fleet, settings.cluster
-    if fleet.kind == "pods" and fleet.pods.threads > amount(cluster.cpu):
+    if fleet.kind == "pods" and fleet.pods.threads > parse_quantity(cluster.cpu):
         yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu)
     if fleet.kind == "pods" and not cluster.one_per_node:
         yield SHARED_NODE.result()

@@ -51,13 +51,13 @@ def test_every_task_says_which_cluster_it_talks_to_and_looking_changes_nothing(d
     assert "bench-0 (" not in one
     assert "bench-1 (" in one
     assert "logs: --tail: expected a number of lines, found 'x'" in deployed.inv("logs", "--tail", "x", code=2)
-    assert "there is no pod '9'; there are bench-" in deployed.inv("logs", "--pod", "9", code=2)
+    assert "there is no pod '9'; choose bench-" in deployed.inv("logs", "--pod", "9", code=2)
     assert "exit 1" in deployed.inv("logs", "--pod", "0", "--previous", code=1)
     assert deployed.changes("doctor", "--only", "cluster,pods") == []
     said = deployed.inv("doctor", "--only", "cluster,pods")
     assert "2 of 2 pods are up" in said
     assert "may run trials and deploy" in said
-    assert "pull secret ocir-secret is there" in said
+    assert "pull secret ocir-secret" in said
 
 
 def test_before_anything_is_deployed_a_dry_run_prints_the_plan_and_every_task_says_what_to_type(
@@ -183,7 +183,7 @@ def test_the_pushed_image_is_taken_from_its_file(operator: Operator) -> None:
 def test_a_shell_runs_in_the_pod_that_was_asked_for_which_is_what_the_manifest_promises(deployed: Operator) -> None:
     said = deployed.inv("shell", "--pod", "1", stdin="echo on $HOSTNAME as $(id -u); exit 7\n", code=7)
     assert "on bench-1 as 1000" in said
-    assert "there is no pod 'nine'; there are bench-" in deployed.inv("shell", "--pod", "nine", code=2)
+    assert "there is no pod 'nine'; choose bench-" in deployed.inv("shell", "--pod", "nine", code=2)
     script = """
     touch /x 2>/dev/null && echo ROOT-WRITABLE
     for place in /scratch /tmp /dev/shm /workspace/results; do touch $place/x && echo writable $place; done
@@ -256,7 +256,7 @@ def test_results_that_were_not_collected_stop_what_would_lose_them(
     deployed.set(size=1)
     before = [pod["metadata"]["uid"] for pod in deployed.objects("pods")]
     foreseen = deployed.inv(words[0], "--dry-run")
-    assert f"would be refused: job/bench would end with results in its pods: {reason}" in foreseen
+    assert f"job/bench would be deleted with results in its pods: {reason}" in foreseen
     refused = deployed.inv(*words, code=4)
     assert reason in refused
     assert "nothing was changed" in refused
