@@ -85,7 +85,9 @@ class Checker:
             torch_stack.free_memory(self.modules.torch, is_cuda=self.placement.is_cuda)
             result = evaluate.make_evaluation(0, losses, first, self.targets)
             if not math.isfinite(result.loss):
-                raise InputError(f"{name}: the held-out loss is {result.loss}; the adapter or the base is damaged")
+                raise InputError(
+                    f"{name}: held-out loss {result.loss}, so adapter or base is damaged; fetch them again"
+                )
             first = first or losses
             forms.append(
                 ServedForm(
@@ -143,7 +145,9 @@ class Checker:
                 weight.copy_(merged(name, weight))
                 missing.discard(name)
         if missing:
-            raise InputError(f"{self.trial.model}: transformers has no weight {min(missing)}; it cannot be merged")
+            raise InputError(
+                f"{self.trial.model}: transformers has no weight {min(missing)}, so the adapter cannot be merged"
+            )
         return self._measure_plain(model, self.ends)
 
     def _load_plain(self, folder: Path) -> Any:

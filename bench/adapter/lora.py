@@ -115,7 +115,7 @@ class MergedWeights:
             wide = round_trip_nf4(self.modules, wide)
         merged = self.lora.apply(name, wide).to(torch.bfloat16)
         if not bool(torch.isfinite(merged).all()):
-            raise InputError(f"{name}: not finite after the merge; the adapter or the base is damaged")
+            raise InputError(f"{name}: not finite after the merge: adapter or base is damaged; fetch them again")
         return merged
 
 
@@ -125,7 +125,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: not complete JSON; the file is truncated or damaged") from None
+        raise InputError(f"{path}: invalid JSON, truncated or damaged; copy the adapter again") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type: expected LORA")
     used = [name for name in UNSUPPORTED_KEYS if config.get(name)]
@@ -141,16 +141,16 @@ def _check_pair(
     path: Path, name: str, pair: Mapping[str, tuple[int, ...]], shape: tuple[int, ...] | None, rank: int
 ) -> None:
     if set(pair) != {"A", "B"}:
-        raise InputError(f"{path}: {name}: has only one of its two matrices; the file is damaged")
+        raise InputError(f"{path}: {name}: has only one of its two matrices; copy the adapter again")
     if shape is None:
-        raise InputError(f"{path}: {name}: the base has no such weight; the adapter belongs to another model")
+        raise InputError(f"{path}: {name}: the base has no such weight; set model.path to the adapter's base")
     (rank_a, in_features), (out_features, rank_b) = pair["A"], pair["B"]
     if rank_a != rank or rank_b != rank:
         raise InputError(
-            f"{path}: {name}: rank {rank_a} x {rank_b}, {ADAPTER_CONFIG} says {rank}; the files are of two trainings"
+            f"{path}: {name}: rank {rank_a} x {rank_b}, but {rank} in {ADAPTER_CONFIG}; copy the adapter again"
         )
     if (out_features, in_features) != shape:
         raise InputError(
             f"{path}: {name}: for a weight of {out_features} x {in_features}, the base's is "
-            f"{' x '.join(map(str, shape))}"
+            f"{' x '.join(map(str, shape))}; set model.path to the adapter's base"
         )

@@ -220,6 +220,6 @@ def _verify_existing(out: Path, facts: MergeFacts, log: Callable[[str], None]) -
         raise InputError(f"{out}: exists and is not this merge; name another folder, or remove it")
     for digest, name in sums:
         if not (out / name).is_file() or sha256_of(out / name) != digest:
-            raise InputError(f"{out / name}: does not match {SUMS_FILE}; remove {out} and merge again")
+            raise InputError(f"{out / name}: does not match {SUMS_FILE}; remove {out} and retry")
     log(f"{out}: already exists, verified")
     return facts

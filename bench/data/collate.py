@@ -1,12 +1,12 @@
 """Text to batches: the tokenizer's chat template, then rows in the trial's layout, in an order set by the seed.
 
-- `pad`, the published loop: one sample a row, cut at max_seq_len and padded to it; padding carries no loss.
-- `bucket`: the same with samples of about equal length in a batch, padded to the longest of them.
-- `pack`: samples end to end with an end-of-sequence token between them, cut into full blocks. Attention crosses samples
-  and positions run on: it measures what padding costs, and is not the best way to train.
-- `varlen`: the samples of `pad`, whole, in one row of micro_batch_size x max_seq_len positions a micro-batch. Positions
-  restart with each sample, attention stays within it, and its first token is not a target, so loss and gradients are
-  those of separate samples.
+- `pad`, the published loop: one sample per row, cut at max_seq_len and padded to it; padding carries no loss.
+- `bucket`: like `pad`, with samples of about equal length in a batch, padded to the longest of them.
+- `pack`: samples end to end with an end-of-sequence token between them, cut into full blocks. Attention and positions
+  cross samples: the layout measures the cost of padding, and is not the best way to train.
+- `varlen`: the samples of `pad`, whole, in one row of micro_batch_size x max_seq_len positions per micro-batch.
+  Positions restart with each sample, attention stays within it, and its first token is not a target, so loss and
+  gradients are those of separate samples.
 
 Every token is a label, prompts included, as in the published measurements. A fine-tuning selects its targets in
 `bench.train.masking`.

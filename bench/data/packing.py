@@ -26,8 +26,8 @@ class Row:
     lengths: tuple[int, ...] = ()
 
 
-def pack_blocks(samples: Iterable[list[int]], block: int, needed: int, end: int) -> list[Row]:
-    """Pack samples end to end, with the token `end` between them, and cut them into full blocks of `block` tokens."""
+def pack_blocks(samples: Iterable[list[int]], block: int, needed: int, end_token: int) -> list[Row]:
+    """Pack samples end to end, with `end_token` between them, and cut them into full blocks of `block` tokens."""
     rows: list[Row] = []
     ids: list[int] = []
     shares: list[float] = []  # for each of `ids`, its fraction of its sample
@@ -42,7 +42,7 @@ def pack_blocks(samples: Iterable[list[int]], block: int, needed: int, end: int)
             continue
         if not rows:
             seen.append(sample)
-        ended = sample if sample[-1:] == [end] else [*sample, end]
+        ended = sample if sample[-1:] == [end_token] else [*sample, end_token]
         ids += ended
         shares += [1 / len(ended)] * len(ended)
         while len(ids) >= block and len(rows) < needed:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands import cli, run
+from bench.commands import adapter, cli, run
 from bench.data import demo_tiny
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
@@ -78,6 +79,13 @@ def test_every_kind_that_a_trial_may_have_is_measured_by_a_module_of_its_own():
     assert tuple(run.WORKLOAD_MODULES) == KINDS
     for module in run.WORKLOAD_MODULES.values():
         assert callable(importlib.import_module(module).measure)
+
+
+@pytest.mark.parametrize("action", adapter.ACTIONS)
+def test_every_adapter_action_has_its_request_and_handler(action, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"unknown": 1}'))
+    assert cli.main(["adapter", action]) == 2
+    assert "unknown" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [[], ["dance"], ["run"], ["run", "--trial", "t.json"], ["list", "--suite", "huge"]])
