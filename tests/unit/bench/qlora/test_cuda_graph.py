@@ -1,4 +1,4 @@
-"""When a step is captured, when a graph ends, and that gradients are the same: with a stand-in for the graphs.
+"""Capture and end of a step's graphs, with equal gradients, tested with a fake graph.
 
 Not covered: CUDA graphs themselves, which need a GPU (tests/gpu/test_cuda_graph.py).
 """
@@ -48,33 +48,33 @@ class Model(torch.nn.Module):
 
 
 class Graph:
-    """In place of `Captured`: computes when it is called, and adds to the gradients that it was made with."""
+    """A fake of `CapturedGraph`: computes when it is called, and adds to the gradients that it was created with."""
 
-    made: ClassVar[list[tuple[tuple[int, ...], int]]] = []
+    created: ClassVar[list[tuple[tuple[int, ...], int]]] = []
 
     def __init__(self, model: Any, trained: Any, inputs: Any, edges: int) -> None:
-        self.made.append((tuple(inputs["input_ids"].shape), edges))
+        self.created.append((tuple(inputs["input_ids"].shape), edges))
         self._model, self._trained = model, trained
         self._grads = [parameter.grad for parameter in trained]
 
     def __call__(self, inputs: Any, seed: int, share: float, clock: Any) -> Any:
         mean = self._model(**inputs, seed=seed).loss
         clock.end("forward")
-        for grad, more in zip(self._grads, torch.autograd.grad(mean * share, self._trained), strict=True):
-            grad += more
+        for total, grad in zip(self._grads, torch.autograd.grad(mean * share, self._trained), strict=True):
+            total += grad
         clock.end("backward")
         return mean.detach()
 
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch) -> list[tuple[tuple[int, ...], int]]:
-    Graph.made = []
+    Graph.created = []
     monkeypatch.setattr(cuda_graph, "CapturedGraph", Graph)
-    monkeypatch.setattr(cuda_graph, "_give_back", lambda: None)
-    return Graph.made
+    monkeypatch.setattr(cuda_graph, "_free_cached_memory", lambda: None)
+    return Graph.created
 
 
-def step_of(*, captures: bool = True) -> Any:
+def make_step(*, captures: bool = True) -> Any:
     model = Model()
     optimizer = torch.optim.SGD([model.weight], lr=0.1)
     inputs = ("input_ids", "labels", "edges")
@@ -97,70 +97,70 @@ def run(step: Any, batches: list[Batch], accumulation: int = 1) -> list[float]:
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 def test_the_second_micro_batch_of_a_shape_is_captured_and_nothing_changes(graphs, accumulation):
     batches = [batch(number) for number in range(6)]
-    plain, step = step_of(captures=False), step_of()
+    plain, step = make_step(captures=False), make_step()
     assert run(step, batches, accumulation) == run(plain, batches, accumulation)
     assert torch.equal(step.model.weight, plain.model.weight)
-    assert graphs == [((1, 8), cuda_graph.LEAST_EDGES)]
-    assert (step.captured, plain.captured) == ("yes", None)
+    assert graphs == [((1, 8), cuda_graph.MIN_EDGES)]
+    assert (step.capture_status, plain.capture_status) == ("yes", None)
 
 
-def test_gradients_of_the_last_step_are_gone_before_a_graph_adds_to_them(graphs):
-    step = step_of()
+def test_the_last_steps_gradients_are_cleared_before_a_graph_adds_to_them(graphs):
+    step = make_step()
     run(step, [batch(number) for number in range(4)])
     assert len(graphs) == 1
     assert step.model.weight.grad.tolist() == [0.0] * 4
 
 
-def test_another_shape_ends_the_graph_and_comes_again_before_it_is_captured(graphs):
-    step = step_of()
+def test_another_shape_drops_the_graph_and_is_captured_at_its_second_batch(graphs):
+    step = make_step()
     run(step, [batch(0), batch(1), batch(2, 6)])
     assert step.model.graph is None
     run(step, [batch(3), batch(4)])
     assert [shape for shape, _ in graphs] == [(1, 8), (1, 8)]
 
 
-def test_shapes_that_change_all_the_time_are_given_up(graphs):
-    step = step_of()
+def test_capture_is_given_up_if_shapes_keep_changing(graphs):
+    step = make_step()
     run(step, [batch(number, 4 + number % 3) for number in range(20)])
     assert graphs == []
-    assert (step.may_capture, step.captured) == (False, "no: micro-batches of many shapes")
+    assert (step.may_capture, step.capture_status) == (False, "no: micro-batches of many shapes")
 
 
-def test_packed_rows_share_a_graph_until_one_has_more_samples_than_it_has_room_for(graphs):
-    step = step_of()
+def test_packed_rows_share_a_graph_until_one_has_too_many_samples(graphs):
+    step = make_step()
     run(step, [batch(number, samples=samples) for number, samples in enumerate((3, 30, 5, 40, 7, 33, 2))])
     assert [edges for _, edges in graphs] == [32, 64]
 
 
-def test_an_evaluation_ends_the_graph_and_the_next_micro_batch_is_captured_anew(graphs):
-    step = step_of()
+def test_an_evaluation_drops_the_graph_and_the_next_micro_batch_is_captured_again(graphs):
+    step = make_step()
     run(step, [batch(0), batch(1)])
     step.model.eval()
     assert step.model.graph is None
     step.model.train()
     run(step, [batch(2)])
     assert len(graphs) == 2
-    assert step.captured == "yes"
+    assert step.capture_status == "yes"
 
 
-@pytest.mark.parametrize("when", ["capturing", "making room for a checkpoint"])
-def test_without_memory_steps_go_on_and_the_record_says_so(monkeypatch, when):
+@pytest.mark.parametrize("when", ["capturing", "checking the headroom"])
+def test_without_memory_steps_continue_uncaptured_with_a_reason(monkeypatch, when):
     full = raising(torch.OutOfMemoryError("full"))
     if when == "capturing":
         monkeypatch.setattr(cuda_graph, "CapturedGraph", full)
     else:
-        monkeypatch.setattr(CapturedStep, "_leave_room", full)
+        monkeypatch.setattr(CapturedStep, "_check_headroom", full)
     batches = [batch(number) for number in range(4)]
-    plain, step = step_of(captures=False), step_of()
+    plain, step = make_step(captures=False), make_step()
     assert run(step, batches) == run(plain, batches)
     assert torch.equal(step.model.weight, plain.model.weight)
-    assert step.captured == "no: not enough memory"
+    assert step.capture_status == "no: not enough memory"
     assert step.model.graph is None
     assert step.model.weight.grad is None
 
 
-def test_another_error_while_capturing_is_not_swallowed(monkeypatch):
+def test_another_error_while_capturing_propagates(monkeypatch):
     broken = raising(RuntimeError("operation not permitted when stream is capturing"))
     monkeypatch.setattr(cuda_graph, "CapturedGraph", broken)
-    with pytest.raises(RuntimeError, match="not permitted"):
-        run(step_of(), [batch(0), batch(1)])
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        run(make_step(), [batch(0), batch(1)])

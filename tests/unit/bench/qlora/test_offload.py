@@ -1,6 +1,6 @@
-"""Embeddings and head in the host's memory: where they lie, and when they come back.
+"""Embeddings and head in host memory: their location, and their return to the device.
 
-Weights are stand-ins that know their place. What a GPU computes with real ones is in tests/gpu/test_cuda_graph.py.
+Weights are fakes that record their location. tests/gpu/test_cuda_graph.py computes with real ones on a GPU.
 """
 
 from dataclasses import dataclass, field
@@ -15,66 +15,66 @@ from bench.qlora.recipes import offload  # noqa: E402 - after the skip
 
 
 @dataclass(frozen=True)
-class Numbers:
-    place: str
+class FakeTensor:
+    location: str
     fits: bool
 
-    def to(self, device: Any) -> "Numbers":
+    def to(self, device: Any) -> "FakeTensor":
         if not self.fits:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return Numbers(device.type, self.fits)
+        return FakeTensor(device.type, self.fits)
 
 
 @dataclass(eq=False)
 class Weight:
-    data: Numbers
+    data: FakeTensor
     device: Any = field(default_factory=lambda: SimpleNamespace(type="cuda"))
 
 
-def tables(*weights: Weight) -> offload.OffloadedTables:
-    words, head = (SimpleNamespace(weight=weight) for weight in (weights[0], weights[-1]))
+def make_tables(*weights: Weight) -> offload.OffloadedTables:
+    embedding, head = (SimpleNamespace(weight=weight) for weight in (weights[0], weights[-1]))
     return offload.OffloadedTables(
-        SimpleNamespace(model=SimpleNamespace(embed_tokens=words), lm_head=head), offloaded=True
+        SimpleNamespace(model=SimpleNamespace(embed_tokens=embedding), lm_head=head), offloaded=True
     )
 
 
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> list[Numbers]:
-    """Every copy that was made in the host's memory."""
-    made: list[Numbers] = []
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[FakeTensor]:
+    """Return the list of all copies in host memory."""
+    copies: list[FakeTensor] = []
 
-    def pinned(numbers: Numbers) -> Numbers:
-        made.append(Numbers("host", numbers.fits))
-        return made[-1]
+    def copy_to_pinned(tensor: FakeTensor) -> FakeTensor:
+        copies.append(FakeTensor("host", tensor.fits))
+        return copies[-1]
 
-    monkeypatch.setattr(offload, "_pinned", pinned)
-    return made
+    monkeypatch.setattr(offload, "_copy_to_pinned", copy_to_pinned)
+    return copies
 
 
 def weight(*, fits: bool = True) -> Weight:
-    return Weight(Numbers("cuda", fits))
+    return Weight(FakeTensor("cuda", fits))
 
 
 @pytest.mark.usefixtures("copies")
-def test_they_come_back_for_other_code_and_leave_again():
-    words, head = weight(), weight()
-    with tables(words, head).on_device():
-        assert (words.data.place, head.data.place) == ("cuda", "cuda")
-    assert (words.data.place, head.data.place) == ("host", "host")
+def test_weights_return_to_the_device_for_other_code_and_leave_again():
+    embedding, head = weight(), weight()
+    with make_tables(embedding, head).on_device():
+        assert (embedding.data.location, head.data.location) == ("cuda", "cuda")
+    assert (embedding.data.location, head.data.location) == ("host", "host")
 
 
 def test_tied_weights_are_moved_once(copies):
-    one = weight()
-    tables(one)
-    assert one.data.place == "host"
+    tied = weight()
+    make_tables(tied)
+    assert tied.data.location == "host"
     assert len(copies) == 1
 
 
-@pytest.mark.parametrize("words_fit", [True, False])
+@pytest.mark.parametrize("embedding_fits", [True, False])
 @pytest.mark.usefixtures("copies")
-def test_where_they_find_no_room_both_are_in_the_hosts_memory_again(words_fit):
-    words, head = weight(fits=words_fit), weight(fits=not words_fit)
-    both = tables(words, head)
+def test_without_device_memory_both_weights_are_in_host_memory_again(embedding_fits):
+    embedding, head = weight(fits=embedding_fits), weight(fits=not embedding_fits)
+    both = make_tables(embedding, head)
     with pytest.raises(torch.OutOfMemoryError), both.on_device():
-        pytest.fail("there was no room")
-    assert (words.data.place, head.data.place) == ("host", "host")
+        pytest.fail("the device has no memory for the weights")
+    assert (embedding.data.location, head.data.location) == ("host", "host")

@@ -1,4 +1,4 @@
-"""The recipes compute the same: losses, gradients, adapters; on small models of random weights, in float32, on a CPU.
+"""Equal losses, gradients and adapters of all recipes, on small random models, in float32 on a CPU.
 
 Not covered: the Triton kernels (tests/gpu/test_kernels.py), and bf16 at full size (tests/benchmarks/fast_equal.py).
 """
@@ -14,18 +14,18 @@ import torch
 
 from bench import torch_stack
 from bench.data.collate import Batch, make_batches, rows_per_batch
-from bench.data.packing import Row, apart
+from bench.data.packing import Row, pack_whole_samples
 from bench.qlora import recipes
 from bench.qlora.recipes import fast
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import ALL_LINEAR, RECIPES, Trial
 
-# `stack.load` silences the first for a process; pytest takes that back for every test.
+# `torch_stack.load` filters this warning for the process; pytest resets the filter for every test.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 CPU = Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
-WORDS = 96
-Found = tuple[float, dict[str, torch.Tensor]]  # a loss, and gradients by parameter
+VOCABULARY = 96
+LossAndGradients = tuple[float, dict[str, torch.Tensor]]
 MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral"},
     "llama": {"model_type": "llama"},
@@ -34,19 +34,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "wide heads": {"model_type": "mistral", "head_dim": 32},
     "tied": {"model_type": "llama", "tie_word_embeddings": True},
     "sliding window": {"model_type": "mistral", "sliding_window": 6},
-    "slower angles": {
+    "scaled rope": {
         "model_type": "llama",
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     },
-    "angles by length": {
+    "length-dependent rope": {
         "model_type": "llama",
-        "max_position_embeddings": 16,  # below the test's lengths, so that they change the angles
+        "max_position_embeddings": 16,  # less than the test's lengths, so that they change the angles
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     },
     "one layer": {"model_type": "mistral", "num_hidden_layers": 1, "intermediate_size": 64},
     "biased": {"model_type": "llama", "attention_bias": True},
     "odd heads": {"model_type": "mistral", "head_dim": 20},
-    "attention that drops": {"model_type": "mistral", "attention_dropout": 0.1},
+    "attention dropout": {"model_type": "mistral", "attention_dropout": 0.1},
     "narrow": {"model_type": "llama", "intermediate_size": 96},
     "another activation": {"model_type": "llama", "hidden_act": "gelu"},
 }
@@ -54,26 +54,26 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model_of(modules: torch_stack.Stack, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def make(name: str) -> Path:
-        if name not in made:
+        if name not in folders:
             fields = {
                 "hidden_size": 64,
                 "intermediate_size": 192,
                 "num_hidden_layers": 3,
                 "num_attention_heads": 4,
                 "num_key_value_heads": 2,
-                "vocab_size": WORDS,
+                "vocab_size": VOCABULARY,
                 "max_position_embeddings": 512,
                 "tie_word_embeddings": False,
                 "sliding_window": None,
             }
             config = modules.transformers.AutoConfig.for_model(**(fields | MODELS[name]))
             torch.manual_seed(1)
-            made[name] = tmp_path_factory.mktemp("models") / name.replace(" ", "-")
-            modules.transformers.AutoModelForCausalLM.from_config(config).save_pretrained(made[name])
-        return made[name]
+            folders[name] = tmp_path_factory.mktemp("models") / name.replace(" ", "-")
+            modules.transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folders[name])
+        return folders[name]
 
     return make
 
@@ -91,7 +91,7 @@ def build(modules, model_of, make_trial) -> Callable[..., tuple[TrainingStep, Tr
 
 def samples(*lengths: int, seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(2, WORDS, (length,), generator=generator).tolist() for length in lengths]
+    return [torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
 
 
 def batches(modules: torch_stack.Stack, trial: Trial, rows: list[Row]) -> list[Batch]:
@@ -105,7 +105,7 @@ def padded(*texts: list[int]) -> list[Row]:
 
 
 def with_random_b(step: TrainingStep) -> TrainingStep:
-    """As training begins B is 0, and then A has no gradient that could be compared."""
+    """Randomize B: at the start of training it is 0, so A has no gradient to compare."""
     generator = torch.Generator().manual_seed(5)
     for name, each in sorted((name.removeprefix("peft_model."), each) for name, each in step.model.named_parameters()):
         if "lora_B" in name:
@@ -114,33 +114,33 @@ def with_random_b(step: TrainingStep) -> TrainingStep:
     return step
 
 
-def loss_and_gradients(step: TrainingStep, batch: Batch) -> Found:
+def loss_and_gradients(step: TrainingStep, batch: Batch) -> LossAndGradients:
     inputs = {name: tensor for name in step._inputs if (tensor := getattr(batch, name)) is not None}
     loss = step.model(**inputs).loss
     loss.backward()
     named = ((name.removeprefix("peft_model."), each) for name, each in step.model.named_parameters())
-    found = {name: each.grad.clone() for name, each in named if each.grad is not None}
+    gradients = {name: each.grad.clone() for name, each in named if each.grad is not None}
     step.optimizer.zero_grad()
-    return float(loss.detach()), found
+    return float(loss.detach()), gradients
 
 
-def each_by_itself(
-    modules: torch_stack.Stack, build: Any, recipes: tuple[str, ...], texts: list[list[int]], **how: Any
-) -> list[Found]:
-    """Loss and gradients of one batch of these texts by each recipe, none of which falls back."""
-    found = []
+def run_recipes(
+    modules: torch_stack.Stack, build: Any, recipes: tuple[str, ...], texts: list[list[int]], **options: Any
+) -> list[LossAndGradients]:
+    """Compute loss and gradients of one batch of texts by each recipe; none of them may fall back."""
+    results = []
     for recipe in recipes:
-        step, trial = build(recipe, **how)
+        step, trial = build(recipe, **options)
         assert step.recipe == recipe
-        rows = apart(texts, 24, 72, 1) if trial.layout == "varlen" else padded(*texts)
-        found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, rows)[0]))
-    return found
+        rows = pack_whole_samples(texts, 24, 72, 1) if trial.layout == "varlen" else padded(*texts)
+        results.append(loss_and_gradients(with_random_b(step), batches(modules, trial, rows)[0]))
+    return results
 
 
-def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """The largest relative error of a gradient."""
-    assert sorted(found) == sorted(expected)
-    return max(float((found[name] - each).norm() / each.norm()) for name, each in expected.items())
+def max_relative_error(gradients: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Return the largest relative error of a gradient."""
+    assert sorted(gradients) == sorted(expected)
+    return max(float((gradients[name] - each).norm() / each.norm()) for name, each in expected.items())
 
 
 # The same loss and the same gradients ---------------------------------------------------------------------------------
@@ -149,44 +149,44 @@ def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
 @pytest.mark.parametrize("layout", ["pad", "bucket", "varlen"])
 @pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("down_proj",)])
 def test_every_recipe_has_the_references_loss_and_gradients(modules, build, targets, layout):
-    found = each_by_itself(modules, build, RECIPES, samples(24, 9, 17), layout=layout, lora_targets=targets)
-    assert len(found[0][1]) == 2 * 3 * len(targets)
-    for loss, gradients in found[1:]:
-        assert loss == pytest.approx(found[0][0], rel=1e-6)
-        assert furthest(gradients, found[0][1]) < 2e-5
+    results = run_recipes(modules, build, RECIPES, samples(24, 9, 17), layout=layout, lora_targets=targets)
+    assert len(results[0][1]) == 2 * 3 * len(targets)
+    for loss, gradients in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-6)
+        assert max_relative_error(gradients, results[0][1]) < 2e-5
 
 
 @pytest.mark.parametrize(
     "model",
-    ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window", "slower angles"],
+    ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window", "scaled rope"],
 )
 def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, build, model):
-    how = {"model": model, "lora_targets": ALL_LINEAR}
-    one, other = each_by_itself(modules, build, ("reference", "fast"), samples(24, 9, 17), **how)
-    assert other[0] == pytest.approx(one[0], rel=1e-6)
-    assert furthest(other[1], one[1]) < 2e-5
+    options = {"model": model, "lora_targets": ALL_LINEAR}
+    reference, result = run_recipes(modules, build, ("reference", "fast"), samples(24, 9, 17), **options)
+    assert result[0] == pytest.approx(reference[0], rel=1e-6)
+    assert max_relative_error(result[1], reference[1]) < 2e-5
 
 
 @pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj")])
-@pytest.mark.parametrize("products", ["eight_backward", "eight"])
-def test_products_in_8_bits_have_nearly_the_references_gradients(modules, build, monkeypatch, targets, products):
-    monkeypatch.setattr(fast.in_eight_bits, "why_not", lambda *_: None)  # the arithmetic in plain PyTorch
-    how = {"lora_targets": targets}
-    step, trial = build("fast", products=products, held_layers=1, **how)
+@pytest.mark.parametrize("matmul", ["int8_backward", "int8"])
+def test_int8_matmul_has_nearly_the_references_gradients(modules, build, monkeypatch, targets, matmul):
+    monkeypatch.setattr(fast.int8, "unsupported_reason", lambda *_: None)  # the arithmetic in plain PyTorch
+    options = {"lora_targets": targets}
+    step, trial = build("fast", matmul=matmul, held_layers=1, **options)
     batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
     loss, gradients = loss_and_gradients(with_random_b(step), batch)
-    exact_loss, exact = loss_and_gradients(with_random_b(build("fast", **how)[0]), batch)
-    assert step.notes == (f"products {products}",)
+    exact_loss, exact = loss_and_gradients(with_random_b(build("fast", **options)[0]), batch)
+    assert step.notes == (f"matmul {matmul}",)
     with torch.no_grad():  # evaluated in 16 bits
         assert float(step.model.eval()(batch.input_ids, batch.labels).loss) == pytest.approx(exact_loss, rel=1e-6)
-    assert loss == pytest.approx(exact_loss, rel=1e-6 if products == "eight_backward" else 0.01)
-    assert 1e-4 < furthest(gradients, exact) < 0.1
+    assert loss == pytest.approx(exact_loss, rel=1e-6 if matmul == "int8_backward" else 0.01)
+    assert 1e-4 < max_relative_error(gradients, exact) < 0.1
 
 
-def test_products_in_8_bits_keep_bf16_and_say_why_where_they_do_not_fit(build):
-    step, _ = build("fast", products="eight")
+def test_int8_matmul_falls_back_to_bf16_with_a_reason(build):
+    step, _ = build("fast", matmul="int8")
     assert step.recipe == "fast"
-    assert step.notes == step.flags == ("products bf16 (eight is not for this: no GPU)",)
+    assert step.notes == step.flags == ("matmul bf16 (int8 is not supported: no GPU)",)
 
 
 @pytest.mark.parametrize(
@@ -198,69 +198,71 @@ def test_products_in_8_bits_keep_bf16_and_say_why_where_they_do_not_fit(build):
         ((8, 6), True, [(64, 64), (1536, 576)], None),
     ],
 )
-def test_what_products_in_8_bits_do_not_fit_is_named(monkeypatch, capability, has_triton, shapes, reason):
+def test_an_unsupported_device_or_shape_for_int8_matmul_is_named(monkeypatch, capability, has_triton, shapes, reason):
     fake = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda _: capability))
-    monkeypatch.setattr(fast.in_eight_bits, "HAS_TRITON", has_triton)
+    monkeypatch.setattr(fast.int8, "HAS_TRITON", has_triton)
     placement = Placement(device=torch.device("cuda"), compute_dtype=None)
-    assert fast.in_eight_bits.unsupported_reason(fake, placement, shapes) == reason
+    assert fast.int8.unsupported_reason(fake, placement, shapes) == reason
 
 
-@pytest.mark.parametrize("model", ["llama", "angles by length"])
+@pytest.mark.parametrize("model", ["llama", "length-dependent rope"])
 def test_batches_of_changing_lengths_have_the_references_gradients(modules, build, model):
     (step, trial), (reference, _) = build("fast", model, layout="varlen"), build("reference", model)
     with_random_b(step)
     with_random_b(reference)
     short, long = (
-        batches(modules, dataclasses.replace(trial, layout="pad", max_seq_len=longest), padded(*samples(longest, 9, 5)))
-        for longest in (9, 24)
+        batches(modules, dataclasses.replace(trial, layout="pad", max_seq_len=length), padded(*samples(length, 9, 5)))
+        for length in (9, 24)
     )
-    packed = batches(modules, trial, apart(samples(24, 9, 17), 24, 72, 1))
+    packed = batches(modules, trial, pack_whole_samples(samples(24, 9, 17), 24, 72, 1))
     for batch in (*short, *long, *packed, *short):
         expected = loss_and_gradients(reference, batch)[1]
-        assert furthest(loss_and_gradients(step, batch)[1], expected) < 2e-5
+        assert max_relative_error(loss_and_gradients(step, batch)[1], expected) < 2e-5
 
 
 @pytest.mark.parametrize("rank", [1, 256])
 @pytest.mark.parametrize("length", [8, 13])
 def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
-    how = {"lora_rank": rank, "max_seq_len": length, "lora_targets": ALL_LINEAR}
-    one, other = each_by_itself(modules, build, ("reference", "fast"), samples(length, 3, 1), **how)
-    assert furthest(other[1], one[1]) < 5e-5  # sums over twelve tokens cancel; how far depends on the processor
+    options = {"lora_rank": rank, "max_seq_len": length, "lora_targets": ALL_LINEAR}
+    reference, result = run_recipes(modules, build, ("reference", "fast"), samples(length, 3, 1), **options)
+    assert (
+        max_relative_error(result[1], reference[1]) < 5e-5
+    )  # sums over twelve tokens cancel, to a degree that depends on the CPU
 
 
 @pytest.mark.parametrize("recipe", ["reference", "fast"])
-def test_packed_samples_have_the_loss_and_the_gradients_of_each_by_itself(modules, build, recipe):
+def test_packed_samples_have_the_loss_and_gradients_of_separate_samples(modules, build, recipe):
     texts = samples(5, 24, 1, 9, 2, 17, seed=3)
     step, trial = build(recipe, layout="varlen", lora_targets=ALL_LINEAR)
     with_random_b(step)
-    loss, gradients = loss_and_gradients(step, batches(modules, trial, apart(texts, 24, 72, 1))[0])
-    alone, _ = build("reference", micro_batch_size=1, lora_targets=ALL_LINEAR)
-    with_random_b(alone)
+    loss, gradients = loss_and_gradients(step, batches(modules, trial, pack_whole_samples(texts, 24, 72, 1))[0])
+    single, _ = build("reference", micro_batch_size=1, lora_targets=ALL_LINEAR)
+    with_random_b(single)
     total, sums, counted = 0.0, dict.fromkeys(gradients, 0.0), sum(len(text) - 1 for text in texts)
     for text in texts:
         if len(text) == 1:
-            continue  # it predicts nothing; the library would divide by the number of its targets
+            continue  # it has no target, and the library would divide by their number
         ids = torch.tensor([text])
-        one = alone.model(input_ids=ids, labels=ids).loss * (len(text) - 1) / counted
-        one.backward()
-        total += float(one.detach())
-    sums = {name: each.grad for name, each in alone.model.named_parameters() if each.grad is not None}
+        text_loss = single.model(input_ids=ids, labels=ids).loss * (len(text) - 1) / counted
+        text_loss.backward()
+        total += float(text_loss.detach())
+    sums = {name: each.grad for name, each in single.model.named_parameters() if each.grad is not None}
     assert loss == pytest.approx(total, rel=1e-6)
-    assert furthest(gradients, sums) < 2e-5
+    assert max_relative_error(gradients, sums) < 2e-5
 
 
-def test_a_sample_longer_than_the_pack_counts_as_it_does_when_it_is_padded(modules, build):
+def test_a_sample_longer_than_the_pack_is_truncated_as_with_padding(modules, build):
     texts = samples(200, 30, 25, seed=4)
     (packed, trial), (plain, trial_padded) = build("fast", layout="varlen"), build("fast")
-    row = apart(texts, trial.max_seq_len, 72, 1)
+    row = pack_whole_samples(texts, trial.max_seq_len, 72, 1)
     cut = padded(*(text[:24] for text in texts))
-    one = loss_and_gradients(with_random_b(packed), batches(modules, trial, row)[0])
-    other = loss_and_gradients(with_random_b(plain), batches(modules, trial_padded, cut)[0])
-    assert one[0] == pytest.approx(other[0], rel=1e-6)
-    assert furthest(one[1], other[1]) < 2e-5
+    packed_result = loss_and_gradients(with_random_b(packed), batches(modules, trial, row)[0])
+    padded_result = loss_and_gradients(with_random_b(plain), batches(modules, trial_padded, cut)[0])
+    assert packed_result[0] == pytest.approx(padded_result[0], rel=1e-6)
+    assert max_relative_error(packed_result[1], padded_result[1]) < 2e-5
 
 
-def test_what_is_kept_recomputed_offloaded_or_held_changes_no_bit(modules, build):
+def test_saving_recomputing_offloading_and_holding_are_bit_identical(modules, build):
     choices: list[dict[str, Any]] = [
         {"gradient_checkpointing": False},
         {"gradient_checkpointing": True},
@@ -268,52 +270,52 @@ def test_what_is_kept_recomputed_offloaded_or_held_changes_no_bit(modules, build
         {"gradient_checkpointing": True, "offload_checkpoints": True},
         {"gradient_checkpointing": False, "held_layers": 2},
     ]
-    found = []
+    results = []
     for choice in choices:
         step, trial = build("fast", lora_dropout=0.2, lora_targets=ALL_LINEAR, **choice)
-        found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*samples(24, 9, 17)))[0]))
-    for loss, gradients in found[1:]:
-        assert loss == found[0][0]
-        assert all(torch.equal(each, found[0][1][name]) for name, each in gradients.items())
+        results.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*samples(24, 9, 17)))[0]))
+    for loss, gradients in results[1:]:
+        assert loss == results[0][0]
+        assert all(torch.equal(each, results[0][1][name]) for name, each in gradients.items())
 
 
-@pytest.mark.parametrize("ends", [lambda step: step.model.eval(), lambda step: step.on_device().__enter__()])
-def test_what_moves_tensors_or_needs_memory_ends_the_graph(build, ends):
+@pytest.mark.parametrize("action", [lambda step: step.model.eval(), lambda step: step.on_device().__enter__()])
+def test_evaluation_and_on_device_drop_the_graph(build, action):
     step, _ = build("fast", gradient_checkpointing=True, offload_checkpoints=True)
     step.model.graph = object()
-    ends(step)
+    action(step)
     assert step.model.graph is None
 
 
-def test_an_input_is_offloaded_for_a_backward_only(modules, build):
+def test_inputs_are_offloaded_only_for_backward(modules, build):
     step, trial = build("fast", gradient_checkpointing=True, offload_checkpoints=True)
     batch, offload = batches(modules, trial, padded(*samples(24, 9, 17)))[0], step.model.offload
     with torch.no_grad():
         step.model(**step.inputs(batch))
     step.model.token_losses(**step.inputs(batch))
-    assert offload._here == {}
+    assert offload._on_device == {}
     loss = step.model(**step.inputs(batch)).loss
-    assert sorted(offload._here) == list(range(len(step.model._layers)))
+    assert sorted(offload._on_device) == list(range(len(step.model._layers)))
     loss.backward()
-    assert offload._here == {}
+    assert offload._on_device == {}
 
 
 # Training -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_decides_every_bit_of_the_adapters(modules, build):
-    def trained(seed: int) -> tuple[list[float], list[torch.Tensor]]:
+def test_a_seed_determines_every_bit_of_the_adapters(modules, build):
+    def train(seed: int) -> tuple[list[float], list[torch.Tensor]]:
         step, trial = build("fast", lora_dropout=0.1, seed=seed)
         steps = batches(modules, trial, padded(*samples(*[20] * 12)))
         return [float(step(iter([batch]), 1)) for batch in steps], [each.detach() for each in step._trained]
 
-    (losses, first), (again, second), (other, _) = trained(1), trained(1), trained(2)
+    (losses, first), (again, second), (other, _) = train(1), train(1), train(2)
     assert losses == again
-    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+    assert all(torch.equal(tensor, same_tensor) for tensor, same_tensor in zip(first, second, strict=True))
     assert losses != other
 
 
-def test_nothing_is_dropped_where_nothing_is_trained(modules, build):
+def test_dropout_is_off_in_evaluation(modules, build):
     (step, trial), (plain, _) = build("fast", lora_dropout=0.5), build("fast", lora_dropout=0.0)
     batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
     inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
@@ -333,7 +335,7 @@ def test_adapters_trained_by_fast_load_in_plain_peft_and_answer_the_same(modules
     assert torch.equal(*answers)
     with loaded.disable_adapter():
         assert not torch.allclose(answers[0], loaded(input_ids=ids).logits.detach(), atol=1e-2)
-    # And they are what fast itself computes with: its loss on a row is that of these logits.
+    # `fast` computes with the same adapters: its loss on a row equals that of these logits.
     _, trial = build("fast")
     row = batches(modules, dataclasses.replace(trial, micro_batch_size=1), padded(ids[0].tolist()))[0]
     own = float(step.model(input_ids=row.input_ids, labels=row.labels).loss.detach())
@@ -345,18 +347,18 @@ def test_two_micro_batches_a_step_are_one_of_twice_the_size(modules, build):
     (twice, trial), (once, trial_once) = build("fast"), build("fast", micro_batch_size=6)
     first = float(twice(iter(batches(modules, trial, padded(*texts))), 2))
     assert first == pytest.approx(float(once(iter(batches(modules, trial_once, padded(*texts))), 1)), rel=1e-6)
-    for one, other in zip(twice._trained, once._trained, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    for parameter, other in zip(twice._trained, once._trained, strict=True):
+        assert torch.allclose(parameter, other, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modules, build):
     generator = torch.Generator().manual_seed(8)
     texts = []
-    for _ in range(600):  # sentences that can be learned: a start, and a stride that says every next word
-        start = torch.randint(2, WORDS, (1,), generator=generator)
+    for _ in range(600):  # learnable sentences: a start, and a stride that determines each next token
+        start = torch.randint(2, VOCABULARY, (1,), generator=generator)
         stride = torch.randint(1, 4, (1,), generator=generator)
-        texts.append([int(2 + (start + stride * place) % (WORDS - 2)) for place in range(20)])
+        texts.append([int(2 + (start + stride * index) % (VOCABULARY - 2)) for index in range(20)])
 
     def curve(recipe: str, dropout_seed: int) -> torch.Tensor:
         changes = {"lora_dropout": 0.05, "lora_rank": 16, "learning_rate": 2e-2, "gradient_checkpointing": False}
@@ -364,15 +366,15 @@ def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modu
         torch.manual_seed(dropout_seed)
         return torch.tensor([float(step(iter([batch]), 1)) for batch in batches(modules, trial, padded(*texts))])
 
-    reference, noisy, found = curve("reference", 1), curve("reference", 2), curve("fast", 1)
-    assert len(found) == 200
+    reference, noisy, fast_losses = curve("reference", 1), curve("reference", 2), curve("fast", 1)
+    assert len(fast_losses) == 200
     noise = (reference - noisy).abs().mean()
-    assert reference[:10].mean() - reference[-50:].mean() > 5 * noise  # it learned: a flat curve would prove nothing
-    assert (reference - found).abs().mean() < 1.5 * noise
-    assert abs(reference[-50:].mean() - found[-50:].mean()) < 2 * noise
+    assert reference[:10].mean() - reference[-50:].mean() > 5 * noise  # a flat curve would prove nothing
+    assert (reference - fast_losses).abs().mean() < 1.5 * noise
+    assert abs(reference[-50:].mean() - fast_losses[-50:].mean()) < 2 * noise
 
 
-# What fast leaves to stock --------------------------------------------------------------------------------------------
+# Fallback to stock ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -382,19 +384,19 @@ def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modu
         ("odd heads", {}, "heads 20 wide, not a multiple of 8 up to 256"),
         ("odd heads", {"held_layers": 1}, "heads 20 wide, not a multiple of 8 up to 256; without held_layers"),
         ("another activation", {}, "activation gelu, not silu"),
-        ("attention that drops", {}, "dropout of 0.1 inside attention"),
+        ("attention dropout", {}, "dropout of 0.1 inside attention"),
         ("narrow", {}, "down_proj takes 96 numbers, not a multiple of 64"),
         ("mistral", {"base_precision": "bf16"}, "a base in bf16, not NF4"),
         (
             "mistral",
-            {"base_precision": "bf16", "products": "eight"},
-            "a base in bf16, not NF4; without products eight",
+            {"base_precision": "bf16", "matmul": "int8"},
+            "a base in bf16, not NF4; without matmul int8",
         ),
     ],
 )
-def test_a_model_that_is_not_for_fast_trains_by_stock_and_says_why(modules, build, model, changes, reason):
+def test_a_model_that_fast_does_not_support_trains_with_stock_and_a_reason(modules, build, model, changes, reason):
     step, trial = build("fast", model, **changes)
-    assert step.recipe == f"stock (fast is not for this: {reason})"
+    assert step.recipe == f"stock (fast is not supported: {reason})"
     assert step.flags == (f"recipe {step.recipe}",)
     assert float(step(iter(batches(modules, trial, padded(*samples(24, 9, 17)))), 1)) > 0
 
@@ -403,18 +405,18 @@ def test_a_model_that_is_not_for_fast_trains_by_stock_and_says_why(modules, buil
     ("capability", "torch_version", "has_triton", "reason"),
     [
         ((7, 5), "2.11.0+cu130", True, "a GPU of compute capability 7.5; the kernels need 8.0 (A100, A10) or newer"),
-        ((8, 6), "2.1.2+cu121", True, "torch 2.1.2+cu121; its operators are used as 2.10 has them"),
+        ((8, 6), "2.1.2+cu121", True, "torch 2.1.2+cu121; the recipe needs the operators of 2.10"),
         ((8, 6), "2.10.0", False, "triton is not installed"),
         ((8, 6), "2.10.0", True, None),
     ],
 )
-def test_a_device_that_is_not_for_fast_is_named(monkeypatch, capability, torch_version, has_triton, reason):
+def test_a_device_that_fast_does_not_support_is_named(monkeypatch, capability, torch_version, has_triton, reason):
     cuda = SimpleNamespace(get_device_capability=lambda _: capability)
     fake: Any = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__=torch_version))
     monkeypatch.setattr(fast, "HAS_TRITON", has_triton)
-    assert fast._not_this_device(fake, Placement(device=torch.device("cuda"), compute_dtype=None)) == reason
+    assert fast._unsupported_device(fake, Placement(device=torch.device("cuda"), compute_dtype=None)) == reason
 
 
 def test_another_architecture_is_named():
     base = SimpleNamespace(config=SimpleNamespace(model_type="falcon"))
-    assert fast._not_this_model(base) == "architecture falcon, not llama or mistral"
+    assert fast._unsupported_model(base) == "architecture falcon, not llama or mistral"

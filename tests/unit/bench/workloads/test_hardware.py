@@ -1,4 +1,4 @@
-"""Products and copies on this machine's processor; what a GPU lacks, on stand-ins for torch that only answer."""
+"""Products and copies on this machine's CPU; unsupported types on fakes of torch."""
 
 import json
 import os
@@ -15,26 +15,26 @@ from tests.support.recorded_result import KeptRecord
 
 
 @pytest.mark.parametrize(
-    ("dtype", "capability", "said"),
+    ("dtype", "capability", "tokens"),
     [
-        ("bf16", (7, 0), "compute capability 7.0 has none; it came with 8.0"),
-        ("tf32", (7, 5), "compute capability 7.5 has none; it came with 8.0"),
-        ("int8", (7, 0), "compute capability 7.0 has none; it came with 7.5"),
-        ("fp8", (8, 6), "compute capability 8.6 has none; it came with 8.9"),
-        ("int8", (8, 6), "torch 2.0 has no torch._int_mm"),
-        ("fp8", (9, 0), "torch 2.0 has no torch._scaled_mm"),
-        ("fp16", None, "measured on GPUs only"),
-        ("tf32", (8, 6), "NVIDIA_TF32_OVERRIDE=0 switches it off"),
+        ("bf16", (7, 0), ("7.0", "bf16", "8.0")),
+        ("tf32", (7, 5), ("7.5", "tf32", "8.0")),
+        ("int8", (7, 0), ("7.0", "int8", "7.5")),
+        ("fp8", (8, 6), ("8.6", "fp8", "8.9")),
+        ("int8", (8, 6), ("torch 2.0", "torch._int_mm")),
+        ("fp8", (9, 0), ("torch 2.0", "torch._scaled_mm")),
+        ("fp16", None, ("GPU",)),
+        ("tf32", (8, 6), ("NVIDIA_TF32_OVERRIDE=0",)),
     ],
 )
-def test_what_chip_stack_or_environment_lack_is_named(monkeypatch, dtype, capability, said):
+def test_a_type_that_chip_stack_or_environment_exclude_is_unsupported(monkeypatch, dtype, capability, tokens):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
     modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0"))
     placement = SimpleNamespace(is_cuda=capability is not None, device=None)
     with pytest.raises(Unsupported) as caught:
         hardware.matmul_tflops(SimpleNamespace(modules=modules, placement=placement), dtype, 256, budget_sec=0.1)
-    assert str(caught.value) == said
+    assert all(token in str(caught.value) for token in tokens)
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +46,16 @@ def on_cpu() -> Any:
 
 def test_a_product_is_two_flop_for_each_multiply_add(on_cpu, monkeypatch):
     monkeypatch.setattr(hardware, "sample_sec", lambda *_: [2.0, 1.0, 4.0])
-    found = hardware.matmul_tflops(on_cpu, "fp32", 64, budget_sec=0.1, operand_bytes=0)
-    assert found.median * 1e12 == pytest.approx(2 * 64**3 / 2.0)
-    assert found.n == 3
+    tflops = hardware.matmul_tflops(on_cpu, "fp32", 64, budget_sec=0.1, operand_bytes=0)
+    assert tflops.median * 1e12 == pytest.approx(2 * 64**3 / 2.0)
+    assert tflops.n == 3
 
 
-def test_float32_is_measured_without_tf32_and_the_setting_is_put_back(on_cpu, monkeypatch):
-    torch, seen = on_cpu.modules.torch, []
+def test_float32_is_measured_without_tf32_and_the_setting_is_restored(on_cpu, monkeypatch):
+    torch, precisions = on_cpu.modules.torch, []
 
     def sample(*_args: object) -> list[float]:
-        seen.append(torch.get_float32_matmul_precision())
+        precisions.append(torch.get_float32_matmul_precision())
         return [1.0]
 
     monkeypatch.setattr(hardware, "sample_sec", sample)
@@ -63,12 +63,12 @@ def test_float32_is_measured_without_tf32_and_the_setting_is_put_back(on_cpu, mo
     torch.set_float32_matmul_precision("high")
     try:
         hardware.matmul_tflops(on_cpu, "fp32", 64, budget_sec=0.1, operand_bytes=0)
-        assert (seen, torch.get_float32_matmul_precision()) == (["highest"], "high")
+        assert (precisions, torch.get_float32_matmul_precision()) == (["highest"], "high")
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def test_operands_rotate_and_are_random_and_together_larger_than_asked(on_cpu):
+def test_operands_rotate_are_random_and_exceed_the_requested_bytes(on_cpu):
     torch = on_cpu.modules.torch
     call = hardware._product(on_cpu, "fp32", 32, operand_bytes=5 * 2 * 4 * 32 * 32)
     results = [call() for _ in range(6)]
@@ -77,22 +77,22 @@ def test_operands_rotate_and_are_random_and_together_larger_than_asked(on_cpu):
     assert all(result.std() > 1 for result in results)
 
 
-def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain_and_a_slow_call_is_sampled_least(on_cpu, monkeypatch):
-    asked: list[int] = []
+def test_a_sample_has_enough_calls_for_the_clock_and_slow_calls_have_the_fewest_samples(on_cpu, monkeypatch):
+    call_counts: list[int] = []
 
     def timer(_session: object, _call: object, calls: int) -> float:
-        asked.append(calls)
+        call_counts.append(calls)
         return calls * 1e-4
 
     monkeypatch.setattr(hardware, "_cpu_timer", timer)
     samples = hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02)
-    assert asked == [1, 3] + [20] * 10
+    assert call_counts == [1, 3] + [20] * 10
     assert samples == pytest.approx([1e-4] * 10)
     monkeypatch.setattr(hardware, "_cpu_timer", lambda _session, _call, calls: calls * 3.0)
-    assert hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02) == [3.0] * hardware.LEAST_SAMPLES
+    assert hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02) == [3.0] * hardware.MIN_SAMPLES
 
 
-def kept(trial: Any = None) -> Any:
+def make_kept_record(trial: Any = None) -> Any:
     record: Any = KeptRecord(trial, gpu_name=None)
     record.steps = Steps(step_time_sec=[0.5, 0.25, 1.0], tokens=[100, 100, 100])
     return record
@@ -105,24 +105,24 @@ def weights(tmp_path):
     return tmp_path
 
 
-def reads(folder, most_bytes=1 << 30):
-    """The cold read and the warm one."""
-    record = kept()
-    disk_io.add_reads(record, folder, most_bytes, SimpleNamespace(check=lambda: None))
+def measure_reads(folder, max_bytes=1 << 30):
+    """Measure the cold read and the warm one."""
+    record = make_kept_record()
+    disk_io.add_reads(record, folder, max_bytes, SimpleNamespace(check=lambda: None))
     return record.named("disk_read_gb_per_sec")
 
 
-def test_the_folders_weights_are_read_cold_if_they_can_be_and_then_warm_up_to_the_most_asked_for(weights):
-    cold, warm = reads(weights)
+def test_weights_are_read_cold_if_possible_and_then_warm_up_to_the_maximum(weights):
+    cold, warm = measure_reads(weights)
     assert (cold["cold"], warm["cold"]) == (True, False)
     assert (cold["value"] is None) == ("note" in cold)
     assert (warm["value"] > 0, warm["bytes"], warm["interval"].n) == (True, 8 << 20, 8)
-    assert reads(weights, 4 << 20)[1]["bytes"] == 4 << 20
+    assert measure_reads(weights, 4 << 20)[1]["bytes"] == 4 << 20
 
 
 def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
     monkeypatch.setattr(disk_io, "drop_from_cache", lambda _files: False)
-    cold, warm = reads(weights)
+    cold, warm = measure_reads(weights)
     assert (cold["value"], cold["cold"]) == (None, True)
     assert "could not be dropped" in cold["note"]
     assert (warm["cold"], warm["value"] > 0) == (False, True)
@@ -134,26 +134,26 @@ def test_a_file_just_read_is_not_taken_for_cold(weights):
     assert disk_io._is_cold(path) is False
 
 
-def test_mfu_without_memory_for_a_product_is_unknown_and_any_other_fault_the_trials_own(on_cpu, monkeypatch):
+def test_mfu_is_unknown_without_memory_for_a_product_and_other_errors_propagate(on_cpu, monkeypatch):
     fault = RuntimeError("CUDA error: an illegal memory access was encountered")
     monkeypatch.setattr(hardware, "matmul_tflops", raising(fault))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        mfu.add_ceilings(kept(), on_cpu)
+        mfu.add_ceilings(make_kept_record(), on_cpu)
     monkeypatch.setattr(hardware, "matmul_tflops", raising(MemoryError()))
-    record = kept()
+    record = make_kept_record()
     mfu.add_ceilings(record, on_cpu)
     (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
     assert (product["value"], share["value"]) == (None, None)
-    assert product["note"] == "no memory left for it beside the training"
+    assert "memory" in product["note"]
 
 
 def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu, monkeypatch, make_trial, tmp_path):
-    # A model whose linear layers and head hold 7 x 8 x 8 + 8 x 32 weights, and no adapters to speak of.
+    # A model whose linear layers and head hold 7 x 8 x 8 + 8 x 32 weights, with a tiny adapter.
     config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
     trial = make_trial(model=str(tmp_path), max_seq_len=16, lora_rank=1, lora_targets=("q_proj",))
     monkeypatch.setattr(hardware, "sample_sec", lambda *_: [1e-3])
-    record = kept(trial)
+    record = make_kept_record(trial)
     mfu.add_ceilings(record, on_cpu)
     (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
     ceiling = product["value"]

@@ -1,4 +1,4 @@
-"""Loading, cold and warm: what the page cache holds, what is said where it cannot be emptied, what is flagged."""
+"""Loading, cold and warm: page cache contents, notes if it cannot be dropped, and flags."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def bench(make_trial, tmp_path) -> Loading:
     return Loading(record=record, session=session, files=(tmp_path / "model.safetensors",), stops=stops)
 
 
-def one_load(**changes: Any) -> LoadResult:
+def make_load(**changes: Any) -> LoadResult:
     fields: dict[str, Any] = {
         "seconds": 2.0,
         "device_bytes": 250,
@@ -37,7 +37,7 @@ def one_load(**changes: Any) -> LoadResult:
     return LoadResult(**(fields | changes))
 
 
-def test_a_file_just_read_lies_in_memory_and_a_hole_does_not_and_of_others_it_is_unknown(tmp_path, monkeypatch):
+def test_a_file_just_read_is_resident_a_hole_is_not_and_otherwise_it_is_unknown(tmp_path, monkeypatch):
     (tmp_path / "read").write_bytes(os.urandom(BIG))
     assert page_cache.read_all([tmp_path / "read"]) == BIG
     with (tmp_path / "hole").open("wb") as file:
@@ -48,19 +48,19 @@ def test_a_file_just_read_lies_in_memory_and_a_hole_does_not_and_of_others_it_is
     (tmp_path / "empty").touch()
     assert page_cache.resident_share([]) is None
     assert page_cache.resident_share([tmp_path / "empty"]) is None
-    monkeypatch.setattr(os, "access", lambda *_: False)  # who may not write is not told
+    monkeypatch.setattr(os, "access", lambda *_: False)  # mincore needs write permission
     assert page_cache.resident_share([tmp_path / "read"]) is None
 
 
-def test_dropping_leaves_the_content_alone(tmp_path):
+def test_dropping_does_not_change_the_content(tmp_path):
     content = os.urandom(BIG)
     (tmp_path / "file").write_bytes(content)
     page_cache.drop([tmp_path / "file"])
     assert (tmp_path / "file").read_bytes() == content
 
 
-def test_the_weights_are_the_one_file_or_those_the_index_names(model_folder, tmp_path):
-    (model_folder / "consolidated.safetensors").touch()  # the same weights once more, as some publishers add them
+def test_the_weights_are_the_single_file_or_those_in_the_index(model_folder, tmp_path):
+    (model_folder / "consolidated.safetensors").touch()  # a copy of the weights, which some publishers add
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"b": "2", "a": "1", "c": "2"}}))
     shutil.copy(tmp_path / "model.safetensors.index.json", model_folder)
     assert weight_files(model_folder) == (model_folder / "model.safetensors",)
@@ -73,56 +73,57 @@ def test_the_weights_are_the_one_file_or_those_the_index_names(model_folder, tmp
         (0.0, False, True, None),
         (0.01, False, True, None),
         (1.0, True, False, "100 % of their pages stayed"),
-        (None, False, False, "cannot be seen"),
+        (None, False, False, "cannot be verified"),
     ],
 )
-def test_a_drop_says_whether_it_happened(share, refused, verified, note):
+def test_a_drop_reports_its_result(share, refused, verified, note):
     drop = CacheDrop(resident_share=share)
-    assert drop.refused is refused
+    assert drop.is_refused is refused
     assert drop.context()["drop_verified"] is verified
     assert drop.note is None if note is None else note in str(drop.note)
 
 
-def test_a_page_cache_that_keeps_the_files_makes_no_cold_number(bench, monkeypatch):
+def test_a_page_cache_that_keeps_the_files_gives_no_cold_number(bench, monkeypatch):
     monkeypatch.setattr(page_cache, "resident_share", lambda _: 1.0)
     assert bench.measure_cold() == []
     (entry,) = bench.record.added
     assert (entry["name"], entry["value"], entry["cache"]) == ("load_time_sec", None, "cold")
-    assert "would not drop the files" in entry["note"]
+    assert "100 %" in entry["note"]
 
 
-def test_a_drop_that_cannot_be_seen_is_measured_and_says_so(bench, monkeypatch):
+def test_a_drop_that_cannot_be_verified_is_measured_and_marked(bench, monkeypatch):
     monkeypatch.setattr(page_cache, "resident_share", lambda _: None)
-    monkeypatch.setattr(Loading, "load", lambda _: one_load())
-    assert bench.measure_cold() == [one_load()]
+    monkeypatch.setattr(Loading, "load", lambda _: make_load())
+    assert bench.measure_cold() == [make_load()]
     (entry,) = bench.record.added
     assert (entry["value"], entry["drop_verified"], entry["resident_percent"]) == (2.0, False, None)
 
 
-def test_memory_is_what_the_last_load_held_and_the_most_that_any_left_which_may_be_a_flag(bench):
-    bench.add_memory([one_load(leftover_bytes=5, host_peak_bytes=90), one_load()])
+def test_memory_is_of_the_last_load_and_the_largest_leftover_may_be_a_flag(bench):
+    bench.add_memory([make_load(leftover_bytes=5, host_peak_bytes=90), make_load()])
     record = bench.record
     assert record.named("device_memory_bytes")[0]["value"] == 250
     assert record.named("device_memory_share_percent")[0]["value"] == 25.0
     assert record.named("device_memory_leftover_bytes")[0]["value"] == 5
     assert record.named("host_memory_peak_bytes")[0]["value"] == 90
     assert record.flags == []
-    bench.add_memory([one_load(leftover_bytes=loading.LEFTOVER_BYTES + 1)])
-    assert bench.record.flags == ["67,108,865 bytes of the GPU's memory were not freed after a load"]
+    bench.add_memory([make_load(leftover_bytes=loading.LEFTOVER_BYTES + 1)])
+    (flag,) = bench.record.flags
+    assert flag.startswith("67,108,865 bytes ")
 
 
 def test_without_a_gpu_its_memory_is_unknown_not_zero(bench):
     none = dict.fromkeys(("device_bytes", "device_peak_bytes", "leftover_bytes", "host_peak_bytes"))
-    bench.add_memory([one_load(**none)])
+    bench.add_memory([make_load(**none)])
     for name in ("bytes", "share_percent", "peak_bytes", "leftover_bytes"):
         (entry,) = bench.record.named(f"device_memory_{name}")
         assert (entry["value"], entry["note"]) == (None, "no CUDA device")
-    assert "of the whole process" in bench.record.named("host_memory_peak_bytes")[0]["note"]
+    assert "process" in bench.record.named("host_memory_peak_bytes")[0]["note"]
 
 
-def test_a_system_that_does_not_count_anew_is_told_from_one_that_does(monkeypatch, tmp_path):
+def test_a_system_that_cannot_reset_its_peak_is_detected(monkeypatch, tmp_path):
     monkeypatch.setattr(loading, "CLEAR_REFS", tmp_path / "none" / "clear_refs")
-    assert loading.watch_host_peak() is False
+    assert loading.reset_host_peak() is False
     monkeypatch.setattr(loading, "STATUS", tmp_path / "status")
     (tmp_path / "status").write_text("VmPeak:\t  9999 kB\nVmHWM:\t   11452 kB\nVmRSS:\t  1 kB\n")
     assert loading.host_peak_bytes() == 11452 * 1024

@@ -1,6 +1,6 @@
-"""The first machine's watch and a further one's share of the ranks: what is told, and what a stop does not interrupt.
+"""The ranks of one machine of several: messages to the first machine, and lines that a stop does not interrupt.
 
-Not covered: ranks that still run when the first machine goes; tests/faults/bench/test_distributed_nodes.py has them.
+Not covered: ranks that still run when the first machine is lost (tests/faults/bench/test_distributed_nodes.py).
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.harness.termination import Stopped, Stops
+from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
 from bench.records.result import TrialStatus
 from bench.workloads.distributed import distributed
@@ -21,56 +21,59 @@ from tests.support.faults import raising
 
 
 @pytest.fixture
-def ended(monkeypatch) -> list[Any]:
-    """The last messages of this machine to the first one, which has left."""
-    told: list[Any] = []
+def last_messages(monkeypatch) -> list[Any]:
+    """Return the last messages of this machine to the first one, which has ended."""
+    messages: list[Any] = []
     gone = raising(LeaderGone("the first machine has ended the trial"))
-    link = SimpleNamespace(check=gone, mirror=lambda *_: None, end=told.append)
-    monkeypatch.setattr(distributed, "Link", lambda *_: contextlib.nullcontext(link))
+    link = SimpleNamespace(check=gone, send_changes=lambda *_: None, send_end=messages.append)
+    monkeypatch.setattr(distributed, "LeaderLink", lambda *_: contextlib.nullcontext(link))
     monkeypatch.setattr(distributed, "choose_backend", lambda *_: "gloo")
-    monkeypatch.setattr(distributed, "rendezvous", lambda: None)
-    return told
+    monkeypatch.setattr(distributed, "rendezvous_endpoint", lambda: None)
+    return messages
 
 
-def run_share(trial: Trial, prepare: Callable[[], Mapping[str, str]]) -> int:
-    machines = SimpleNamespace(ranks_here=lambda _: range(1, 2))
-    return distributed.run_share(
-        trial, machines, SimpleNamespace(check=lambda: None), SimpleNamespace(silence_sec=1.0), prepare
+def run_local_ranks(trial: Trial, prepare: Callable[[], Mapping[str, str]]) -> int:
+    nodes = SimpleNamespace(local_ranks=lambda _: range(1, 2))
+    return distributed.run_local_ranks(
+        trial, nodes, SimpleNamespace(check=lambda: None), SimpleNamespace(silence_sec=1.0), prepare
     )
 
 
-@pytest.mark.parametrize(("code", "told"), [(0, {}), (1, {"ranks": [], "rank": 1})])
-def test_how_ranks_ended_is_told_although_the_first_machine_has_left(
-    monkeypatch, make_trial, tmp_path, ended, code, told
+@pytest.mark.parametrize(("code", "message"), [(0, {}), (1, {"ranks": [], "rank": 1})])
+def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
+    monkeypatch, make_trial, tmp_path, last_messages, code, message
 ):
-    ranks = SimpleNamespace(folder=tmp_path, poll=lambda: code, log=lambda _: [], failures=lambda: {"rank": 1})
+    ranks = SimpleNamespace(
+        folder=tmp_path, poll=lambda: code, last_lines=lambda _: [], local_failures=lambda: {"rank": 1}
+    )
     monkeypatch.setattr(distributed, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
-    assert (run_share(make_trial(kind="distributed", world_size=2), dict), ended) == (code, [told])
+    trial = make_trial(kind="distributed", world_size=2)
+    assert (run_local_ranks(trial, dict), last_messages) == (code, [message])
 
 
-def test_a_machine_that_is_drained_while_it_reads_its_inputs_was_stopped_and_is_not_gone(make_trial, ended):
+def test_a_machine_that_is_drained_while_it_reads_its_inputs_is_stopped_and_not_lost(make_trial, last_messages):
     with pytest.raises(Stopped):
-        run_share(
+        run_local_ranks(
             make_trial(kind="distributed", world_size=2), raising(Stopped(TrialStatus.PREEMPTED, "stopped by SIGTERM"))
         )
-    assert ended == [{"stopped": [1]}]
+    assert last_messages == [{"stopped": [1]}]
 
 
 @pytest.mark.usefixtures("signals_given_back")
-def test_a_stop_waits_until_the_line_that_is_being_taken_is_taken():
-    stops, taken, lines = Stops(), list[int](), iter(range(3))
+def test_a_stop_waits_until_the_current_line_is_processed():
+    stops, processed, lines = StopSignals(), list[int](), iter(range(3))
     stops.install()
 
-    def take(line: int) -> None:
+    def on_line(line: int) -> None:
         signal.raise_signal(signal.SIGTERM)
-        time.sleep(0)  # Python runs the handler between two instructions of its own
-        taken.append(line)
+        time.sleep(0)  # Python runs the handler between two of its instructions
+        processed.append(line)
 
-    def hand_on(take: Callable[[int], None]) -> None:
+    def dispatch_lines(on_line: Callable[[int], None]) -> None:
         for line in lines:
-            take(line)
+            on_line(line)
 
-    ranks = SimpleNamespace(poll=lambda: None, hand_on=hand_on, look=lambda: None)
+    ranks = SimpleNamespace(poll=lambda: None, dispatch_lines=dispatch_lines, check_progress=lambda: None)
     with pytest.raises(Stopped, match="SIGTERM"):
-        distributed.watch(ranks, None, stops, take)
-    assert taken == [0, 1, 2]
+        distributed.follow_ranks(ranks, None, stops, on_line)
+    assert processed == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""What a training trial says beside its steps: phases, recipes, and what to try when memory ran out."""
+"""A training trial's phases, recipe fallbacks, predicted memory, and advice when memory runs out."""
 
 import dataclasses
 import functools
@@ -23,15 +23,15 @@ from tests.support.faults import OutOfMemoryError
 
 
 class Device:
-    """A device that reaches each event a millisecond after the one before; counts what is made and recorded."""
+    """A fake device that reaches each event a millisecond after the previous one, and counts created events."""
 
     def __init__(self) -> None:
-        self.made, self.now_ms = 0, 0.0
+        self.created, self.now_ms = 0, 0.0
         self.cuda = SimpleNamespace(Event=self.event)
 
     def event(self, *, enable_timing: bool) -> Any:
         assert enable_timing
-        self.made += 1
+        self.created += 1
         event = SimpleNamespace(at=None)
 
         def record() -> None:
@@ -51,13 +51,13 @@ def run_step(clock: PhaseClock, accumulation: int) -> None:
     clock.end("optimizer")
 
 
-def test_phases_by_device_events_are_in_seconds_add_up_over_micro_batches_and_take_the_same_events_again():
+def test_device_event_phases_are_summed_over_micro_batches_in_seconds_and_reuse_events():
     device = Device()
     clock = PhaseClock(device, is_cuda=True)
     for _ in range(5):
         run_step(clock, 3)
     assert clock.read() == pytest.approx({"data": 3e-3, "forward": 3e-3, "backward": 3e-3, "optimizer": 1e-3})
-    assert device.made == 1 + 3 * 3 + 1
+    assert device.created == 1 + 3 * 3 + 1
 
 
 def test_phases_on_the_cpu_add_up_to_the_step(monkeypatch):
@@ -73,7 +73,7 @@ def record(make_record) -> Record:
     return make_record()
 
 
-def test_each_phase_becomes_a_measurement_with_its_interval(record):
+def test_each_phase_becomes_a_measurement_with_an_interval(record):
     training._add_phases(record, [dict.fromkeys(PHASES, seconds) for seconds in (0.1, 0.3, 0.2)])
     assert [item.name for item in record.measurements] == [
         *("step_data_sec", "step_forward_sec", "step_backward_sec", "step_optimizer_sec")
@@ -84,7 +84,7 @@ def test_each_phase_becomes_a_measurement_with_its_interval(record):
         assert item.context == {"clock": "host"}
 
 
-def test_a_trial_that_measured_no_step_has_no_phases_and_phases_are_no_steps(record):
+def test_a_trial_without_steps_has_no_phases_and_phases_do_not_count_as_steps(record):
     training._add_phases(record, [])
     assert record.measurements == []
     record.steps.step_time_sec.extend([0.1, 0.1])
@@ -97,41 +97,41 @@ def test_a_trial_that_measured_no_step_has_no_phases_and_phases_are_no_steps(rec
 
 @pytest.mark.parametrize("captured", ["yes", "no: not enough memory"])
 @pytest.mark.parametrize(
-    ("built", "notes", "counted_as"),
+    ("built", "notes", "changes"),
     [
         ("fast", "matmul int8", {}),
-        ("fast", "matmul bf16 (int8 is not for this: a weight of 72 x 64)", {"matmul": "bf16"}),
+        ("fast", "matmul bf16 (int8 is not supported: a weight of 72 x 64)", {"matmul": "bf16"}),
         (
-            "stock (fast is not for this: a bias on q_proj)",
+            "stock (fast is not supported: a bias on q_proj)",
             None,
             {"recipe": "stock", "held_layers": 0, "matmul": "bf16"},
         ),
     ],
 )
-def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_that_ran(
-    make_trial, model_folder, tmp_path, built, notes, counted_as, captured
+def test_predicted_memory_belongs_to_the_recipe_that_was_built(
+    make_trial, model_folder, tmp_path, built, notes, changes, captured
 ):
     trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, matmul="int8")
     record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
     record.fingerprint |= {"recipe": built, "recipe_notes": notes, "step_captured": captured}
     training._add_prediction(record)
-    (found,) = record.measurements
+    (measurement,) = record.measurements
     config = json.loads((model_folder / "config.json").read_text())
-    assert (found.name, found.value) == (
+    assert (measurement.name, measurement.value) == (
         "predicted_peak_vram_bytes",
-        memory.peak_bytes(config, dataclasses.replace(trial, **counted_as), captured=captured == "yes"),
+        memory.peak_bytes(config, dataclasses.replace(trial, **changes), captured=captured == "yes"),
     )
-    assert found.context == {"recipe": built.split()[0]}
+    assert measurement.context == {"recipe": built.split()[0]}
 
 
 # Recipes --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_was_built_instead_of_what_was_asked_for_is_a_flag_and_refused_by_strict(record, monkeypatch, strict):
-    said = "matmul bf16 (int8 is not for this: no GPU)"
+def test_a_fallback_is_flagged_and_rejected_by_strict(record, monkeypatch, strict):
+    flag = "matmul bf16 (int8 is not supported: no GPU)"
     step = SimpleNamespace(
-        recipe="fast", notes=(said,), flags=(said,), optimizer_name="AdamW", model=SimpleNamespace(parameters=list)
+        recipe="fast", notes=(flag,), flags=(flag,), optimizer_name="AdamW", model=SimpleNamespace(parameters=list)
     )
     monkeypatch.setattr(training, "load_base", lambda *_: None)
     monkeypatch.setattr(training.recipes, "build", lambda *_: step)
@@ -139,11 +139,11 @@ def test_what_was_built_instead_of_what_was_asked_for_is_a_flag_and_refused_by_s
     record.fingerprint["model_parameters"] = 1
     load = functools.partial(training._load, record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
     if strict:
-        with pytest.raises(InputError, match=r"refused by --strict, before its first step: matmul bf16 \(int8 is"):
+        with pytest.raises(InputError, match=r"--strict .*: matmul bf16 \(int8 is"):
             load()
     else:
         load()
-        assert (record.flags, record.fingerprint["recipe_notes"]) == ([said], said)
+        assert (record.flags, record.fingerprint["recipe_notes"]) == ([flag], flag)
 
 
 # Out of memory --------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ CPU = "[enforce fail at alloc_cpu.cpp:132] err == 0. DefaultCPUAllocator: can't 
 
 
 @pytest.mark.parametrize(
-    ("said", "size"),
+    ("message", "size"),
     [
         (CUDA, 2_684_354_560),
         (CUDA_2_1, 20 << 20),
@@ -168,8 +168,8 @@ CPU = "[enforce fail at alloc_cpu.cpp:132] err == 0. DefaultCPUAllocator: can't 
         ("std::bad_alloc", None),
     ],
 )
-def test_the_allocation_that_failed_is_read_from_the_allocators_words(said, size):
-    assert out_of_memory.requested_bytes(said) == size
+def test_the_failed_allocation_is_parsed_from_the_allocators_message(message, size):
+    assert out_of_memory.requested_bytes(message) == size
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_allocation_that_failed_is_read_from_the_allocators_words(said, size
         ({"kind": "hardware"}, None),
     ],
 )
-def test_the_next_to_try_changes_the_least_harmful_first(make_trial, fields, expected):
+def test_the_least_harmful_change_is_suggested_first(make_trial, fields, expected):
     assert out_of_memory.suggest_changes(make_trial(**fields), "warmup") == expected
 
 
@@ -210,45 +210,45 @@ def test_a_smaller_micro_batch_keeps_the_samples_of_a_step(make_trial, batch):
     assert changes["micro_batch_size"] * changes["gradient_accumulation_steps"] == batch
 
 
-def test_following_the_advice_ends_with_nothing_left_to_make_smaller(make_trial):
+def test_following_the_suggestions_ends_when_nothing_can_be_reduced(make_trial):
     trial: Trial = make_trial(
         micro_batch_size=16, max_seq_len=2048, gradient_checkpointing=False, base_precision="bf16"
     )
-    taken = []
+    suggested = []
     while (changes := out_of_memory.suggest_changes(trial, "warmup")) is not None:
-        taken.append(next(iter(changes)))
+        suggested.append(next(iter(changes)))
         trial = Trial(**{**trial.to_json(), "lora_targets": trial.lora_targets, **changes})
     # 16 -> 1, checkpointing, 2048 -> 64, 4 bit
-    assert taken == [*["micro_batch_size"] * 4, "gradient_checkpointing", *["max_seq_len"] * 5, "base_precision"]
+    assert suggested == [*["micro_batch_size"] * 4, "gradient_checkpointing", *["max_seq_len"] * 5, "base_precision"]
 
 
 def test_a_model_that_does_not_load_is_not_helped_by_a_smaller_batch(make_trial):
     assert out_of_memory.suggest_changes(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
         "base_precision": "nf4"
     }
-    said = out_of_memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30)
-    assert said.endswith("a device with more memory")
+    reason = out_of_memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30)
+    assert reason.endswith("a device with more memory")
 
 
-def test_the_reason_names_the_allocation_the_peak_and_what_to_paste(make_trial):
-    said = out_of_memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30)
-    assert said == (
+def test_the_reason_has_the_allocation_the_peak_and_the_settings_to_try(make_trial):
+    reason = out_of_memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30)
+    assert reason == (
         "out of memory: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
         "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
     )
-    said = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")  # which names no size
-    assert said.startswith("out of memory: std::bad_alloc; peak RSS 3.0 MiB; next to try: micro_batch_size=1")
+    reason = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")  # this message has no size
+    assert reason.startswith("out of memory: std::bad_alloc; peak RSS 3.0 MiB; next to try: micro_batch_size=1")
 
 
-def test_what_is_pasted_is_taken_by_the_flags(make_trial):
+def test_the_suggested_settings_are_valid_overrides(make_trial):
     for fields in ({"micro_batch_size": 8}, {"micro_batch_size": 1, "gradient_checkpointing": False}):
         trial = make_trial(**fields)
-        pasted = out_of_memory.explain(trial, "warmup", CUDA, None).split("next to try: ")[1].split()
+        settings = out_of_memory.explain(trial, "warmup", CUDA, None).split("next to try: ")[1].split()
         changes = out_of_memory.suggest_changes(trial, "warmup")
-        assert {key: getattr(apply_overrides(trial, pasted), key) for key in changes} == changes
+        assert {key: getattr(apply_overrides(trial, settings), key) for key in changes} == changes
 
 
-def test_a_trials_end_says_what_its_device_had_reached(record):
+def test_an_out_of_memory_reason_includes_the_peak_memory(record):
     record.phase, record.peak_vram_bytes = "measure", 21 << 30
     end, reason = termination.classify_error(OutOfMemoryError(CUDA), record)
     assert end is TrialStatus.OUT_OF_MEMORY
@@ -260,7 +260,7 @@ def test_a_trials_end_says_what_its_device_had_reached(record):
 # A trial by flags -----------------------------------------------------------------------------------------------------
 
 
-def test_settings_are_read_as_the_type_of_their_field(make_trial):
+def test_settings_are_parsed_as_the_type_of_their_field(make_trial):
     settings = ["max_seq_len=256", "learning_rate=1e-3", "gradient_checkpointing=no", "lora_targets=q_proj, v_proj"]
     trial = apply_overrides(make_trial(), [*settings, "optimizer=adamw_torch"])
     assert (trial.max_seq_len, trial.learning_rate, trial.gradient_checkpointing) == (256, 1e-3, False)
@@ -279,7 +279,7 @@ def test_an_old_field_or_value_is_accepted_with_one_line(make_trial, capsys, set
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ("max_seq_len", "--set max_seq_len: expected key=value, e.g. --set max_seq_len=256"),
         ("batch=4", "--set batch: unknown field; the fields are name, "),
@@ -295,8 +295,8 @@ def test_an_old_field_or_value_is_accepted_with_one_line(make_trial, capsys, set
         ("seed=1 seed=2", "--set seed: given twice"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_in_one_line(make_trial, settings, said):
+def test_an_invalid_setting_is_rejected_in_one_line(make_trial, settings, message):
     with pytest.raises(TrialError) as caught:
         apply_overrides(make_trial(), settings.split())
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)

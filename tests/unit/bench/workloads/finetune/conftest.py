@@ -1,4 +1,4 @@
-"""A model of two layers and its data, made once; see tests/support/tiny_training.py."""
+"""A model of two layers and its data, created once; see tests/support/tiny_training.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +12,12 @@ from tests.support.tiny_training import Lab
 @pytest.fixture(scope="session")
 def tiny_inputs(modules, tmp_path_factory) -> tuple[Path, Path]:
     """(model folder, data file)."""
-    place = tmp_path_factory.mktemp("tiny")
-    folder = tiny_training.make_folder(modules, place / "models" / "tiny--tiny")
-    return folder, tiny_training.make_data(place / "chats.jsonl")
+    root = tmp_path_factory.mktemp("tiny")
+    folder = tiny_training.make_folder(modules, root / "models" / "tiny--tiny")
+    return folder, tiny_training.make_data(root / "chats.jsonl")
 
 
 @pytest.fixture
 def lab(modules, tiny_inputs) -> Callable[..., Lab]:
-    """A training's parts, with everything loaded."""
-    return lambda **changes: Lab.of(modules, tiny_training.plan(*tiny_inputs, **changes)).warmed()
+    """Return a factory of a training's parts, with everything loaded."""
+    return lambda **changes: Lab.create(modules, tiny_training.plan(*tiny_inputs, **changes)).load_inputs()

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not taken; the newest whole one of this training is gone on from, and nothing else."""
+"""Checkpoints are complete or ignored; a training resumes only from its own newest complete checkpoint."""
 
 import dataclasses
 import json
@@ -30,97 +30,99 @@ def write(folder: Path, step: int, identity: Identity = NOW) -> Path:
     for number in range(1, step + 1):
         history.add(**{**VALUES, "step": number})
     state = json.dumps(schema.to_json(State(step=step, seconds=1.0))).encode()
-    made_with = {name: getattr(identity, name) for name in ("model", "data", "code", "settings")}
-    manifest = Manifest(format=checkpoint.FORMAT, step=step, world_size=1, files={}, **made_with)
+    inputs = {name: getattr(identity, name) for name in ("model", "data", "code", "settings")}
+    manifest = Manifest(format=checkpoint.FORMAT, step=step, world_size=1, files={}, **inputs)
     contents = {checkpoint.ADAPTER: b"a" * 999, checkpoint.STATE: state, checkpoint.STEPS: history.to_bytes()}
     checkpoint.write(folder, manifest, contents)
     return checkpoint.checkpoint_folder(folder, step)
 
 
 def find(folder: Path, identity: Identity = NOW) -> tuple[resume.ResumePoint | None, list[str]]:
-    said: list[str] = []
-    return resume.find_checkpoint(folder, identity, said.append), said
+    messages: list[str] = []
+    return resume.find_checkpoint(folder, identity, messages.append), messages
 
 
-def flip(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])  # a manifest's last byte is the end of its line
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])  # a manifest's last byte is a line break, which is not verified
 
 
-def test_the_newest_is_gone_on_from_with_its_history(tmp_path):
+def test_the_newest_checkpoint_is_resumed_with_its_history(tmp_path):
     assert find(tmp_path / "nothing") == (None, [])
     assert find(tmp_path) == (None, [])
     for step in (3, 20, 100):
         write(tmp_path, step)
-    found, said = find(tmp_path)
-    assert found is not None
-    assert (found.state.step, found.history.to_record().step, said) == (100, list(range(1, 101)), [])
+    resume_point, messages = find(tmp_path)
+    assert resume_point is not None
+    assert (resume_point.state.step, resume_point.history.to_record().step, messages) == (100, list(range(1, 101)), [])
 
 
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("damage", [flip_bit, truncate, Path.unlink])
 @pytest.mark.parametrize("name", [checkpoint.ADAPTER, checkpoint.STATE, checkpoint.STEPS, checkpoint.MANIFEST])
-def test_a_damaged_one_is_named_and_the_one_before_is_taken(tmp_path, damage, name):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, damage, name):
     write(tmp_path, 3)
     damage(write(tmp_path, 4) / name)
-    found, (said,) = find(tmp_path)
-    assert found is not None
-    assert found.state.step == 3
-    assert f"step-00000004/{name}" in said
+    resume_point, (message,) = find(tmp_path)
+    assert resume_point is not None
+    assert resume_point.state.step == 3
+    assert f"step-00000004/{name}" in message
     damage(tmp_path / "step-00000003" / name)
-    with pytest.raises(InputRejected, match=r"none of its 2 checkpoints is whole .*remove the folder to begin anew"):
+    with pytest.raises(InputRejected, match=rf"^{tmp_path}: all 2 checkpoints .*step-0000000[34]/{name}"):
         find(tmp_path)
 
 
-def test_another_data_model_or_setting_is_refused_field_by_field(tmp_path):
+def test_other_data_or_settings_are_rejected_field_by_field(tmp_path):
     write(tmp_path, 3)
     other = dataclasses.replace(NOW, data="d" * 64, settings={**NOW.settings, "lora_rank": 8})
-    with pytest.raises(InputError, match=r"data \(sha256 bbb.*, now ddd.*\); lora_rank 16, now 8; put that back"):
+    with pytest.raises(InputError, match=r"data \(sha256 bbb.*, now ddd.*\); lora_rank 16, now 8; "):
         find(tmp_path, other)
     newest = write(tmp_path, 4, other)
-    found, (said,) = find(tmp_path)  # one of another training lies above it
-    assert found is not None
-    assert (found.state.step, str(newest) in said) == (3, True)
+    resume_point, (message,) = find(tmp_path)  # the newest checkpoint belongs to another training
+    assert resume_point is not None
+    assert (resume_point.state.step, str(newest) in message) == (3, True)
 
 
-def test_what_somebody_asked_to_change_is_named_and_gone_on_with_and_nothing_else_is(tmp_path):
+def test_only_allowed_changes_are_resumed_with_and_they_are_named(tmp_path):
     write(tmp_path, 3)
     changed = {"settings": {**NOW.settings, "training.schedule": "linear"}, "data": "d" * 64}
-    asked = dataclasses.replace(NOW, **changed, may_differ=("data", "training.schedule"))
-    found, (said,) = find(tmp_path, asked)
-    assert found is not None
-    assert found.changed == [
+    allowed = dataclasses.replace(NOW, **changed, may_differ=("data", "training.schedule"))
+    resume_point, (message,) = find(tmp_path, allowed)
+    assert resume_point is not None
+    assert resume_point.changed == [
         "another data (sha256 bbbbbbbbbbbb, now dddddddddddd)",
         "training.schedule cosine, now linear",
     ]
-    assert said.endswith("; it goes on, as somebody asked")
-    with pytest.raises(InputError, match=r"made with another data .*; put that back"):
-        find(tmp_path, dataclasses.replace(asked, may_differ=("training.schedule",)))
+    assert all(change in message for change in resume_point.changed)
+    with pytest.raises(InputError, match=r"another data \(sha256 bbb.*, now ddd.*\); ") as rejected:
+        find(tmp_path, dataclasses.replace(allowed, may_differ=("training.schedule",)))
+    assert "training.schedule" not in str(rejected.value)
     Journal(tmp_path).append(end="CANCELLED")
-    (restart,) = record_restart(tmp_path, 2, 3, found.changed)
-    assert restart.changed == found.changed
+    (restart,) = record_restart(tmp_path, 2, 3, resume_point.changed)
+    assert restart.changed == resume_point.changed
 
 
-def test_other_code_is_said_and_not_refused(tmp_path):
+def test_other_code_is_logged_and_not_rejected(tmp_path):
     write(tmp_path, 3)
-    found, (said,) = find(tmp_path, dataclasses.replace(NOW, code="d" * 64))
-    assert found is not None
-    assert "written by another version of this program" in said
+    resume_point, (message,) = find(tmp_path, dataclasses.replace(NOW, code="d" * 64))
+    assert resume_point is not None
+    assert message.startswith(f"{resume_point.path}: ")
+    assert resume_point.changed == []
 
 
-def test_what_decides_nothing_may_change_and_everything_else_is_compared():
-    one = tiny_training.plan(Path("m"), Path("d"))
-    settings = resume.settings_of(one)
+def test_every_setting_is_either_mutable_or_compared():
+    trial = tiny_training.plan(Path("m"), Path("d"))
+    settings = resume.settings_of(trial)
     assert settings == resume.settings_of(
-        dataclasses.replace(one, world_size=4, deadline_sec=9.0, model="elsewhere", offload_checkpoints=False)
+        dataclasses.replace(trial, world_size=4, deadline_sec=9.0, model="elsewhere", offload_checkpoints=False)
     )
     assert {"lora_rank", "seed", "recipe", "optimizer", "training.epochs", "training.schedule"} <= settings.keys()
-    every = {*one.to_json(), *(f"training.{name}" for name in one.to_json()["training"])}
-    assert every - resume.MUTABLE_SETTINGS - settings.keys() == {"training"}
+    names = {*trial.to_json(), *(f"training.{name}" for name in trial.to_json()["training"])}
+    assert names - resume.MUTABLE_SETTINGS - settings.keys() == {"training"}
 
 
 @pytest.mark.parametrize(("old", "new"), [("bf16", "bf16"), ("eight", "int8")])
@@ -135,16 +137,16 @@ def test_a_checkpoint_with_an_old_name_of_a_setting_is_continued(tmp_path, old, 
     assert [*resume.differences(dataclasses.replace(manifest, settings=before), now)] == ["matmul"]
 
 
-def test_which_layers_are_recomputed_decides_what_fast_computes():
+def test_recomputation_settings_are_compared_for_fast():
     fast = dataclasses.replace(tiny_training.plan(Path("m"), Path("d")), recipe="fast", gradient_checkpointing=True)
     every_fourth = resume.settings_of(dataclasses.replace(fast, checkpoint_every=4))
     assert every_fourth != resume.settings_of(fast)
     assert every_fourth == resume.settings_of(dataclasses.replace(fast, checkpoint_every=4, offload_checkpoints=True))
 
 
-def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_not_taken(tmp_path, monkeypatch):
+def test_a_rewrite_replaces_a_failed_write_leaves_nothing_and_a_wrong_name_is_broken(tmp_path, monkeypatch):
     broken = write(tmp_path, 3)
-    cut(broken / checkpoint.ADAPTER)
+    truncate(broken / checkpoint.ADAPTER)
     write(tmp_path, 3)
     checkpoint.verify(broken)
 
@@ -153,7 +155,7 @@ def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_no
         write(tmp_path, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
     broken.rename(tmp_path / "step-00000009")
-    with pytest.raises(BrokenCheckpoint, match="its manifest is of step 3"):
+    with pytest.raises(BrokenCheckpoint, match=r"step-00000009: .* step 3$"):
         checkpoint.verify(tmp_path / "step-00000009")
 
 
@@ -167,50 +169,49 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_the_next_attempt_says_what_was_lost(tmp_path):
+def test_the_next_attempt_records_the_lost_work(tmp_path):
     assert record_restart(tmp_path, 1, 0) == []
     for step in (1, 2, 3):
         Journal(tmp_path).append(step=step, sec=0.5)
     (first,) = record_restart(tmp_path, 2, 1)
     assert (first.attempt, first.from_step, first.lost_steps, first.lost_sec) == (2, 1, 2, 1.0)
-    assert first.reason == "ended without a word"
+    assert first.reason == resume.NO_REASON
     Journal(tmp_path).append(step=2, sec=0.5)
     Journal(tmp_path).append(end="PREEMPTED: stopped by SIGTERM")
     with (tmp_path / resume.JOURNAL).open("a") as file:
-        file.write('{"step": 3, "se')  # cut by a power cut
-    again, second = record_restart(tmp_path, 3, 2)
-    assert (again, second.reason, second.lost_steps) == (first, "PREEMPTED: stopped by SIGTERM", 0)
+        file.write('{"step": 3, "se')  # truncated by a power failure
+    same_first, second = record_restart(tmp_path, 3, 2)
+    assert (same_first, second.reason, second.lost_steps) == (first, "PREEMPTED: stopped by SIGTERM", 0)
 
 
 def test_an_attempt_that_was_killed_before_its_first_step_counts_as_in_the_ledger(tmp_path):
-    def said(attempt: int, changed: tuple[str, ...] = ()) -> list[tuple[int, str, int, list[str]]]:
-        found = record_restart(tmp_path, attempt, 1, changed)
-        return [(one.attempt, one.reason, one.lost_steps, one.changed) for one in found]
+    def facts(attempt: int, changed: tuple[str, ...] = ()) -> list[tuple[int, str, int, list[str]]]:
+        restarts = record_restart(tmp_path, attempt, 1, changed)
+        return [(restart.attempt, restart.reason, restart.lost_steps, restart.changed) for restart in restarts]
 
-    unsaid = "ended before its first step"
-    assert said(2) == [(2, unsaid, 0, [])], "the first was killed while it loaded"
+    assert facts(2) == [(2, resume.NO_STEP, 0, [])], "the first attempt was killed while loading"
     for step in (1, 2, 3):
         Journal(tmp_path).append(step=step, sec=0.5)
-    every = said(5, ("seed",))  # the third and the fourth never came so far as to note anything
-    assert every[1:] == [(3, "ended without a word", 2, []), (4, unsaid, 0, []), (5, unsaid, 0, ["seed"])]
-    assert said(5) == every, "nothing is counted twice"
+    restarts = facts(5, ("seed",))  # attempts 3 and 4 were killed before they wrote to the journal
+    assert restarts[1:] == [(3, resume.NO_REASON, 2, []), (4, resume.NO_STEP, 0, []), (5, resume.NO_STEP, 0, ["seed"])]
+    assert facts(5) == restarts, "nothing is counted twice"
 
 
-def test_attempts_typed_by_hand_count_by_what_they_noted(tmp_path):
+def test_attempts_started_by_hand_count_if_they_wrote_to_the_journal(tmp_path):
     assert record_restart(tmp_path, 1, 0) == []
     for _ in range(2):
         Journal(tmp_path).append(step=1, sec=0.5)
-        found = record_restart(tmp_path, 1, 0)
-    assert [(one.attempt, one.lost_steps) for one in found] == [(1, 1), (1, 1)]
+        restarts = record_restart(tmp_path, 1, 0)
+    assert [(restart.attempt, restart.lost_steps) for restart in restarts] == [(1, 1), (1, 1)]
 
 
-def test_too_little_room_is_refused_before_the_first_step(tmp_path):
+def test_a_disk_without_enough_space_is_rejected_before_the_first_step(tmp_path):
     resume.check_free_space(tmp_path, 1)
-    with pytest.raises(InputError, match="MiB free, and checkpoints need"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}: [\d,]+ MiB free.* 1,099,511,627,776"):
         resume.check_free_space(tmp_path, 1 << 60)
 
 
-def test_an_adapter_goes_with_every_file_that_the_training_read_its_template_from(tmp_path: Path):
+def test_an_adapter_includes_all_tokenizer_files_of_the_model(tmp_path: Path):
     model = tmp_path / "model"
     model.mkdir()
     for name in model_folder.TOKENIZER_FILES:
@@ -218,7 +219,7 @@ def test_an_adapter_goes_with_every_file_that_the_training_read_its_template_fro
     assert set(model_folder.TOKENIZER_FILES) <= checkpoint_manager.write_adapter(tmp_path, {}, "{}", model).keys()
 
 
-def test_a_disk_that_takes_no_adapter_is_an_error_of_the_system(tmp_path: Path):
+def test_a_write_that_fails_raises_os_error(tmp_path: Path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""The held-out loss, its interval, and what follows from it."""
+"""The held-out loss, its interval, predicted communication and sample answers."""
 
 import random
 from types import SimpleNamespace
@@ -8,44 +8,44 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.workloads.finetune import evaluate
-from bench.workloads.finetune.evaluate import evaluation, ratio, students_t
-from bench.workloads.finetune.trainer import predicted_communication
+from bench.workloads.finetune.evaluate import make_evaluation, ratio, students_t
+from bench.workloads.finetune.trainer import predict_communication
 
 
-def test_students_t_is_that_of_the_tables():
+def test_students_t_matches_published_tables():
     tables = {1: 12.706, 2: 4.303, 3: 3.182, 5: 2.571, 10: 2.228, 30: 2.042, 1000: 1.962}
     assert {n: students_t(n) for n in tables} == pytest.approx(tables, rel=2e-3)
 
 
-def test_the_interval_holds_the_truth_about_as_often_as_it_says():
-    chooser, held = random.Random(3), 0
+def test_the_interval_covers_the_true_value_in_about_95_percent():
+    rng, covered = random.Random(3), 0
     for _ in range(400):
-        counts = [chooser.randint(1, 30) for _ in range(40)]
-        sums = [sum(chooser.expovariate(0.5) for _ in range(count)) for count in counts]  # 2 a target
+        counts = [rng.randint(1, 30) for _ in range(40)]
+        sums = [sum(rng.expovariate(0.5) for _ in range(count)) for count in counts]  # mean 2 per target
         middle, half = ratio(sums, counts)
         assert half is not None
-        held += abs(middle - 2.0) <= half
-    assert 0.91 <= held / 400 <= 0.98
+        covered += abs(middle - 2.0) <= half
+    assert 0.91 <= covered / 400 <= 0.98
 
 
 def test_a_later_loss_is_compared_example_by_example():
     first, later, counts = [10.0, 2.0, 30.0], [9.0, 1.9, 27.0], [5, 1, 15]
-    found = evaluation(8, later, first, counts)
-    assert found.loss == pytest.approx(37.9 / 21)
-    assert found.change == pytest.approx(-4.1 / 21)
-    assert found.low is not None
-    assert found.change_high is not None
-    assert found.change_high < 0 < found.low  # every example became better
-    start = evaluation(0, first, [], counts)
+    later_loss = make_evaluation(8, later, first, counts)
+    assert later_loss.loss == pytest.approx(37.9 / 21)
+    assert later_loss.change == pytest.approx(-4.1 / 21)
+    assert later_loss.low is not None
+    assert later_loss.change_high is not None
+    assert later_loss.change_high < 0 < later_loss.low  # every example improved
+    start = make_evaluation(0, first, [], counts)
     assert (start.change, start.change_low, start.change_high) == (None, None, None)
-    assert evaluation(0, [4.0], [], [2]).low is None  # of one example there is no interval
+    assert make_evaluation(0, [4.0], [], [2]).low is None  # a single example has no interval
 
 
-def test_communication_is_hidden_behind_the_last_rows_backward_and_shrinks_with_more_rows():
-    assert predicted_communication(1.0, 0.1, 4, 10) == (pytest.approx(100 * 0.01 / 4.01), 4)
-    percent, enough = predicted_communication(0.3, 1.2, 2, 10)
+def test_communication_overlaps_the_last_rows_backward_and_shrinks_with_more_rows():
+    assert predict_communication(1.0, 0.1, 4, 10) == (pytest.approx(100 * 0.01 / 4.01), 4)
+    percent, enough_rows = predict_communication(0.3, 1.2, 2, 10)
     assert percent == pytest.approx(100 * 1.0 / 1.6)
-    shares = [predicted_communication(0.3, 1.2, rows, 10)[0] for rows in (enough, enough - 1)]
+    shares = [predict_communication(0.3, 1.2, rows, 10)[0] for rows in (enough_rows, enough_rows - 1)]
     assert shares[0] <= 2.0 < shares[1]
 
 
@@ -53,48 +53,48 @@ def test_communication_is_hidden_behind_the_last_rows_backward_and_shrinks_with_
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 @pytest.mark.parametrize("recipe", ["fast", "reference"])
 def test_packed_rows_give_each_example_its_own_loss(lab, recipe):
-    """Measured together in packed rows, or one by one by transformers' own loss."""
+    """Compare losses in packed rows with those of single examples by transformers' own loss."""
     parts = lab(recipe=recipe, micro_batch_size=3)
     trainer = parts.trainer(None)
     held_out = parts.material.data.validation
     torch, group = trainer.torch, trainer.group
-    together = evaluate.losses_of(torch, trainer.step, parts.material, trainer.rows, group, lambda _: None)
-    for example, found in zip(held_out, together, strict=True):
+    together = evaluate.example_losses(torch, trainer.step, parts.material, trainer.rows, group, lambda _: None)
+    for example, packed_loss in zip(held_out, together, strict=True):
         ids = torch.tensor([example.ids.tolist()])
         labels = torch.where(torch.tensor([list(example.targets)]) == 1, ids, -100)
         with torch.no_grad():
-            alone = trainer.peft_model.eval()(input_ids=ids, labels=labels).loss * example.targets.count(1)
-        assert found == pytest.approx(float(alone), rel=1e-4)
+            single_loss = trainer.peft_model.eval()(input_ids=ids, labels=labels).loss * example.targets.count(1)
+        assert packed_loss == pytest.approx(float(single_loss), rel=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 @pytest.mark.parametrize("recipe", ["fast", "reference"])
 def test_an_evaluation_changes_no_gradient(lab, recipe):
-    """It did on a CPU with bf16 instructions, where bitsandbytes packs weights anew, and their gradient is gone."""
+    """Guard against bitsandbytes repacking weights on a CPU with bf16 instructions, which removed their gradient."""
     parts = lab(recipe=recipe, micro_batch_size=3)
     trainer = parts.trainer(None)
     torch = trainer.torch
     rows, targets, _ = next(trainer._upcoming())
 
     def gradient() -> list[Any]:
-        trainer.global_step.gradient(1, rows, targets, (0.0, 0.0))
+        trainer.global_step.forward_backward(1, rows, targets, (0.0, 0.0))
         return [bucket.flat.clone() for bucket in trainer.gradients.buckets]
 
     before = gradient()
-    evaluate.losses_of(torch, trainer.step, parts.material, trainer.rows, trainer.group, lambda _: None)
+    evaluate.example_losses(torch, trainer.step, parts.material, trainer.rows, trainer.group, lambda _: None)
     assert all(float(each.norm()) > 0 for each in before)
     assert all(torch.equal(*pair) for pair in zip(before, gradient(), strict=True))
 
 
-def test_a_prompt_that_the_template_never_ends_or_refuses_is_named(monkeypatch, lab):
-    """Before anything is computed: there is no model here."""
-    monkeypatch.setattr("bench.data.tokenizer.LONGEST_SEC", 0.05)
+def test_a_prompt_that_the_template_cannot_render_is_named(monkeypatch, lab):
+    """Check that the error comes before any computation: this test has no model."""
+    monkeypatch.setattr("bench.data.tokenizer.TEMPLATE_TIMEOUT_SEC", 0.05)
     tokenizer = lab().tokenizer
     endless = "".join(f"{{% for _{depth} in range(99999) %}}" for depth in range(4)) + "{% endfor %}" * 4
     refused = "{% if messages[0].content == 'b' %}{{ raise_exception('no b') }}{% endif %}"
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
-    for template, words in ((endless, "1: the model's chat template has not ended"), (refused, "1: .* refuses it: no")):
+    for template, reason in ((endless, ""), (refused, "no b")):
         tokenizer.chat_template = template
-        with pytest.raises(InputError, match=f"^train.prompts: text {words}"):
+        with pytest.raises(InputError, match=f"^train.sample_prompts: text 1: .*{reason}"):
             evaluate.generate_answers(None, None, model, tokenizer, ["b"], 4)

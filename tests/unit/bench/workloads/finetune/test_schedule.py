@@ -1,27 +1,27 @@
-"""The learning rate is a function of the step's number alone."""
+"""The learning rate as a function of the step's number."""
 
 import pytest
 
 from bench.records.training import SCHEDULES, Training
 from bench.records.training_data import TrainingData
-from bench.workloads.finetune.steps.schedule import factor
+from bench.workloads.finetune.steps.schedule import learning_rate_factor
 
 DATA = TrainingData(files=["d"], weights=[1.0], max_seq_len=8)
 
 
 def rates(schedule: str, steps: int, warmup: float = 0.0) -> list[float]:
     training = Training(data=DATA, rows_per_step=1, schedule=schedule, warmup_share=warmup)
-    return [factor(training, step, steps) for step in range(1, steps + 1)]
+    return [learning_rate_factor(training, step, steps) for step in range(1, steps + 1)]
 
 
-def test_each_schedule_goes_its_way():
+def test_each_schedule_has_its_curve():
     assert rates("constant", 4) == [1.0] * 4
     assert rates("linear", 4) == [1.0, 0.75, 0.5, 0.25]
     assert rates("cosine", 4) == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466])
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_warm_up_rises_in_a_line_to_the_peak(schedule):
+def test_the_warm_up_is_linear_up_to_the_peak(schedule):
     assert rates(schedule, 10, 0.3)[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
 
 

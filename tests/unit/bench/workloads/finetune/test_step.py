@@ -1,7 +1,7 @@
-"""One gradient for a global batch, however its rows are divided: the sum over all targets, divided by their number.
+"""The gradient of a global batch, which does not depend on the division of its rows.
 
-Ranks are one after the other here, each with the gradients of its own rows; that the backends add them up is shown with
-processes (tests/faults/bench/test_finetune_ranks.py).
+Ranks run in sequence here, each with the gradients of its own rows. The processes of
+tests/faults/bench/test_finetune_ranks.py test that the backends sum them.
 """
 
 import dataclasses
@@ -11,64 +11,64 @@ import pytest
 
 from bench.workloads.finetune.steps.gradients import Gradients
 from bench.workloads.finetune.steps.group import RankGroup
-from bench.workloads.finetune.steps.step import GlobalStep, RowOfStep, seed_of
-from bench.workloads.finetune.training_set import RowRange, targets_of
+from bench.workloads.finetune.steps.step import GlobalStep, StepRow, row_seed
+from bench.workloads.finetune.training_set import RowCollator, count_targets
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
-LONGEST = 48  # of these examples
-SAME = 1e-6
+MAX_LENGTH = 48  # length of the longest of these examples
+TOLERANCE = 1e-6
 SIZES = {"1 x 8": [8], "2 x 4": [4, 4], "8 x 1": [1] * 8, "unequal": [5, 1, 2]}
 DIVISIONS = [(name, ranks) for name, sizes in SIZES.items() for ranks in (1, 2, 4) if ranks <= len(sizes)]
 
 
-class OneOf(RankGroup):
-    """A rank of several whose sums are not added up: the test does that."""
+class UnsummedGroup(RankGroup):
+    """A rank of several whose all-reduce does nothing: the test sums the gradients."""
 
-    def begin_sum(self, _tensor: Any) -> Any:
+    def all_reduce_async(self, _tensor: Any) -> Any:
         return None
 
 
 @pytest.fixture(scope="module")
 def examples():
-    """Eight examples of other lengths and other shares of targets each."""
+    """Return a factory of eight examples with different lengths and shares of targets."""
 
     def make(lab: Any) -> list[Any]:
         data = lab.material.data.training
-        return [dataclasses.replace(one, targets=masked(one.targets, n)) for n, one in enumerate(data[:8])]
+        return [dataclasses.replace(example, targets=masked(example.targets, n)) for n, example in enumerate(data[:8])]
 
     return make
 
 
 def masked(targets: bytes, number: int) -> bytes:
-    """The same with more or fewer targets, so that a mean of means would be another number."""
+    """Change the number of targets, so that a mean of means would be a different number."""
     first = targets.index(1)
-    return bytes(1 if place >= max(1, first - 3 * number) else 0 for place in range(len(targets)))
+    return bytes(1 if index >= max(1, first - 3 * number) else 0 for index in range(len(targets)))
 
 
-def built(lab: Any) -> tuple[Any, Any]:
-    """(trainer with B away from 0, a function from a row's tokens to a maker of such rows)."""
+def make_trainer(lab: Any) -> tuple[Any, Any]:
+    """Return a trainer with non-zero B, and a function that makes a collator for rows of a given length."""
     trainer = lab.trainer(None)
     torch = lab.modules.torch
     generator = torch.Generator().manual_seed(5)
     for name, each in sorted(trainer.weights.adapter.items()):
         if "lora_B" in name:
             each.copy_(0.1 * torch.randn(each.shape, generator=generator))
-    return trainer, lambda tokens: RowRange(dataclasses.replace(lab.material, row_tokens=tokens), lab.tokenizer)
+    return trainer, lambda tokens: RowCollator(dataclasses.replace(lab.material, row_tokens=tokens), lab.tokenizer)
 
 
-def gradient(trainer: Any, make: Any, parts: list[list[Any]], *, rank: int = 0, ranks: int = 1) -> Any:
-    """The flat gradient that this rank computes, and its share of the loss."""
-    total = sum(targets_of(part) for part in parts)
+def gradient(trainer: Any, collate: Any, parts: list[list[Any]], *, rank: int = 0, ranks: int = 1) -> Any:
+    """Compute this rank's flat gradient and its share of the loss."""
+    total = sum(count_targets(part) for part in parts)
     rows = [
-        RowOfStep(place=place, batch=make(parts[place]), targets=targets_of(parts[place]))
-        for place in range(rank, len(parts), ranks)
+        StepRow(index=index, batch=collate(parts[index]), targets=count_targets(parts[index]))
+        for index in range(rank, len(parts), ranks)
     ]
-    trainer.global_step.gradient(3, rows, total)
+    trainer.global_step.forward_backward(3, rows, total)
     flat = [bucket.flat.clone() for bucket in trainer.gradients.buckets]
     return trainer.modules.torch.cat(flat), float(trainer.global_step.scalars[0])
 
 
-def divided(examples: list[Any], sizes: list[int]) -> list[list[Any]]:
+def divide(examples: list[Any], sizes: list[int]) -> list[list[Any]]:
     ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
     return [examples[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
@@ -77,59 +77,59 @@ def divided(examples: list[Any], sizes: list[int]) -> list[list[Any]]:
 def test_micro_batches_and_ranks_of_any_size_give_the_same_gradient(lab, examples, recipe):
     parts = lab(recipe=recipe, lora_dropout=0.0)
     eight = examples(parts)
-    trainer, make = built(parts)
-    assert len({targets_of([one]) / len(one.ids) for one in eight}) > 4  # masks are unequal
-    wanted, loss = gradient(trainer, make(8 * LONGEST), divided(eight, [8]))
-    assert wanted.norm() > 1e-3
+    trainer, collator = make_trainer(parts)
+    assert len({count_targets([example]) / len(example.ids) for example in eight}) > 4  # masks are unequal
+    expected, loss = gradient(trainer, collator(8 * MAX_LENGTH), divide(eight, [8]))
+    assert expected.norm() > 1e-3
     for name, ranks in DIVISIONS:
         sizes = SIZES[name]
-        rows = make(max(sizes) * LONGEST)
-        found = [gradient(trainer, rows, divided(eight, sizes), rank=r, ranks=ranks) for r in range(ranks)]
-        whole = sum(each for each, _ in found)
-        assert float((whole - wanted).norm() / wanted.norm()) < SAME, (name, ranks)
-        assert sum(part for _, part in found) == pytest.approx(loss, rel=1e-6), (name, ranks)
+        collate = collator(max(sizes) * MAX_LENGTH)
+        results = [gradient(trainer, collate, divide(eight, sizes), rank=r, ranks=ranks) for r in range(ranks)]
+        whole = sum(each for each, _ in results)
+        assert float((whole - expected).norm() / expected.norm()) < TOLERANCE, (name, ranks)
+        assert sum(part for _, part in results) == pytest.approx(loss, rel=1e-6), (name, ranks)
 
 
-def test_dropout_follows_from_the_rows_place_and_not_from_who_computes_it(lab, examples):
+def test_dropout_depends_on_the_rows_index_and_not_on_the_rank(lab, examples):
     parts = lab(lora_dropout=0.3)
     eight = examples(parts)
-    trainer, make = built(parts)
-    rows = divided(eight, [1] * 8)
-    alone, _ = gradient(trainer, make(LONGEST), rows)
-    together = sum(gradient(trainer, make(LONGEST), rows, rank=rank, ranks=4)[0] for rank in range(4))
-    assert float((together - alone).norm() / alone.norm()) < SAME
+    trainer, collator = make_trainer(parts)
+    rows = divide(eight, [1] * 8)
+    single, _ = gradient(trainer, collator(MAX_LENGTH), rows)
+    together = sum(gradient(trainer, collator(MAX_LENGTH), rows, rank=rank, ranks=4)[0] for rank in range(4))
+    assert float((together - single).norm() / single.norm()) < TOLERANCE
     trainer.torch.manual_seed(99)
-    again, _ = gradient(trainer, make(LONGEST), rows)
-    assert trainer.torch.equal(again, alone)  # nothing else that was drawn before matters
-    assert len({seed_of(1, step, row) for step in range(9) for row in range(9)}) == 81
+    repeated, _ = gradient(trainer, collator(MAX_LENGTH), rows)
+    assert trainer.torch.equal(repeated, single)  # earlier random draws do not matter
+    assert len({row_seed(1, step, row) for step in range(9) for row in range(9)}) == 81
 
 
-def test_what_travels_as_bf16_is_within_its_rounding(lab, examples):
+def test_gradients_exchanged_in_bf16_are_within_its_rounding(lab, examples):
     parts = lab(lora_dropout=0.0)
     torch = parts.modules.torch
-    trainer, make = built(parts)
-    exact, _ = gradient(trainer, make(LONGEST), divided(examples(parts), [1] * 8))
+    trainer, collator = make_trainer(parts)
+    exact, _ = gradient(trainer, collator(MAX_LENGTH), divide(examples(parts), [1] * 8))
     trained = [p for p in trainer.step.model.parameters() if p.requires_grad]
-    rounded = Gradients(torch, trained, OneOf(torch, 0, 2), travels="bf16")
+    rounded = Gradients(torch, trained, UnsummedGroup(torch, 0, 2), wire_dtype="bf16")
     trainer.gradients = rounded
-    trainer.global_step = GlobalStep(torch, trainer.step, rounded, seed=42, most_norm=1.0)
-    found, _ = gradient(trainer, make(LONGEST), divided(examples(parts), [1] * 8))
+    trainer.global_step = GlobalStep(torch, trainer.step, rounded, seed=42, max_norm=1.0)
+    rounded_gradient, _ = gradient(trainer, collator(MAX_LENGTH), divide(examples(parts), [1] * 8))
     assert rounded.bytes * 2 == sum(p.numel() * 4 for p in trained)
-    error = float((found - exact).norm() / exact.norm())
+    error = float((rounded_gradient - exact).norm() / exact.norm())
     assert 0 < error < 2**-8
 
 
-def test_clipping_is_by_the_norm_of_everything(lab, examples):
+def test_clipping_uses_the_norm_of_all_gradients(lab, examples):
     parts = lab(lora_dropout=0.0, training={"max_gradient_norm": 0.01})
-    trainer, make = built(parts)
-    before, _ = gradient(trainer, make(LONGEST), divided(examples(parts), [1] * 8))
+    trainer, collator = make_trainer(parts)
+    before, _ = gradient(trainer, collator(MAX_LENGTH), divide(examples(parts), [1] * 8))
     trainer.global_step.update(1.0)
     _, norm, _ = trainer.global_step.read()
     assert norm == pytest.approx(float(before.norm()), rel=1e-5)
     assert float(trainer.gradients.norm()) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_rslora_scales_by_the_root_of_the_rank_and_lora_plus_has_a_rate_of_its_own_for_b(lab):
+def test_rslora_scales_by_the_root_of_the_rank_and_lora_plus_has_a_separate_rate_for_b(lab):
     plain, other = lab(), lab(training={"rank_stabilized": True, "lora_plus_ratio": 16.0, "weight_decay": 0.1})
     scalings = []
     for parts in (plain, other):
@@ -143,7 +143,7 @@ def test_rslora_scales_by_the_root_of_the_rank_and_lora_plus_has_a_rate_of_its_o
     assert len(groups[0]["params"]) == len(groups[1]["params"]) == 2 * 4
 
 
-def test_the_optimizers_state_begins_at_nothing_and_the_weights_are_untouched(lab):
+def test_the_optimizers_state_starts_at_zero_and_the_weights_are_unchanged(lab):
     for optimizer in ("adamw_torch", "paged_adamw_8bit"):
         parts = lab(optimizer=optimizer, lora_rank=64)
         trainer = parts.trainer(None)

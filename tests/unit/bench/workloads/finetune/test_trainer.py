@@ -1,4 +1,4 @@
-"""What a training does beside its steps: it stops where going on is worthless, early, and when asked."""
+"""The training loop apart from its steps: it stops on useless losses, early, on request, and at its limits."""
 
 import dataclasses
 from typing import Any
@@ -17,117 +17,118 @@ from tests.support.tiny_training import Lab
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 
 
-def poisoned(monkeypatch: Any, trainer: Any, name: str, step: int, value: float) -> None:
-    """From this step on, the loss or the gradient's norm that is read is another one."""
+def replace_metric(monkeypatch: Any, trainer: Any, name: str, step: int, value: float) -> None:
+    """Replace the loss or the gradient's norm that is read by `value`, from this step on."""
     real = trainer.global_step.read
 
     def read() -> tuple[float, float, list[float]]:
-        loss, norm, further = real()
+        loss, norm, extra_sums = real()
         if trainer.state.step + 1 >= step:
             loss, norm = (value, norm) if name == "loss" else (loss, value)
-        return loss, norm, further
+        return loss, norm, extra_sums
 
     monkeypatch.setattr(trainer.global_step, "read", read)
 
 
-def test_a_loss_that_is_no_number_stops_it_by_step_and_rows_and_the_last_checkpoint_stays(lab, tmp_path, monkeypatch):
+def test_a_non_finite_loss_stops_with_step_and_rows_and_the_last_checkpoint_stays(lab, tmp_path, monkeypatch):
     trainer = lab(training={"evaluate_every": 0}).trainer(tmp_path)
-    poisoned(monkeypatch, trainer, "loss", 3, float("nan"))
-    with pytest.raises(NonFiniteLoss, match=r"the loss is nan at step 3 \(all its rows: .*chats\.jsonl: line \d+, ."):
+    replace_metric(monkeypatch, trainer, "loss", 3, float("nan"))
+    with pytest.raises(NonFiniteLoss, match=r"nan at step 3 .*chats\.jsonl: line \d+, .*learning_rate"):
         trainer.run()
-    trainer.keeper.finish()
+    trainer.checkpoint_manager.wait()
     assert max(path.name for path in tmp_path.glob("step-*")) <= "step-00000002"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("norm", "norm was 0 for 3 steps at step 4"), ("loss", "the loss is 0 at step 2")]
-)
-def test_a_loss_of_0_or_a_gradient_of_nothing_three_steps_long_stops_it(lab, tmp_path, monkeypatch, name, words):
+@pytest.mark.parametrize(("name", "message"), [("norm", "norm .* 3 steps at step 4"), ("loss", "loss .* at step 2")])
+def test_a_loss_of_0_or_three_gradients_of_0_stop_the_training(lab, tmp_path, monkeypatch, name, message):
     trainer = lab(training={"evaluate_every": 0}).trainer(tmp_path)
-    poisoned(monkeypatch, trainer, name, 2, 0.0)
-    with pytest.raises(NoTrainableTokens, match=words):
+    replace_metric(monkeypatch, trainer, name, 2, 0.0)
+    with pytest.raises(NoTrainableTokens, match=message):
         trainer.run()
-    trainer.keeper.finish()
+    trainer.checkpoint_manager.wait()
 
 
-def test_asked_to_stop_it_keeps_the_step_it_was_in(lab, tmp_path):
+def test_a_stop_request_keeps_the_current_step(lab, tmp_path):
     asked = iter([False, False, True])
-    trainer = lab(training={"checkpoint_sec": 900.0, "evaluate_every": 0}).trainer(tmp_path, asked=lambda: next(asked))
+    trainer = lab(training={"checkpoint_sec": 900.0, "evaluate_every": 0}).trainer(
+        tmp_path, stop_requested=lambda: next(asked)
+    )
     assert trainer.run() == "stopped"
-    assert [path.name for path in checkpoint.listed(tmp_path)] == ["step-00000003"]
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000003"]
 
 
-def test_the_hours_of_all_attempts_count_with_what_they_took_to_load(lab, tmp_path):
+def test_hours_are_summed_over_all_attempts_including_loading(lab, tmp_path):
     parts = lab(training={"checkpoint_sec": 900.0, "evaluate_every": 0, "max_hours": 1.5})
     for asked, ended in ((True, ("stopped", 1)), (False, ("max_hours", 2))):
-        trainer = parts.trainer(tmp_path, asked=lambda asked=asked: asked, loading_sec=3000.0)
-        trainer.begin(resume.find(tmp_path, parts.identity, lambda _: None))
+        trainer = parts.trainer(tmp_path, stop_requested=lambda asked=asked: asked, loading_sec=3000.0)
+        trainer.restore(resume.find_checkpoint(tmp_path, parts.identity, lambda _: None))
         assert (trainer.run(), trainer.state.step) == ended
 
 
-def test_an_answer_from_before_stands_beside_its_own_prompt_where_prompts_changed_meanwhile(lab, tmp_path):
+def test_an_answer_before_training_is_matched_by_prompt_if_prompts_changed(lab, tmp_path):
     parts = lab(training={"max_steps": 1, "prompts": ("a", "b"), "answer_tokens": 2})
     parts.train(tmp_path)
     changed = {"max_steps": 1, "prompts": ("b", "c"), "answer_tokens": 2}
-    again = lab(training=changed)
-    trainer = again.trainer(tmp_path / "checkpoints")
-    trainer.begin(resume.find(tmp_path / "checkpoints", again.identity, lambda _: None))
-    _, of_b = trainer.state.answers
-    answered = trainer.answered(trainer.adapter()[1])
-    assert [(one.prompt, one.before) for one in answered] == [("b", of_b), ("c", None)]
+    resumed = lab(training=changed)
+    trainer = resumed.trainer(tmp_path / "checkpoints")
+    trainer.restore(resume.find_checkpoint(tmp_path / "checkpoints", resumed.identity, lambda _: None))
+    _, b_before = trainer.state.answers
+    answers = trainer.sample_answers(trainer.adapter()[1])
+    assert [(answer.prompt, answer.before) for answer in answers] == [("b", b_before), ("c", None)]
 
 
-def test_a_stop_right_after_a_step_that_is_measured_costs_no_measurement(lab, tmp_path):
+def test_a_stop_before_a_due_evaluation_does_not_lose_it(lab, tmp_path):
     asked = iter([False, True])
     parts = lab(training={"evaluate_every": 1, "max_steps": 3})
-    assert parts.trainer(tmp_path, asked=lambda: next(asked)).run() == "stopped"
-    again = parts.trainer(tmp_path)
-    again.begin(resume.find(tmp_path, parts.identity, lambda _: None))
-    assert again.run() == "finished"
-    assert [evaluation.step for evaluation in again.state.evaluations] == [0, 1, 2, 3]
+    assert parts.trainer(tmp_path, stop_requested=lambda: next(asked)).run() == "stopped"
+    resumed = parts.trainer(tmp_path)
+    resumed.restore(resume.find_checkpoint(tmp_path, parts.identity, lambda _: None))
+    assert resumed.run() == "finished"
+    assert [evaluation.step for evaluation in resumed.state.evaluations] == [0, 1, 2, 3]
 
 
-def test_without_a_better_held_out_loss_it_stops_early_and_the_best_adapter_comes_home(lab, tmp_path, monkeypatch):
+def test_without_a_better_held_out_loss_it_stops_early_with_the_best_adapter(lab, tmp_path, monkeypatch):
     trainer = lab(training={"evaluate_every": 1, "patience": 2}).trainer(tmp_path)
     real, step = trainer._evaluate, trainer.state.step
 
     def evaluate() -> None:
         real()
-        if trainer.state.step > 2:  # from here on it becomes worse
+        if trainer.state.step > 2:  # the loss increases from here on
             *before, last = trainer.state.evaluations
             worse = dataclasses.replace(last, is_best=False)
             trainer.state = dataclasses.replace(trainer.state, evaluations=[*before, worse], best_step=2)
 
     monkeypatch.setattr(trainer, "_evaluate", evaluate)
-    kept = trainer.keeper.keep_best
-    monkeypatch.setattr(trainer.keeper, "keep_best", lambda step: kept(step) if step <= 2 else None)
+    set_best = trainer.checkpoint_manager.set_best
+    monkeypatch.setattr(trainer.checkpoint_manager, "set_best", lambda step: set_best(step) if step <= 2 else None)
     assert (step, trainer.run()) == (0, "early")
     assert (trainer.state.step, trainer.adapter()[0]) == (4, 2)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_training(lab, tmp_path, monkeypatch):
+def test_a_training_continues_without_a_checkpoint_on_a_full_disk(lab, tmp_path, monkeypatch):
     parts = lab(training={"evaluate_every": 0})
     trainer = parts.trainer(tmp_path)
 
     monkeypatch.setattr(checkpoint, "write", full_disk)
     assert trainer.run() == "finished"
-    flags = [line["flag"] for line in parts.reported if "flag" in line]
-    assert flags[0].startswith("the checkpoint of step 1 was not written: No space left on device")
+    flags = [line["flag"] for line in parts.reports if "flag" in line]
+    assert "step 1 " in flags[0]
+    assert f"No space left on device: {tmp_path}" in flags[0]
 
 
-def test_gone_on_with_other_data_it_measures_anew_and_compares_with_that(lab, tmp_path, tiny_inputs):
-    place = tmp_path / "checkpoints"
-    place.mkdir()
-    lab(training={"max_steps": 2}).trainer(place).run()
+def test_resuming_with_other_data_starts_a_new_series_of_evaluations(lab, tmp_path, tiny_inputs):
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    lab(training={"max_steps": 2}).trainer(checkpoints).run()
     more = tiny_training.make_data(tmp_path / "more.jsonl", lines=70)
     settings = {
         "max_steps": 4,
         "evaluate_every": 0,
         "may_differ": ("data", "training.max_steps", "training.evaluate_every"),
     }
-    parts = Lab.of(lab().modules, tiny_training.plan(tiny_inputs[0], more, training=settings)).warmed()
-    trainer = parts.trainer(place)
-    trainer.begin(resume.find(place, parts.identity, lambda _: None))
+    parts = Lab.create(lab().modules, tiny_training.plan(tiny_inputs[0], more, training=settings)).load_inputs()
+    trainer = parts.trainer(checkpoints)
+    trainer.restore(resume.find_checkpoint(checkpoints, parts.identity, lambda _: None))
     assert trainer.run() == "finished"
     first, last = trainer.state.evaluations
     assert (first.step, first.change, last.step, last.change is None) == (2, None, 4, False)
@@ -135,27 +136,27 @@ def test_gone_on_with_other_data_it_measures_anew_and_compares_with_that(lab, tm
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
-        ({"world_size": 8}, "rows_per_step: 4 rows leave some of 8 ranks without any"),
-        ({"max_seq_len": 64}, "max_seq_len: 64 in the trial, 48 for its data"),
-        ({"max_seq_len": 1024}, "max_seq_len: 1024 is more than the 512 positions"),
-        ({"lora_targets": ("c_attn",)}, "lora_targets: .* has no layer 'c_attn'"),
+        ({"world_size": 8}, "^rows_per_step: 4 .* 8 ranks"),
+        ({"max_seq_len": 64}, "^max_seq_len: 64 .* 48 "),
+        ({"max_seq_len": 1024}, "^max_seq_len: 1024 .* 512 "),
+        ({"lora_targets": ("c_attn",)}, "^lora_targets: .* 'c_attn'"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_anything_begins(tiny_inputs, changes, words):
-    with pytest.raises(InputError, match=words):
+def test_settings_that_cannot_be_trained_are_rejected_at_once(tiny_inputs, changes, message):
+    with pytest.raises(InputError, match=message):
         training_set.check_inputs(tiny_training.plan(*tiny_inputs, **changes))
 
 
-def test_a_broken_line_is_refused_by_file_and_line(tiny_inputs, tmp_path):
+def test_a_broken_line_is_rejected_with_file_and_line(tiny_inputs, tmp_path):
     folder, data = tiny_inputs
     broken = tmp_path / "broken.jsonl"
     broken.write_text(data.read_text() + '{"messages": [')
-    with pytest.raises(InputError, match=r"broken\.jsonl: line 61: not JSON"):
+    with pytest.raises(InputError, match=r"broken\.jsonl: line 61: "):
         training_set.check_inputs(tiny_training.plan(folder, broken))
 
 
-def test_on_a_core_that_many_share_a_row_may_take_minutes_before_its_ranks_count_as_hung(tiny_inputs):
+def test_a_row_of_the_tiny_profile_may_take_minutes_before_its_ranks_count_as_hung(tiny_inputs):
     trial = tiny_training.plan(*tiny_inputs, max_seq_len=128, micro_batch_size=4)
-    assert finetune.make_limits_of(trial).step_sec == 512
+    assert finetune.make_row_limits(trial).step_sec == 512
