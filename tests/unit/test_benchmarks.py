@@ -109,4 +109,4 @@ def test_a_model_is_never_made_over_something(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         mistral_7b.main([str(tmp_path)])
     assert caught.value.code == 2
-    assert f"{tmp_path}: is there already" in capsys.readouterr().err
+    assert f"{tmp_path}: already exists" in capsys.readouterr().err

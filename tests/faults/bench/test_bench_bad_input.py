@@ -78,12 +78,13 @@ def test_fewer_samples_than_a_batch_are_refused_with_both_numbers(refused, tmp_p
 
 def test_a_trial_comes_from_a_file_or_from_flags(refused, tiny_data, tmp_path, capsys):
     said = refused(data=tiny_data, words=("--trial", "t.json"))
-    assert said == "--trial and --trial-name: a trial comes from a file or from flags, not from both\n"
+    assert said.startswith("--trial and --trial-name: ")
+    assert said.count("\n") == 1
     out = ("--out", str(tmp_path / "out"))
     assert cli.main(["run", *out]) == 2
-    assert capsys.readouterr().err.startswith("no trial: name its file with --trial, or one of a suite's ")
+    assert capsys.readouterr().err.startswith("no trial: ")
     assert cli.main(["run", "--trial-name", "optimized", "--model", "M", *out]) == 2
-    assert capsys.readouterr().err == "--data: missing; --trial-name needs --model and --data\n"
+    assert capsys.readouterr().err.startswith("--data: missing; ")
     assert cli.main(["run", "--trial", "t.json", "--set", "seed=1", *out]) == 2
     assert capsys.readouterr().err.startswith("--trial and --set: ")
 

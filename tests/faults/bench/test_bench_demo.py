@@ -61,4 +61,4 @@ def test_the_selfcheck_names_what_is_missing(bench_environment, bench_server, tm
     with bench_server.start("-c", anew, "selfcheck", env=environment, stdout=subprocess.PIPE, text=True) as process:
         said, _ = process.communicate(timeout=WAIT_SEC)
     assert process.returncode == 1
-    assert "the stack cannot be imported: libcudart.so.12 is missing; install it with" in said
+    assert "libcudart.so.12 is missing; install " in said

