@@ -118,7 +118,7 @@ def _training(folder: Path, run: RunRecord, so_far: Path | None) -> Logged:
         results = {"steps_done": record.steps_done, "seconds": record.seconds, "worker_hours": found.worker_hours}
         results |= {"usd": None if found.price is None else found.worker_hours * found.price}
         results |= {name: getattr(record, name) for name in ("peak_vram_bytes", "peak_rss_bytes")}
-        if (last := summary.of_adapter(record)) is not None:
+        if (last := summary.adapter_evaluation(record)) is not None:
             results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
     else:
         path = so_far or home / STEPS_FILE

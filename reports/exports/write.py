@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reports.exports import mlflow, mlperf, offline_wandb, optimum, tensorboard
 from reports.exports.log_model import Logged, of_run
-from reports.read.run import NotWritten, ReportError, report_folder
+from reports.read.run import ReportError, ReportWriteError, make_report_folder
 
 FORMATS: Mapping[str, Callable[[Path, Sequence[Logged]], Path]] = {
     "tensorboard": tensorboard.write,
@@ -28,8 +28,8 @@ def export(run_folder: Path, formats: Sequence[str], so_far: Path | None = None)
     ReportError; NotWritten where they cannot be written."""
     if not formats:
         return ()
-    found, report = of_run(run_folder, so_far), report_folder(run_folder)
+    found, report = of_run(run_folder, so_far), make_report_folder(run_folder)
     try:
         return tuple(FORMATS[name](report, found) for name in formats)
     except OSError as error:
-        raise NotWritten(error.filename or report, error) from None
+        raise ReportWriteError(error.filename or report, error) from None

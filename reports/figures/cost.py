@@ -9,7 +9,7 @@ from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import reference_results
-from reports.read.reference_results import Published
+from reports.read.reference_results import PublishedResults
 from reports.read.run import Run
 from reports.summary import recommendation
 from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
@@ -23,7 +23,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     if not priced:
         return None
     priced.sort(key=lambda item: item[1].usd_per_million_useful_tokens.value)
-    beside = reference_results.beside(run)
+    beside = reference_results.matching_results(run)
     like = reference_results.training_by_label(run, beside)
     chosen = recommendation.recommended_choice(summary)
     best = priced[0][0] if chosen is None else chosen.row
@@ -61,7 +61,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             summary,
             _title(best, is_cheapest=chosen is not None and best is priced[0][0] and not chosen.tied),
             *row_chart.facts(summary),
-            *(price.words for price in summary.prices[:_MOST_PRICES]),
+            *(price.description for price in summary.prices[:_MOST_PRICES]),
             f"{PUBLISHED} {beside.source}, at ${beside.cost_10000_samples['usd_per_gpu_hour']:.2f} per GPU hour"
             if beside is not None and shown
             else "",
@@ -95,7 +95,7 @@ def _samples(row: ConfigurationRow, at: Cost, like: reference_results.PublishedT
 
 def _tunings(
     planned: list[ConfigurationRow],
-    beside: Published | None,
+    beside: PublishedResults | None,
     like: Mapping[str, reference_results.PublishedTraining],
     summary: Summary,
 ) -> MarkGroup:
@@ -131,7 +131,7 @@ def _tunings(
     return MarkGroup(names=tuple(names), panels=tuple(panels))
 
 
-def _is_published(price: Price, beside: Published | None) -> bool:
+def _is_published(price: Price, beside: PublishedResults | None) -> bool:
     """True at the price that published dollars were counted with; dollars at another are not the same thing."""
     if beside is None:
         return False
@@ -140,7 +140,7 @@ def _is_published(price: Price, beside: Published | None) -> bool:
 
 def _usd(plan: FineTuning, references: tuple[float, ...]) -> Mark:
     billed = plan.usd_billed.value
-    places = formatting.decimals(plan.usd.value)
+    places = formatting.significant_decimals(plan.usd.value)
     more = f", billed ${formatting.number(billed, places)}" if plan.startup_sec is not None else ""
     also = (
         f"  {PUBLISHED} {', '.join(f'${fromkey:.2f}' for fromkey in dict.fromkeys(references))}" if references else ""

@@ -53,7 +53,7 @@ def journey(summary: Summary, settings: Mapping[str, Trial]) -> list[Configurati
     """The shortest way from the baseline to what is recommended over measured configurations of which each differs
     from the one before in one factor; empty where there is none. Of equally short ones the plan's first."""
     rows = {row.label: row for row in summary.measured_rows}
-    end = headline.recommended(summary)
+    end = headline.recommended_label(summary)
     ways = [[summary.baseline]] if summary.baseline in rows and end != summary.baseline else []
     seen = {summary.baseline}
     for way in ways:  # grows as it is gone through: the shortest come first
@@ -107,7 +107,7 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
             found.append((row, field, getattr(settings[row.label], field), words))
     if not found:
         return None
-    beside = reference_results.beside(run)
+    beside = reference_results.matching_results(run)
     known = {} if beside is None else {(factor.field, factor.value): factor for factor in beside.factors}
     factors = [known.get((field, after)) for _, field, after, _ in found]
     among = len(found)  # all of their intervals hold at once, as in the page's table
@@ -148,7 +148,7 @@ def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: 
     if row.measured is None or centre.measured is None:
         ended = "out of memory" if TrialStatus.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, words=f"{ended}{more}", published=reference)
-    ratio = per_config.ratio(row.measured, centre.measured, rate, among=among)
+    ratio = per_config.ratio(row.measured, centre.measured, rate, comparisons=among)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
     return row_chart.mark_of(ratio, f"{_times(ratio)}{verdict}{more}", tone=tone, published=reference)
@@ -156,13 +156,13 @@ def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: 
 
 def _times(ratio: Ratio) -> str:
     """Three decimals close to 1: `1.00x slower` says nothing."""
-    places = formatting.ratio_places(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
+    places = formatting.ratio_decimals(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
     return f"{formatting.number(ratio.value, places)}x {formatting.span(ratio.low, ratio.high, places)}".rstrip()
 
 
 def _title(found: list[tuple[ConfigurationRow, str, object, str]], panel: Panel) -> str:
     effects = [
-        (mark.value, words, formatting.ratio_places(mark.low, mark.high))
+        (mark.value, words, formatting.ratio_decimals(mark.low, mark.high))
         for mark, (*_, words) in zip(panel.marks, found, strict=True)
         if mark.value is not None and mark.tone == OTHER_TONE
     ]

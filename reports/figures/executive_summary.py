@@ -16,7 +16,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     drawn = sorted(row_chart.drawn(summary), key=lambda row: -row.useful_rate)
     if not drawn:
         return None
-    beside = reference_results.beside(run)
+    beside = reference_results.matching_results(run)
     like = reference_results.training_by_label(run, beside)
 
     def samples(row: ConfigurationRow) -> Mark:

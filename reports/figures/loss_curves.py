@@ -94,13 +94,15 @@ def gather(summary: Summary, run: Run) -> LossCurvesData | None:
     if mine.empty:
         return None
     owned = {str(label): own for label, own in mine.groupby("configuration", observed=True)}
-    best = headline.recommended(summary)
+    best = headline.recommended_label(summary)
     curves = tuple(
         _curve(label, owned[label], DEEP_TONE if label == best else tones[label]) for label in tones if label in owned
     )
     trials = [curve.n_trials for curve in curves]
     many = max(trials) > 1
-    over = f"medians over n = {formatting.from_to(trials)} trials of a configuration" if many else "n = 1 trial each"
+    over = (
+        f"medians over n = {formatting.number_range(trials)} trials of a configuration" if many else "n = 1 trial each"
+    )
     which = row_chart.subset(summary)
     title = _title(curves, "configuration drawn" if which else "configuration")
     return LossCurvesData(over=head(summary, title, over, which, "nats per token"), curves=curves)

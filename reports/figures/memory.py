@@ -27,7 +27,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     if not any(row.peak_vram_bytes is not None for row in drawn):
         return None
     capacity = capacity_bytes(run)
-    beside = reference_results.beside(run)
+    beside = reference_results.matching_results(run)
     like = reference_results.training_by_label(run, beside)
     found = [_mark(row, predicted.get(row.label), like.get(row.label), capacity) for row in drawn]
     has_published = any(mark.published for mark in found)
@@ -63,7 +63,9 @@ def predictions(run: Run, summary: Summary) -> dict[str, float]:
     mine = table[(table["name"] == PREDICTED) & table["configuration"].isin(lost) & table["value"].notna()]
     of_failures = {str(label): float(value) for label, value in zip(mine["configuration"], mine["value"], strict=True)}
     return of_failures | {
-        one.configuration: one.value for one in queries.pick(run, PREDICTED) if one.value is not None and one.value > 0
+        one.configuration: one.value
+        for one in queries.select(run, PREDICTED)
+        if one.value is not None and one.value > 0
     }
 
 

@@ -57,7 +57,7 @@ def _name(row: ComparedRow, *, several: bool) -> str:
 
 def _mark(row: ComparedRow) -> Mark:
     value = row.speed_ratio or 1.0
-    places = formatting.ratio_places(row.low, row.high, 3)
+    places = formatting.ratio_decimals(row.low, row.high, 3)
     spread = formatting.span(row.low, row.high, places)
     return Mark(
         value=value,
@@ -73,7 +73,7 @@ def _title(comparison: Comparison, shown: list[ComparedRow]) -> str:
     before, *after = comparison.run_ids
     counts = {word: sum(row.verdict == word for row in shown) for word in _ORDER}
     verdicts = [f"{amount} of {len(shown)} {word}" for word, amount in counts.items() if amount]
-    return f"Run {formatting.listing(list(after))} against {before}: {', '.join(verdicts)}"
+    return f"Run {formatting.join_with_and(list(after))} against {before}: {', '.join(verdicts)}"
 
 
 RUN_COMPARISON = Chart(

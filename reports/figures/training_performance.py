@@ -109,7 +109,7 @@ TRAINING_PERFORMANCE = Chart(
 
 
 def _step_times(axes: Any, data: TrainingPerformanceData, sheet: Sheet) -> None:
-    workers = sorted(data.steps["worker"].unique(), key=formatting.by_number)
+    workers = sorted(data.steps["worker"].unique(), key=formatting.natural_key)
     few = len(workers) <= len(MARKERS)
     lane = _LANES / max(1, len(workers))
     top_of, tone_of = {}, {}

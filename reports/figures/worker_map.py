@@ -102,7 +102,7 @@ def deviations(row: ConfigurationRow) -> dict[str, float]:
 
 def _middles(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each worker's middle deviation, in the order of their names."""
-    every = sorted({worker for one in found for worker in one}, key=formatting.by_number)
+    every = sorted({worker for one in found for worker in one}, key=formatting.natural_key)
     return {worker: statistics.median([one[worker] for one in found if worker in one]) for worker in every}
 
 

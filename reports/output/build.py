@@ -19,7 +19,7 @@ from reports.figures.renderer import DrawError, FigurePool, RenderJob
 from reports.output import csv_frames, html, markdown, tables
 from reports.output.html import INDEX_FILE
 from reports.read.load import load
-from reports.read.run import NotWritten, ReportError, Run, report_folder
+from reports.read.run import ReportError, ReportWriteError, Run, make_report_folder
 from reports.summary import text
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
@@ -84,7 +84,7 @@ def build(
         "report.md": markdown.render(summary, pictures, absent).encode(),
         INDEX_FILE: html.render(summary, run, pictures, absent, refresh_sec=refresh_sec).encode(),
     }
-    folder = report_folder(run_folder, FIGURES_FOLDER)
+    folder = make_report_folder(run_folder, FIGURES_FOLDER)
     files = _write(folder, contents)
     return ReportSummary(
         **{field.name: getattr(summary, field.name) for field in fields(summary)},
@@ -101,7 +101,7 @@ def _charts(run: Run, other: Run | None) -> tuple[Chart, ...]:
     compared = compare([other, run])
     if compared.refused:
         before, after = compared.run_ids
-        unlike = "; ".join(one.words for one in compared.refused)
+        unlike = "; ".join(one.description for one in compared.refused)
         raise CompareError(f"run {after} is not comparable with {before}: {unlike}; {compared.remedy}")
     gather = partial(run_comparison.gather, comparison=compared)
     return tuple(replace(chart, gather=gather) if chart is RUN_COMPARISON else chart for chart in CHARTS)
@@ -128,5 +128,5 @@ def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
             if f"{FIGURES_FOLDER}/{path.name}" not in contents and path.suffix in (".png", ".svg"):
                 path.unlink()
     except OSError as error:
-        raise NotWritten(path, error) from None
+        raise ReportWriteError(path, error) from None
     return tuple(folder / name for name in contents)

@@ -35,7 +35,7 @@ class FailureGroup(Generic[Ended]):
 
     def span(self, what: str) -> str:
         """`0`, `2 to 5`: the smallest and the largest of a number."""
-        return formatting.from_to(int(getattr(trial, what)) for trial in self.trials)
+        return formatting.number_range(int(getattr(trial, what)) for trial in self.trials)
 
 
 def failures(found: Iterable[Failure]) -> list[FailureGroup[Failure]]:

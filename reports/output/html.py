@@ -23,7 +23,7 @@ from reports.read.run import Run
 from reports.summary import headline
 from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
-from reports.summary.warnings import MOST_SHOWN
+from reports.summary.warnings import MAX_SHOWN
 
 INDEX_FILE = "index.html"
 _DAY = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
@@ -58,14 +58,14 @@ def render(
         failures=failure_groups.failures(summary.failures),
         missing=failure_groups.missing(summary.missing),
         most_failures=MOST_FAILURES,
-        most_cautions=MOST_SHOWN,
+        most_cautions=MAX_SHOWN,
         run=summary.record,
         recommendation=text_module.recommendation_text(summary),
-        recommended=headline.recommended(summary),
+        recommended=headline.recommended_label(summary),
         tiles=headline.tiles(summary),
         costs=headline.costs(summary),
-        billed=headline.billed(summary),
-        energy=headline.energy(summary),
+        billed=headline.billed_time(summary),
+        energy=headline.energy_sentence(summary),
         marked=methods_text.mark(summary),
         css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
@@ -97,9 +97,9 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "number": formatting.number,
-        "at": lambda value, of: formatting.number(value, formatting.places(of)),
-        "times": lambda value, of: formatting.number(value, formatting.ratio_places(of.low, of.high)),
-        "mark": formatting.mark,
+        "at": lambda value, of: formatting.number(value, formatting.estimate_decimals(of)),
+        "times": lambda value, of: formatting.number(value, formatting.ratio_decimals(of.low, of.high)),
+        "mark": formatting.interval_mark,
         "some": formatting.first_n,
         "count": formatting.count,
         "memory": _memory,
@@ -169,7 +169,7 @@ def _cell(value: object) -> str:
     if _is_unknown(value):
         return ""
     if isinstance(value, float):
-        return formatting.number(value, max(2, formatting.decimals(value)))
+        return formatting.number(value, max(2, formatting.significant_decimals(value)))
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)

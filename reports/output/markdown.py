@@ -8,7 +8,7 @@ from reports.output import failure_groups, methods_text
 from reports.summary import headline
 from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
-from reports.summary.warnings import MOST_SHOWN
+from reports.summary.warnings import MAX_SHOWN
 
 _md = formatting.markdown
 
@@ -28,7 +28,7 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart
         parts += ["## Configurations", _configurations(summary)]
     if (costs := headline.costs(summary)) is not None:
         parts += ["## Cost of a fine-tuning on 10,000 samples", *_costs(costs)]
-    if (used := headline.energy(summary)) is not None:
+    if (used := headline.energy_sentence(summary)) is not None:
         parts += ["## Energy", _md(used)]
     for picture in pictures:
         parts.append(f"## {picture.title}")
@@ -50,7 +50,7 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart
 
 def _cautions(found: Sequence[str]) -> list[str]:
     lines = [f"- {_md(one)}" for one in found]
-    shown, folded = lines[:MOST_SHOWN], lines[MOST_SHOWN:]
+    shown, folded = lines[:MAX_SHOWN], lines[MAX_SHOWN:]
     parts = ["Keep in mind:", "\n".join(shown)]
     if folded:
         head = f"<details><summary>{len(folded)} more</summary>"
@@ -80,10 +80,10 @@ def _energy(row: ConfigurationRow) -> str:
 
 
 def _costs(costs: headline.Costs) -> list[str]:
-    head = ("GPUs", "time", *(f"US$ at {price.name}, {price.under}" for price in costs.prices))
-    lines = [(line.name, line.time.words, *(amount.words for amount in line.amounts)) for line in costs.lines]
+    head = ("GPUs", "time", *(f"US$ at {price.name}, {price.detail}" for price in costs.prices))
+    lines = [(line.name, line.time.text, *(amount.text for amount in line.amounts)) for line in costs.lines]
     sources = [f"- {_md(source)}" for source in costs.sources]
-    scaling = [f"- {_md(line.name)}: {_md(line.under)}" for line in costs.lines]
+    scaling = [f"- {_md(line.name)}: {_md(line.detail)}" for line in costs.lines]
     return [_md(f"With {costs.configuration}."), _table(head, lines), "\n".join([*sources, *scaling])]
 
 
@@ -122,14 +122,14 @@ def _measurements(summary: Summary) -> list[str]:
         if table.section != section:
             section = table.section
             parts.append(f"### {section.capitalize()}")
-        if table.same:
-            parts.append(_md(f"All rows: {table.same}."))
+        if table.common_context:
+            parts.append(_md(f"All rows: {table.common_context}."))
         head = (*table.keys, *(", ".join(filter(None, (column.title, column.unit))) for column in table.columns))
-        rows = [(*line.keys, *("" if cell is None else cell.words for cell in line.cells)) for line in table.lines]
+        rows = [(*line.keys, *("" if cell is None else cell.text for cell in line.cells)) for line in table.lines]
         parts.append(_table(head, rows))
-        if table.left_out:
+        if table.n_omitted:
             parts.append(
-                _md(f"{formatting.count(table.left_out, 'more row is', 'more rows are')} in measurements.csv.")
+                _md(f"{formatting.count(table.n_omitted, 'more row is', 'more rows are')} in measurements.csv.")
             )
     return parts
 

@@ -23,10 +23,10 @@ def paragraphs(summary: Summary) -> list[str]:
             "elapsed time of 1,000 samples on one worker, slow steps included. They leave out pulling the image, "
             "loading and idling, which are billed, too."
         )
-        besides = next((price.others for price in summary.prices if price.others), ())
+        besides = next((price.other_prices for price in summary.prices if price.other_prices), ())
         if besides:
             found.append(
-                f"Paid for besides, and in no amount here: {formatting.listing([beside.words for beside in besides])}."
+                f"Paid for besides, and in no amount here: {formatting.join_with_and([beside.description for beside in besides])}."
             )
     return found or ["Nothing was measured."]
 
@@ -90,5 +90,5 @@ def _moment(iso: str) -> str:
 def mark(summary: Summary) -> str:
     """What the mark of an interval over one process means; empty where none has it."""
     rates = (row.measured.samples_per_sec for row in summary.measured_rows if row.measured is not None)
-    said = f"{formatting.ONE_PROCESS} over the steps of one process; how far the next is from it is assumed."
-    return said if any(formatting.mark(rate) for rate in rates) else ""
+    said = f"{formatting.ONE_PROCESS_MARK} over the steps of one process; how far the next is from it is assumed."
+    return said if any(formatting.interval_mark(rate) for rate in rates) else ""

@@ -208,7 +208,7 @@ def _cost(of: cost.Cost) -> dict[str, Any]:
     }
 
 
-def _billed(of: cost.Billed | None) -> dict[str, Any] | None:
+def _billed(of: cost.WorkerTime | None) -> dict[str, Any] | None:
     if of is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""`inv report --watch`: the report renewed as results arrive, until every planned trial has one.
+"""`inv report --follow`: the report renewed as results arrive, until every planned trial has one.
 
 Looks at the run's results alone, not at its ledger: a report is a function of the folder. While the run goes on, the
 page loads itself again every few seconds; each version replaces the one before whole, and the last does not renew.

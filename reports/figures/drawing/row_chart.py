@@ -32,9 +32,9 @@ def facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
     """n, which rows, how intervals were made, and the price where the figure shows dollars."""
     shown = drawn(summary)
     workers = [row.measured.n_workers for row in shown if row.measured]
-    steps = formatting.from_to(row.measured.n_steps for row in shown if row.measured)
+    steps = formatting.number_range(row.measured.n_steps for row in shown if row.measured)
     lines = [
-        f"n = {formatting.from_to(workers)} {'worker' if max(workers) == 1 else 'workers'}, {steps} steps per configuration",
+        f"n = {formatting.number_range(workers)} {'worker' if max(workers) == 1 else 'workers'}, {steps} steps per configuration",
         interval_words(shown),
     ]
     if which := subset(summary):
@@ -106,7 +106,7 @@ def reading_mark(
         return Mark(value=None, words="not done" if one is None else f"none: {one.note or 'not known'}")
     return Mark(
         value=one.value / scale,
-        words=one.words(unit, scale=scale) + more,
+        words=one.format(unit, scale=scale) + more,
         low=None if one.low is None else one.low / scale,
         high=None if one.high is None else one.high / scale,
         tone=tone,

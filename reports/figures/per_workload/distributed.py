@@ -9,7 +9,7 @@ from reports.figures.drawing.palette import ACCENT_TONE, PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import queries, reference_results
 from reports.read.queries import MeasuredValue
-from reports.read.reference_results import Published
+from reports.read.reference_results import PublishedResults
 from reports.read.run import Run
 from reports.statistics import per_config
 from reports.statistics.per_process import ProcessSteps
@@ -23,7 +23,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     if not rates:
         return None
     steps = _measured(run)
-    beside = reference_results.beside(run)
+    beside = reference_results.matching_results(run)
     silent = _by_ranks(run, "efficiency_percent")
     found = _efficiencies(steps, silent, beside)
     n = [step.n_steps for step in steps.values()]
@@ -44,7 +44,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         over=head(
             summary,
             _title(rates, steps, silent),
-            f"n = {formatting.from_to(n)} steps per trial" if n else "",
+            f"n = {formatting.number_range(n)} steps per trial" if n else "",
             "95 % intervals",
             f"{PUBLISHED} {beside.source}: two records that do not agree" if beside is not None else "",
         ),
@@ -72,7 +72,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
 
 
 def _by_ranks(run: Run, name: str) -> dict[int, MeasuredValue]:
-    found = [one for one in queries.pick(run, name, "world_size", kind="distributed") if one.value is not None]
+    found = [one for one in queries.select(run, name, "world_size", kind="distributed") if one.value is not None]
     return {
         int(one.context["world_size"]): one for one in sorted(found, key=lambda one: int(one.context["world_size"]))
     }
@@ -83,7 +83,7 @@ def _measured(run: Run) -> dict[int, MeasuredRate]:
     groups: dict[int, list[ProcessSteps]] = {}
     for result in run.results:
         if result.trial.kind == "distributed" and result.status is TrialStatus.SUCCEEDED:
-            groups.setdefault(result.trial.world_size, []).append(ProcessSteps.of(result))
+            groups.setdefault(result.trial.world_size, []).append(ProcessSteps.from_result(result))
     return {ranks: per_config.measure(found) for ranks, found in sorted(groups.items())}
 
 
@@ -107,7 +107,7 @@ def _share(one: MeasuredValue | None, bound: MeasuredValue | None) -> Mark:
 
 
 def _efficiencies(
-    steps: dict[int, MeasuredRate], silent: dict[int, MeasuredValue], beside: Published | None
+    steps: dict[int, MeasuredRate], silent: dict[int, MeasuredValue], beside: PublishedResults | None
 ) -> list[tuple[str, Mark]]:
     """For each number of ranks: against one rank, against the same ranks without communication, and published."""
     found: list[tuple[str, Mark]] = []

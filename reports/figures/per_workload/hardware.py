@@ -19,12 +19,12 @@ _COPIES = (
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    products = queries.pick(run, "matmul_tflops", "dtype", "size", kind="hardware")
-    copies = [(words, one) for name, words, _ in _COPIES for one in queries.pick(run, name, kind="hardware")]
+    products = queries.select(run, "matmul_tflops", "dtype", "size", kind="hardware")
+    copies = [(words, one) for name, words, _ in _COPIES for one in queries.select(run, name, kind="hardware")]
     is_cpu = all(one.value is None for words, one in copies if words != _COPIES[0][1])
     if is_cpu:
         copies = [("within memory", one) for words, one in copies if one.value is not None]
-    disk = queries.pick(run, "disk_read_gb_per_sec", "cold", kind="hardware")
+    disk = queries.select(run, "disk_read_gb_per_sec", "cold", kind="hardware")
     copies += [(f"model files from disk, {'cold' if one.context.get('cold') else 'cached'}", one) for one in disk]
     largest: dict[str, MeasuredValue] = {}
     for product in products:  # a type's largest product that could be had
@@ -35,7 +35,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     had = {dtype: one for dtype, one in largest.items() if one.value is not None}
     if not had and not any(one.value is not None for _, one in copies):
         return None
-    beside = reference_results.beside(run)
+    beside = reference_results.matching_results(run)
     reference = None if beside is None else beside.hardware["device_copy_gb_per_sec"]
     title = _title(had)
     has_limit = any(one.share_percent for one in [*had.values(), *(one for _, one in copies)])
@@ -44,7 +44,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         over=head(
             summary,
             title,
-            queries.spread_words([*had.values(), *(one for _, one in copies)]),
+            queries.describe_spread([*had.values(), *(one for _, one in copies)]),
             f"{PUBLISHED} {beside.source}" if beside is not None else "",
         ),
         groups=(

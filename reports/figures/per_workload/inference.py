@@ -101,18 +101,18 @@ class InferenceData:
 
 
 def gather(summary: Summary, run: Run) -> InferenceData | None:
-    found = [queries.pick(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES]
+    found = [queries.select(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES]
     lines = [_lines(one) for one in found]
     if not lines[0]:
         return None
-    beside = reference_results.beside(run)
+    beside = reference_results.matching_results(run)
     known = [one for one in found[0] if one.value is not None]
     lengths = known[0].context
     return InferenceData(
         over=head(
             summary,
             _title(lines[0]),
-            queries.spread_words(known),
+            queries.describe_spread(known),
             f"{lengths.get('prompt_tokens', 'unknown')} prompt tokens, {lengths.get('new_tokens', 'unknown')} new ones",
             f"{PUBLISHED} {beside.source}, 4 bit" if beside else "",
         ),

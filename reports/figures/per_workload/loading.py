@@ -21,15 +21,15 @@ _PARTS = (
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    loads = queries.pick(run, "load_time_sec", "cache", "precision", kind="loading")
+    loads = queries.select(run, "load_time_sec", "cache", "precision", kind="loading")
     precisions = list(dict.fromkeys(str(load.context.get("precision")) for load in loads if load.value is not None))
     if not precisions:
         return None
     parts = {
-        name: queries.pick(run, name, "cache", "precision", kind="loading")
+        name: queries.select(run, name, "cache", "precision", kind="loading")
         for name in dict.fromkeys(name for name, _, _ in _PARTS)
     }
-    beside = reference_results.beside(run)
+    beside = reference_results.matching_results(run)
     steps = ["load, cold", "load, cached", *(["load, published"] if beside else []), *(words for _, _, words in _PARTS)]
     seconds = tuple(
         Panel(
@@ -46,8 +46,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         )
         for precision in precisions
     )
-    held = queries.pick(run, "device_memory_bytes", "precision", kind="loading")
-    peaks = queries.pick(run, "device_memory_peak_bytes", "precision", kind="loading")
+    held = queries.select(run, "device_memory_bytes", "precision", kind="loading")
+    peaks = queries.select(run, "device_memory_peak_bytes", "precision", kind="loading")
     names, found = [], []
     for precision in precisions:
         for words, some, tone in (("held", held, OTHER_TONE), ("most while loading", peaks, BASELINE_TONE)):
@@ -62,7 +62,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         over=head(
             summary,
             _title(loads, saved),
-            queries.spread_words(loads),
+            queries.describe_spread(loads),
             f"{PUBLISHED} {beside.source}; state of its page cache not known" if beside else "",
         ),
         groups=(
@@ -114,7 +114,9 @@ def _title(loads: list[MeasuredValue], saved: float | None) -> str:
         if one is not None and one.value is not None
     ]
     title = (
-        f"A 4-bit model loads in {formatting.listing(timed).replace(' and ', ', ')}" if timed else "Loading the model"
+        f"A 4-bit model loads in {formatting.join_with_and(timed).replace(' and ', ', ')}"
+        if timed
+        else "Loading the model"
     )
     return f"{title}; it takes {formatting.number(saved, 0)} % less memory than 16 bit" if saved is not None else title
 
