@@ -216,7 +216,7 @@ def test_a_tokenizer_without_padding_pads_with_its_end_and_says_so(changed_model
     del settings["pad_token"]
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
     result, said = measured(make_trial(model=str(model), data=str(write_chats(tmp_path / "chats.jsonl", 4))))
-    assert "the tokenizer has no padding token: its end token pads" in said
+    assert "padding token" in said
     assert result.metrics is not None
     assert result.metrics.padding_percent > 0
     assert [item.name for item in result.measurements if item.name.startswith("step_")] == [

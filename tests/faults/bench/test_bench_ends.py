@@ -192,13 +192,14 @@ def test_a_loss_that_is_no_number_fails_by_its_step(start, tmp_path, tiny_model,
     weights.write_bytes(content)
     out = tmp_path / "out"
     result = ended(start(tiny_trial(model=str(model), warmup_steps=0), out), out, 1, TrialStatus.FAILED)
-    assert str(result.reason).startswith("NotFinite: the loss is nan at measure step 1; try a lower learning_rate")
+    assert str(result.reason).startswith("NonFiniteLoss: the loss is nan at measure step 1; ")
     assert result.steps.loss == [None]
 
 
 def test_an_unforeseen_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial):
     broken = (
-        "import bench.qlora.session\ndef choose_placement(_): raise LookupError('no\\nplace')\nbench.qlora.session.choose_placement = choose_placement"
+        "import bench.qlora.session\ndef choose_placement(_): raise LookupError('no\\nplace')\n"
+        "bench.qlora.session.choose_placement = choose_placement"
     )
     result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, TrialStatus.FAILED)
     assert result.reason == "LookupError: no place (in import, 0 of 3 steps done)"
