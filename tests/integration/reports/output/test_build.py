@@ -15,7 +15,7 @@ import pytest
 
 from bench.records.result import TrialStatus
 from reports.output.build import build
-from reports.read.run import ReportWriteError, ReportError
+from reports.read.run import ReportError, ReportWriteError
 from reports.statistics import per_process
 from reports.summary.prices import Pricing
 from tests.support.faults import full_disk

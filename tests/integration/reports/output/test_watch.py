@@ -1,4 +1,4 @@
-"""`inv report --watch`: renewed as results arrive, and how it ends. The clock and the sleeping are the test's own."""
+"""`inv report --follow`: renewed as results arrive, and how it ends. The clock and the sleeping are the test's own."""
 
 import pytest
 

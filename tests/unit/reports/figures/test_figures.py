@@ -107,12 +107,12 @@ def test_the_summary_puts_the_most_useful_tokens_first_and_published_rates_where
 def test_published_results_stand_beside_no_run_of_another_model_or_profile(tmp_path):
     showcase.write(tmp_path / "gpu")
     run = load(tmp_path / "gpu")
-    assert reference_results.beside(run) is not None
+    assert reference_results.matching_results(run) is not None
     other = {**run.results[-1].fingerprint, "model_parameters": 1_000}
     synthetic.write_result(tmp_path / "gpu", replace(run.results[-1], fingerprint=other))
-    assert reference_results.beside(load(tmp_path / "gpu")) is None
+    assert reference_results.matching_results(load(tmp_path / "gpu")) is None
     synthetic.write_run(tmp_path / "tiny")
-    assert reference_results.beside(load(tmp_path / "tiny")) is None
+    assert reference_results.matching_results(load(tmp_path / "tiny")) is None
 
 
 def test_the_published_file_reads_and_keeps_both_sides_of_each_contradiction():
@@ -159,7 +159,7 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_no
     assert (off.value, off.words) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].published == (1.0,)
     rows = {row.label: row.measured for row in a10[0].rows}
-    one_of_all = per_config.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", among=11)
+    one_of_all = per_config.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", comparisons=11)
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].low == one_of_all.low
 
 
