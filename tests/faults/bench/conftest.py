@@ -1,4 +1,4 @@
-"""Trials that can be killed: each leads a session of its own, and no process of it is left at the end of a test."""
+"""Trials that can be killed: each runs in its own session, and none of its processes outlives the test."""
 
 import subprocess
 import sys
@@ -17,8 +17,11 @@ from tests.support.hosts.rank_pids import SILENCE_SEC, end
 def start(
     bench_environment: dict[str, str], bench_server: ForkServer, tmp_path: Path
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `python -m bench run` on a trial. `before` runs in the process itself, ahead of the bench: to limit what
-    it may use. With `from_nothing` it is a process of its own, not one of the server that has imported the stack."""
+    """Return a function that starts `python -m bench run` on a trial.
+
+    `before` is code that the process runs before the bench, e.g. to limit its resources. With `new_interpreter` the
+    process is not forked from the server that has imported the stack.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def run(
@@ -26,19 +29,19 @@ def start(
         out: Path,
         *,
         before: str = "pass",
-        from_nothing: bool = False,
+        new_interpreter: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         file = tmp_path / f"trial-{len(started)}.json"
         file.write_text(trial.to_text())
         code = f"{before}\nimport runpy, sys\nsys.argv[0] = 'bench'\nrunpy.run_module('bench', run_name='__main__')"
-        words = ("-c", code, "run", "--trial", str(file), "--out", str(out), "--worker", "it's w-1")
+        argv = ("-c", code, "run", "--trial", str(file), "--out", str(out), "--worker", "it's w-1")
         options = {"env": bench_environment | dict(variables or {}), "start_new_session": True}
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        if from_nothing:
-            process = subprocess.Popen((sys.executable, *words), **options)
+        if new_interpreter:
+            process = subprocess.Popen((sys.executable, *argv), **options)
         else:
-            process = bench_server.start(*words, **options)
+            process = bench_server.start(*argv, **options)
         started.append(process)
         return process
 
@@ -48,13 +51,13 @@ def start(
 
 @pytest.fixture
 def start_ranks(start, make_trial, tiny_model: Path, tiny_data: Path) -> Callable[..., subprocess.Popen[str]]:
-    """As `start`: a trial of two ranks with these changes, whose result and temporary files lie in `home`."""
+    """Return a function like `start`, for a trial of two ranks whose result and temporary files are in `home`."""
 
     def run(home: Path, *, variables: Mapping[str, str] | None = None, **changes: Any) -> subprocess.Popen[str]:
         (home / "tmp").mkdir(parents=True)
-        how = {name: changes.pop(name) for name in ("before", "from_nothing") if name in changes}
+        options = {name: changes.pop(name) for name in ("before", "new_interpreter") if name in changes}
         fields = {"kind": "distributed", "world_size": 2, "model": str(tiny_model), "data": str(tiny_data)}
-        own = {"TMPDIR": str(home / "tmp"), "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC)}
-        return start(make_trial(**(fields | changes)), home, variables={**own, **(variables or {})}, **how)
+        defaults = {"TMPDIR": str(home / "tmp"), "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC)}
+        return start(make_trial(**(fields | changes)), home, variables={**defaults, **(variables or {})}, **options)
 
     return run

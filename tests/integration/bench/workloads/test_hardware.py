@@ -1,4 +1,4 @@
-"""What of this subject starts a process."""
+"""The tiny hardware trial, run in a process."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from bench.workloads.hardware import TINY
 
 
 @pytest.mark.slow
-def test_the_tiny_hardware_trial_measures_everything_this_machine_has(tiny_model, tiny_data, measured):
+def test_the_tiny_hardware_trial_measures_everything_this_machine_supports(tiny_model, tiny_data, measured):
     (trial,) = suite("hardware", "tiny", str(tiny_model), str(tiny_data))
     result, _ = measured(trial)
     products = [m for m in result.measurements if m.name == "matmul_tflops"]

@@ -1,4 +1,4 @@
-"""What of this subject starts a process."""
+"""Decoding and the tiny inference trial, run in processes."""
 
 import subprocess
 
@@ -6,31 +6,31 @@ import pytest
 
 BOTH_PATHS = """
 import sys
-from bench import stack
+from bench import torch_stack
 from bench.workloads import decoding
 from bench.qlora import step
 
-modules = stack.load()
+modules = torch_stack.load()
 torch = modules.torch
 model = modules.transformers.AutoModelForCausalLM.from_pretrained(
     sys.argv[1], local_files_only=True, **modules.dtype_argument(torch.float32)
 )
-model.config.use_cache = False  # as step.load_base leaves it
-decoding.prepare(modules, model)
+model.config.use_cache = False  # like step.load_base
+decoding.prepare_model(modules, model)
 placement = step.Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 torch.manual_seed(0)
 for batch, prompt_tokens, new_tokens in ((1, 16, 9), (3, 24, 20), (2, 8, 1)):
     prompts = torch.randint(6, 4000, (batch, prompt_tokens))
     default = decoding.DefaultPath(modules, model, placement, prompts, new_tokens)
     fast = decoding.FastPath(modules, model, placement, prompts, new_tokens, capture=False)
-    answers = [default.answer(), fast.answer(), fast.answer()]
+    answers = [default.generate(), fast.generate(), fast.generate()]
     expected = answers[0].tokens
     assert expected.shape == (batch, new_tokens), expected.shape
-    assert len(expected.unique()) > batch * new_tokens // 2, "repeats itself; proves little"
+    assert len(expected.unique()) > batch * new_tokens // 2, "a repetitive answer proves little"
     for answer in answers[1:]:
         assert torch.equal(answer.tokens, expected), (answer.tokens, expected)
         assert (answer.decode_sec is None) == (new_tokens == 1)
-print("the same")
+print("equal")
 """
 
 
@@ -38,7 +38,7 @@ print("the same")
 def test_both_paths_write_the_same_tokens(tiny_model, bench_environment, bench_server):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with bench_server.start("-c", BOTH_PATHS, str(tiny_model), env=bench_environment, **pipes) as process:
-        assert process.communicate(timeout=120) == ("the same\n", "")
+        assert process.communicate(timeout=120) == ("equal\n", "")
     assert process.returncode == 0
 
 
@@ -46,13 +46,13 @@ def test_both_paths_write_the_same_tokens(tiny_model, bench_environment, bench_s
 def test_a_small_model_answers_batches_of_one_and_two(make_trial, tiny_model, tiny_data, measured):
     shape = {"micro_batch_size": 2, "new_tokens": 3}
     result, _ = measured(make_trial(kind="inference", model=str(tiny_model), data=str(tiny_data), **shape))
-    found = {(m.name, m.context.get("batch"), m.context.get("path")): m for m in result.measurements}
+    measurements = {(m.name, m.context.get("batch"), m.context.get("path")): m for m in result.measurements}
     for batch in (1, 2):
         for name in ("time_to_first_token_sec", "prefill_tokens_per_sec", "decode_tokens_per_sec"):
-            measured = found[name, batch, "default"]
-            assert measured.value is not None
-            assert measured.value > 0
-            assert measured.interval is not None
-            assert measured.interval.n == 3
-        assert found["decode_tokens_per_sec", batch, "fast"].value is None
-    assert found["largest_batch_sequences", None, "default"].value == 2
+            measurement = measurements[name, batch, "default"]
+            assert measurement.value is not None
+            assert measurement.value > 0
+            assert measurement.interval is not None
+            assert measurement.interval.n == 3
+        assert measurements["decode_tokens_per_sec", batch, "fast"].value is None
+    assert measurements["largest_batch_sequences", None, "default"].value == 2

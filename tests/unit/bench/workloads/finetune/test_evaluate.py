@@ -58,7 +58,7 @@ def test_packed_rows_give_each_example_its_own_loss(lab, recipe):
     trainer = parts.trainer(None)
     held_out = parts.material.data.validation
     torch, group = trainer.torch, trainer.group
-    together = evaluate.example_losses(torch, trainer.step, parts.material, trainer.rows, group, lambda _: None)
+    together = evaluate.example_losses(torch, trainer.step, parts.material, trainer.collate, group, lambda _: None)
     for example, packed_loss in zip(held_out, together, strict=True):
         ids = torch.tensor([example.ids.tolist()])
         labels = torch.where(torch.tensor([list(example.targets)]) == 1, ids, -100)
@@ -82,7 +82,7 @@ def test_an_evaluation_changes_no_gradient(lab, recipe):
         return [bucket.flat.clone() for bucket in trainer.gradients.buckets]
 
     before = gradient()
-    evaluate.example_losses(torch, trainer.step, parts.material, trainer.rows, trainer.group, lambda _: None)
+    evaluate.example_losses(torch, trainer.step, parts.material, trainer.collate, trainer.group, lambda _: None)
     assert all(float(each.norm()) > 0 for each in before)
     assert all(torch.equal(*pair) for pair in zip(before, gradient(), strict=True))
 
