@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote.jobs.host_agent.files import digest_of
+from remote.jobs.host_agent.files import hash_file
 from remote.jobs.transfer import FileEntry
 
 SLOTS = 16  # the number that the Dockerfile's stage `models` copies
@@ -82,7 +82,7 @@ def code_files(
     return tuple(
         CodeFile(source=source, path=path, size=size, sha256=sha256)
         for path, source in sources.items()
-        for size, sha256 in [digest_of(source)]
+        for size, sha256 in [hash_file(source)]
     )
 
 

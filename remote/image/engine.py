@@ -12,7 +12,7 @@ from typing import Any
 
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, Host, HostError, check, parsed
+from remote.hosts.host import Completed, Host, HostError, check, parse_json
 from remote.image.vm_agent.client import engine_access_error
 
 _TIMEOUT_SEC = 60.0
@@ -113,7 +113,7 @@ def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | N
         return None
     if completed.exit_code != 0:
         raise to_engine_error(host, client, command, completed)
-    document: list[Mapping[str, Any]] = parsed(host, completed.stdout, f"the output of {command.argv[0]}")
+    document: list[Mapping[str, Any]] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
     return document[0]
 
 
@@ -122,7 +122,7 @@ def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]
     request = json.dumps({"places": list(dict.fromkeys(paths)), "models": models})
     command = inline_command(host, "remote.image.vm_agent.scripts.disk_info", request)
     completed = check(host, command, host.run(command, timeout_sec=_TIMEOUT_SEC))
-    answer = parsed(host, completed.stdout, f"the output of {command.argv[0]}")
+    answer = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
     folders = tuple(FolderInfo(**fields) for fields in answer["places"])
     return DiskInfo(folders=folders, models=tuple(answer["models"]), docker_tmpdir=answer["docker_tmpdir"])
 
@@ -146,7 +146,7 @@ def _query(host: Host, client: Client, *arguments: str) -> Any:
     # `docker version` prints the client's part and fails if the engine does not respond.
     if completed.exit_code != 0:
         raise to_engine_error(host, client, command, completed)
-    document = parsed(host, completed.stdout, f"the output of {command.argv[0]}")
+    document = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
     if document.get("ServerErrors"):  # `docker info` exits 0 despite them
         failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
         raise to_engine_error(host, client, command, failed)

@@ -13,7 +13,7 @@ from typing import Any
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
 from remote.hosts.host import HostError, check
-from remote.hosts.local import expanded
+from remote.hosts.local import expand_user
 from remote.hosts.tempdirs import scratch_folder
 from remote.image import vm_jobs
 from remote.image.vm_agent.fetch import select_files
@@ -116,7 +116,7 @@ def _upload_cache(
     """Upload the laptop's copy into the model's folder on the VM. Returns the source for the job document."""
     assert fetch.cache_here is not None  # noqa: S101 - for the type checker
     try:
-        cache = expanded(fetch.cache_here)
+        cache = expand_user(fetch.cache_here)
         snapshot = find_snapshot(cache, fetch.model, fetch.revision)
         files = select_files(snapshot_files(snapshot, cache))
     except VmAgentError as failed:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT
+from remote.cluster.diagnosis.nodes import GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL, PREEMPTIBLE
 
 POD_NAME = "image-check"
 EXIT_MARKER = "image-check: python -m bench selfcheck ended with"
@@ -28,10 +28,10 @@ def pod_manifest(
     deadline_sec: float,
 ) -> dict[str, Any]:
     """Build the pod: a worker's share of the node, no volume except /tmp, killed at its deadline."""
-    tolerations = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
     if preemptible:
         tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
-    node_selector = {INSTANCE_TYPE: instance_type, **({PRODUCT: product} if product is not None else {})}
+    node_selector = {INSTANCE_TYPE_LABEL: instance_type, **({GPU_PRODUCT_LABEL: product} if product is not None else {})}
     container = {
         "name": "check",
         "image": image,
@@ -44,7 +44,7 @@ def pod_manifest(
         },
         "resources": {
             "requests": {"cpu": cpu, "memory": memory},
-            "limits": {"memory": memory, GPU: str(gpus)},
+            "limits": {"memory": memory, GPU_RESOURCE: str(gpus)},
         },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - inside the pod
     }

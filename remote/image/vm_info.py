@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from remote.hosts.bundle import inline_command
-from remote.hosts.host import Host, InvalidAddress, check, parsed
+from remote.hosts.host import Host, InvalidAddress, check, parse_json
 
 MIN_PYTHON = (3, 9)
 REQUIRED_MACHINE = "x86_64"  # the GPU nodes' processor; they cannot start an image built on another one
@@ -45,5 +45,5 @@ def observe(host: Host) -> VmFacts:
     completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
     if completed.exit_code in (126, 127):
         raise InvalidAddress(f"{host.name}: {host.python[0]} not found; install Python 3.9 or newer there")
-    facts = parsed(host, check(host, command, completed).stdout, "the output of vm_info")
+    facts = parse_json(host, check(host, command, completed).stdout, "the output of vm_info")
     return VmFacts(**{**facts, "groups": tuple(facts["groups"]), "python": tuple(facts["python"])})

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remote.hosts.bundle import PYTHON_FLAGS, program
+from remote.hosts.bundle import PYTHON_FLAGS, load_program
 from remote.hosts.command import Command
-from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, check, parsed
-from remote.hosts.local import me
-from remote.jobs.agent import ONHOST, Agent
+from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, check, parse_json
+from remote.hosts.local import current_user
+from remote.jobs.agent import HOST_AGENT, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
 STARTED_BY_FILE = "who"  # in a job's folder
@@ -54,7 +54,7 @@ class Outcome:
 
 def create_agent(host: Host) -> Agent:
     """Create the agent of the build VM; its program contains the modules that jobs run there."""
-    return Agent(host, program(ONHOST, _VM_AGENT, f"{_VM_AGENT}.registry"))
+    return Agent(host, load_program(HOST_AGENT, _VM_AGENT, f"{_VM_AGENT}.registry"))
 
 
 def slot_path(agent: Agent) -> str:
@@ -93,7 +93,7 @@ def request_digest(request: Mapping[str, Any]) -> str:
 
 def started_by(job: Job) -> str:
     """Return the user who started a job, in the form of `me`; empty if unknown."""
-    text = str(job.agent.line("tail", {"root": job.folder, "path": STARTED_BY_FILE, "size": 200})["text"])
+    text = str(job.agent.call_line("tail", {"root": job.folder, "path": STARTED_BY_FILE, "size": 200})["text"])
     return " ".join(text.split())
 
 
@@ -102,7 +102,7 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
     verb, agent = verb_of(job), job.agent
     agent.path(f"{_VM_AGENT}.{verb}")  # KeyError for a verb without a module
     command = Command(argv=(*agent.host.python, agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
-    files = {"job.json": json.dumps({"verb": verb, **document}), STARTED_BY_FILE: me()}
+    files = {"job.json": json.dumps({"verb": verb, **document}), STARTED_BY_FILE: current_user()}
     return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
 
 
@@ -115,7 +115,7 @@ def query_registry(agent: Agent, request: Mapping[str, Any], *, timeout_sec: flo
     command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_VM_AGENT}.__main__"), "ask"))
     completed = agent.host.run(command, stdin=json.dumps(request).encode(), timeout_sec=timeout_sec)
     output = check(agent.host, command, completed).stdout
-    answer: dict[str, Any] = parsed(agent.host, output, "the output of the registry query")
+    answer: dict[str, Any] = parse_json(agent.host, output, "the output of the registry query")
     if "kind" in answer:
         raise JobFailed(answer["kind"], answer["message"])
     return answer
@@ -143,7 +143,7 @@ def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable
 
     while True:
         try:
-            status = job.watch(on_status, every_sec=_PROGRESS_INTERVAL_SEC, silence_sec=_RECONNECT_AFTER_SEC)
+            status = job.watch(on_status, interval_sec=_PROGRESS_INTERVAL_SEC, silence_sec=_RECONNECT_AFTER_SEC)
         except (HostUnreachable, CommandTimedOut) as error:
             if time.monotonic() - last_status_at > _MAX_SILENCE_SEC:
                 raise
@@ -159,7 +159,7 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
     log = f"{job.agent.host.name}:{job.folder}/log.txt"
     if status.state is not JobState.ENDED:
         raise JobFailed("lost", f"the job is {status.state.value}: the VM or the job's supervisor was killed", log)
-    text = job.agent.line("tail", {"root": job.folder, "path": "outcome.json", "size": 1 << 20})["text"]
+    text = job.agent.call_line("tail", {"root": job.folder, "path": "outcome.json", "size": 1 << 20})["text"]
     if not text:
         end = {"deadline": "was stopped at its deadline", "cancelled": "was cancelled"}.get(
             status.why or "", f"ended with exit code {status.exit_code}"

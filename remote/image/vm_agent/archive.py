@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 
 from remote.image.vm_agent.client import MAX_OUTPUT_BYTES, classify_failure, query, run_bounded, start_process
 from remote.image.vm_agent.job import JobLog, VmAgentError, wrap_os_errors
-from remote.jobs.host_agent.files import PIECE
+from remote.jobs.host_agent.files import CHUNK_BYTES
 
 # The first installed one is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
 COMPRESSORS = (
@@ -129,7 +129,7 @@ class VerifyingFeeder(threading.Thread):
     def run(self) -> None:
         digest, held = hashlib.sha256(), collections.deque[bytes]()
         try:
-            while chunk := self._file.read(PIECE):
+            while chunk := self._file.read(CHUNK_BYTES):
                 digest.update(chunk)
                 held.append(chunk)
                 if len(held) > HELD_CHUNKS:
@@ -190,11 +190,11 @@ def run_pipeline(
     error_reader.start()
     try:
         with create_file(path) as file:
-            while chunk := cast("IO[bytes]", compress.stdout).read(PIECE):
+            while chunk := cast("IO[bytes]", compress.stdout).read(CHUNK_BYTES):
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
-                if size % (LOG_INTERVAL_MIB * PIECE) < len(chunk):
+                if size % (LOG_INTERVAL_MIB * CHUNK_BYTES) < len(chunk):
                     job_log.add(f"{size / 1e9:.2f} GB written")
             file.flush()
             os.fsync(file.fileno())

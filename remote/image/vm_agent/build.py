@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 from remote.image.vm_agent.client import classify_failure, query, run_logged
 from remote.image.vm_agent.job import JobLog, VmAgentError, wrap_os_errors, write_json
 from remote.image.vm_agent.secure_dir import ForeignOwner, ensure_own_folder
-from remote.jobs.host_agent.files import digest_of
+from remote.jobs.host_agent.files import hash_file
 from remote.jobs.host_agent.util import read_json
 
 DISK_FULL_BYTES = 64 << 20  # with less free space, a build failure is attributed to the engine's disk
@@ -114,7 +114,7 @@ def _verified_code_files(job: dict[str, Any]) -> dict[str, Path]:
     sources = {}
     for path, sha256 in job["code"]:
         sources[path] = source = Path(job["code_folder"], path)
-        if not source.is_file() or digest_of(source)[1] != sha256:
+        if not source.is_file() or hash_file(source)[1] != sha256:
             raise VmAgentError("changed", f"{source}: differs from the uploaded file; upload it again with `inv build`")
     return sources
 
@@ -138,7 +138,7 @@ def _is_packed(job_log: JobLog, path: Path, known: Any, stamps: list[Any]) -> bo
     if not path.is_file() or not isinstance(known, list) or len(known) != 3 or known[2] != stamps:
         return False
     job_log.add(f"verifying {path.name}: {known[0] / 1e9:.2f} GB", "verifying")
-    if list(digest_of(path)) == known[:2]:
+    if list(hash_file(path)) == known[:2]:
         return True
     job_log.add(f"{path}: changed since it was packed; packing it again")
     return False

@@ -33,7 +33,7 @@ from remote.image.vm_agent.model_sources import (
     create_source,
     read_token,
 )
-from remote.jobs.host_agent.files import PIECE
+from remote.jobs.host_agent.files import CHUNK_BYTES
 from remote.jobs.host_agent.util import write_atomic
 
 MANIFEST_FILE, SUMS_FILE = "manifest.json", "SHA256SUMS"
@@ -214,7 +214,7 @@ def digests(path: Path, on_chunk: Callable[[int], None] = lambda _: None) -> tup
     size = path.stat().st_size
     sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     with path.open("rb") as file:
-        while chunk := file.read(PIECE):
+        while chunk := file.read(CHUNK_BYTES):
             sha256.update(chunk)
             if size < 64 << 20:  # the hub does not use the sha1 for larger files
                 git.update(chunk)

@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol, cast
 from remote.image.vm_agent.client import MAX_OUTPUT_BYTES, STALL_TIMEOUT_SEC
 from remote.image.vm_agent.job import JobLog, VmAgentError, with_retries
 from remote.image.vm_agent.registry.api import is_loopback_http
-from remote.jobs.host_agent.files import PIECE
+from remote.jobs.host_agent.files import CHUNK_BYTES
 
 UPLOAD_FOLDER = ".brought"  # below a model's folder: unverified files from the laptop
 TOKEN_PIPE = "token.pipe"  # noqa: S105 - a file name
@@ -166,7 +166,7 @@ class CacheSource:
         source = resolve_inside(self._path, self._snapshot / entry["path"])
         # O_NOFOLLOW: the checked file may have been replaced by a link since.
         with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file, part.open("xb") as copy:
-            shutil.copyfileobj(file, copy, PIECE)
+            shutil.copyfileobj(file, copy, CHUNK_BYTES)
         part.replace(folder / entry["path"])
 
 

@@ -1,13 +1,12 @@
-"""The build VM with what the image needs: a real Docker engine, a registry that plays `fra.ocir.io`, and a project.
+"""Build VM for tests: a real Docker engine, a registry with the name `fra.ocir.io`, and a project on a laptop.
 
     with running_build_vm() as build_vm:
-        build_vm.inv("build", "--tmpdir", build_vm.tmpdir)  # typed on the laptop, over SSH to the VM
-        build_vm.blobs()                                  # what the registry holds, from its own disk
+        build_vm.inv("build", "--tmpdir", build_vm.tmpdir)  # run on the laptop, over SSH to the VM
+        build_vm.blobs()                                    # the blobs on the registry's disk
 
-The engine is Debian's dockerd with BuildKit, the registry Debian's docker-registry behind TLS with a password file, and
-the base image is made of this machine's packages (tests/support/machines/base_image.py). The project's own Dockerfile
-is built on it unchanged, with a lock of one small wheel. What that does not cover: CUDA, and the gigabytes of the real
-lock.
+The engine is Debian's dockerd with BuildKit, the registry Debian's docker-registry with TLS and a password file, and
+the base image consists of this machine's packages (tests/support/machines/base_image.py). The project's Dockerfile is
+built on it unchanged, with a lock of one small wheel. Not covered: CUDA, and the gigabytes of the real lock.
 """
 
 import base64
@@ -28,39 +27,40 @@ from typing import IO, Any, Self
 
 from tests.support.forked import INV, ForkServer
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.machines import base_image as base_image
+from tests.support.machines import base_image
 from tests.support.machines.machine import require
 from tests.support.machines.network import FAR_VM, USER, VM, Network, running_network
 from tests.support.machines.registry_proxy import RegistryProxy
 from tests.support.paths import ROOT
 
-DOCKER = "/usr/bin/docker"  # Debian's, which has BuildKit inside; another client may stand before it on PATH
+DOCKER = "/usr/bin/docker"  # Debian's client, which includes BuildKit; another client may precede it on PATH
 REGISTRY, NAMESPACE = "fra.ocir.io", "axtenancy"
-PROXY = "iad.ocir.io"  # the same registry, through a proxy that may do anything to its answers
-OTHER_USER, OTHER_UID = "mallory", 4713  # of the VM, who may write into every shared folder
+PROXY = "iad.ocir.io"  # the same registry, through a proxy that can alter its responses
+OTHER_USER, OTHER_UID = "mallory", 4713  # a user of the VM who may write into every shared folder
 REGISTRY_USER = f"{NAMESPACE}/oracleidentitycloudservice/build@example.com"
-MARK = secrets.token_hex(4)  # no other process of this machine, of another run of these tests or of a person, says it
-PASSWORD = f"""it's a "pass" $word {MARK}\nwith a second line {MARK}"""  # 72 bytes are all that bcrypt takes
+SECRET_MARK = secrets.token_hex(4)  # unique to this test run
+# bcrypt accepts at most 72 bytes.
+PASSWORD = f"""it's a "pass" $word {SECRET_MARK}\nwith a second line {SECRET_MARK}"""
 MODEL = "small-org/Small-1B"
-DATA_ROOT = "/mnt/docker"  # the VM's /mnt is memory: nothing of an engine for tests has to reach a disk
-WAIT_SEC = 120.0
-INV_SEC = 280.0
+DATA_ROOT = "/mnt/docker"  # the VM's /mnt is in memory: the engine's data need not reach a disk
+TIMEOUT_SEC = 120.0
+INV_TIMEOUT_SEC = 280.0
 GROUP = 4712
 
 
 class BuildVm:
-    """See the module. `folder` is below a folder that the VM's user can reach; `tmpdir` plays the share."""
+    """A running build VM. `folder` is accessible to the VM's user; `tmpdir` serves as the share."""
 
     def __init__(self, network: Network) -> None:
         self.network, self.vm, self.folder = network, network.vm, network.folder
         self.project = self.folder / "a 'project' of mine"
         self.tmpdir = f"{self.folder}/fss"
-        self.sockets = "/run/docker.sock"
+        self.socket = "/run/docker.sock"
         self.password_file = self.folder / "token"
-        self._engines = 0
+        self._engine_count = 0
         self._engine: subprocess.Popen[Any] | None = None
         self._registry: subprocess.Popen[Any] | None = None
-        self._typed: list[subprocess.Popen[str]] = []
+        self._processes: list[subprocess.Popen[str]] = []
         self._server = ForkServer(self.folder, INV, lambda argv, **options: network.laptop.start(*argv, **options))
 
     def __enter__(self) -> Self:
@@ -70,18 +70,18 @@ class BuildVm:
     def __exit__(self, *error: object) -> None:
         self._server.__exit__(*error)
 
-    def begin_anew(self) -> None:
-        """Undo what a test that failed in its middle may have left. Takes milliseconds where nothing is wrong."""
-        for process in self._typed:
+    def reset(self) -> None:
+        """Remove what a failed test may have left. Takes milliseconds if there is nothing to do."""
+        for process in self._processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                self.open_gate()  # a job that waits there holds the turn of the next one
-            process.communicate(timeout=WAIT_SEC)
-        self._typed.clear()
-        self.mend()
+                self.open_gate()  # a job that waits at the gate would block the next one
+            process.communicate(timeout=TIMEOUT_SEC)
+        self._processes.clear()
+        self.repair()
 
-    def mend(self) -> None:
-        """Undo every fault; what was typed goes on."""
+    def repair(self) -> None:
+        """Undo every fault; running commands continue."""
         self.network.cable.mend()
         self.set_password(PASSWORD)
         self.write_password_file(PASSWORD)
@@ -91,63 +91,69 @@ class BuildVm:
         if self._registry is None or self._registry.poll() is not None:
             self.start_registry()
 
-    def inv(self, *words: str, code: int = 0, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Type `inv ...` on the laptop; asserts its exit code. `settings` are INVOKE_... variables without their
-        prefix."""
-        done = self._server.inv(*words, cwd=self.project, env=self._environment(settings), timeout_sec=INV_SEC)
-        assert done.returncode == code, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    def inv(self, *arguments: str, code: int = 0, **settings: str) -> subprocess.CompletedProcess[str]:
+        """Run `inv ...` on the laptop and assert its exit code.
+
+        `settings` are INVOKE_... variables without their prefix.
+        """
+        done = self._server.inv(
+            *arguments, cwd=self.project, env=self._environment(settings), timeout_sec=INV_TIMEOUT_SEC
+        )
+        assert done.returncode == code, f"inv {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done
 
-    def refused(self, *words: str, code: int = 2, **settings: str) -> str:
-        """Type what is refused with this exit code and one line on standard error, which is returned, and no more."""
-        done = self.inv(*words, code=code, **settings)
+    def inv_refused(self, *arguments: str, code: int = 2, **settings: str) -> str:
+        """Run a command that prints one line to standard error and nothing else. Returns that line."""
+        done = self.inv(*arguments, code=code, **settings)
         (line,) = done.stderr.splitlines()
         assert done.stdout == ""
         return line
 
-    def inv_as_root_of_the_vm(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Type `inv ...` on the VM itself, as root; asserts its exit code."""
+    def inv_on_vm_as_root(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run `inv ...` on the VM as root and assert its exit code."""
         settings = {**self._environment({}), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         del settings["INVOKE_BUILD_HOST"]
-        # Entering a machine forgets the folder one was in.
-        argv = ("env", f"--chdir={self.project}", sys.executable, "-m", "invoke", *words)
-        done: subprocess.CompletedProcess[str] = self.vm.run(*argv, env=settings, timeout=INV_SEC, check=False)
-        assert done.returncode == code, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        # Entering a machine resets the working directory.
+        argv = ("env", f"--chdir={self.project}", sys.executable, "-m", "invoke", *arguments)
+        done: subprocess.CompletedProcess[str] = self.vm.run(*argv, env=settings, timeout=INV_TIMEOUT_SEC, check=False)
+        assert done.returncode == code, f"inv {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
     def stop_share_engine(self) -> None:
-        """End the engine of `inv vm.engine` and unmount its data, as a machine that goes down does."""
+        """Stop the engine of `inv vm.engine` and unmount its data, like a shutdown."""
         pids = self.vm.run("sh", "-c", "pgrep -f '[d]ockerd.*qlora-fleet-engine' || true").stdout.split()
         if pids:
             self.vm.run("kill", *pids, check=False)
             self.wait_for(lambda: self.vm.run("kill", "-0", pids[0], check=False).returncode != 0, "its end")
         self.vm.run("umount", "--lazy", "/var/lib/qlora-fleet-engine", check=False)
 
-    def start(
+    def start_inv(
         self,
-        *words: str,
-        out: IO[str] | int = subprocess.PIPE,
-        err: IO[str] | int = subprocess.PIPE,
+        *arguments: str,
+        stdout: IO[str] | int = subprocess.PIPE,
+        stderr: IO[str] | int = subprocess.PIPE,
         **settings: str,
     ) -> subprocess.Popen[str]:
-        """Type `inv ...` on the laptop and do not wait."""
+        """Start `inv ...` on the laptop without waiting for it."""
         environment = self._environment(settings)
-        process = self._server.start_inv(*words, cwd=self.project, env=environment, stdout=out, stderr=err)
-        self._typed.append(process)
+        process = self._server.start_inv(*arguments, cwd=self.project, env=environment, stdout=stdout, stderr=stderr)
+        self._processes.append(process)
         return process
 
-    def docker(self, *words: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-        """The engine's client on the VM, as root."""
-        done: subprocess.CompletedProcess[str] = self.vm.run(DOCKER, *words, check=check, timeout=INV_SEC, **options)
+    def docker(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run the engine's client on the VM as root."""
+        done: subprocess.CompletedProcess[str] = self.vm.run(
+            DOCKER, *arguments, check=check, timeout=INV_TIMEOUT_SEC, **options
+        )
         return done
 
     def start_engine(self) -> None:
-        """Start dockerd on the VM's usual socket; its data outlives it."""
-        self._engines += 1
+        """Start dockerd on the VM's default socket; its data persists across restarts."""
+        self._engine_count += 1
         self._engine = self.vm.start(
-            *("dockerd", "--data-root", DATA_ROOT, "--exec-root", f"/run/docker-{self._engines}"),
-            *("--pidfile", f"/run/dockerd-{self._engines}.pid", "-H", f"unix://{self.sockets}", "-G", "docker"),
+            *("dockerd", "--data-root", DATA_ROOT, "--exec-root", f"/run/docker-{self._engine_count}"),
+            *("--pidfile", f"/run/dockerd-{self._engine_count}.pid", "-H", f"unix://{self.socket}", "-G", "docker"),
             *("--bridge=none", "--iptables=false"),
             log="dockerd.log",
             env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
@@ -159,10 +165,10 @@ class BuildVm:
         self.wait_for(lambda: self.docker("version", check=False).returncode != 0, "the engine's end")
 
     def set_docker_group(self, *members: str) -> None:
-        """Who may use the engine, from the next login on."""
+        """Set the users who may use the engine, from their next login on."""
         path = self.vm.folder / "etc" / "group"
-        others = [line for line in path.read_text().splitlines() if not line.startswith("docker:")]
-        path.write_text("\n".join([*others, f"docker:x:{GROUP}:{','.join(members)}"]) + "\n")
+        other_lines = [line for line in path.read_text().splitlines() if not line.startswith("docker:")]
+        path.write_text("\n".join([*other_lines, f"docker:x:{GROUP}:{','.join(members)}"]) + "\n")
 
     def start_registry(self) -> None:
         config = self.folder / "registry.json"  # JSON is YAML
@@ -177,60 +183,60 @@ class BuildVm:
         }
         config.write_text(json.dumps(document))
         self._registry = self.vm.start("docker-registry", "serve", str(config), log="registry.log")
-        self.wait_for(self._answers, "the registry")
+        self.wait_for(self._is_registry_up, "the registry")
 
     @contextlib.contextmanager
     def proxy(self) -> Iterator[RegistryProxy]:
-        """The registry behind a proxy with switches; its name is PROXY."""
-        network, place = self.vm.network_of_this_thread, (FAR_VM, 443)
+        """Run a proxy with switches in front of the registry, with the name PROXY."""
+        network, address = self.vm.network_of_this_thread, (FAR_VM, 443)
         key, certificate = self.folder / "registry.key", self.folder / "registry.crt"
         with RegistryProxy(
-            upstream=f"https://{VM}", listen=place, certificate=certificate, key=key, network=network
+            upstream=f"https://{VM}", listen=address, certificate=certificate, key=key, network=network
         ) as running:
             yield running
 
-    def shared_folder(self, name: str) -> Path:
-        """A folder on the VM where everybody may make files, as on a share with mode 1777."""
-        made = self.folder / name
-        made.mkdir()
-        made.chmod(0o1777)
-        return made
+    def create_shared_folder(self, name: str) -> Path:
+        """Create a folder on the VM where any user may create files, like a share with mode 1777."""
+        folder = self.folder / name
+        folder.mkdir()
+        folder.chmod(0o1777)
+        return folder
 
-    def as_other_user(self, script: str) -> None:
-        """Shell text, typed on the VM by another user than the one who builds there."""
+    def run_as_other_user(self, script: str) -> None:
+        """Run a shell script on the VM as another user than the one who builds."""
         if OTHER_USER not in (self.vm.folder / "etc" / "passwd").read_text():
             self.vm.add_user(OTHER_USER, uid=OTHER_UID)
         self.vm.run("sh", "-euc", script, user=OTHER_USER)
 
-    def kill(self, name: str, number: str = "KILL") -> int:
-        """Signal every process of the VM with that name; how many there were."""
+    def kill(self, name: str, signal_name: str = "KILL") -> int:
+        """Signal every process of the VM with that name. Returns their number."""
         pids = self.vm.run("pidof", name, check=False).stdout.split()
         if pids:
-            self.vm.run("kill", f"-{number}", *pids, check=False)
+            self.vm.run("kill", f"-{signal_name}", *pids, check=False)
         return len(pids)
 
     def kill_engine(self) -> None:
-        """dockerd dies, with what it has started: its containerd would keep its files from the next one."""
+        """Kill dockerd and containerd: a running containerd would lock its files against the next dockerd."""
         assert self._engine is not None
         for name in ("dockerd", "containerd"):
             self.kill(name)
-        self._engine.wait(WAIT_SEC)
+        self._engine.wait(TIMEOUT_SEC)
 
     def kill_registry(self) -> None:
         assert self._registry is not None
         self.kill("docker-registry")
-        self._registry.wait(WAIT_SEC)
+        self._registry.wait(TIMEOUT_SEC)
 
     def blobs(self) -> dict[str, int]:
-        """Digest to size in bytes of all the registry stores."""
-        found = (self.folder / "registry").glob("docker/registry/v2/blobs/sha256/*/*/data")
-        return {path.parent.name: path.stat().st_size for path in found}
+        """Map the digest of each blob on the registry's disk to its size in bytes."""
+        paths = (self.folder / "registry").glob("docker/registry/v2/blobs/sha256/*/*/data")
+        return {path.parent.name: path.stat().st_size for path in paths}
 
     def registry_log(self) -> str:
         return (self.vm.folder / "registry.log").read_text(errors="replace")
 
     def set_password(self, password: str) -> None:
-        """What the registry accepts from now on."""
+        """Set the password that the registry accepts."""
         import bcrypt
 
         hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
@@ -241,29 +247,40 @@ class BuildVm:
         self.password_file.write_text(password + "\n")
 
     def make_signing_key(self, name: str = "sign") -> tuple[Path, Path]:
-        """A private key whose pass phrase is the registry's password, as openssl makes one; and its public key."""
+        """Create a key pair with openssl. The private key's pass phrase is the registry's password."""
         key, public = self.folder / f"{name}.key", self.folder / f"{name}.pub"
-        phrase = {**os.environ, "PHRASE": PASSWORD}
-        make = ("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-aes-256-cbc", "-out", str(key))
-        for words in ((*make, "-pass"), ("pkey", "-in", str(key), "-pubout", "-out", str(public), "-passin")):
-            subprocess.run(("openssl", *words, "env:PHRASE"), env=phrase, check=True, capture_output=True, timeout=60)
+        environment = {**os.environ, "PHRASE": PASSWORD}
+        generate = (
+            "genpkey",
+            "-algorithm",
+            "EC",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-aes-256-cbc",
+            "-out",
+            str(key),
+        )
+        for arguments in ((*generate, "-pass"), ("pkey", "-in", str(key), "-pubout", "-out", str(public), "-passin")):
+            subprocess.run(
+                ("openssl", *arguments, "env:PHRASE"), env=environment, check=True, capture_output=True, timeout=60
+            )
         key.chmod(0o600)
         return key, public
 
-    def logins_left(self) -> str:
-        """What is left on the VM of logins to the registry."""
+    def leftover_logins(self) -> str:
+        """List the login folders that are left on the VM."""
         return str(self.vm.run("sh", "-c", "ls -d /dev/shm/qlora-fleet-login-* 2>/dev/null || true").stdout)
 
-    def jobs(self) -> list[Path]:
-        """The folders of all jobs on the VM, the newest last."""
-        found = (self.network.home / ".qlora-fleet" / "jobs").glob("[!.]*")
-        return sorted(found, key=lambda folder: folder.name.split("-")[-2:])
+    def job_folders(self) -> list[Path]:
+        """List the folders of all jobs on the VM, the newest last."""
+        folders = (self.network.home / ".qlora-fleet" / "jobs").glob("[!.]*")
+        return sorted(folders, key=lambda folder: folder.name.split("-")[-2:])
 
-    def gate(self, verb: str, before: str = "", after: str = "", *, is_open: bool = False) -> str:
-        """A client that is Docker's, save that `verb` waits until `open_gate`; then `before`, the real call, `after`.
+    def gated_client(self, verb: str, before: str = "", after: str = "", *, is_open: bool = False) -> str:
+        """Create a client that makes `verb` wait until `open_gate` and then runs `before`, Docker's client and `after`.
 
-        `before` and `after` are shell text; `after` finds the real exit code in $code and may change it. Until
-        `close_gate` the next call waits anew.
+        `before` and `after` are shell scripts; `after` may read and change the exit code in $code. After `close_gate`
+        the next call waits again. Returns the client's path.
         """
         path = self.folder / f"docker-{verb}"
         path.write_text(
@@ -280,16 +297,18 @@ class BuildVm:
             self.open_gate()
         return str(path)
 
-    def start_to_gate(self, verb: str, **settings: str) -> tuple[subprocess.Popen[str], str]:
-        """Type `inv VERB`, which comes to this gate and waits there; the gated client as well."""
-        client = self.gate(verb)
-        process = self.start(verb, IMAGE_CLIENT=client, **settings)
-        self.at_gate()
+    def start_inv_to_gate(self, verb: str, **settings: str) -> tuple[subprocess.Popen[str], str]:
+        """Start `inv VERB` and wait until it is at the gate. Returns the process and the gated client."""
+        client = self.gated_client(verb)
+        process = self.start_inv(verb, IMAGE_CLIENT=client, **settings)
+        self.wait_at_gate()
         return process, client
 
-    def ended(self, process: subprocess.Popen[str], *, code: int = 0, within_sec: float = 200.0) -> tuple[str, str]:
-        """Wait for what was started; asserts its exit code. What it said on both streams."""
-        out, err = process.communicate(timeout=within_sec)
+    def wait_for_exit(
+        self, process: subprocess.Popen[str], *, code: int = 0, timeout_sec: float = 200.0
+    ) -> tuple[str, str]:
+        """Wait for a started command and assert its exit code. Returns its standard output and error."""
+        out, err = process.communicate(timeout=timeout_sec)
         assert process.returncode == code, (out, err)
         return out, err
 
@@ -297,8 +316,8 @@ class BuildVm:
     def gate_file(self) -> str:
         return f"{self.tmpdir}/gate"
 
-    def at_gate(self) -> None:
-        """Wait until the gated call is there."""
+    def wait_at_gate(self) -> None:
+        """Wait until the gated call has reached the gate."""
         self.wait_for(lambda: Path(f"{self.gate_file}.waiting").exists(), "the gated call")
 
     def open_gate(self) -> None:
@@ -308,23 +327,23 @@ class BuildVm:
         for name in (self.gate_file, f"{self.gate_file}.waiting"):
             Path(name).unlink(missing_ok=True)
 
-    def models(self, *names: str) -> tuple[str, str]:
-        """The words that make `inv` put these models into the image."""
+    def model_flags(self, *names: str) -> tuple[str, str]:
+        """Return the flags that make `inv` include these models in the image."""
         path = self.folder / "models.yaml"
         path.write_text(json.dumps({"image": {"models": list(names)}}))
         return "-f", str(path)
 
     def layers(self, image: str) -> list[str]:
-        said = self.docker("image", "inspect", image, "--format", "{{json .RootFS.Layers}}").stdout
-        found: list[str] = json.loads(said)
-        return found
+        output = self.docker("image", "inspect", image, "--format", "{{json .RootFS.Layers}}").stdout
+        layers: list[str] = json.loads(output)
+        return layers
 
     def edit_bench(self, text: str) -> None:
-        with (self.project / "bench" / "machine" / "chips.py").open("a") as file:
+        with (self.project / "bench" / "machine" / "gpu_specs.py").open("a") as file:
             file.write(f"# {text}\n")
 
     def put_model(self) -> Path:
-        """A model on the VM as `inv model.fetch` leaves one: two shards, small files, a manifest."""
+        """Create a model on the VM as `inv model.fetch` does: two shards, small files, a manifest."""
         folder = Path(self.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
         folder.mkdir(parents=True)
         header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1_000_000]}}).encode()
@@ -337,15 +356,15 @@ class BuildVm:
             for path in sorted(folder.iterdir())
         ]
         (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": files}))
-        self.own(Path(self.tmpdir))
+        self.chown_to_user(Path(self.tmpdir))
         return folder
 
-    def own(self, path: Path) -> None:
+    def chown_to_user(self, path: Path) -> None:
         self.vm.run("chown", "-R", USER, str(path))
 
     wait_for = staticmethod(wait_for)
 
-    def _answers(self) -> bool:
+    def _is_registry_up(self) -> bool:
         url = f"https://{REGISTRY}/v2/"
         done = self.vm.run("curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}", url, check=False)
         return str(done.stdout) == "401"
@@ -370,31 +389,31 @@ class BuildVm:
 
 @contextlib.contextmanager
 def running_build_vm() -> Iterator[BuildVm]:
-    """Everything up, for as long as the block lasts. Skips the test where it cannot be made."""
+    """Run VM, engine, registry and project. Skips the test if a requirement is missing."""
     import pytest
 
     require("dockerd", "docker-registry", "openssl", "curl", "pidof")
-    reason = base_image.why_not()
+    reason = base_image.missing_requirement()
     if reason is not None:
         pytest.skip(reason)
     with running_network() as network, BuildVm(network) as build_vm:
         Path(build_vm.tmpdir).mkdir()
-        build_vm.own(Path(build_vm.tmpdir))
+        build_vm.chown_to_user(Path(build_vm.tmpdir))
         (build_vm.folder / "laptop-home").mkdir()
         _make_project(build_vm)
         _make_certificate(build_vm)
         build_vm.vm.knows(fra_ocir_io=VM, iad_ocir_io=FAR_VM)
-        build_vm.begin_anew()
-        base_image.make(build_vm.folder / "base.tar")
+        build_vm.reset()
+        base_image.create(build_vm.folder / "base.tar")
         build_vm.docker("import", str(build_vm.folder / "base.tar"), "standin:base")
         yield build_vm
-        build_vm.stop_engine()  # its mounts go with it, so that the folder can be removed
+        build_vm.stop_engine()  # also removes its mounts, so that the folder can be deleted
 
 
 def _make_project(build_vm: BuildVm) -> None:
     build_vm.project.mkdir()
     for name in ("bench", "remote", "reports", "tasks", "image"):
-        shutil.copytree(ROOT / name, build_vm.project / name)  # with what is compiled
+        shutil.copytree(ROOT / name, build_vm.project / name)  # includes __pycache__, for speed
     for name in ("tasks.py", "invoke.yaml"):
         shutil.copy(ROOT / name, build_vm.project / name)
     digest = make_wheel(build_vm.project / "wheels")
@@ -412,7 +431,7 @@ def _make_project(build_vm: BuildVm) -> None:
 
 
 def make_wheel(folder: Path) -> str:
-    """A wheel of one line of Python; its sha256."""
+    """Create a wheel with one line of Python. Returns its sha256."""
     folder.mkdir()
     info = "tinystack-1.0.dist-info"
     files = {
@@ -432,12 +451,12 @@ def make_wheel(folder: Path) -> str:
 
 
 def _make_certificate(build_vm: BuildVm) -> None:
-    words = (
+    argv = (
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
         *("-keyout", str(build_vm.folder / "registry.key"), "-out", str(build_vm.folder / "registry.crt")),
         *("-subj", f"/CN={REGISTRY}", "-addext", f"subjectAltName=DNS:{REGISTRY},DNS:{PROXY}"),
     )
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
     for name in (REGISTRY, PROXY):
         trusted = build_vm.vm.folder / "etc" / "docker" / "certs.d" / name
         trusted.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,11 @@
-"""A small hub for tests: the HTTP that huggingface_hub speaks to fetch a model, with faults as switches.
+"""Fake model hub: the HTTP that huggingface_hub uses to fetch a model, with switches for faults.
 
-    python -m tests.support.machines.fake_hub FOLDER PORT      (started on a machine of the network, where the model's
-    client is)
+    python -m tests.support.machines.fake_hub FOLDER PORT      (on the machine where the hub's client runs)
 
-FOLDER/files holds the one model org/tiny's files; FOLDER/faults, a JSON object, is read at every request:
-gated, private, cut (bytes after which each of the first `cuts` answers of a large file breaks), flip (name of a file to
-spoil), truncate (name of a file that is served shorter than announced by the API), slow (seconds for each 64 KiB).
-FOLDER/requests.jsonl has a line for every request: path, status, range, bytes sent, and how it was authorized.
+FOLDER/files contains the files of the only model, org/tiny. FOLDER/faults, a JSON object, is read at every request:
+gated, private, cut (bytes after which each of the first `cuts` responses with a large file breaks), flip (name of a
+file with a flipped bit), truncate (name of a file that is shorter than the API says), slow (seconds per 64 KiB).
+FOLDER/requests.jsonl has a line per request: path, status, range, bytes sent, and the authorization scheme.
 Not covered: Xet storage, redirects to a content network, rate limits.
 """
 
@@ -22,11 +21,11 @@ from typing import Any
 from tests.support.machines.http_stubs import Answering
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE = 100_000  # files above this are "LFS": known by sha256
+LFS_MIN_BYTES = 100_000  # larger files are "LFS", with a sha256
 MODEL = "org/tiny"
 
 
-class Hub(Answering):
+class FakeHub(Answering):
     protocol_version = "HTTP/1.1"
     folder: Path
     lock = threading.Lock()
@@ -36,38 +35,38 @@ class Hub(Answering):
         path = self.path.partition("?")[0]
         authorized = self.headers.get("Authorization") == f"Bearer {faults.get('token', 'none')}"
         if faults.get("private") and not authorized:
-            return self._refuse(401, "RepoNotFound", "Invalid username or password.")
+            return self._send_error(401, "RepoNotFound", "Invalid username or password.")
         if path.startswith(f"/api/models/{MODEL}"):
             revision = path.rpartition("/revision/")[2] if "/revision/" in path else "main"
             if revision not in ("main", "v1", COMMIT):
-                return self._refuse(404, "RevisionNotFound", "Invalid rev id")
-            return self._send(json.dumps(self._info(faults)).encode(), "application/json")
+                return self._send_error(404, "RevisionNotFound", "Invalid rev id")
+            return self._send(json.dumps(self._model_info(faults)).encode(), "application/json")
         if path.startswith(f"/{MODEL}/resolve/"):
             if faults.get("gated") and not authorized:
                 code = 403 if self.headers.get("Authorization") else 401
-                return self._refuse(code, "GatedRepo", f"Access to model {MODEL} is restricted.")
-            return self._file(path.split("/", 5)[5], faults)
-        return self._refuse(404, "RepoNotFound", "Repository not found")
+                return self._send_error(code, "GatedRepo", f"Access to model {MODEL} is restricted.")
+            return self._send_file(path.split("/", 5)[5], faults)
+        return self._send_error(404, "RepoNotFound", "Repository not found")
 
     do_HEAD = do_GET
 
-    def _info(self, faults: dict[str, Any]) -> dict[str, Any]:
+    def _model_info(self, faults: dict[str, Any]) -> dict[str, Any]:
         siblings = []
         for path in sorted((self.folder / "files").iterdir()):
             content = path.read_bytes()
-            entry: dict[str, Any] = {"rfilename": path.name, "size": len(content), "blobId": _git(content)}
-            if len(content) > LARGE:
+            entry: dict[str, Any] = {"rfilename": path.name, "size": len(content), "blobId": git_sha1(content)}
+            if len(content) > LFS_MIN_BYTES:
                 entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
             siblings.append(entry)
         return {"id": MODEL, "modelId": MODEL, "sha": COMMIT, "private": False, "gated": bool(faults.get("gated")),
                 "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip
 
-    def _file(self, name: str, faults: dict[str, Any]) -> None:
+    def _send_file(self, name: str, faults: dict[str, Any]) -> None:
         path = self.folder / "files" / name
         if not path.is_file():
-            return self._refuse(404, "EntryNotFound", "Entry not found")
+            return self._send_error(404, "EntryNotFound", "Entry not found")
         content = path.read_bytes()
-        etag = hashlib.sha256(content).hexdigest() if len(content) > LARGE else _git(content)
+        etag = hashlib.sha256(content).hexdigest() if len(content) > LFS_MIN_BYTES else git_sha1(content)
         if faults.get("flip") == name:
             content = content[:50_000] + bytes([content[50_000] ^ 1]) + content[50_001:]
         if faults.get("truncate") == name:
@@ -77,56 +76,57 @@ class Hub(Answering):
     def _send(
         self, content: bytes, kind: str, *, etag: str | None = None, faults: dict[str, Any] | None = None
     ) -> None:
-        faults, asked = faults or {}, self.headers.get("Range")
-        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
-        body, status, is_head = content[start:], 206 if asked else 200, self.command == "HEAD"
+        faults, byte_range = faults or {}, self.headers.get("Range")
+        start = int(byte_range.removeprefix("bytes=").partition("-")[0]) if byte_range else 0
+        body, status, is_head = content[start:], 206 if byte_range else 200, self.command == "HEAD"
         headers = {"Content-Type": kind, "Content-Length": str(len(body))}
-        if asked:
+        if byte_range:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if etag is not None:
             headers |= {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         self.begin(status, headers)
-        sent = 0 if is_head else self._pump(body, faults)
-        self._note(status, asked, sent)
+        sent = 0 if is_head else self._write_body(body, faults)
+        self._log_request(status, byte_range, sent)
         if not is_head and sent < len(body):
             self.close_connection = True
 
-    def _pump(self, body: bytes, faults: dict[str, Any]) -> int:
+    def _write_body(self, body: bytes, faults: dict[str, Any]) -> int:
         stop = len(body)
-        if len(body) > LARGE and faults.get("cut"):
+        if len(body) > LFS_MIN_BYTES and faults.get("cut"):
             with self.lock:
-                done = self.folder / "cuts"
-                done.touch()
-                if done.stat().st_size < faults["cuts"]:
-                    done.write_text(done.read_text() + ".")
+                counter = self.folder / "cuts"
+                counter.touch()
+                if counter.stat().st_size < faults["cuts"]:
+                    counter.write_text(counter.read_text() + ".")
                     stop = min(stop, faults["cut"])
         sent = 0
         while sent < stop:
-            piece = body[sent : min(stop, sent + 65_536)]
-            self.wfile.write(piece)
-            sent += len(piece)
-            if len(body) > LARGE:
+            chunk = body[sent : min(stop, sent + 65_536)]
+            self.wfile.write(chunk)
+            sent += len(chunk)
+            if len(body) > LFS_MIN_BYTES:
                 time.sleep(faults.get("slow", 0))
         self.wfile.flush()
         return sent
 
-    def _refuse(self, status: int, code: str, message: str) -> None:
+    def _send_error(self, status: int, code: str, message: str) -> None:
         body = json.dumps({"error": message}).encode()
-        why = {"X-Error-Code": code, "X-Error-Message": message, "Content-Type": "application/json"}
-        self.reply(status, body, why)
-        self._note(status, None, 0)
+        headers = {"X-Error-Code": code, "X-Error-Message": message, "Content-Type": "application/json"}
+        self.reply(status, body, headers)
+        self._log_request(status, None, 0)
 
-    def _note(self, status: int, asked: str | None, sent: int) -> None:
+    def _log_request(self, status: int, byte_range: str | None, sent: int) -> None:
         scheme = (self.headers.get("Authorization") or "").partition(" ")[0]
-        line = {"path": self.path, "method": self.command, "status": status, "range": asked, "sent": sent, "as": scheme}
+        line = {"path": self.path, "method": self.command, "status": status, "range": byte_range}
+        line |= {"sent": sent, "as": scheme}
         with self.lock, (self.folder / "requests.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def _git(content: bytes) -> str:
+def git_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 if __name__ == "__main__":
-    Hub.folder = Path(sys.argv[1])
-    ThreadingHTTPServer(("0.0.0.0", int(sys.argv[2])), Hub).serve_forever()  # noqa: S104 - a namespace of its own
+    FakeHub.folder = Path(sys.argv[1])
+    ThreadingHTTPServer(("0.0.0.0", int(sys.argv[2])), FakeHub).serve_forever()  # noqa: S104 - in a separate network namespace

@@ -1,13 +1,13 @@
-"""An HTTP proxy before a registry, with switches for what a network and a hostile registry do to answers.
+"""HTTP proxy in front of a registry, with switches for faults of a network or a hostile registry.
 
-    with RegistryProxy(upstream="http://127.0.0.1:5000") as proxy:     # proxy.host is what a client is given
+    with RegistryProxy(upstream="http://127.0.0.1:5000") as proxy:     # clients connect to proxy.host
         proxy.arm(Redirect(to="http://elsewhere:8099"), path="/manifests/")      # from now on, until `disarm`
-        proxy.arm(Cut(after=1000), method="PATCH", times=1)                      # the next one alone
-        proxy.asked                                                            # method, path, Authorization of each
+        proxy.arm(Cut(after=1000), method="PATCH", times=1)                      # only the next request
+        proxy.requests                                                           # method, path, Authorization of each
 
-A switch is a value that says what happens; `arm` says to which requests, counted and never timed. The first armed
-switch that fits decides. With `certificate` and `key` the proxy speaks TLS; `network` puts it into another machine
-(`Machine.network_of_this_thread`). A random walk draws from `ANYTHING`.
+A switch is a value that defines the fault. `arm` selects the requests, by count and never by time. The first armed
+switch that matches is used. With `certificate` and `key` the proxy uses TLS; `network` puts it into another machine
+(`Machine.network_of_this_thread`). Random scenarios choose from `ALL_SWITCHES`.
 
 Not covered: HTTP/2, and pipelined requests.
 """
@@ -23,19 +23,19 @@ from pathlib import Path
 
 from tests.support.machines.http_stubs import Answering, Serving
 
-PIECE = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Redirect:
-    """The request is sent elsewhere: the same path below `to`."""
+    """A redirect to the same path below `to`."""
 
     to: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """This answer, whatever the registry would say."""
+class FixedResponse:
+    """This response instead of the registry's."""
 
     status: int
     body: bytes = b""
@@ -44,36 +44,36 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Endless:
-    """An answer that goes on for as long as somebody reads."""
+    """A response without end."""
 
-    piece: bytes = b"x" * PIECE
+    chunk: bytes = b"x" * CHUNK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """Nothing more is read or sent until `RegistryProxy.release`. The connection stays open."""
+    """A pause until `RegistryProxy.release`, in which nothing is read or sent. The connection stays open."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The connection is closed after this many bytes of the answer's body."""
+    """A connection that is closed after this many bytes of the response's body."""
 
     after: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One bit of the answer's body is another."""
+    """One flipped bit in the response's body."""
 
     at: int = 0
 
 
-Switch = Redirect | Answer | Endless | Stall | Cut | Change
-ANYTHING: tuple[Switch, ...] = (
+Switch = Redirect | FixedResponse | Endless | Stall | Cut | Change
+ALL_SWITCHES: tuple[Switch, ...] = (
     Redirect(to="https://127.0.0.1:1"),
-    Answer(status=403, body=b'{"errors": [{"code": "DENIED"}]}'),
-    Answer(status=503),
-    Answer(status=200, body=b"<html>a captive portal</html>", headers={"Content-Type": "text/html"}),
+    FixedResponse(status=403, body=b'{"errors": [{"code": "DENIED"}]}'),
+    FixedResponse(status=503),
+    FixedResponse(status=200, body=b"<html>a captive portal</html>", headers={"Content-Type": "text/html"}),
     Endless(),
     Stall(),
     Cut(after=10),
@@ -86,11 +86,11 @@ class _Armed:
     switch: Switch
     method: str | None
     path: str
-    left: int | None
+    remaining: int | None
 
 
 class RegistryProxy(Serving):
-    """See the module. `upstream` is the registry's address; its certificate is not checked."""
+    """The proxy. `upstream` is the registry's address; its certificate is not checked."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class RegistryProxy(Serving):
         with network():
             super().__init__(_Handler, listen)
         self.upstream, self._network = urllib.parse.urlsplit(upstream), network
-        self.asked: list[tuple[str, str, str]] = []
+        self.requests: list[tuple[str, str, str]] = []
         self._armed: list[_Armed] = []
         self._lock, self.released = threading.Lock(), threading.Event()
         if certificate is not None:
@@ -117,15 +117,15 @@ class RegistryProxy(Serving):
         super().__exit__(*error)
 
     def handle_error(self, *_: object) -> None:
-        """A client that hangs up, or does not speak TLS, is part of the game."""
+        """Ignore errors: clients hang up, or do not use TLS."""
 
     def arm(self, switch: Switch, *, method: str | None = None, path: str = "", times: int | None = None) -> None:
-        """Strike requests of `method` (None: any) whose path holds `path`; `times` None: until `disarm`."""
+        """Apply a switch to requests of `method` (None: any) whose path contains `path`, `times` or until `disarm`."""
         with self._lock:
-            self._armed.append(_Armed(switch=switch, method=method, path=path, left=times))
+            self._armed.append(_Armed(switch=switch, method=method, path=path, remaining=times))
 
     def disarm(self) -> None:
-        """From now on everything passes; what is stalled stays so."""
+        """Let all new requests pass; stalled requests stay stalled."""
         with self._lock:
             self._armed.clear()
 
@@ -133,29 +133,29 @@ class RegistryProxy(Serving):
         """End every stall, by closing its connection."""
         self.released.set()
 
-    def stalled(self) -> None:
-        """Let new stalls be: undoes `release`."""
+    def allow_stalls(self) -> None:
+        """Undo `release`, so that new stalls take effect."""
         self.released.clear()
 
     def switch_for(self, method: str, path: str) -> Switch | None:
         with self._lock:
             for armed in self._armed:
-                if armed.method in (None, method) and armed.path in path and armed.left != 0:
-                    armed.left = None if armed.left is None else armed.left - 1
+                if armed.method in (None, method) and armed.path in path and armed.remaining != 0:
+                    armed.remaining = None if armed.remaining is None else armed.remaining - 1
                     return armed.switch
         return None
 
     def connect(self) -> http.client.HTTPConnection:
         address, port = self.upstream.hostname or "", self.upstream.port
         with self._network():
-            made: http.client.HTTPConnection
+            connection: http.client.HTTPConnection
             if self.upstream.scheme == "https":
-                trusting = ssl._create_unverified_context()  # noqa: S323 - a registry of the tests' own
-                made = http.client.HTTPSConnection(address, port, timeout=120, context=trusting)
+                unverified = ssl._create_unverified_context()  # noqa: S323 - the tests' own registry
+                connection = http.client.HTTPSConnection(address, port, timeout=120, context=unverified)
             else:
-                made = http.client.HTTPConnection(address, port, timeout=120)
-            made.connect()
-        return made
+                connection = http.client.HTTPConnection(address, port, timeout=120)
+            connection.connect()
+        return connection
 
 
 class _Handler(Answering):
@@ -164,27 +164,27 @@ class _Handler(Answering):
 
     def _handle(self) -> None:
         proxy, authorization = self.server, self.headers.get("Authorization", "")
-        proxy.asked.append((self.command, self.path, authorization))
+        proxy.requests.append((self.command, self.path, authorization))
         switch = proxy.switch_for(self.command, self.path)
         if isinstance(switch, Redirect):
             self._drain()
-            self._say(307, {"Location": switch.to + self.path}, b"")
-        elif isinstance(switch, Answer):
+            self._send(307, {"Location": switch.to + self.path}, b"")
+        elif isinstance(switch, FixedResponse):
             self._drain()
-            self._say(switch.status, switch.headers, switch.body)
+            self._send(switch.status, switch.headers, switch.body)
         elif isinstance(switch, Endless):
             self.send_response(200)
             self.end_headers()
             self.close_connection = True
             while True:
-                self.wfile.write(switch.piece)
+                self.wfile.write(switch.chunk)
         elif isinstance(switch, Stall):
             self.close_connection = True
             proxy.released.wait()
         else:
-            self._pass_on(switch)
+            self._forward(switch)
 
-    def _pass_on(self, switch: Cut | Change | None) -> None:
+    def _forward(self, switch: Cut | Change | None) -> None:
         connection = self.server.connect()
         with contextlib.closing(connection):
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -195,20 +195,20 @@ class _Handler(Answering):
             if is_chunked:
                 connection.putheader("Transfer-Encoding", "chunked")
             connection.endheaders()
-            for piece in self._body():
-                connection.send(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
+            for chunk in self._body_chunks():
+                connection.send(b"%x\r\n%s\r\n" % (len(chunk), chunk) if is_chunked else chunk)
             if is_chunked:
                 connection.send(b"0\r\n\r\n")
-            answer = connection.getresponse()
-            body = bytearray(answer.read())
-        headers = {name: value for name, value in answer.getheaders() if name.lower() not in _OWN}
+            response = connection.getresponse()
+            body = bytearray(response.read())
+        headers = {name: value for name, value in response.getheaders() if name.lower() not in _HOP_HEADERS}
         if self.command == "HEAD":
-            headers["Content-Length"] = answer.getheader("Content-Length") or "0"
+            headers["Content-Length"] = response.getheader("Content-Length") or "0"
         if isinstance(switch, Change) and body:
             body[switch.at % len(body)] ^= 1
-        self._say(answer.status, headers, bytes(body), cut=switch.after if isinstance(switch, Cut) else None)
+        self._send(response.status, headers, bytes(body), cut=switch.after if isinstance(switch, Cut) else None)
 
-    def _say(self, status: int, headers: dict[str, str], body: bytes, cut: int | None = None) -> None:
+    def _send(self, status: int, headers: dict[str, str], body: bytes, cut: int | None = None) -> None:
         self.send_response_only(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
@@ -218,27 +218,27 @@ class _Handler(Answering):
         if cut is not None:
             self.close_connection = True
 
-    def _body(self) -> Iterator[bytes]:
-        """The request's body in pieces."""
+    def _body_chunks(self) -> Iterator[bytes]:
+        """Read the request's body in chunks."""
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             while size := int(self.rfile.readline().split(b";")[0], 16):
                 while size:
-                    piece = self.rfile.read(min(size, PIECE))
-                    size -= len(piece)
-                    yield piece
+                    chunk = self.rfile.read(min(size, CHUNK_BYTES))
+                    size -= len(chunk)
+                    yield chunk
                 self.rfile.readline()
             self.rfile.readline()
             return
-        left = int(self.headers.get("Content-Length") or 0)
-        while left and (piece := self.rfile.read(min(left, PIECE))):
-            left -= len(piece)
-            yield piece
+        remaining = int(self.headers.get("Content-Length") or 0)
+        while remaining and (chunk := self.rfile.read(min(remaining, CHUNK_BYTES))):
+            remaining -= len(chunk)
+            yield chunk
 
     def _drain(self) -> None:
-        for _ in self._body():
+        for _ in self._body_chunks():
             pass
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
 
-_OWN = ("content-length", "transfer-encoding", "connection")
+_HOP_HEADERS = ("content-length", "transfer-encoding", "connection")

@@ -1,7 +1,7 @@
-"""Short random walks over build and push (tests/chaos), one after the other over the build VM of the tests here.
+"""Short random scenarios of build and push (tests/chaos), one after the other on the shared build VM.
 
-Those over deploy, bench and collect: tests/faults/pods/test_chaos_scenarios.py. Left out: more than a step a seed. Longer ones by
-hand: python -m tests.chaos --over vm --seed 1 --minutes 30.
+For deploy, bench and collect see tests/faults/pods/test_chaos_scenarios.py. Each seed has one step only. Run longer
+scenarios with `python -m tests.chaos --over vm --seed 1 --minutes 30`.
 """
 
 import random
@@ -19,7 +19,7 @@ SEEDS, STEPS = (1, 2, 3, 4, 5) if THOROUGH else (1, 2), 1
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_whatever_befalls_build_and_push_no_success_is_false_and_nothing_is_left(
+def test_random_faults_during_build_and_push_cause_no_false_success_and_leave_nothing(
     build_vm: BuildVm, tmp_path: Path
 ) -> None:
     with build_vm.proxy() as proxy:

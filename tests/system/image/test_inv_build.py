@@ -1,4 +1,4 @@
-"""`inv build` typed on a laptop, against a build VM with a real engine, with each way it can fail."""
+"""`inv build` on a laptop, with a build VM that has a real engine, and each way to fail."""
 
 import json
 import os
@@ -20,22 +20,22 @@ def image_id(build_vm: BuildVm) -> str:
     return build_vm.docker("image", "inspect", IMAGE, "--format", "{{.Id}}").stdout.strip()
 
 
-def test_a_dry_run_prints_the_plan_and_touches_nothing(build_vm: BuildVm) -> None:
+def test_a_dry_run_prints_the_plan_and_changes_nothing(build_vm: BuildVm) -> None:
     build_vm.edit_bench("a plan")
 
-    def all_there_is() -> tuple[object, ...]:  # the engine lists images of one second in any order
+    def snapshot() -> tuple[object, ...]:  # sorted: the engine lists images of the same second in any order
         return (
             sorted(build_vm.docker("images", "-q").stdout.split()),
             sorted(Path(build_vm.tmpdir).rglob("*")),
-            build_vm.jobs(),
+            build_vm.job_folders(),
         )
 
-    before = all_there_is()
+    before = snapshot()
     done = build_vm.inv("build", "--dry-run")
-    assert "takes models, our files, context and archives; the client's TMPDIR has no effect" in done.stdout
+    assert f"--tmpdir {build_vm.tmpdir} (" in done.stdout
     assert "overlay2" in done.stdout
     assert " build --progress=plain " in done.stdout
-    assert all_there_is() == before
+    assert snapshot() == before
 
 
 def test_the_projects_own_dockerfile_is_built_over_ssh_and_its_output_streams(build_vm: BuildVm) -> None:
@@ -45,32 +45,32 @@ def test_the_projects_own_dockerfile_is_built_over_ssh_and_its_output_streams(bu
     assert build_vm.network.vm_sshd.logins() == logins + 1
     assert "[prod 10/10] COPY bench /opt/qlora-fleet/bench" in done.stdout
     assert f"{IMAGE} {image_id(build_vm)[7:19]} is built" in done.stdout
-    job = build_vm.jobs()[-1]
+    job = build_vm.job_folders()[-1]
     assert json.loads((job / "outcome.json").read_text())["image_id"] == image_id(build_vm)
     log = (build_vm.project / "results" / "jobs" / f"{job.name}.txt").read_text()
     assert "writing image sha256:" in log
 
 
 def test_an_unchanged_build_sends_and_builds_nothing(built: BuildVm) -> None:
-    before, jobs = image_id(built), len(built.jobs())
+    before, jobs = image_id(built), len(built.job_folders())
     done = built.inv("build")
     assert UP_TO_DATE in done.stdout
-    assert (image_id(built), len(built.jobs())) == (before, jobs)
+    assert (image_id(built), len(built.job_folders())) == (before, jobs)
 
 
-def test_two_builds_at_once_are_one_job_and_both_end_well(build_vm: BuildVm) -> None:
+def test_two_concurrent_builds_share_one_job_and_both_succeed(build_vm: BuildVm) -> None:
     build_vm.edit_bench("two at once")
-    client, jobs = build_vm.gate("build"), len(build_vm.jobs())
-    first, second = (build_vm.start("build", IMAGE_CLIENT=client) for _ in range(2))
-    build_vm.at_gate()
-    build_vm.wait_for(lambda: len(build_vm.jobs()) > jobs, "a job")
+    client, jobs = build_vm.gated_client("build"), len(build_vm.job_folders())
+    first, second = (build_vm.start_inv("build", IMAGE_CLIENT=client) for _ in range(2))
+    build_vm.wait_at_gate()
+    build_vm.wait_for(lambda: len(build_vm.job_folders()) > jobs, "a job")
     build_vm.open_gate()
     for process in (first, second):
-        build_vm.ended(process)
-    # The second one either followed the first one's job, or came to its turn and found the image made.
+        build_vm.wait_for_exit(process)
+    # The second one either followed the first one's job, or started later and found the image built.
     built = [
         job
-        for job in build_vm.jobs()[jobs:]
+        for job in build_vm.job_folders()[jobs:]
         if (job / "log.txt").exists() and "exporting to" in (job / "log.txt").read_text()
     ]
     assert len(built) == 1
@@ -79,89 +79,91 @@ def test_two_builds_at_once_are_one_job_and_both_end_well(build_vm: BuildVm) -> 
 
 def test_a_laptop_that_is_closed_leaves_the_build_running_and_the_next_call_follows_it(build_vm: BuildVm) -> None:
     build_vm.edit_bench("a closed laptop")
-    jobs = len(build_vm.jobs())
-    process, client = build_vm.start_to_gate("build")
+    jobs = len(build_vm.job_folders())
+    process, client = build_vm.start_inv_to_gate("build")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
-    again = build_vm.start("build", IMAGE_CLIENT=client)
+    again = build_vm.start_inv("build", IMAGE_CLIENT=client)
     assert again.stdout is not None
     assert "a build is already running" in again.stdout.readline()
     build_vm.open_gate()
-    assert "is built" in build_vm.ended(again)[0]
-    assert len(build_vm.jobs()) == jobs + 1
+    assert "is built" in build_vm.wait_for_exit(again)[0]
+    assert len(build_vm.job_folders()) == jobs + 1
 
 
-@pytest.mark.parametrize("how", ["drop", "sshd"])
-def test_a_link_that_breaks_during_a_build_costs_nothing_once_it_is_mended(build_vm: BuildVm, how: str) -> None:
-    build_vm.edit_bench(f"a broken link: {how}")
-    jobs = len(build_vm.jobs())
-    process, _ = build_vm.start_to_gate("build")
-    if how == "sshd":
+@pytest.mark.parametrize("fault", ["drop", "sshd"])
+def test_a_build_survives_a_broken_connection(build_vm: BuildVm, fault: str) -> None:
+    build_vm.edit_bench(f"a broken connection: {fault}")
+    jobs = len(build_vm.job_folders())
+    process, _ = build_vm.start_inv_to_gate("build")
+    if fault == "sshd":
         assert build_vm.network.vm_sshd.kill_sessions() > 0
     else:
-        build_vm.network.cable.cut(how)  # type: ignore[arg-type]
-    wait_for_words(process, "connecting again")
+        build_vm.network.cable.cut(fault)  # type: ignore[arg-type]
+    wait_for_words(process, "reconnecting")
     build_vm.network.cable.mend()
     build_vm.open_gate()
-    build_vm.ended(process)
-    assert len(build_vm.jobs()) == jobs + 1
+    build_vm.wait_for_exit(process)
+    assert len(build_vm.job_folders()) == jobs + 1
     assert UP_TO_DATE in build_vm.inv("build").stdout
 
 
 def test_a_build_can_be_stopped_and_the_next_one_completes(build_vm: BuildVm) -> None:
     build_vm.edit_bench("a cancelled build")
-    process, _ = build_vm.start_to_gate("build")
+    process, _ = build_vm.start_inv_to_gate("build")
     assert "stopped" in build_vm.inv("build", "--cancel").stdout
-    assert "`inv build` starts it anew" in build_vm.ended(process, code=3, within_sec=120)[1]
+    assert "`inv build`" in build_vm.wait_for_exit(process, code=3, timeout_sec=120)[1]
     assert "is built" in build_vm.inv("build").stdout
 
 
-def test_weights_have_layers_of_their_own_which_an_edit_and_a_new_stack_leave_alone(build_vm: BuildVm) -> None:
+def test_weights_have_their_own_layers_which_an_edit_and_a_new_stack_do_not_change(build_vm: BuildVm) -> None:
     folder = build_vm.put_model()
-    words = build_vm.models(MODEL)
-    build_vm.inv(*words, "build")
+    flags = build_vm.model_flags(MODEL)
+    build_vm.inv(*flags, "build")
     before = build_vm.layers(IMAGE)
     history = build_vm.docker(
         "history", "--format", "{{.Size}} {{.CreatedBy}}", "--no-trunc", IMAGE
     ).stdout.splitlines()
     weights = [line for line in history if "ADD model[s]/" in line and not line.startswith("0B")]
-    assert len(weights) == 3  # two shards, and what is small
+    assert len(weights) == 3  # two shards, and the small files
     build_vm.edit_bench("weights stay")
-    build_vm.inv(*words, "build")
+    build_vm.inv(*flags, "build")
     after = build_vm.layers(IMAGE)
     assert after[:-1] == before[:-1]
     assert after[-1] != before[-1]
-    # Everything made again, as after a new base or a pruned cache: the same weights and the same stack are not pushed.
+    # A complete rebuild, as after a new base or a pruned cache: weights and stack have the same digests.
     build_vm.docker("builder", "prune", "--all", "--force")
-    build_vm.edit_bench("made anew")
-    build_vm.inv(*words, "build")
-    anew = build_vm.layers(IMAGE)
-    assert anew[2:21] == after[2:21]
-    # And a shard cut short, or one byte of it changed, is found before anything is trusted.
+    build_vm.edit_bench("a complete rebuild")
+    build_vm.inv(*flags, "build")
+    rebuilt = build_vm.layers(IMAGE)
+    assert rebuilt[2:21] == after[2:21]
+    # A truncated shard, or a changed byte, is detected.
     shard = folder / "model-00002-of-00002.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[:-1])
-    refused = build_vm.refused(*words, "build", code=4)
-    assert f"{shard}: {len(content) - 1} bytes, its manifest says {len(content)}" in refused
+    refused = build_vm.inv_refused(*flags, "build", code=4)
+    assert f"{shard}: {len(content) - 1} bytes" in refused
+    assert str(len(content)) in refused
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     build_vm.edit_bench("a flipped byte")
-    done = build_vm.inv(*words, "build", code=4)
-    assert f"{shard}: its sha256 is not its manifest's; `inv model.fetch` repairs it" in done.stderr
+    done = build_vm.inv(*flags, "build", code=4)
+    assert f"{shard}: its sha256 " in done.stderr
+    assert "`inv model.fetch`" in done.stderr
     shard.write_bytes(content)
-    # And packed weights that were damaged since are packed again, and never built in.
-    build_vm.edit_bench("whole again")
-    assert "is built" in build_vm.inv(*words, "build").stdout
+    # Packed weights that were damaged since are packed again, and not built into the image.
+    build_vm.edit_bench("intact again")
+    assert "is built" in build_vm.inv(*flags, "build").stdout
     packed = Path(build_vm.tmpdir, "qlora-fleet", "context", "models", "00.tar")
-    whole = packed.read_bytes()
-    packed.write_bytes(whole[:5000] + bytes(byte ^ 1 for byte in whole[5000:5003]) + whole[5003:])
-    build_vm.inv(*words, "build", "--force")
-    log = (build_vm.jobs()[-1] / "log.txt").read_text()  # of many lines at once not all are shown
-    assert "00.tar: is not what was packed; packing it again" in log
-    assert packed.read_bytes() == whole
-    assert build_vm.layers(IMAGE)[:-1] == anew[:-1]
+    intact = packed.read_bytes()
+    packed.write_bytes(intact[:5000] + bytes(byte ^ 1 for byte in intact[5000:5003]) + intact[5003:])
+    build_vm.inv(*flags, "build", "--force")
+    log = (build_vm.job_folders()[-1] / "log.txt").read_text()  # some of many lines at once are not printed
+    assert "00.tar: changed since it was packed" in log
+    assert packed.read_bytes() == intact
+    assert build_vm.layers(IMAGE)[:-1] == rebuilt[:-1]
 
 
-def test_a_step_that_fails_is_told_by_its_own_last_words_and_its_log_is_here(build_vm: BuildVm) -> None:
+def test_a_failed_step_is_reported_by_its_last_output_line_and_its_log_is_copied(build_vm: BuildVm) -> None:
     settings = build_vm.folder / "extra.yaml"
     settings.write_text(json.dumps({"image": {"extra_packages": ["nosuchpackage"]}}))
     done = build_vm.inv("-f", str(settings), "build", code=1)
@@ -171,27 +173,27 @@ def test_a_step_that_fails_is_told_by_its_own_last_words_and_its_log_is_here(bui
     assert "nosuchpackage" in log.read_text()
 
 
-def test_a_model_that_is_not_there_is_named_with_what_brings_it(build_vm: BuildVm) -> None:
-    refused = build_vm.refused(*build_vm.models("nobody/Nothing"), "build")
-    assert "nobody--Nothing: not on the VM" in refused
+def test_a_missing_model_is_reported_with_the_command_that_fetches_it(build_vm: BuildVm) -> None:
+    refused = build_vm.inv_refused(*build_vm.model_flags("org/Missing"), "build")
+    assert "org--Missing: " in refused
     assert "inv model.fetch" in refused
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
-    "no client": ((), {"IMAGE_CLIENT": "/nowhere/docker"}, "/nowhere/docker: not found; install Docker there"),
-    "no engine": ((), {"IMAGE_ENGINE": "unix:///nowhere.sock"}, "the engine does not answer at unix:///nowhere.sock"),
+    "no client": ((), {"IMAGE_CLIENT": "/nowhere/docker"}, "/nowhere/docker: not found; "),
+    "no engine": ((), {"IMAGE_ENGINE": "unix:///nowhere.sock"}, "unix:///nowhere.sock; "),
     "not in the docker group": ((), {}, "sudo usermod -aG docker $USER"),
-    "no folder": (("--tmpdir", "/nowhere/fss"), {}, "no such folder on the VM"),
+    "no folder": (("--tmpdir", "/nowhere/fss"), {}, "--tmpdir /nowhere/fss: no such folder"),
     "a relative folder": (("--tmpdir", "fss"), {}, "expected an absolute path"),
-    "a folder of others": (("--tmpdir", "/opt"), {}, "this user may not write there"),
-    "a folder in memory": (("--tmpdir", "/mnt/memory"), {}, "is on tmpfs, which cannot keep a build's files"),
-    "a small disk": (("--tmpdir", "/mnt/small"), {}, "GB free, this build needs"),
+    "a folder of others": (("--tmpdir", "/opt"), {}, "sudo chown $USER /opt"),
+    "a folder in memory": (("--tmpdir", "/mnt/memory"), {}, "--tmpdir /mnt/memory: is on tmpfs"),
+    "a small disk": (("--tmpdir", "/mnt/small"), {}, "/mnt/small: 0.0 GB free"),
 }
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_a_place_where_nothing_can_be_built_is_refused_with_the_remedy(build_vm: BuildVm, fault: str) -> None:
-    words, settings, line = REFUSED[fault]
+def test_a_vm_that_cannot_build_is_refused_with_a_remedy(build_vm: BuildVm, fault: str) -> None:
+    arguments, settings, line = REFUSED[fault]
     if fault == "not in the docker group":
         build_vm.set_docker_group()
     if fault == "a folder in memory":
@@ -199,37 +201,39 @@ def test_a_place_where_nothing_can_be_built_is_refused_with_the_remedy(build_vm:
     if fault == "a small disk":
         build_vm.vm.small_disk("/mnt/small", megabytes=40, owner=USER)
     build_vm.edit_bench(fault)
-    assert line in build_vm.refused("build", *words, **settings)
+    assert line in build_vm.inv_refused("build", *arguments, **settings)
 
 
-def test_a_tmpdir_that_fills_up_while_files_arrive_keeps_nothing_that_is_trusted(build_vm: BuildVm) -> None:
+def test_a_tmpdir_that_fills_up_during_a_build_leaves_no_partial_files_that_are_used(build_vm: BuildVm) -> None:
     build_vm.vm.small_disk("/mnt/share", megabytes=700, owner=USER)
     room = "$(($(stat -f -c '%a*%S' /mnt/share) - 100000))"
-    client = build_vm.gate("info", after=f"fallocate -l {room} /mnt/share/somebody-elses", is_open=True)
+    client = build_vm.gated_client("info", after=f"fallocate -l {room} /mnt/share/filler", is_open=True)
     build_vm.edit_bench("a full share")
-    # The engine is asked before the disks are looked at, so the disk is full by then: refused before anything is sent.
-    refused = build_vm.refused("build", "--tmpdir", "/mnt/share", IMAGE_CLIENT=client)
+    # The engine is queried before the disks, so the disk is full by then: refused before anything is sent.
+    refused = build_vm.inv_refused("build", "--tmpdir", "/mnt/share", IMAGE_CLIENT=client)
     assert "/mnt/share: 0.0 GB free" in refused
-    build_vm.vm.run("rm", "/mnt/share/somebody-elses")
-    client = build_vm.gate("inspect", after=f"[ -e /mnt/share/x ] || fallocate -l {room} /mnt/share/x", is_open=True)
+    build_vm.vm.run("rm", "/mnt/share/filler")
+    client = build_vm.gated_client(
+        "inspect", after=f"[ -e /mnt/share/x ] || fallocate -l {room} /mnt/share/x", is_open=True
+    )
     done = build_vm.inv("build", "--tmpdir", "/mnt/share", code=3, IMAGE_CLIENT=client)
     assert "No space left on device" in done.stderr
-    assert "`inv build --tmpdir /mnt/share` tries again" in done.stderr
+    assert "`inv build --tmpdir /mnt/share`" in done.stderr
     build_vm.vm.run("rm", "/mnt/share/x")
     assert "is built" in build_vm.inv("build", "--tmpdir", "/mnt/share").stdout
 
 
-def test_an_engine_with_its_data_in_a_file_on_the_share_builds_once_there_is_room_and_comes_back_after_a_reboot(
+def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and_a_reboot(
     build_vm: BuildVm,
 ) -> None:
     socket = "/run/qlora-fleet-engine.sock"
-    # The folder belongs to whoever made it: root's engine is below another one than the user's builds.
-    words = ("vm.engine", "--tmpdir", str(build_vm.folder / "root's share"))
+    # The work directory belongs to the user who created it, so root's engine needs another one than the user's builds.
+    command = ("vm.engine", "--tmpdir", str(build_vm.folder / "root's share"))
     try:
-        said = build_vm.inv_as_root_of_the_vm(*words, "--size-gb", "3").stdout
-        assert f"set image.engine: unix://{socket}" in said
-        assert "engine started" in said
-        assert "engine was running" in build_vm.inv_as_root_of_the_vm(*words).stdout
+        output = build_vm.inv_on_vm_as_root(*command, "--size-gb", "3").stdout
+        assert f"set image.engine: unix://{socket}" in output
+        assert "engine started" in output
+        assert "engine was running" in build_vm.inv_on_vm_as_root(*command).stdout
         disk = build_vm.folder / "root's share" / "qlora-fleet" / "engine.ext4"
         assert [path.stat().st_mode & 0o777 for path in (disk, disk.parent)] == [0o600, 0o700]
         mounted = build_vm.vm.run("findmnt", "-n", "-o", "OPTIONS", "/var/lib/qlora-fleet-engine").stdout
@@ -237,38 +241,38 @@ def test_an_engine_with_its_data_in_a_file_on_the_share_builds_once_there_is_roo
         build_vm.docker("-H", f"unix://{socket}", "import", str(build_vm.folder / "base.tar"), "standin:base")
         plan = build_vm.inv("build", "--dry-run", IMAGE_ENGINE=f"unix://{socket}").stdout
         assert "/var/lib/qlora-fleet-engine/data (ext4, overlay2)" in plan
-        assert "unpacks in /var/lib/qlora-fleet-engine/tmp" not in plan  # root's environment is not this user's to read
-        # Somebody fills its disk during the build: that is named, and the next build completes.
+        assert "unpacks in /var/lib/qlora-fleet-engine/tmp" not in plan  # this user may not read root's environment
+        # The disk fills up during the build: this is reported, and the next build completes.
         data = "/var/lib/qlora-fleet-engine"
-        process, _ = build_vm.start_to_gate("build", IMAGE_ENGINE=f"unix://{socket}")
-        # All but 9 MB of what root may take, as the engine is root's; 17 MB are the file system's own.
+        process, _ = build_vm.start_inv_to_gate("build", IMAGE_ENGINE=f"unix://{socket}")
+        # Leave 9 MB for root, who runs the engine; the file system itself uses 17 MB.
         room = f"$(($(stat -f -c '%f*%S' {data}) - 26000000))"
-        build_vm.vm.run("sh", "-c", f"fallocate -l {room} {data}/somebody-elses")
+        build_vm.vm.run("sh", "-c", f"fallocate -l {room} {data}/filler")
         build_vm.open_gate()
-        _, err = build_vm.ended(process, code=3)
+        _, err = build_vm.wait_for_exit(process, code=3)
         assert "no space left on device" in err
         assert "free some space there, then `inv build`" in err
-        build_vm.vm.run("rm", f"{data}/somebody-elses")
+        build_vm.vm.run("rm", f"{data}/filler")
         assert "is built" in build_vm.inv("build", IMAGE_ENGINE=f"unix://{socket}").stdout
-        # The machine goes down and comes up: the file is there, nothing else is.
+        # After a reboot only the file is left.
         build_vm.stop_share_engine()
-        said = build_vm.inv_as_root_of_the_vm(*words).stdout
-        assert "engine.ext4 was there" in said
-        assert "engine started" in said
+        output = build_vm.inv_on_vm_as_root(*command).stdout
+        assert "engine.ext4 was there" in output
+        assert "engine started" in output
         assert UP_TO_DATE in build_vm.inv("build", IMAGE_ENGINE=f"unix://{socket}").stdout
     finally:
         build_vm.stop_share_engine()
 
 
-def test_an_engine_of_its_own_is_refused_where_it_cannot_be(build_vm: BuildVm) -> None:
+def test_a_second_engine_is_refused_without_root_or_space(build_vm: BuildVm) -> None:
     assert "sudo" in build_vm.inv("vm.engine", code=2).stderr
-    elsewhere = build_vm.folder / "elsewhere"
-    done = build_vm.inv_as_root_of_the_vm("vm.engine", "--tmpdir", str(elsewhere), "--size-gb", "90000", code=2)
-    assert "90000.0 GB asked for; name a smaller size" in done.stderr
-    assert not list(elsewhere.rglob("*.ext4*"))
+    tmpdir = build_vm.folder / "another share"
+    done = build_vm.inv_on_vm_as_root("vm.engine", "--tmpdir", str(tmpdir), "--size-gb", "90000", code=2)
+    assert "90000.0 GB" in done.stderr
+    assert not list(tmpdir.rglob("*.ext4*"))
 
 
-def test_the_client_that_cannot_build_is_told_apart_from_one_that_can(build_vm: BuildVm) -> None:
+def test_a_client_without_buildx_is_reported(build_vm: BuildVm) -> None:
     script = build_vm.folder / "docker-without-buildx"
     version = build_vm.docker("version", "--format", "{{json .}}").stdout.strip()
     document = json.loads(version)
@@ -278,5 +282,5 @@ def test_the_client_that_cannot_build_is_told_apart_from_one_that_can(build_vm: 
         f'buildx) echo "docker: \'buildx\' is not a docker command." >&2; exit 1;;\n*) exec {DOCKER} "$@";; esac\n'
     )
     script.chmod(0o755)
-    refused = build_vm.refused("build", IMAGE_CLIENT=str(script))
-    assert "its plugin buildx is missing; apt-get install docker-buildx" in refused
+    refused = build_vm.inv_refused("build", IMAGE_CLIENT=str(script))
+    assert "; apt-get install docker-buildx" in refused

@@ -1,4 +1,4 @@
-"""`inv model.fetch` from laptop to VM: the real client of the hub, a small hub with faults, real disks and cables."""
+"""`inv model.fetch` from laptop to VM: the hub's real client, a fake hub with faults, real disks and connections."""
 
 import hashlib
 import json
@@ -23,8 +23,8 @@ from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import wait_for
 from tests.support.paths import ROOT
 
-MARK = secrets.token_hex(8)  # no other process of this machine, of another run of these tests or of a person, says it
-TOKEN = f"hf_'{MARK}' $HOME \"token\""
+SECRET_MARK = secrets.token_hex(8)  # unique to this test run
+TOKEN = f"hf_'{SECRET_MARK}' $HOME \"token\""
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
@@ -33,32 +33,32 @@ def shard(name: str, floats: int) -> bytes:
     return struct.pack("<Q", len(header)) + header + hashlib.sha256(name.encode()).digest() * (floats // 8)
 
 
-class Town:
-    """The network with a hub on the VM, and on the laptop a project and what `inv` is forked from."""
+class HubTestbed:
+    """The network with a hub on the VM, and on the laptop a project and a fork server for `inv`."""
 
     def __init__(self, network: Network, server: ForkServer) -> None:
         self.network, self.hub, self.server = network, network.folder / "hub", server
-        files = self.hub / "files"
-        files.mkdir(parents=True)
-        content = {
+        folder = self.hub / "files"
+        folder.mkdir(parents=True)
+        files = {
             "config.json": b'{"model_type": "mistral"}',
             "tokenizer.json": b"{}",
-            "README.md": b"not for us",
+            "README.md": b"not fetched",
             "pytorch_model.bin": b"a pickle" * 20_000,
             "consolidated.safetensors": shard("all", 1 << 18),
             SHARDS[0]: shard("a", 1 << 20),
             SHARDS[1]: shard("b", 1 << 19),
             "model.safetensors.index.json": json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}).encode(),
         }
-        for name, data in content.items():
-            (files / name).write_bytes(data)
-        self.wanted = {name: content[name] for name in content if not name.startswith(("README", "pyt", "cons"))}
-        self.content = dict(self.wanted)
-        self.faults()
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        self.wanted_files = {name: files[name] for name in files if not name.startswith(("README", "pyt", "cons"))}
+        self.expected_files = dict(self.wanted_files)
+        self.set_faults()
         argv = (sys.executable, "-m", "tests.support.machines.fake_hub", str(self.hub), "8080")
         network.vm.start(*argv, log="hub.log", cwd=ROOT)
-        # The VM's own Python finds the hub's client as it would after `pip install --user huggingface_hub`; by a mount,
-        # since the VM's user may not pass the folders above this project.
+        # The VM's Python finds the hub's client as after `pip install --user huggingface_hub`. It is mounted, because
+        # the VM's user may not access the folders above this project.
         network.vm.run("mkdir", "/mnt/packages")
         network.vm.run("mount", "--bind", sysconfig.get_paths()["purelib"], "/mnt/packages")
         site = network.vm.run("python3", "-m", "site", "--user-site", user="ubuntu", check=False).stdout.strip()
@@ -79,10 +79,10 @@ class Town:
         self.settings = settings
         self.write_settings()
 
-    def begin_anew(self) -> None:
-        self.faults()
-        self.content = dict(self.wanted)
-        for name, data in self.wanted.items():
+    def reset(self) -> None:
+        self.set_faults()
+        self.expected_files = dict(self.wanted_files)
+        for name, data in self.wanted_files.items():
             (self.hub / "files" / name).write_bytes(data)
         (self.hub / "requests.jsonl").unlink(missing_ok=True)
         shutil.rmtree(self.network.home / ".qlora-fleet", ignore_errors=True)
@@ -91,51 +91,51 @@ class Town:
 
     @property
     def folder(self) -> Path:
-        """The model on the VM."""
+        """The model's folder on the VM."""
         return self.network.home / ".qlora-fleet" / "qlora-fleet" / "models" / MODEL.replace("/", "--")
 
     def write_settings(self) -> None:
         (self.project / "invoke.yaml").write_text(yaml.safe_dump(self.settings))
 
-    def with_token(self, token: str) -> None:
+    def set_token(self, token: str) -> None:
         file = self.project / "token"
         file.write_text(token + "\n")
         file.chmod(0o600)
         self.settings["hub"]["token_file"] = "token"
         self.write_settings()
 
-    def faults(self, **faults: Any) -> None:
+    def set_faults(self, **faults: Any) -> None:
         (self.hub / "faults").write_text(json.dumps(faults))
 
     def requests(self) -> list[dict[str, Any]]:
         path = self.hub / "requests.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def sent(self, name: str) -> int:
+    def sent_bytes(self, name: str) -> int:
         return sum(line["sent"] for line in self.requests() if line["path"].endswith(f"/{name}"))
 
     @property
     def environment(self) -> dict[str, str]:
-        # The laptop's ssh finds its configuration by the home in passwd; Invoke must find no ~/.invoke.yaml.
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
-        return {**kept, "HOME": str(self.project), "PYTHONPATH": str(self.project)}
+        # ssh uses the home folder in passwd; HOME is changed so that Invoke finds no ~/.invoke.yaml.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
+        return {**inherited, "HOME": str(self.project), "PYTHONPATH": str(self.project)}
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Type `inv model.fetch` on the laptop and do not wait."""
+    def start(self, *flags: str) -> subprocess.Popen[str]:
+        """Start `inv model.fetch` on the laptop without waiting for it."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        argv = ("-c", AS_INV, "model.fetch", *words)
+        argv = ("-c", AS_INV, "model.fetch", *flags)
         return self.server.start(*argv, cwd=self.project, env=self.environment, **pipes)
 
-    def fetch(self, *words: str, code: int = 0) -> str:
-        """Type `inv model.fetch`; asserts its exit code. What it said, an error alone if it failed."""
-        done = self.server.inv("model.fetch", *words, cwd=self.project, env=self.environment, timeout_sec=120)
+    def fetch(self, *flags: str, code: int = 0) -> str:
+        """Run `inv model.fetch` and assert its exit code. Returns standard error if it fails, else standard output."""
+        done = self.server.inv("model.fetch", *flags, cwd=self.project, env=self.environment, timeout_sec=120)
         print(done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
         assert done.returncode == code
         return done.stderr if code else done.stdout
 
-    def whole(self) -> bool:
-        """Is exactly the model there, and does `sha256sum -c` agree?"""
+    def is_complete(self) -> bool:
+        """Check with the manifest and `sha256sum -c`. Returns True if the folder has exactly the model's files."""
         names = {path.name: path.read_bytes() for path in self.folder.iterdir() if path.is_file()}
         manifest = json.loads(names.pop("manifest.json"))
         assert manifest["revision"] == COMMIT
@@ -145,192 +145,194 @@ class Town:
         subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=self.folder, check=True)
         assert {entry["path"] for entry in manifest["files"]} == set(names)
         names.pop("SHA256SUMS")
-        return names == self.content and not [path for path in self.folder.iterdir() if path.is_dir()]
+        return names == self.expected_files and not [path for path in self.folder.iterdir() if path.is_dir()]
 
 
 @pytest.fixture(scope="module")
-def town_of_module(network_of_module: Network) -> Iterator[Town]:
+def testbed_of_module(network_of_module: Network) -> Iterator[HubTestbed]:
     pytest.importorskip("huggingface_hub")
     laptop = network_of_module.laptop
     with ForkServer(network_of_module.folder, INV, lambda argv, **options: laptop.start(*argv, **options)) as server:
-        yield Town(network_of_module, server)
+        yield HubTestbed(network_of_module, server)
 
 
 @pytest.fixture
-def town(town_of_module: Town) -> Town:
-    """Shared by this file: every test finds the hub whole and the VM without the model."""
-    town_of_module.begin_anew()
-    return town_of_module
+def testbed(testbed_of_module: HubTestbed) -> HubTestbed:
+    """The shared testbed, with an intact hub and without the model on the VM."""
+    testbed_of_module.reset()
+    return testbed_of_module
 
 
-def test_a_model_is_fetched_verified_and_not_fetched_again_until_a_byte_flips(town: Town) -> None:
-    said = town.fetch()
-    assert town.whole()
-    assert f"{MODEL} at {COMMIT}: 6 files" in said
-    assert town.sent("pytorch_model.bin") == town.sent("consolidated.safetensors") == 0
+def test_a_model_is_fetched_and_verified_and_only_damaged_files_are_fetched_again(testbed: HubTestbed) -> None:
+    output = testbed.fetch()
+    assert testbed.is_complete()
+    assert f"{MODEL} at {COMMIT}: 6 files" in output
+    assert testbed.sent_bytes("pytorch_model.bin") == testbed.sent_bytes("consolidated.safetensors") == 0
 
-    before = len(town.requests())
-    said = town.fetch("--revision", "main")  # resolved once, and written down
-    assert "nothing was downloaded" in said
-    assert len(town.requests()) == before
+    before = len(testbed.requests())
+    output = testbed.fetch("--revision", "main")  # resolved by the first fetch, and recorded
+    assert "nothing was downloaded" in output
+    assert len(testbed.requests()) == before
 
-    path = town.folder / SHARDS[1]
+    path = testbed.folder / SHARDS[1]
     data = bytearray(path.read_bytes())
     data[100_000] ^= 1
     path.write_bytes(data)
-    (town.folder / "tokenizer.json").unlink()
-    assert f"{SHARDS[1]}, tokenizer.json: not what the manifest says" in town.fetch()
-    assert town.whole()
-    assert town.sent(SHARDS[0]) == len(town.content[SHARDS[0]])  # that one was right, and came once
+    (testbed.folder / "tokenizer.json").unlink()
+    assert f"{SHARDS[1]}, tokenizer.json: " in testbed.fetch()
+    assert testbed.is_complete()
+    assert testbed.sent_bytes(SHARDS[0]) == len(testbed.expected_files[SHARDS[0]])  # intact, so fetched only once
 
 
-def test_a_download_that_is_cut_goes_on_inside_the_file(town: Town) -> None:
+def test_an_interrupted_download_is_resumed_within_the_file(testbed: HubTestbed) -> None:
     large = shard("a", 1 << 22)
-    (town.hub / "files" / SHARDS[0]).write_bytes(large)
-    town.content[SHARDS[0]] = large
-    town.faults(cut=12_000_000, cuts=2)  # the hub's client keeps what it has in pieces of 10 MiB
-    town.fetch()
-    assert town.whole()
-    assert any(line["range"] for line in town.requests())
-    total = sum(len(town.content[name]) for name in SHARDS)
-    assert sum(map(town.sent, SHARDS)) < total + 2 * 2_500_000
+    (testbed.hub / "files" / SHARDS[0]).write_bytes(large)
+    testbed.expected_files[SHARDS[0]] = large
+    testbed.set_faults(cut=12_000_000, cuts=2)  # the hub's client writes chunks of 10 MiB
+    testbed.fetch()
+    assert testbed.is_complete()
+    assert any(line["range"] for line in testbed.requests())
+    total = sum(len(testbed.expected_files[name]) for name in SHARDS)
+    assert sum(map(testbed.sent_bytes, SHARDS)) < total + 2 * 2_500_000
 
 
 @pytest.mark.parametrize("fault", ["flip", "truncate"])
-def test_a_shard_that_comes_spoilt_every_time_is_refused_and_nothing_counts_as_whole(town: Town, fault: str) -> None:
-    town.faults(**{fault: SHARDS[1]})
-    assert f"{SHARDS[1]}: came with a wrong digest, twice; nothing of it was kept" in town.fetch(code=4)
-    assert not (town.folder / "manifest.json").exists()
-    assert not (town.folder / SHARDS[1]).exists()
-    town.faults()
-    town.fetch()
-    assert town.whole()
-    assert town.sent(SHARDS[0]) == len(town.content[SHARDS[0]])
+def test_a_shard_with_a_wrong_digest_is_refused_and_the_model_stays_incomplete(testbed: HubTestbed, fault: str) -> None:
+    testbed.set_faults(**{fault: SHARDS[1]})
+    assert f"{SHARDS[1]}: " in testbed.fetch(code=4)
+    assert not (testbed.folder / "manifest.json").exists()
+    assert not (testbed.folder / SHARDS[1]).exists()
+    testbed.set_faults()
+    testbed.fetch()
+    assert testbed.is_complete()
+    assert testbed.sent_bytes(SHARDS[0]) == len(testbed.expected_files[SHARDS[0]])
 
 
-def test_a_gated_model_needs_a_token_which_is_found_nowhere(town: Town) -> None:
-    town.faults(gated=True, token=TOKEN)
-    assert "is gated: it needs a token; accept its terms at" in town.fetch(code=2)
-    town.with_token("hf_another")
-    assert "this token may not read it" in town.fetch(code=2)
+def test_a_gated_model_needs_a_token_which_appears_nowhere(testbed: HubTestbed) -> None:
+    testbed.set_faults(gated=True, token=TOKEN)
+    assert f"{MODEL} is gated: it needs a token; " in testbed.fetch(code=2)
+    testbed.set_token("hf_another")
+    assert f"{MODEL} is gated: this token " in testbed.fetch(code=2)
 
-    town.with_token(TOKEN)
-    town.faults(gated=True, token=TOKEN, slow=0.02)
-    process = town.start()
-    seen = set[str]()
+    testbed.set_token(TOKEN)
+    testbed.set_faults(gated=True, token=TOKEN, slow=0.02)
+    process = testbed.start()
+    leaks = set[str]()
     while process.poll() is None:
         for entry in Path("/proc").glob("[0-9]*"):
             for name in ("cmdline", "environ"):
                 try:
-                    if MARK.encode() in (entry / name).read_bytes():
-                        seen.add(f"{entry}/{name}")
+                    if SECRET_MARK.encode() in (entry / name).read_bytes():
+                        leaks.add(f"{entry}/{name}")
                 except OSError:
                     continue
         time.sleep(0.01)
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    assert MARK not in said
-    assert seen == set()
-    assert town.whole()
-    assert any(line["as"] == "Bearer" for line in town.requests())
-    for path in town.network.home.rglob("*"):
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert SECRET_MARK not in output
+    assert leaks == set()
+    assert testbed.is_complete()
+    assert any(line["as"] == "Bearer" for line in testbed.requests())
+    for path in testbed.network.home.rglob("*"):
         assert path.is_fifo() is False
         if path.is_file():
-            assert MARK.encode() not in path.read_bytes(), path
+            assert SECRET_MARK.encode() not in path.read_bytes(), path
 
 
-def test_what_the_hub_does_not_have_is_said(town: Town) -> None:
-    for words, said in (
-        (("--model", "org/none"), "shows no such model"),
-        (("--revision", "v99"), "has no revision 'v99'"),
-        (("--model", "../etc"), "is no model's name"),
+def test_a_missing_model_or_revision_is_reported(testbed: HubTestbed) -> None:
+    for flags, token in (
+        (("--model", "org/none"), "org/none: "),
+        (("--revision", "v99"), "'v99'"),
+        (("--model", "../etc"), "'../etc'"),
     ):
-        assert said in town.fetch(*words, code=2)
-    assert not town.folder.exists() or not (town.folder / "manifest.json").exists()
+        assert token in testbed.fetch(*flags, code=2)
+    assert not testbed.folder.exists() or not (testbed.folder / "manifest.json").exists()
 
 
-def test_a_vm_that_cannot_have_the_hubs_client_is_told_what_it_lacks(town: Town) -> None:
-    """The other way, an installation from a package index, needs an index: no test covers it."""
-    (pth,) = town.network.home.rglob("client.pth")
-    aside = pth.rename(town.network.folder / "client.pth")
-    town.settings["image"]["index_url"] = "file:///no/such/index"
-    town.write_settings()
+def test_a_vm_that_cannot_install_the_hubs_client_is_reported(testbed: HubTestbed) -> None:
+    """Not covered: a successful installation, which needs a package index."""
+    (pth,) = testbed.network.home.rglob("client.pth")
+    aside = pth.rename(testbed.network.folder / "client.pth")
+    testbed.settings["image"]["index_url"] = "file:///no/such/index"
+    testbed.write_settings()
     try:
-        said = town.fetch(code=2)
+        output = testbed.fetch(code=2)
     finally:
         aside.rename(pth)
-        town.settings["image"]["index_url"] = None
-        town.write_settings()
-    assert "huggingface_hub is not on the VM and cannot be installed" in said
-    assert "or bring the model from a cache (--cache, --cache-here)" in said
+        testbed.settings["image"]["index_url"] = None
+        testbed.write_settings()
+    assert "huggingface_hub" in output
+    assert "image.index_url" in output
+    assert "(--cache, --cache-here)" in output
 
 
-def test_a_disk_too_small_is_said_before_and_one_filled_meanwhile_when_it_happens(town: Town) -> None:
-    town.network.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
-    said = town.fetch("--tmpdir", "/mnt/small", code=3)
-    assert "GB free, the rest of the model needs" in said
-    assert "inv model.fetch --tmpdir /mnt/small" in said
+def test_a_disk_that_is_too_small_or_fills_up_is_reported(testbed: HubTestbed) -> None:
+    testbed.network.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
+    output = testbed.fetch("--tmpdir", "/mnt/small", code=3)
+    assert "/mnt/small/" in output
+    assert "GB free" in output
+    assert "inv model.fetch --tmpdir /mnt/small" in output
 
-    town.network.vm.small_disk("/mnt/next", megabytes=96, owner="ubuntu")
-    town.faults(slow=0.1)
-    process = town.start("--tmpdir", "/mnt/next")
+    testbed.network.vm.small_disk("/mnt/next", megabytes=96, owner="ubuntu")
+    testbed.set_faults(slow=0.1)
+    process = testbed.start("--tmpdir", "/mnt/next")
     wait_for(
-        lambda: town.requests() and any(line["path"].endswith("tokenizer.json") for line in town.requests()), "a start"
+        lambda: testbed.requests() and any(line["path"].endswith("tokenizer.json") for line in testbed.requests()),
+        "a start",
     )
-    town.network.vm.run("dd", "if=/dev/zero", "of=/mnt/next/filler", "bs=64k", user="ubuntu", check=False)
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 3, said
-    assert "no space left" in said
-    town.network.vm.run("rm", "/mnt/next/filler")
-    town.faults()
-    town.fetch("--tmpdir", "/mnt/next")
+    testbed.network.vm.run("dd", "if=/dev/zero", "of=/mnt/next/filler", "bs=64k", user="ubuntu", check=False)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 3, output
+    assert "no space left" in output
+    testbed.network.vm.run("rm", "/mnt/next/filler")
+    testbed.set_faults()
+    testbed.fetch("--tmpdir", "/mnt/next")
 
 
-def test_a_laptop_that_is_cut_off_finds_the_same_job_again(town: Town) -> None:
-    town.faults(slow=0.15)
-    first = town.start()
-    wait_for(lambda: any(line["path"].endswith("tokenizer.json") for line in town.requests()), "a start")
-    town.network.cable.cut("drop")
-    first.kill()  # the lid is closed
+def test_a_disconnected_laptop_finds_the_same_job_again(testbed: HubTestbed) -> None:
+    testbed.set_faults(slow=0.15)
+    first = testbed.start()
+    wait_for(lambda: any(line["path"].endswith("tokenizer.json") for line in testbed.requests()), "a start")
+    testbed.network.cable.cut("drop")
+    first.kill()  # as if the laptop were closed
     first.communicate()
-    town.network.cable.mend()
-    assert "is running (" in town.fetch()
-    assert town.whole()
-    assert len(list((town.network.home / ".qlora-fleet" / "jobs").iterdir())) == 1
-    assert sum(map(town.sent, SHARDS)) == sum(len(town.content[name]) for name in SHARDS)
+    testbed.network.cable.mend()
+    assert "is running (" in testbed.fetch()
+    assert testbed.is_complete()
+    assert len(list((testbed.network.home / ".qlora-fleet" / "jobs").iterdir())) == 1
+    assert sum(map(testbed.sent_bytes, SHARDS)) == sum(len(testbed.expected_files[name]) for name in SHARDS)
 
 
-def make_cache(town: Town, at: Path) -> Path:
-    """A Hugging Face cache, as the hub's own client lays it out."""
-    home = at / "hub" / f"models--{MODEL.replace('/', '--')}"
+def make_cache(testbed: HubTestbed, folder: Path) -> Path:
+    """Create a Hugging Face cache in the layout of the hub's client."""
+    home = folder / "hub" / f"models--{MODEL.replace('/', '--')}"
     (home / "blobs").mkdir(parents=True)
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text(COMMIT)
     snapshot = home / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
-    for path in (town.hub / "files").iterdir():
+    for path in (testbed.hub / "files").iterdir():
         data = path.read_bytes()
-        name = hashlib.sha256(data).hexdigest() if len(data) > 100_000 else _git(data)
+        name = hashlib.sha256(data).hexdigest() if len(data) > 100_000 else git_sha1(data)
         (home / "blobs" / name).write_bytes(data)
         (snapshot / path.name).symlink_to(f"../../blobs/{name}")
     return home
 
 
-def _git(data: bytes) -> str:
+def git_sha1(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
-@pytest.mark.parametrize("where", ["cache", "cache-here"])
-def test_a_cache_is_as_good_as_the_hub_and_is_verified_as_well(town: Town, where: str) -> None:
-    at = town.network.folder / f"a {where}"
-    home = make_cache(town, at)
+@pytest.mark.parametrize("flag", ["cache", "cache-here"])
+def test_a_model_is_fetched_from_a_cache_and_verified(testbed: HubTestbed, flag: str) -> None:
+    cache = testbed.network.folder / f"a {flag}"
+    home = make_cache(testbed, cache)
     blob = (home / "snapshots" / COMMIT / SHARDS[0]).resolve()
     data = blob.read_bytes()
     blob.write_bytes(data[:5000] + b"?" + data[5001:])
-    said = town.fetch(f"--{where}", str(at), code=4)
-    assert SHARDS[0] in said
-    assert "; name another source" in said
+    output = testbed.fetch(f"--{flag}", str(cache), code=4)
+    assert f"{SHARDS[0]}: " in output
     blob.write_bytes(data)
-    town.fetch(f"--{where}", str(at))
-    assert town.whole()
-    assert town.requests() == []
+    testbed.fetch(f"--{flag}", str(cache))
+    assert testbed.is_complete()
+    assert testbed.requests() == []

@@ -1,4 +1,4 @@
-"""A share where everybody may write (mode 1777), and another user who was there first: two real users of the VM."""
+"""A share where any user may write (mode 1777), and paths of another user on it: two real users of the VM."""
 
 import pytest
 
@@ -6,41 +6,41 @@ from tests.support.machines.build_vm import OTHER_UID, OTHER_USER, BuildVm
 
 pytestmark = pytest.mark.timeout(600)
 PLANTED = {
-    "a folder with a link to something precious": "mkdir -m 777 '{ours}'; ln -s '{precious}' '{ours}/context'",
-    "a link to something precious": "ln -s '{precious}' '{ours}'",
+    "a folder with a link to valuable files": "mkdir -m 777 '{ours}'; ln -s '{precious}' '{ours}/context'",
+    "a link to valuable files": "ln -s '{precious}' '{ours}'",
     "an engine's disk": "mkdir -m 755 '{ours}'; truncate -s 9M '{ours}/engine.ext4'; mkfs.ext4 -q '{ours}/engine.ext4'",
 }
 
 
-def test_what_another_user_made_in_our_place_is_refused_by_every_task_and_nothing_precious_is_touched(
+def test_a_work_directory_of_another_user_is_refused_by_every_task_and_links_in_it_are_not_followed(
     build_vm: BuildVm,
 ) -> None:
-    build_vm.edit_bench("shared ground")
+    build_vm.edit_bench("a shared work directory")
     precious = build_vm.network.home / "precious"
     precious.mkdir()
     (precious / "thesis.tex").write_text("all of it")
-    build_vm.own(precious)
-    jobs = build_vm.jobs()
-    for number, (what, script) in enumerate(PLANTED.items()):
-        share = build_vm.shared_folder(f"share-{number}")
+    build_vm.chown_to_user(precious)
+    jobs = build_vm.job_folders()
+    for number, (case, script) in enumerate(PLANTED.items()):
+        share = build_vm.create_shared_folder(f"share-{number}")
         ours = share / "qlora-fleet"
-        build_vm.as_other_user(script.format(ours=ours, precious=precious))
-        for words in (("build",), ("build", "--dry-run"), ("model.fetch", "--model", "org/name"), ("vm.engine",)):
-            refused = build_vm.refused(*words, "--tmpdir", str(share), code=4)
-            assert f"{ours}: " in refused, what
+        build_vm.run_as_other_user(script.format(ours=ours, precious=precious))
+        for command in (("build",), ("build", "--dry-run"), ("model.fetch", "--model", "org/name"), ("vm.engine",)):
+            refused = build_vm.inv_refused(*command, "--tmpdir", str(share), code=4)
+            assert f"{ours}: " in refused, case
             assert f"{OTHER_USER} (uid {OTHER_UID})" in refused
     assert (precious / "thesis.tex").read_text() == "all of it"
-    assert build_vm.jobs() == jobs
-    # Root is as careful: the disk that the other user made is not mounted.
-    done = build_vm.inv_as_root_of_the_vm("vm.engine", "--tmpdir", str(build_vm.folder / "share-2"), code=4)
+    assert build_vm.job_folders() == jobs
+    # Root does not mount the disk of the other user either.
+    done = build_vm.inv_on_vm_as_root("vm.engine", "--tmpdir", str(build_vm.folder / "share-2"), code=4)
     assert f"{OTHER_USER} (uid {OTHER_UID})" in done.stderr
     assert build_vm.vm.run("findmnt", "/var/lib/qlora-fleet-engine", check=False).stdout == ""
 
 
-def test_a_login_finds_its_way_past_what_others_left_in_memory(build_vm: BuildVm) -> None:
+def test_a_login_ignores_other_users_files_with_its_prefix(build_vm: BuildVm) -> None:
     build_vm.inv("build")
-    build_vm.as_other_user("ln -s /nowhere /dev/shm/qlora-fleet-login-mallory")
+    build_vm.run_as_other_user("ln -s /nowhere /dev/shm/qlora-fleet-login-mallory")
     try:
         build_vm.inv("push")
     finally:
-        build_vm.as_other_user("rm /dev/shm/qlora-fleet-login-mallory")
+        build_vm.run_as_other_user("rm /dev/shm/qlora-fleet-login-mallory")

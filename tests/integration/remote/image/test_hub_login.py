@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remote.image.vm_agent import hf_hub
-from tests.support.machines.registry_proxy import Answer, Endless, Redirect, RegistryProxy, Stall
+from tests.support.machines.registry_proxy import Endless, FixedResponse, Redirect, RegistryProxy, Stall
 
 TOKEN = "hf_operator_token"
 
@@ -23,7 +23,7 @@ def proxy() -> Iterator[RegistryProxy]:
 @pytest.fixture
 def other_server() -> Iterator[RegistryProxy]:
     with RegistryProxy(upstream="http://127.0.0.1:9") as running:
-        running.arm(Answer(status=404))
+        running.arm(FixedResponse(status=404))
         yield running
 
 
@@ -32,10 +32,10 @@ def test_the_token_for_a_hub_on_this_machine_bypasses_the_proxy(
 ) -> None:
     pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("http_proxy", f"http://{other_server.host}")
-    proxy.arm(Answer(status=404))
+    proxy.arm(FixedResponse(status=404))
     run_requests(proxy, tmp_path, {"verb": "list", "revision": "main"})
-    assert [path.partition("?")[0] for _, path, _ in proxy.asked] == ["/api/models/org/name/revision/main"]
-    assert other_server.asked == []
+    assert [path.partition("?")[0] for _, path, _ in proxy.requests] == ["/api/models/org/name/revision/main"]
+    assert other_server.requests == []
 
 
 def run_requests(proxy: RegistryProxy, tmp_path: Path, *requests: dict[str, str]) -> list[dict[str, str]]:
@@ -52,7 +52,7 @@ def run_requests(proxy: RegistryProxy, tmp_path: Path, *requests: dict[str, str]
 @pytest.mark.slow
 def test_an_endless_list_of_files_is_refused(proxy: RegistryProxy, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
-    proxy.arm(Endless(piece=bytes(8 << 20)))
+    proxy.arm(Endless(chunk=bytes(8 << 20)))
     (reply,) = run_requests(proxy, tmp_path, {"verb": "list", "revision": "main"})
     assert reply["kind"] == "refused"
     assert "768 MiB" in reply["message"]
@@ -85,6 +85,6 @@ def test_the_hubs_token_is_sent_to_no_other_server(
         proxy, tmp_path, {"verb": "list", "revision": "main"}, {"verb": "fetch", "revision": "a" * 40, "path": "a.json"}
     )
     assert [reply["ok"] for reply in replies] == [False, False]
-    authorized = [path for _, path, authorization in proxy.asked if TOKEN in authorization]
+    authorized = [path for _, path, authorization in proxy.requests if TOKEN in authorization]
     assert {path.startswith("/api/") for path in authorized} == {True, False}, "by both requests"
-    assert [authorization for _, _, authorization in other_server.asked if TOKEN in authorization] == []
+    assert [authorization for _, _, authorization in other_server.requests if TOKEN in authorization] == []

@@ -32,9 +32,9 @@ def test_a_complete_model_is_listed_with_its_files(local: LocalFleet, tmp_path: 
 
 
 def test_a_tar_that_hangs_is_ended_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rsync, "_ASK_SEC", 0.2)
+    monkeypatch.setattr(rsync, "_COMMAND_TIMEOUT_SEC", 0.2)
     host: Any = SimpleNamespace(name="vm")
-    move = rsync._Move(host=host, source=Path("/"), target="/x", timeout_sec=30.0, on_progress=None)
+    move = rsync._Transfer(host=host, source=Path("/"), target="/x", timeout_sec=30.0, on_progress=None)
     # It closes its output, like an ssh whose peer has finished, but does not exit.
     packer = ("sh", "-c", "exec 1>&-; sleep 60")
     with pytest.raises(HostError, match=r"^vm: "):

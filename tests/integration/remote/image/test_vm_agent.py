@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.bundle import program
+from remote.hosts.bundle import load_program
 from remote.image.vm_agent import archive, build
 from remote.image.vm_agent import client as clients
 from remote.image.vm_agent.job import JobLog, VmAgentError
-from remote.jobs.agent import ONHOST
+from remote.jobs.agent import HOST_AGENT
 from tests.support.hosts.pythons import other_python
 from tests.support.machines.failures import fails
 
@@ -43,7 +43,7 @@ def test_an_endless_source_is_ended_when_the_compressor_exits(job_log: JobLog, t
 def test_an_archive_is_read_once_and_a_damaged_one_never_reaches_the_engine_completely(
     job_log: JobLog, tmp_path: Path, damage: str
 ) -> None:
-    content = os.urandom(4 * archive.PIECE) + b"its manifest"  # random bytes: gzip cannot compress them
+    content = os.urandom(4 * archive.CHUNK_BYTES) + b"its manifest"  # random bytes: gzip cannot compress them
     path = tmp_path / "image.tar.gz"
     path.write_bytes(gzip.compress(content, 1))
     intact = path.read_bytes()
@@ -52,7 +52,7 @@ def test_an_archive_is_read_once_and_a_damaged_one_never_reaches_the_engine_comp
     if at is not None:
         path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
     elif damage == "its end":
-        path.write_bytes(intact[: 2 * archive.PIECE])
+        path.write_bytes(intact[: 2 * archive.CHUNK_BYTES])
     engine = tmp_path / "docker"
     engine.write_text(f"#!/bin/sh\nexec cat > '{tmp_path}/received'\n")
     engine.chmod(0o755)
@@ -79,7 +79,7 @@ def test_the_program_compiles_on_the_oldest_supported_python() -> None:
 
 
 def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
-    delivered = program(ONHOST, "remote.image.vm_agent")
+    delivered = load_program(HOST_AGENT, "remote.image.vm_agent")
     for path, text in delivered.texts.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)

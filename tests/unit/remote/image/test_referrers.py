@@ -44,7 +44,7 @@ def running() -> Iterator[OciRegistry]:
 def server(running: OciRegistry) -> OciRegistry:
     for contents in (running.blobs, running.manifests, running.tags, running.fails_once):
         contents.clear()
-    running.lists, running.next_page_at = True, ""
+    running.lists_referrers, running.next_page_server = True, ""
     running.put(IMAGE, "1.0")
     return running
 
@@ -58,7 +58,7 @@ def registry(running: OciRegistry) -> Registry:
 def test_documents_are_attached_once_even_if_attached_twice(
     registry: Registry, server: OciRegistry, lists: bool
 ) -> None:
-    server.lists = lists
+    server.lists_referrers = lists
     answer = referrers.attach(registry, DIGEST, DOCUMENTS)
     tag = DIGEST.replace(":", "-")
     assert answer["lists"] == ("the registry's own list" if lists else f"tag {tag}")
@@ -76,7 +76,7 @@ def test_documents_are_attached_once_even_if_attached_twice(
 
 
 def test_other_users_entries_under_the_tag_are_kept(registry: Registry, server: OciRegistry) -> None:
-    server.lists = False
+    server.lists_referrers = False
     theirs = {"mediaType": MANIFEST_TYPE, "digest": server.put(b'{"schemaVersion": 2}'), "size": 20}
     tag = DIGEST.replace(":", "-")
     server.put(json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [theirs]}).encode(), tag)
@@ -88,7 +88,7 @@ def test_other_users_entries_under_the_tag_are_kept(registry: Registry, server: 
 
 def test_a_list_that_continues_on_another_server_is_refused(registry: Registry, server: OciRegistry) -> None:
     referrers.attach(registry, DIGEST, DOCUMENTS)
-    server.next_page_at = "https://evil.example.com"
+    server.next_page_server = "https://evil.example.com"
     with fails("refused", r"evil\.example\.com"):
         referrers.describe_image(registry, DIGEST)
 
@@ -102,7 +102,7 @@ def test_a_document_that_does_not_match_its_digest_is_refused(registry: Registry
 
 @pytest.mark.parametrize("odd", [5, "x", [5, "x", None, {"digest": 5}], {"a": 1}])
 def test_malformed_json_values_are_ignored(registry: Registry, server: OciRegistry, odd: object) -> None:
-    server.lists = False
+    server.lists_referrers = False
     image = server.put(json.dumps({"schemaVersion": 2, "config": odd, "layers": odd}).encode(), "odd")
     tag = image.replace(":", "-")
     part = {"schemaVersion": 2, "artifactType": odd, "annotations": odd, "layers": odd, "manifests": odd}

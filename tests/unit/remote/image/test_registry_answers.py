@@ -17,7 +17,16 @@ from remote.image.vm_agent.registry import api as registries
 from remote.image.vm_agent.registry.api import Registry
 from tests.support.machines.failures import fails
 from tests.support.machines.http_stubs import Answering, Serving
-from tests.support.machines.registry_proxy import Answer, Change, Cut, Endless, Redirect, RegistryProxy, Stall, Switch
+from tests.support.machines.registry_proxy import (
+    Change,
+    Cut,
+    Endless,
+    FixedResponse,
+    Redirect,
+    RegistryProxy,
+    Stall,
+    Switch,
+)
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c", "size": 1}, "layers": []}).encode()
@@ -63,14 +72,14 @@ def test_a_redirect_to_another_server_is_followed_without_the_login(
     fetched = registry(proxy).manifest("1.0")
     assert fetched is not None
     assert fetched[0] == DIGEST
-    assert [authorization for _, _, authorization in proxy.asked] == [f"Basic {LOGIN}"]
-    assert [authorization for _, _, authorization in other_proxy.asked] == [""]
+    assert [authorization for _, _, authorization in proxy.requests] == [f"Basic {LOGIN}"]
+    assert [authorization for _, _, authorization in other_proxy.requests] == [""]
 
 
 def test_a_redirect_to_the_same_server_keeps_the_login(proxy: RegistryProxy) -> None:
     proxy.arm(Redirect(to=f"http://{proxy.host}"), times=1)
     assert registry(proxy).manifest("1.0") is not None
-    assert [authorization for _, _, authorization in proxy.asked] == [f"Basic {LOGIN}"] * 2
+    assert [authorization for _, _, authorization in proxy.requests] == [f"Basic {LOGIN}"] * 2
 
 
 def test_an_invalid_certificate_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +95,7 @@ def test_endless_redirects_are_limited(proxy: RegistryProxy) -> None:
     proxy.arm(Redirect(to=f"http://{proxy.host}"))
     with fails("failed"):
         registry(proxy).manifest("1.0")
-    assert len(proxy.asked) <= 10
+    assert len(proxy.requests) <= 10
 
 
 def test_the_login_is_sent_only_to_known_token_services() -> None:
@@ -127,8 +136,8 @@ def test_a_manifest_with_a_changed_byte_is_refused_by_its_digest(proxy: Registry
         registry(proxy).manifest(DIGEST)
 
 
-def page(body: bytes) -> Answer:
-    return Answer(status=200, body=body)
+def page(body: bytes) -> FixedResponse:
+    return FixedResponse(status=200, body=body)
 
 
 NOT_A_MANIFEST = r".* ns/repo; .*registry\.image"
@@ -142,11 +151,11 @@ NOT_A_MANIFEST = r".* ns/repo; .*registry\.image"
     (page(b"{}"), "usage", f"2 bytes{NOT_A_MANIFEST}"),
     (page(b"[" * 100_000), "usage", f"100000 bytes{NOT_A_MANIFEST}"),
     (page(b""), "usage", f"0 bytes{NOT_A_MANIFEST}"),
-    (Answer(status=401), "unauthorized", "ns/me .*ns/repo: 401"),
-    (Answer(status=403), "forbidden", r"ns/me .*ns/repo: 403 Forbidden; .*registry\.user; .*`inv tenancy\.repository`"),
-    (Answer(status=200, headers={"X": "x" * 70_000}), "transient", "LineTooLong: got more than 65536 bytes"),
-    (Answer(status=500), "transient", "500"),
-    (Answer(status=400), "failed", "400"),
+    (FixedResponse(status=401), "unauthorized", "ns/me .*ns/repo: 401"),
+    (FixedResponse(status=403), "forbidden", r"ns/me .*ns/repo: 403 Forbidden; .*registry\.user; .*`inv tenancy\.repository`"),
+    (FixedResponse(status=200, headers={"X": "x" * 70_000}), "transient", "LineTooLong: got more than 65536 bytes"),
+    (FixedResponse(status=500), "transient", "500"),
+    (FixedResponse(status=400), "failed", "400"),
 ])  # fmt: skip
 def test_a_response_that_is_not_a_manifest_is_reported_with_registry_and_remedy(
     proxy: RegistryProxy, answer: Switch, kind: str, pattern: str
@@ -158,7 +167,7 @@ def test_a_response_that_is_not_a_manifest_is_reported_with_registry_and_remedy(
 
 @pytest.mark.parametrize("location", ["https://[::1/uploads", "http://127.0.0.1:port/uploads"])
 def test_an_upload_to_an_invalid_url_is_refused(proxy: RegistryProxy, location: str) -> None:
-    proxy.arm(Answer(status=202, headers={"Location": location}), method="POST")
+    proxy.arm(FixedResponse(status=202, headers={"Location": location}), method="POST")
     with fails("refused", f": {re.escape(repr(location))}"):
         registry(proxy).send_blob(MANIFEST, DIGEST)
     registry(proxy).check_push_access()
@@ -166,18 +175,18 @@ def test_an_upload_to_an_invalid_url_is_refused(proxy: RegistryProxy, location: 
 
 def test_missing_push_permission_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
     registry(proxy).check_push_access()
-    assert [(method, path) for method, path, _ in proxy.asked] == [
+    assert [(method, path) for method, path, _ in proxy.requests] == [
         ("POST", "/v2/ns/repo/blobs/uploads/"),
         ("DELETE", "/v2/ns/repo/blobs/uploads/one"),
     ]
-    proxy.arm(Answer(status=500), method="POST", times=1)
+    proxy.arm(FixedResponse(status=500), method="POST", times=1)
     registry(proxy).check_push_access()  # the push itself will report the error
-    proxy.arm(Answer(status=403), method="POST")
+    proxy.arm(FixedResponse(status=403), method="POST")
     with fails("forbidden", "ns/repo: 403"):
         registry(proxy).check_push_access()
 
 
 def test_a_missing_repository_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
-    proxy.arm(Answer(status=404), method="POST")
+    proxy.arm(FixedResponse(status=404), method="POST")
     with fails("absent", r" ns/repo; .*`inv tenancy\.repository`"):
         registry(proxy).check_push_access()
