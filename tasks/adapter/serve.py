@@ -45,22 +45,22 @@ def start_server(
     settings = load(context)
     image = configured_image(settings)
     trained = open_training(settings, run)
-    changed = {"overlay": SERVE, "gpus_per_pod": 1}
-    choices = deploy.DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, force=True)
+    section = settings.cluster.model_copy(update={"overlay": SERVE, "gpus_per_pod": 1})
+    options = deploy.DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, force=True)
     values: dict[str, str | int | list[str]] = {
         "serve": json.dumps(stage_request(settings, trained), sort_keys=True),
         "server_arguments": vllm_arguments(settings, trained),
         "run_id": trained.run.run_id,
     }
-    delivery = AdapterUpload(settings, trained)
+    upload = AdapterUpload(settings, trained)
     deploy.apply(
-        settings.model_copy(update={"cluster": settings.cluster.model_copy(update=changed)}),
-        choices,
+        settings.model_copy(update={"cluster": section}),
+        options,
         deploy.DeployHooks(
             values=values,
             server=image,
             before_pods=_create_key,
-            on_state=delivery.send_to_waiting,
+            on_state=upload.send_to_waiting,
             retry_command="inv serve",
         ),
     )
@@ -116,13 +116,8 @@ def vllm_arguments(settings: Settings, trained: TrainedAdapter) -> list[str]:
         )
     argv = [f"{SERVE_FOLDER}/base", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "base"]  # noqa: S104 - a pod's
     argv += ["--dtype", "bfloat16", "--tokenizer", f"{SERVE_FOLDER}/adapter"]
-    argv += [
-        "--enable-lora",
-        "--max-lora-rank",
-        str(max_rank),
-        "--lora-modules",
-        f"{settings.serve.name}={SERVE_FOLDER}/adapter",
-    ]
+    argv += ["--enable-lora", "--max-lora-rank", str(max_rank)]
+    argv += ["--lora-modules", f"{settings.serve.name}={SERVE_FOLDER}/adapter"]
     if trial.base_precision == "nf4":
         argv += ["--quantization", "bitsandbytes", "--load-format", "bitsandbytes"]
     return [*argv, *settings.serve.arguments]
@@ -154,7 +149,10 @@ class AdapterUpload:
             self._host.pods.invalidate()
 
     def _send(self, pod: str) -> None:
-        """Raise HostError, also if the container has everything and ends before its last answer arrives."""
+        """Upload the adapter and its checksums to the pod.
+
+        Raises HostError, also if the container has everything and ends before its last answer arrives.
+        """
         folder_in_pod, adapter = adapter_folder(self._trained), self._trained.adapter
         push(Agent(self._host), adapter, folder_in_pod)
         if pod not in self._received:
@@ -178,7 +176,10 @@ def stop_server(context: Context, *, yes: bool) -> None:
     names = {"Job": SERVE, "Service": SERVE}
     with open_cluster(settings, changes=True, yes=yes) as cluster:
         objects = [
-            item for kind, name in names.items() for item in cluster.list_fleet_objects(kind) if item["metadata"]["name"] == name
+            item
+            for kind, name in names.items()
+            for item in cluster.list_fleet_objects(kind)
+            if item["metadata"]["name"] == name
         ]
         objects += [secret for secret in cluster.secrets() if secret["metadata"]["name"] == KEY_SECRET]
         if not objects:

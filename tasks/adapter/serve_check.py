@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from invoke.context import Context
 
-from remote.serving.client import BadServer, Said, ServerClient, ServerUnavailable, connect
-from remote.serving.pod_transport import request_in_pod
+from remote.serving.client import BadServer, Completion, ServerClient, ServerUnavailable, connect
+from remote.serving.pod_transport import connect_in_pod
 from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.adapter.serve import CLUSTER_URL, server_pod
 from tasks.cli.terminal import console, ruled_table
@@ -34,7 +34,7 @@ class CheckedPrompt:
     kind: str
     prompt: str
     recorded: str
-    reply: Said
+    reply: Completion
 
     @property
     def is_same(self) -> bool:
@@ -113,7 +113,7 @@ def with_server(
     key = None if key_file is None else secrets.read_secret(settings, "--key-file", key_file, in_header=True)
     try:
         if url == CLUSTER_URL:
-            server, model = request_in_pod(server_pod(settings)), model or settings.serve.name
+            server, model = connect_in_pod(server_pod(settings)), model or settings.serve.name
         else:
             server = connect(url, key)
         names = server.models()

@@ -13,14 +13,14 @@ from remote.cluster.kubeconfig import Target
 from remote.cluster.kubectl import Kubectl
 from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.gang_agent import GangAgent
-from remote.fleet.shared_volume import on_shared_volume, place_of
-from remote.fleet.worker import Launch
+from remote.fleet.shared_volume import shared_output_folder, with_shared_output
+from remote.fleet.worker import CommandFactory
 from remote.hosts.command import Command
-from remote.hosts.host import CommandFailed, Completed, Host, HostUnreachable, check, parsed
+from remote.hosts.host import CommandFailed, Completed, Host, HostUnreachable, check, parse_json
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.pods.host import PodHost
-from remote.pods.pod_index import Pods
+from remote.pods.pod_index import PodIndex
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
@@ -54,7 +54,7 @@ def pod_hosts(settings: Settings, target: Target, *, include_starting: bool = Fa
     pods = settings.fleet.pods
     # Name the context, even if it is the current one, which may change during a run.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
-    shared_list = Pods(kubectl, pods.selector, starting=include_starting)
+    shared_list = PodIndex(kubectl, pods.selector, include_starting=include_starting)
     return [
         PodHost(
             name=name,
@@ -134,7 +134,7 @@ def cluster_location(settings: Settings) -> dict[str, str]:
     return target_identity(resolve_target(settings))
 
 
-def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:
+def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> CommandFactory:
     """Return a function that makes the command of a trial: `python -m bench run` in the fleet's workspace."""
 
     shared = settings.shared_results
@@ -159,8 +159,8 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
             command = replace(command, environment={**command.environment, **count})
         if shared is None:
             return command
-        trial_folder = place_of(shared, run_id, planned.trial_id, attempt)
-        return on_shared_volume(command, host, trial_folder, folder)
+        trial_folder = shared_output_folder(shared, run_id, planned.trial_id, attempt)
+        return with_shared_output(command, host, trial_folder, folder)
 
     return launch
 
@@ -281,7 +281,7 @@ def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
 
 def _parse_document(host: Host, command: Command, completed: Completed) -> dict[str, Any]:
     """Parse the output. Raises HostUnreachable if the transport truncated it, even with exit code 0."""
-    document: dict[str, Any] = parsed(host, completed.stdout, f"the answer to {command.render()}")
+    document: dict[str, Any] = parse_json(host, completed.stdout, f"the answer to {command.render()}")
     return document
 
 

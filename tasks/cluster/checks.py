@@ -148,8 +148,8 @@ def check_pending_results(
     busy = [] if discard_results else foreign_active_jobs(settings, cluster.target)
     if busy:
         raise ConfirmationRequired(
-            f"{cluster_plan.pod_ending_actions[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}; wait until "
-            "they end (`inv monitor`), or pass --discard-results; nothing was changed"
+            f"{cluster_plan.pod_ending_actions[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}; "
+            "wait until they end (`inv monitor`), or pass --discard-results; nothing was changed"
         )
     return lost
 

@@ -82,7 +82,12 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
     image = resolve_image(settings)
     values = manifest_values(settings, image)
     components = (*values.components, *hooks.components)
-    values = replace(values, copied={**values.extra_settings, **hooks.values}, components=components, server=hooks.server)
+    values = replace(
+        values,
+        extra_settings={**values.extra_settings, **hooks.values},
+        components=components,
+        server_image=hooks.server,
+    )
     with translate_cluster_errors():
         desired = render(values, settings.root / MANIFESTS)
     with open_cluster(settings, changes=not options.dry_run, yes=options.yes) as cluster:
@@ -116,7 +121,8 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
             return
         # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
-        with acquire_lock(settings.results_folder, "deploy") if cluster_plan.pod_ending_actions else contextlib.nullcontext():
+        needs_lock = bool(cluster_plan.pod_ending_actions)
+        with acquire_lock(settings.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
             lost = check_pending_results(settings, cluster, cluster_plan, discard_results=options.discard_results)
             user = settings.registry.user or ""
             secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None

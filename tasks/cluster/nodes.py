@@ -19,7 +19,7 @@ from remote.cluster.diagnosis.nodes import (
 )
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
-from remote.cluster.quantities import parse_quantity, format_gib
+from remote.cluster.quantities import format_gib, parse_quantity
 from tasks.cli.terminal import console, json_output, plain_table
 from tasks.clients.cluster import open_cluster
 from tasks.clients.image_ref import resolve_image
@@ -105,7 +105,7 @@ def shortage_message(settings: Settings, needed: int, reports: Sequence[NodeRepo
     room, qualified = capacity(reports), sum(report.qualifies for report in reports)
     candidates = [report for report in reports if report.is_candidate and not report.qualifies]
     first = str(candidates[0].findings[0]) if candidates else "no other node has that instance type"
-    smaller = f"set fleet.size to {room or 'the number of nodes'}"
+    smaller = f"set fleet.size to {room or 'the number of qualifying nodes'}"
     if settings.cluster.one_per_node:
         by_gpus = sum(
             (report.gpus_free or 0) // settings.cluster.gpus_per_pod for report in reports if report.qualifies

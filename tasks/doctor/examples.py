@@ -12,7 +12,14 @@ from typing import Any
 
 from remote.cluster.diagnosis.driver import DriverRange
 from remote.cluster.diagnosis.image_pull import known_causes
-from remote.cluster.diagnosis.nodes import GPU_RESOURCE, INSTANCE_TYPE_LABEL, PREEMPTIBLE, GPU_PRODUCT_LABEL, NodeRequirements, examine
+from remote.cluster.diagnosis.nodes import (
+    GPU_PRODUCT_LABEL,
+    GPU_RESOURCE,
+    INSTANCE_TYPE_LABEL,
+    PREEMPTIBLE,
+    NodeRequirements,
+    examine,
+)
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
 from remote.cluster.kubectl import not_installed_error, to_cluster_error
 from remote.cluster.quantities import parse_quantity
@@ -109,7 +116,7 @@ def _findings() -> Iterator[Any]:
     )
     for changes in _NODE_CHANGES:
         is_other_gpu = changes.get(f"metadata.labels|{GPU_PRODUCT_LABEL}") == "Tesla-T4"
-        requirements = replace(need, product=_PRODUCT) if is_other_gpu else need
+        requirements = replace(need, gpu_product=_PRODUCT) if is_other_gpu else need
         for report in examine([_changed(_NODE, changes)], [], requirements):
             yield from report.findings
     for report in examine([_NODE], [{**_POD, "spec": _GPU_POD_SPEC}], need):

@@ -188,7 +188,12 @@ def quota_faults(quotas: Sequence[Mapping[str, Any]], settings: Settings, missin
     section = settings.cluster
     memory, gpus = parse_quantity(section.memory), parse_quantity(str(section.gpus_per_pod))
     needs = {"requests.cpu": parse_quantity(section.cpu), "requests.memory": memory, "limits.memory": memory}
-    needs |= {"cpu": needs["requests.cpu"], "memory": memory, "pods": parse_quantity("1"), "requests.nvidia.com/gpu": gpus}
+    needs |= {
+        "cpu": needs["requests.cpu"],
+        "memory": memory,
+        "pods": parse_quantity("1"),
+        "requests.nvidia.com/gpu": gpus,
+    }
     if section.cpu_limit is not None:
         needs["limits.cpu"] = parse_quantity(section.cpu_limit)
     for quota in quotas:
@@ -197,7 +202,10 @@ def quota_faults(quotas: Sequence[Mapping[str, Any]], settings: Settings, missin
         if "limits.cpu" in hard and section.cpu_limit is None:
             yield QUOTA_LIMITS.result(quota=name)
         for resource in needs.keys() & hard.keys():
-            free, need = parse_quantity(hard[resource]) - parse_quantity(used.get(resource, "0")), needs[resource] * missing_pods
+            free, need = (
+                parse_quantity(hard[resource]) - parse_quantity(used.get(resource, "0")),
+                needs[resource] * missing_pods,
+            )
             if missing_pods > 0 and need > free:
                 yield QUOTA.result(
                     quota=name, resource=resource, free=f"{free:f}", need=f"{need:f}", count=missing_pods

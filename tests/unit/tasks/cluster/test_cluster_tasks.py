@@ -49,7 +49,7 @@ def test_the_drivers_that_a_node_needs_are_those_of_the_pushed_image(
 ) -> None:
     write_image_file(project, json.dumps({**IMAGE, "requires": requires}))
     settings = load(context())
-    assert pod_requirements(settings, resolve_image(settings)).drivers.since == minimum
+    assert pod_requirements(settings, resolve_image(settings)).drivers.minimum == minimum
 
 
 def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:
@@ -87,8 +87,8 @@ def run(tmp_path: Path, make_trial: Callable[..., Trial]) -> MakeRun:
 
 
 def end_trial(ledger: Ledger, status: TrialStatus = TrialStatus.SUCCEEDED, *, attempt: int = 1) -> None:
-    ledger.started("small", attempt, "worker-0", "/scratch/x")
-    ledger.ended("small", status, None, attempt)
+    ledger.record_start("small", attempt, "worker-0", "/scratch/x")
+    ledger.record_end("small", status, None, attempt)
 
 
 def write_sums(folder: Path, name: str) -> None:
@@ -118,7 +118,7 @@ def test_a_run_that_went_on_after_it_was_collected_is_not_collected(tmp_path: Pa
     end_trial(ledger, TrialStatus.CANCELLED)
     write_sums(folder, "trials/small/result.json")
     assert pending_lines(tmp_path) == []
-    ledger.reopened("small")
+    ledger.reopen("small")
     end_trial(ledger, attempt=2)
     (line,) = pending_lines(tmp_path)
     assert line.startswith("run r1: ")

@@ -34,19 +34,19 @@ class FakeCluster:
     def version(self) -> tuple[str, float | None]:
         return self.server_version
 
-    def allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
+    def is_allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
         return (verb, f"{kind.plural}/{subresource}" if subresource else kind.plural) not in self.denied
 
     def namespace(self) -> Any:
         return self.live_namespace
 
-    def every(self, kind: Kind, **_: Any) -> list[dict[str, Any]]:
+    def list_all(self, kind: Kind, **_: Any) -> list[dict[str, Any]]:
         return self.objects.get(kind.plural, [])
 
     def pods(self) -> list[dict[str, Any]]:
         return self.objects.get("pods", [])
 
-    def list_of(self, kind: str) -> list[dict[str, Any]]:
+    def list_fleet_objects(self, kind: str) -> list[dict[str, Any]]:
         return self.objects.get(kind, [])
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -55,13 +55,13 @@ class FakeCluster:
     def pods_everywhere(self) -> list[dict[str, Any]]:
         return []
 
-    def has(self, _: Kind, name: str) -> bool:
+    def has_object(self, _: Kind, name: str) -> bool:
         return name in self.names
 
     def has_secret(self, name: str) -> bool:
         return name in self.names
 
-    knows_group = has_secret
+    has_api_group = has_secret
 
 
 @pytest.fixture
