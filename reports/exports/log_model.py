@@ -22,10 +22,10 @@ from reports.read.load import load
 from reports.read.run import ReportError
 from reports.training import summary
 
-_MOST_CHARACTERS = 200  # of a name that may become a file's
+_MAX_NAME_LENGTH = 200  # of a name that may become a file's
 
 Setting = str | int | float | bool
-_LAST_SECOND = 4_102_444_800.0  # of the year 2099: no file of another tool holds a time beyond what its clock can show
+_MAX_TIME = 4_102_444_800.0  # of the year 2099: no file of another tool holds a time beyond what its clock can show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,13 @@ class Point:
     """What was measured at one step, by name. `at` is in seconds since 1970; `phase` is warmup, train or held_out."""
 
     step: int
-    at: float
+    time: float
     phase: str
     values: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logged:
+class LoggedRun:
     """One trial or training. `end` is its End's value and `ended` the time, both None while it goes on.
 
     `began` and `ended` are in seconds since 1970; `files` are what it made, by name.
@@ -49,16 +49,16 @@ class Logged:
     name: str
     configuration: str
     worker: str | None
-    end: str | None
-    began: float
-    ended: float | None
+    status: str | None
+    start_time: float
+    end_time: float | None
     settings: Mapping[str, Setting]
     points: tuple[Point, ...]
     results: Mapping[str, float]
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
-def of_run(folder: Path, so_far: Path | None = None) -> tuple[Logged, ...]:
+def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[LoggedRun, ...]:
     """What the run's folder holds now, in the plan's order: while it goes on, what came home. Raises ReportError.
 
     `so_far` is the steps.jsonl of a training whose end is not here yet.
@@ -68,95 +68,108 @@ def of_run(folder: Path, so_far: Path | None = None) -> tuple[Logged, ...]:
     except ResultError as error:
         raise ReportError(f"{error}; choose another run with --run") from None
     if any(planned.trial.training is not None for planned in run.planned):
-        return (_training(folder, run, so_far),)
+        return (_logged_training(folder, run, partial_steps),)
     read = load(folder)
-    return tuple(_trial(result, read.label_of[result.trial_id], run) for result in read.results)
+    return tuple(_logged_trial(result, read.label_of[result.trial_id], run) for result in read.results)
 
 
-def _trial(result: TrialResult, label: str, run: RunRecord) -> Logged:
-    began = _seconds(result.started_at or run.created_at)
-    points = tuple(_steps_of(result, began))
-    amounts: dict[str, float | None] = {"wall_time_sec": result.wall_time_sec}
+def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
+    began = _parse_time(result.started_at or run.created_at)
+    points = tuple(_trial_points(result, began))
+    results: dict[str, float | None] = {"wall_time_sec": result.wall_time_sec}
     if (metrics := result.metrics) is not None:
-        amounts |= {
+        results |= {
             "step_time_sec": metrics.step_time_sec.median,
             **{name: getattr(metrics, name) for name in ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")},
             **{name: getattr(metrics, name) for name in ("load_time_sec", "peak_vram_bytes", "peak_rss_bytes")},
         }
-    amounts |= {_called(measurement): measurement.value for measurement in result.measurements}
-    return Logged(
+    results |= {_metric_name(measurement): measurement.value for measurement in result.measurements}
+    return LoggedRun(
         run_id=run.run_id,
         name=result.trial_id,
         configuration=label,
         worker=result.worker,
-        end=result.status.value,
-        began=began,
-        ended=_within(began + (result.wall_time_sec or 0.0)),
-        settings=_settings(result.trial),
+        status=result.status.value,
+        start_time=began,
+        end_time=_clamp_time(began + (result.wall_time_sec or 0.0)),
+        settings=_flatten_settings(result.trial),
         points=points,
-        results=_finite(amounts),
+        results=_only_finite(results),
     )
 
 
-def _steps_of(result: TrialResult, began: float) -> Iterator[Point]:
+def _trial_points(result: TrialResult, began: float) -> Iterator[Point]:
     step, at = 0, began
     for phase, measured in (("warmup", result.warmup), ("train", result.steps)):
         for row in _rows(measured):
-            step, at = step + 1, _within(at + row["step_time_sec"])
-            yield Point(step=step, at=at, phase=phase, values=_finite({**row, **_speed(row, row["useful_tokens"])}))
+            step, at = step + 1, _clamp_time(at + row["step_time_sec"])
+            yield Point(
+                step=step,
+                time=at,
+                phase=phase,
+                values=_only_finite({**row, **_tokens_per_sec(row, row["useful_tokens"])}),
+            )
 
 
-def _training(folder: Path, run: RunRecord, so_far: Path | None) -> Logged:
+def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -> LoggedRun:
     planned = run.planned[0]
-    trial, home = planned.trial, folder / TRIALS_FOLDER / planned.trial_id
-    began = _seconds(run.created_at)
+    trial, trial_folder = planned.trial, folder / TRIALS_FOLDER / planned.trial_id
+    began = _parse_time(run.created_at)
     end, results = None, dict[str, float | None]()
-    if so_far is None and (home / TRAINING_FILE).exists():
-        found = summary.read(folder)
-        record = found.record
-        measured, held_out, end = record.steps, record.evaluations, record.status
-        results = {"steps_done": record.steps_done, "seconds": record.seconds, "worker_hours": found.worker_hours}
-        results |= {"usd": None if found.price is None else found.worker_hours * found.price}
+    if partial_steps is None and (trial_folder / TRAINING_FILE).exists():
+        training_report = summary.read(folder)
+        record = training_report.record
+        steps_measured, held_out, end = record.steps, record.evaluations, record.status
+        results = {
+            "steps_done": record.steps_done,
+            "seconds": record.seconds,
+            "worker_hours": training_report.worker_hours,
+        }
+        results |= {
+            "usd": None if training_report.price is None else training_report.worker_hours * training_report.price
+        }
         results |= {name: getattr(record, name) for name in ("peak_vram_bytes", "peak_rss_bytes")}
         if (last := summary.adapter_evaluation(record)) is not None:
             results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
     else:
-        path = so_far or home / STEPS_FILE
+        path = partial_steps or trial_folder / STEPS_FILE
         try:
-            measured, held_out = steps.read(path)
+            steps_measured, held_out = steps.read(path)
         except OSError as error:
             raise ReportError(f"{path}: cannot be read: {error.strerror}") from None
-    points = tuple(_course(measured, held_out, began))
-    return Logged(
+    points = tuple(_training_points(steps_measured, held_out, began))
+    return LoggedRun(
         run_id=run.run_id,
         name=planned.trial_id,
         configuration=trial.name,
         worker=planned.worker,
-        end=end,
-        began=began,
-        ended=None if end is None else (points[-1].at if points else began),
-        settings=_settings(trial),
+        status=end,
+        start_time=began,
+        end_time=None if end is None else (points[-1].time if points else began),
+        settings=_flatten_settings(trial),
         points=points,
-        results=_finite(results),
-        files=_files(folder / ADAPTER_FOLDER),
+        results=_only_finite(results),
+        files=_list_files(folder / ADAPTER_FOLDER),
     )
 
 
-def _course(measured: TrainedSteps, held_out: Iterable[Evaluation], began: float) -> Iterator[Point]:
+def _training_points(measured: TrainedSteps, held_out: Iterable[Evaluation], began: float) -> Iterator[Point]:
     """Steps and held-out losses in order; what is held out is measured after the step of its number."""
-    after: dict[int, list[Evaluation]] = {}
-    for one in held_out:
-        after.setdefault(one.step, []).append(one)
+    evaluations_after: dict[int, list[Evaluation]] = {}
+    for evaluation in held_out:
+        evaluations_after.setdefault(evaluation.step, []).append(evaluation)
     at = began
     rows: list[dict[str, Any]] = [{"step": 0}, *_rows(measured)]
     for row in rows:
         step = row.pop("step")
         if row:
-            at = _within(at + row["step_time_sec"])
-            yield Point(step=step, at=at, phase="train", values=_finite({**row, **_speed(row, row["tokens"])}))
-        for one in after.get(step, ()):
-            values = {"loss": one.loss, "low": one.low, "high": one.high}
-            yield Point(step=step, at=at, phase="held_out", values=_finite(values))
+            at = _clamp_time(at + row["step_time_sec"])
+            yield Point(
+                step=step, time=at, phase="train", values=_only_finite({**row, **_tokens_per_sec(row, row["tokens"])})
+            )
+        for evaluation in evaluations_after.get(step, ()):
+            values = {"loss": evaluation.loss, "low": evaluation.low, "high": evaluation.high}
+            yield Point(step=step, time=at, phase="held_out", values=_only_finite(values))
 
 
 def _rows(columns: Steps | TrainedSteps) -> Iterator[dict[str, Any]]:
@@ -165,51 +178,51 @@ def _rows(columns: Steps | TrainedSteps) -> Iterator[dict[str, Any]]:
         yield dict(zip(vars(columns), row, strict=True))
 
 
-def _speed(row: Mapping[str, Any], tokens: float) -> dict[str, float]:
+def _tokens_per_sec(row: Mapping[str, Any], tokens: float) -> dict[str, float]:
     return {"useful_tokens_per_sec": tokens / row["step_time_sec"]} if row["step_time_sec"] > 0 else {}
 
 
-def _settings(trial: Trial) -> dict[str, Setting]:
+def _flatten_settings(trial: Trial) -> dict[str, Setting]:
     """The trial's settings, flat: `lora_rank`, `training.schedule`. What is not set is left out."""
-    flat: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
 
     def take(prefix: str, table: Mapping[str, Any]) -> None:
         for name, value in table.items():
             if isinstance(value, Mapping):
                 take(f"{prefix}{name}.", value)
             elif isinstance(value, list):
-                flat[f"{prefix}{name}"] = ", ".join(map(str, value))
+                settings[f"{prefix}{name}"] = ", ".join(map(str, value))
             elif value is not None:
-                flat[f"{prefix}{name}"] = value
+                settings[f"{prefix}{name}"] = value
 
     take("", trial.to_json())
-    return flat
+    return settings
 
 
-def _called(one: Measurement) -> str:
+def _metric_name(measurement: Measurement) -> str:
     """`measured/matmul_tflops.dtype_bf16.size_8192`: a measurement's name with what it was measured on, as a path."""
-    parts = [one.name, *(f"{key}_{on}" for key, on in one.context.items())]
+    parts = [measurement.name, *(f"{key}_{value}" for key, value in measurement.context.items())]
     plain = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", part) for part in parts)
-    return f"measured/{plain[:_MOST_CHARACTERS]}"
+    return f"measured/{plain[:_MAX_NAME_LENGTH]}"
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _list_files(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         return {}
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and not path.is_symlink()}
 
 
-def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
+def _only_finite(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _seconds(iso: str) -> float:
+def _parse_time(iso: str) -> float:
     """Since 1970; 0 for what is no date."""
     try:
-        return _within(datetime.fromisoformat(iso).timestamp())
+        return _clamp_time(datetime.fromisoformat(iso).timestamp())
     except (ValueError, OverflowError):
         return 0.0
 
 
-def _within(at: float) -> float:
-    return min(max(at, 0.0), _LAST_SECOND)
+def _clamp_time(at: float) -> float:
+    return min(max(at, 0.0), _MAX_TIME)

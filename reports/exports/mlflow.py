@@ -15,93 +15,102 @@ from typing import Any
 import yaml
 
 from bench.records.result import TrialStatus
-from reports.exports.log_model import Logged
+from reports.exports.log_model import LoggedRun
 
 FOLDER = "mlflow"
 _RUNNING, _FINISHED, _FAILED, _KILLED = 1, 3, 4, 5  # MLflow's numbers
-_STATUS = {None: _RUNNING, TrialStatus.SUCCEEDED.value: _FINISHED, TrialStatus.CANCELLED.value: _KILLED}
+_STATUS_CODES = {None: _RUNNING, TrialStatus.SUCCEEDED.value: _FINISHED, TrialStatus.CANCELLED.value: _KILLED}
 
 
-def write(report: Path, runs: Sequence[Logged]) -> Path:
+def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
     """Write the store anew below a report's folder; the old one stays until the new one is whole. Raises OSError."""
-    store, part = report / FOLDER, report / f".{FOLDER}.part"
-    shutil.rmtree(part, ignore_errors=True)
+    store, partial = report / FOLDER, report / f".{FOLDER}.part"
+    shutil.rmtree(partial, ignore_errors=True)
     for run_id in dict.fromkeys(run.run_id for run in runs):
-        _experiment(store, part, run_id, [run for run in runs if run.run_id == run_id])
-    part.mkdir(parents=True, exist_ok=True)  # a run of which nothing came home yet
+        _write_experiment(store, partial, run_id, [run for run in runs if run.run_id == run_id])
+    partial.mkdir(parents=True, exist_ok=True)  # a run of which nothing came home yet
     shutil.rmtree(store, ignore_errors=True)
-    part.rename(store)
+    partial.rename(store)
     return store
 
 
-def _experiment(store: Path, part: Path, run_id: str, runs: Sequence[Logged]) -> None:
-    number = str(int(hashlib.sha256(run_id.encode()).hexdigest()[:14], 16))  # as MLflow's: a number as text
-    began = _ms(min(run.began for run in runs))
-    meta: dict[str, Any] = {"experiment_id": number, "name": run_id, "artifact_location": _uri(store / number)}
+def _write_experiment(store: Path, partial: Path, run_id: str, runs: Sequence[LoggedRun]) -> None:
+    experiment_id = str(int(hashlib.sha256(run_id.encode()).hexdigest()[:14], 16))  # as MLflow's: a number as text
+    began = _to_ms(min(run.start_time for run in runs))
+    meta: dict[str, Any] = {
+        "experiment_id": experiment_id,
+        "name": run_id,
+        "artifact_location": _uri(store / experiment_id),
+    }
     meta |= {"creation_time": began, "last_update_time": began, "lifecycle_stage": "active"}
-    _meta(part / number, meta)
+    _write_meta(partial / experiment_id, meta)
     for one in runs:
         name = hashlib.sha256(f"{run_id}/{one.name}".encode()).hexdigest()[:32]
-        _run(part / number / name, _uri(store / number / name / "artifacts"), number, one)
+        _write_run(partial / experiment_id / name, _uri(store / experiment_id / name / "artifacts"), experiment_id, one)
 
 
-def _run(folder: Path, artifacts: str, experiment: str, run: Logged) -> None:
-    ended = None if run.ended is None else _ms(run.ended)
+def _write_run(folder: Path, artifacts: str, experiment: str, run: LoggedRun) -> None:
+    ended = None if run.end_time is None else _to_ms(run.end_time)
     meta: dict[str, Any] = {
         "run_id": folder.name,
         "run_uuid": folder.name,
         "run_name": run.name,
         "experiment_id": experiment,
     }
-    meta |= {"artifact_uri": artifacts, "start_time": _ms(run.began), "end_time": ended, "lifecycle_stage": "active"}
-    meta |= {"status": _STATUS.get(run.end, _FAILED), "user_id": "", "tags": [], "deleted_time": None}
+    meta |= {
+        "artifact_uri": artifacts,
+        "start_time": _to_ms(run.start_time),
+        "end_time": ended,
+        "lifecycle_stage": "active",
+    }
+    meta |= {"status": _STATUS_CODES.get(run.status, _FAILED), "user_id": "", "tags": [], "deleted_time": None}
     meta |= {"source_name": "", "source_type": 4, "source_version": "", "entry_point_name": ""}
-    _meta(folder, meta)
+    _write_meta(folder, meta)
     tags = {"mlflow.runName": run.name, "run_id": run.run_id, "configuration": run.configuration}
-    tags |= {"worker": run.worker or "", "end": run.end or ""}
-    _texts(folder / "tags", tags)
-    _texts(folder / "params", {name: str(value) for name, value in run.settings.items()})
-    _texts(folder / "metrics", _metrics(run))
+    tags |= {"worker": run.worker or "", "end": run.status or ""}
+    _write_texts(folder / "tags", tags)
+    _write_texts(folder / "params", {name: str(value) for name, value in run.settings.items()})
+    _write_texts(folder / "metrics", _metric_lines(run))
     (folder / "artifacts" / "adapter").mkdir(parents=True)
     for name, path in run.files.items():
-        _copy(path, folder / "artifacts" / "adapter" / name)
+        _link_or_copy(path, folder / "artifacts" / "adapter" / name)
 
 
-def _metrics(run: Logged) -> dict[str, str]:
+def _metric_lines(run: LoggedRun) -> dict[str, str]:
     """A line for each value: time in milliseconds, value, step."""
     lines: dict[str, list[str]] = {}
     for point in run.points:
         for name, value in point.values.items():
-            lines.setdefault(f"{point.phase}/{name}", []).append(f"{_ms(point.at)} {value!r} {point.step}")
+            lines.setdefault(f"{point.phase}/{name}", []).append(f"{_to_ms(point.time)} {value!r} {point.step}")
     last = run.points[-1].step if run.points else 0
     for name, value in run.results.items():
-        lines[name] = [f"{_ms(run.ended or run.began)} {value!r} {last}"]
+        lines[name] = [f"{_to_ms(run.end_time or run.start_time)} {value!r} {last}"]
     return {name: "\n".join(each) + "\n" for name, each in lines.items()}
 
 
-def _texts(folder: Path, texts: Mapping[str, str]) -> None:
+def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
     folder.mkdir(parents=True)
     for name, content in texts.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
 
 
-def _meta(folder: Path, values: Mapping[str, Any]) -> None:
+def _write_meta(folder: Path, values: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True)
     (folder / "meta.yaml").write_text(yaml.safe_dump(dict(values), allow_unicode=True), encoding="utf-8")
 
 
-def _copy(path: Path, to: Path) -> None:
+def _link_or_copy(path: Path, target: Path) -> None:
     """A second name of the same file where the disk can do that, else a copy."""
     with contextlib.suppress(OSError):
-        os.link(path, to)
+        os.link(path, target)
         return
-    shutil.copyfile(path, to)
+    shutil.copyfile(path, target)
 
 
 def _uri(path: Path) -> str:
     return path.absolute().as_uri()
 
 
-def _ms(at: float) -> int:
-    return round(at * 1000)
+def _to_ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.result import TrialStatus
-from reports.exports.log_model import Logged, Setting
+from reports.exports.log_model import LoggedRun, Setting
 
 FOLDER = "mlperf"
 _POINT, _START, _STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
@@ -25,55 +25,59 @@ _KEYS = {
 }
 
 
-def write(report: Path, runs: Sequence[Logged]) -> Path:
+def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
     """Write the logs below a report's folder. Raises OSError."""
     folder = report / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for run in runs:
-        (folder / f"{run.name}.log").write_text("".join(f"{line}\n" for line in lines(run)), encoding="utf-8")
+        (folder / f"{run.name}.log").write_text("".join(f"{line}\n" for line in log_lines(run)), encoding="utf-8")
     return folder
 
 
-def lines(run: Logged) -> Iterator[str]:
+def log_lines(run: LoggedRun) -> Iterator[str]:
     """The log of one trial or training."""
-    about = {"run_id": run.run_id, "trial_id": run.name, "worker": run.worker}
-    yield _line(run.began, _POINT, "submission_benchmark", "qlora-fleet", **about, configuration=run.configuration)
-    yield _line(run.began, _START, "init_start")
+    identity = {"run_id": run.run_id, "trial_id": run.name, "worker": run.worker}
+    yield _format_line(
+        run.start_time, _POINT, "submission_benchmark", "qlora-fleet", **identity, configuration=run.configuration
+    )
+    yield _format_line(run.start_time, _START, "init_start")
     for name, key in _KEYS.items():
         if name in run.settings:
-            yield _line(run.began, _POINT, key, run.settings[name])
-    for key, value in _batch(run).items():
-        yield _line(run.began, _POINT, key, value)
-    first = next((point for point in run.points if point.phase != "warmup"), None)
-    yield _line(run.began, _STOP, "init_stop")
-    yield _line(run.began if first is None else first.at, _START, "run_start")
+            yield _format_line(run.start_time, _POINT, key, run.settings[name])
+    for key, value in _batch_settings(run).items():
+        yield _format_line(run.start_time, _POINT, key, value)
+    first_point = next((point for point in run.points if point.phase != "warmup"), None)
+    yield _format_line(run.start_time, _STOP, "init_stop")
+    yield _format_line(run.start_time if first_point is None else first_point.time, _START, "run_start")
     samples = 0.0
     for point in run.points:
         samples += point.values.get("samples", 0.0)
-        where = {"step_num": point.step, "samples_count": samples}
+        position = {"step_num": point.step, "samples_count": samples}
         if point.phase == "held_out":
-            yield _line(point.at, _POINT, "eval_accuracy", point.values.get("loss"), **where)  # its key for the loss
+            yield _format_line(
+                point.time, _POINT, "eval_accuracy", point.values.get("loss"), **position
+            )  # its key for the loss
         else:
-            yield _line(point.at, _POINT, "tracked_stats", dict(point.values), **where, phase=point.phase)
-    if run.ended is not None:
-        status = "success" if run.end == TrialStatus.SUCCEEDED.value else "aborted"
-        yield _line(run.ended, _STOP, "run_stop", None, status=status, end=run.end, samples_count=samples)
+            yield _format_line(point.time, _POINT, "tracked_stats", dict(point.values), **position, phase=point.phase)
+    if run.end_time is not None:
+        status = "success" if run.status == TrialStatus.SUCCEEDED.value else "aborted"
+        yield _format_line(run.end_time, _STOP, "run_stop", None, status=status, end=run.status, samples_count=samples)
 
 
-def _batch(run: Logged) -> dict[str, Setting]:
+def _batch_settings(run: LoggedRun) -> dict[str, Setting]:
     """What a step is of: in a training packed rows over all ranks, in a trial one device's samples."""
     length = "max_sequence_length"
     if (rows := run.settings.get("training.rows_per_step")) is not None:
         return {"global_batch_size": rows, length: run.settings["training.data.max_seq_len"]}
-    micro, times = int(run.settings["micro_batch_size"]), int(run.settings["gradient_accumulation_steps"])
+    micro_batch, accumulation = int(run.settings["micro_batch_size"]), int(run.settings["gradient_accumulation_steps"])
     return {
-        "global_batch_size": micro * times,
-        "gradient_accumulation_steps": times,
+        "global_batch_size": micro_batch * accumulation,
+        "gradient_accumulation_steps": accumulation,
         length: run.settings["max_seq_len"],
     }
 
 
-def _line(at: float, kind: str, key: str, value: Any = None, **metadata: Any) -> str:
-    document = {"namespace": "", "time_ms": round(at * 1000), "event_type": kind, "key": key, "value": value}
+def _format_line(seconds: float, kind: str, key: str, value: Any = None, **metadata: Any) -> str:
+    document = {"namespace": "", "time_ms": round(seconds * 1000), "event_type": kind, "key": key, "value": value}
     return f":::MLLOG {json.dumps({**document, 'metadata': metadata}, allow_nan=False)}"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.bootstrap import quantile
-from reports.exports.log_model import Logged, Point
+from reports.exports.log_model import LoggedRun, Point
 
 FOLDER = "optimum-benchmark"
 FILE = "benchmark.json"
 
 
-def write(report: Path, runs: Sequence[Logged]) -> Path:
+def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
     """Write the files below a report's folder. Raises OSError."""
     folder = report / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
@@ -25,11 +25,13 @@ def write(report: Path, runs: Sequence[Logged]) -> Path:
     for run in runs:
         if any(point.phase == "train" for point in run.points):
             (folder / run.name).mkdir()
-            (folder / run.name / FILE).write_text(json.dumps(document(run), indent=4) + "\n", encoding="utf-8")
+            (folder / run.name / FILE).write_text(
+                json.dumps(benchmark_document(run), indent=4) + "\n", encoding="utf-8"
+            )
     return folder
 
 
-def document(run: Logged) -> dict[str, Any]:
+def benchmark_document(run: LoggedRun) -> dict[str, Any]:
     """The content of a benchmark.json."""
     steps = [point for point in run.points if point.phase != "held_out"]
     warmup = [point for point in steps if point.phase == "warmup"]
@@ -40,19 +42,19 @@ def document(run: Logged) -> dict[str, Any]:
             "backend": {"name": "qlora-fleet", "model": settings["model"], "seed": settings["seed"]},
             "scenario": {"name": "training", "max_steps": len(steps), "warmup_steps": len(warmup), **settings},
             "launcher": {"name": "qlora-fleet", "worker": run.worker},
-            "environment": {"run_id": run.run_id, "configuration": run.configuration, "end": run.end},
+            "environment": {"run_id": run.run_id, "configuration": run.configuration, "end": run.status},
             "print_report": False,
             "log_report": False,
         },
         "report": {
-            "overall": _target(run, steps),
-            "warmup": _target(run, warmup),
-            "train": _target(run, steps[len(warmup) :]),
+            "overall": _section(run, steps),
+            "warmup": _section(run, warmup),
+            "train": _section(run, steps[len(warmup) :]),
         },
     }
 
 
-def _target(run: Logged, steps: Sequence[Point]) -> dict[str, Any]:
+def _section(run: LoggedRun, steps: Sequence[Point]) -> dict[str, Any]:
     times = [point.values["step_time_sec"] for point in steps if "step_time_sec" in point.values]
     samples = sum(point.values.get("samples", 0.0) for point in steps)
     total = sum(times)
@@ -81,7 +83,7 @@ def _latency(times: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _memory(run: Logged) -> dict[str, Any] | None:
+def _memory(run: LoggedRun) -> dict[str, Any] | None:
     rss, vram = (run.results.get(name) for name in ("peak_rss_bytes", "peak_vram_bytes"))
     if rss is None:
         return None

@@ -14,84 +14,95 @@ from pathlib import Path
 
 from bench.records.atomic_files import write_atomic
 from reports import formatting
-from reports.exports.log_model import Logged
+from reports.exports.log_model import LoggedRun
 
 FOLDER = "tensorboard"
-_LARGEST = 3.4e38  # of a 32-bit float
+_MAX_FLOAT32 = 3.4e38  # of a 32-bit float
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # protobuf's kinds of field
 _DT_STRING, _START = 7, 1
 
 
-def write(report: Path, runs: Sequence[Logged]) -> Path:
+def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
     """Bring the event files below a report's folder up to date. Raises OSError."""
     for run in runs:
-        _bring_up(report / FOLDER / run.name, int(run.began), b"".join(map(_record, _events(run))))
+        _update_file(
+            report / FOLDER / run.name, int(run.start_time), b"".join(map(_encode_record, _encode_events(run)))
+        )
     return report / FOLDER
 
 
-def _bring_up(folder: Path, began: int, content: bytes) -> None:
+def _update_file(folder: Path, began: int, content: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    there = sorted(folder.glob("events.out.tfevents.*"))
-    if there:
-        with there[-1].open("r+b") as file:
+    existing = sorted(folder.glob("events.out.tfevents.*"))
+    if existing:
+        with existing[-1].open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # `inv report` and `inv tensorboard` may meet here
-            held = file.read()
-            if content.startswith(held):
-                file.write(content[len(held) :])
+            current = file.read()
+            if content.startswith(current):
+                file.write(content[len(current) :])
                 return
-    number = int(there[-1].suffix[1:]) + 1 if there else 1
+    number = int(existing[-1].suffix[1:]) + 1 if existing else 1
     write_atomic(folder / f"events.out.tfevents.{began:010d}.{number:06d}", content)
-    for path in there:
+    for path in existing:
         path.unlink()
 
 
-def _events(run: Logged) -> Iterator[bytes]:
+def _encode_events(run: LoggedRun) -> Iterator[bytes]:
     """The run as `Event` messages."""
-    yield _event(run.began) + _bytes(3, b"brain.Event:2")
-    yield _event(run.began) + _bytes(7, _varint(1, _START))  # what an earlier file said of these steps is void
-    yield _event(run.began) + _bytes(5, _bytes(1, _settings(run)))
+    yield _encode_event(run.start_time) + _bytes_field(3, b"brain.Event:2")
+    yield _encode_event(run.start_time) + _bytes_field(
+        7, _varint_field(1, _START)
+    )  # what an earlier file said of these steps is void
+    yield _encode_event(run.start_time) + _bytes_field(5, _bytes_field(1, _encode_settings(run)))
     for point in run.points:
-        fits = {name: value for name, value in point.values.items() if abs(value) <= _LARGEST}
-        values = [_bytes(1, _bytes(1, f"{point.phase}/{name}".encode()) + _float(2, fits[name])) for name in fits]
+        fits = {name: value for name, value in point.values.items() if abs(value) <= _MAX_FLOAT32}
+        values = [
+            _bytes_field(1, _bytes_field(1, f"{point.phase}/{name}".encode()) + _float_field(2, fits[name]))
+            for name in fits
+        ]
         if values:
-            yield _event(point.at, point.step) + _bytes(5, b"".join(values))
+            yield _encode_event(point.time, point.step) + _bytes_field(5, b"".join(values))
 
 
-def _settings(run: Logged) -> bytes:
+def _encode_settings(run: LoggedRun) -> bytes:
     """A `Summary.Value` for the text tab: the settings as a table."""
     rows = [("run", run.run_id), ("configuration", run.configuration), ("worker", run.worker or "-")]
     rows += [(name, str(value)) for name, value in run.settings.items()]
     table = "\n".join(
         ["| setting | value |", "|---|---|", *(f"| {name} | {formatting.markdown(to)} |" for name, to in rows)]
     )
-    tensor = _varint(1, _DT_STRING) + _bytes(2, b"") + _bytes(8, table.encode())
-    return _bytes(1, b"settings") + _bytes(8, tensor) + _bytes(9, _bytes(1, _bytes(1, b"text")))
+    tensor = _varint_field(1, _DT_STRING) + _bytes_field(2, b"") + _bytes_field(8, table.encode())
+    return (
+        _bytes_field(1, b"settings")
+        + _bytes_field(8, tensor)
+        + _bytes_field(9, _bytes_field(1, _bytes_field(1, b"text")))
+    )
 
 
-def _event(at: float, step: int = 0) -> bytes:
-    return _key(1, _DOUBLE) + struct.pack("<d", at) + _varint(2, step)
+def _encode_event(seconds: float, step: int = 0) -> bytes:
+    return _field_key(1, _DOUBLE) + struct.pack("<d", seconds) + _varint_field(2, step)
 
 
-def _record(event: bytes) -> bytes:
+def _encode_record(event: bytes) -> bytes:
     length = struct.pack("<Q", len(event))
-    return length + _masked(length) + event + _masked(event)
+    return length + _masked_crc(length) + event + _masked_crc(event)
 
 
-def _masked(content: bytes) -> bytes:
+def _masked_crc(content: bytes) -> bytes:
     sum_ = crc32c(content)
     return struct.pack("<I", (((sum_ >> 15) | (sum_ << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def crc32c(content: bytes) -> int:
     """The CRC-32C (Castagnoli) of `content`."""
-    table, found = _table(), 0xFFFFFFFF
+    table, checksum = _crc_table(), 0xFFFFFFFF
     for byte in content:
-        found = table[(found ^ byte) & 0xFF] ^ (found >> 8)
-    return found ^ 0xFFFFFFFF
+        checksum = table[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
+    return checksum ^ 0xFFFFFFFF
 
 
 @functools.cache
-def _table() -> tuple[int, ...]:
+def _crc_table() -> tuple[int, ...]:
     def of(byte: int) -> int:
         for _ in range(8):
             byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
@@ -100,11 +111,11 @@ def _table() -> tuple[int, ...]:
     return tuple(map(of, range(256)))
 
 
-def _key(field: int, kind: int) -> bytes:
+def _field_key(field: int, kind: int) -> bytes:
     return bytes([field << 3 | kind])
 
 
-def _number(value: int) -> bytes:
+def _varint(value: int) -> bytes:
     """A whole number as protobuf writes one: seven bits a byte, the lowest first."""
     pieces = []
     while value > 0x7F:
@@ -113,13 +124,13 @@ def _number(value: int) -> bytes:
     return bytes([*pieces, value])
 
 
-def _varint(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _number(value)
+def _varint_field(field: int, value: int) -> bytes:
+    return _field_key(field, _VARINT) + _varint(value)
 
 
-def _bytes(field: int, content: bytes) -> bytes:
-    return _key(field, _BYTES) + _number(len(content)) + content
+def _bytes_field(field: int, content: bytes) -> bytes:
+    return _field_key(field, _BYTES) + _varint(len(content)) + content
 
 
-def _float(field: int, value: float) -> bytes:
-    return _key(field, _FLOAT) + struct.pack("<f", value)
+def _float_field(field: int, value: float) -> bytes:
+    return _field_key(field, _FLOAT) + struct.pack("<f", value)

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from reports.exports import mlflow, mlperf, offline_wandb, optimum, tensorboard
-from reports.exports.log_model import Logged, of_run
+from reports.exports.log_model import LoggedRun, read_logged_runs
 from reports.read.run import ReportError, ReportWriteError, make_report_folder
 
-FORMATS: Mapping[str, Callable[[Path, Sequence[Logged]], Path]] = {
+FORMATS: Mapping[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
     "tensorboard": tensorboard.write,
     "mlflow": mlflow.write,
     "wandb": offline_wandb.write,
@@ -17,19 +17,19 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[Logged]], Path]] = {
 }
 
 
-def check(formats: Sequence[str]) -> None:
+def check_formats(formats: Sequence[str]) -> None:
     """Raises ReportError where a format needs a package that is not installed."""
     if offline_wandb.FOLDER in formats and find_spec("wandb") is None:
         raise ReportError("--format wandb: wandb is not installed; `pip install wandb`, then type the same again")
 
 
-def export(run_folder: Path, formats: Sequence[str], so_far: Path | None = None) -> tuple[Path, ...]:
+def export(run_folder: Path, formats: Sequence[str], partial_steps: Path | None = None) -> tuple[Path, ...]:
     """Write what a run's folder holds in these formats; the folder of each. `so_far` as in `of_run`. Raises
     ReportError; NotWritten where they cannot be written."""
     if not formats:
         return ()
-    found, report = of_run(run_folder, so_far), make_report_folder(run_folder)
+    runs, report_folder = read_logged_runs(run_folder, partial_steps), make_report_folder(run_folder)
     try:
-        return tuple(FORMATS[name](report, found) for name in formats)
+        return tuple(FORMATS[name](report_folder, runs) for name in formats)
     except OSError as error:
-        raise ReportWriteError(error.filename or report, error) from None
+        raise ReportWriteError(error.filename or report_folder, error) from None

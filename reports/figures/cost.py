@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
@@ -15,40 +15,47 @@ from reports.summary import recommendation
 from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
-_MOST_PRICES = 4  # named over the figure; the page's table has all of them
+_MAX_PRICES = 4  # named over the figure; the page's table has all of them
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    priced = [(row, row.cost) for row in row_chart.drawn(summary) if row.cost is not None]
+    priced = [(row, row.cost) for row in row_chart.drawn_rows(summary) if row.cost is not None]
     if not priced:
         return None
     priced.sort(key=lambda item: item[1].usd_per_million_useful_tokens.value)
-    beside = reference_results.matching_results(run)
-    like = reference_results.training_by_label(run, beside)
+    published = reference_results.matching_results(run)
+    published_by_label = reference_results.training_by_label(run, published)
     chosen = recommendation.recommended_choice(summary)
     best = priced[0][0] if chosen is None else chosen.row
     cheapest = priced[0][1]
-    planned = [
+    planned_rows = [
         best,
-        *(row for row, _ in priced if row is not best and beside and like.get(row.label) is beside.training[-1]),
+        *(
+            row
+            for row, _ in priced
+            if row is not best and published and published_by_label.get(row.label) is published.training[-1]
+        ),
     ]
-    tunings = _tunings(planned, beside, like, summary)
-    shown = beside is not None and bool(like)
-    first = cheapest.price
-    is_assumed = any(mark.is_hollow for panel in tunings.panels for mark in panel.marks)
-    hollow = " Hatched is a speed-up that no trial of this very configuration measured." if is_assumed else ""
-    same = _is_published(first, beside)
+    fine_tunings = _fine_tuning_group(planned_rows, published, published_by_label, summary)
+    has_published = published is not None and bool(published_by_label)
+    first_price = cheapest.price
+    is_assumed = any(mark.is_hollow for panel in fine_tunings.panels for mark in panel.marks)
+    hatched_note = " Hatched is a speed-up that no trial of this very configuration measured." if is_assumed else ""
+    is_same_price = _is_published_price(first_price, published)
     panels = (
         Panel(
-            title=f"Per million useful tokens, at ${first.usd_per_gpu_hour:,.2f}",
+            title=f"Per million useful tokens, at ${first_price.usd_per_gpu_hour:,.2f}",
             marks=tuple(
-                row_chart.dollars_mark(one.usd_per_million_useful_tokens, tone=row_chart.tone(row))
-                for row, one in priced
+                row_chart.dollars_mark(cost.usd_per_million_useful_tokens, tone=row_chart.row_tone(row))
+                for row, cost in priced
             ),
         ),
         Panel(
-            title=f"Per 1,000 samples, at ${first.usd_per_gpu_hour:,.2f}",
-            marks=tuple(_samples(row, one, like.get(row.label) if same else None) for row, one in priced),
+            title=f"Per 1,000 samples, at ${first_price.usd_per_gpu_hour:,.2f}",
+            marks=tuple(
+                _samples_mark(row, cost, published_by_label.get(row.label) if is_same_price else None)
+                for row, cost in priced
+            ),
             wide_only=True,
         ),
         Panel(
@@ -57,20 +64,20 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         ),
     )
     return RowFigure(
-        over=head(
+        header=make_header(
             summary,
             _title(best, is_cheapest=chosen is not None and best is priced[0][0] and not chosen.tied),
-            *row_chart.facts(summary),
-            *(price.description for price in summary.prices[:_MOST_PRICES]),
-            f"{PUBLISHED} {beside.source}, at ${beside.cost_10000_samples['usd_per_gpu_hour']:.2f} per GPU hour"
-            if beside is not None and shown
+            *row_chart.header_facts(summary),
+            *(price.description for price in summary.prices[:_MAX_PRICES]),
+            f"{PUBLISHED} {published.source}, at ${published.cost_10000_samples['usd_per_gpu_hour']:.2f} per GPU hour"
+            if published is not None and has_published
             else "",
         ),
-        groups=(MarkGroup(names=tuple(row.label for row, _ in priced), panels=panels), tunings),
+        groups=(MarkGroup(names=tuple(row.label for row, _ in priced), panels=panels), fine_tunings),
         caption=(
             "Cheapest first, in US$: shorter bars are better. More GPUs finish sooner at nearly the same cost; billed "
             "adds what a process spends before its first step. Dollars follow the price: at half of it they are half."
-            f"{hollow}"
+            f"{hatched_note}"
         ),
     )
 
@@ -78,83 +85,89 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
 def _title(best: ConfigurationRow, *, is_cheapest: bool) -> str:
     rate = formatting.estimate(None if best.cost is None else best.cost.usd_per_million_useful_tokens, prefix="$")
     title = f"{best.label} {'is cheapest:' if is_cheapest else 'costs'} {rate} per million useful tokens"
-    one = None if best.cost is None else next(iter(best.cost.fine_tunings), None)
-    if one is None:
+    fine_tuning = None if best.cost is None else next(iter(best.cost.fine_tunings), None)
+    if fine_tuning is None:
         return title
-    dollars = formatting.number(one.usd.value)
-    return f"{title}; {FINE_TUNING_SAMPLES:,} samples cost ${dollars} on {formatting.count(one.gpus, 'GPU')}"
+    dollars = formatting.number(fine_tuning.usd.value)
+    return f"{title}; {FINE_TUNING_SAMPLES:,} samples cost ${dollars} on {formatting.count(fine_tuning.gpus, 'GPU')}"
 
 
-def _samples(row: ConfigurationRow, at: Cost, like: reference_results.PublishedTraining | None) -> Mark:
-    if like is None:
-        return row_chart.dollars_mark(at.usd_per_1000_samples, tone=row_chart.tone(row))
-    usd = like.usd_per_1000_samples
-    more = f"  {PUBLISHED} ${usd:g} published"
-    return row_chart.dollars_mark(at.usd_per_1000_samples, tone=row_chart.tone(row), more=more, published=(usd,))
+def _samples_mark(
+    row: ConfigurationRow, cost: Cost, published_training: reference_results.PublishedTraining | None
+) -> Mark:
+    if published_training is None:
+        return row_chart.dollars_mark(cost.usd_per_1000_samples, tone=row_chart.row_tone(row))
+    usd = published_training.usd_per_1000_samples
+    suffix = f"  {PUBLISHED} ${usd:g} published"
+    return row_chart.dollars_mark(
+        cost.usd_per_1000_samples, tone=row_chart.row_tone(row), suffix=suffix, published=(usd,)
+    )
 
 
-def _tunings(
-    planned: list[ConfigurationRow],
-    beside: PublishedResults | None,
-    like: Mapping[str, reference_results.PublishedTraining],
+def _fine_tuning_group(
+    rows: list[ConfigurationRow],
+    published: PublishedResults | None,
+    published_by_label: Mapping[str, reference_results.PublishedTraining],
     summary: Summary,
 ) -> MarkGroup:
     """A row for each of `planned` on each number of GPUs; dollars at the price that counts, and how long it takes."""
     plans = [
-        (row, number, plan)
-        for row in planned
-        if row.cost is not None
-        for number, plan in enumerate(row.cost.fine_tunings)
+        (row, number, plan) for row in rows if row.cost is not None for number, plan in enumerate(row.cost.fine_tunings)
     ]
     # What was published, for the rows that measured the same thing.
     references = [
-        beside if beside is not None and like.get(row.label) is beside.training[-1] else None for row, *_ in plans
+        published if published is not None and published_by_label.get(row.label) is published.training[-1] else None
+        for row, *_ in plans
     ]
     names = [f"{row.label}, {formatting.count(plan.gpus, 'GPU')}" for row, _, plan in plans]
     price = summary.prices[0]
     dollars = []
     for (*_, plan), reference in zip(plans, references, strict=True):
-        known = {} if reference is None or not _is_published(price, beside) else reference.cost_10000_samples["usd"]
-        dollars.append(_usd(plan, tuple(known.get(plan.gpus, ()))))
+        published_usd = (
+            {}
+            if reference is None or not _is_published_price(price, published)
+            else reference.cost_10000_samples["usd"]
+        )
+        dollars.append(_usd_mark(plan, tuple(published_usd.get(plan.gpus, ()))))
     if summary.hosted is not None:
-        asked = summary.hosted.usd_per_10000_samples
-        dollars.append(Mark(value=asked, words=f"${formatting.number(asked)}", tone=BASELINE_TONE))
+        hosted_usd = summary.hosted.usd_per_10000_samples
+        dollars.append(Mark(value=hosted_usd, text=f"${formatting.number(hosted_usd)}", tone=BASELINE_TONE))
     panels = [Panel(title=f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", marks=tuple(dollars))]
     hours = [
-        _hours(plan, None if reference is None else reference.cost_10000_samples["minutes"].get(plan.gpus))
+        _hours_mark(plan, None if reference is None else reference.cost_10000_samples["minutes"].get(plan.gpus))
         for (*_, plan), reference in zip(plans, references, strict=True)
     ]
     if summary.hosted is not None:
         names.append(f"hosted: {summary.hosted.source}")
-        hours.append(Mark(value=None, words=formatting.UNKNOWN))
+        hours.append(Mark(value=None, text=formatting.UNKNOWN))
     panels.append(Panel(title="Hours of 10,000 samples", marks=tuple(hours)))
     return MarkGroup(names=tuple(names), panels=tuple(panels))
 
 
-def _is_published(price: Price, beside: PublishedResults | None) -> bool:
+def _is_published_price(price: Price, published: PublishedResults | None) -> bool:
     """True at the price that published dollars were counted with; dollars at another are not the same thing."""
-    if beside is None:
+    if published is None:
         return False
-    return abs(price.usd_per_gpu_hour - float(beside.cost_10000_samples["usd_per_gpu_hour"])) < 1e-9
+    return abs(price.usd_per_gpu_hour - float(published.cost_10000_samples["usd_per_gpu_hour"])) < 1e-9
 
 
-def _usd(plan: FineTuning, references: tuple[float, ...]) -> Mark:
+def _usd_mark(plan: FineTuning, references: tuple[float, ...]) -> Mark:
     billed = plan.usd_billed.value
     places = formatting.significant_decimals(plan.usd.value)
-    more = f", billed ${formatting.number(billed, places)}" if plan.startup_sec is not None else ""
-    also = (
+    billed_text = f", billed ${formatting.number(billed, places)}" if plan.startup_sec is not None else ""
+    published_text = (
         f"  {PUBLISHED} {', '.join(f'${fromkey:.2f}' for fromkey in dict.fromkeys(references))}" if references else ""
     )
-    words = f"${formatting.number(plan.usd.value, places)}{more}{also}"
-    return row_chart.mark_of(plan.usd, words, is_hollow=not plan.scaling.is_measured, published=references)
+    text = f"${formatting.number(plan.usd.value, places)}{billed_text}{published_text}"
+    return row_chart.interval_mark(plan.usd, text, is_hollow=not plan.scaling.is_measured, published=references)
 
 
-def _hours(plan: FineTuning, minutes: float | None) -> Mark:
+def _hours_mark(plan: FineTuning, minutes: float | None) -> Mark:
     hours = plan.training_sec.times(1 / 3600)
-    also = f"  {PUBLISHED} {minutes / 60:.2f}" if minutes else ""
-    words = f"{formatting.number(hours.value)} h{'' if plan.scaling.is_measured else ', assumed'}{also}"
+    published_text = f"  {PUBLISHED} {minutes / 60:.2f}" if minutes else ""
+    text = f"{formatting.number(hours.value)} h{'' if plan.scaling.is_measured else ', assumed'}{published_text}"
     references = (minutes / 60,) if minutes else ()
-    return row_chart.mark_of(hours, words, is_hollow=not plan.scaling.is_measured, published=references)
+    return row_chart.interval_mark(hours, text, is_hollow=not plan.scaling.is_measured, published=references)
 
 
 COST = Chart(

@@ -9,7 +9,7 @@ from bench.records.result import TrialStatus
 from bench.records.trial import Trial
 from reports import formatting
 from reports.figures.drawing import glyphs, row_chart
-from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
@@ -23,7 +23,7 @@ from reports.summary.summary import ConfigurationRow, Summary
 
 CENTRE = "optimized"
 # Field of a row and of a published factor, and its words with the value filled in.
-_FACTORS = {
+_CHANGE_TEXTS = {
     "max_seq_len": "sequence {0} \N{RIGHTWARDS ARROW} {1}",
     "micro_batch_size": "batch {0} \N{RIGHTWARDS ARROW} {1}",
     "gradient_accumulation_steps": "accumulation {0} \N{RIGHTWARDS ARROW} {1}",
@@ -34,103 +34,112 @@ _FACTORS = {
     "gradient_checkpointing": "checkpointing {0} \N{RIGHTWARDS ARROW} {1}",
     "data_workers": "loader processes {0} \N{RIGHTWARDS ARROW} {1}",
 }
-_WORDS = {True: "on", False: "off", "paged_adamw_8bit": "paged 8-bit AdamW", "adamw_torch": "AdamW", "pad": "padd"}
+_VALUE_TEXTS = {
+    True: "on",
+    False: "off",
+    "paged_adamw_8bit": "paged 8-bit AdamW",
+    "adamw_torch": "AdamW",
+    "pad": "padd",
+}
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
     settings = {configuration.label: configuration.planned[0].trial for configuration in run.configurations}
-    alone = _alone(summary, run, settings)
-    if alone is None or not (way := journey(summary, settings)):
-        return alone
+    figure = _single_factor_figure(summary, run, settings)
+    if figure is None or not (path := shortest_path(summary, settings)):
+        return figure
     return replace(
-        alone,
-        groups=(_steps(way, settings), *alone.groups),
-        caption=f"First, the way from {way[0].label} to {way[-1].label}, one change after the other. {alone.caption}",
+        figure,
+        groups=(_path_group(path, settings), *figure.groups),
+        caption=f"First, the way from {path[0].label} to {path[-1].label}, one change after the other. {figure.caption}",
     )
 
 
-def journey(summary: Summary, settings: Mapping[str, Trial]) -> list[ConfigurationRow]:
+def shortest_path(summary: Summary, settings: Mapping[str, Trial]) -> list[ConfigurationRow]:
     """The shortest way from the baseline to what is recommended over measured configurations of which each differs
     from the one before in one factor; empty where there is none. Of equally short ones the plan's first."""
     rows = {row.label: row for row in summary.measured_rows}
     end = headline.recommended_label(summary)
-    ways = [[summary.baseline]] if summary.baseline in rows and end != summary.baseline else []
+    paths = [[summary.baseline]] if summary.baseline in rows and end != summary.baseline else []
     seen = {summary.baseline}
-    for way in ways:  # grows as it is gone through: the shortest come first
+    for path in paths:  # grows as it is gone through: the shortest come first
         for label in rows:
-            if label not in seen and len(_changed(settings[way[-1]], settings[label])) == 1:
+            if label not in seen and len(_changed_fields(settings[path[-1]], settings[label])) == 1:
                 if label == end:
-                    return [rows[one] for one in (*way, label)]
+                    return [rows[step] for step in (*path, label)]
                 seen.add(label)
-                ways.append([*way, label])
+                paths.append([*path, label])
     return []
 
 
-def _steps(way: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> MarkGroup:
-    names, useful, minutes = [way[0].label], [], []
-    for before, after in itertools.pairwise(way):
-        (field,) = _changed(settings[before.label], settings[after.label])
-        names.append(f"{_factor(field, settings[before.label], settings[after.label])} = {after.label}")
-    for number, row in enumerate(way):
-        more = (
-            f", {formatting.number(row.useful_rate / way[number - 1].useful_rate, 2)}x the row above" if number else ""
+def _path_group(path: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> MarkGroup:
+    names, token_marks, minute_marks = [path[0].label], [], []
+    for previous, current in itertools.pairwise(path):
+        (field,) = _changed_fields(settings[previous.label], settings[current.label])
+        names.append(f"{_describe_change(field, settings[previous.label], settings[current.label])} = {current.label}")
+    for number, row in enumerate(path):
+        suffix = (
+            f", {formatting.number(row.useful_rate / path[number - 1].useful_rate, 2)}x the row above" if number else ""
         )
-        useful.append(row_chart.estimate_mark(row, "useful_tokens_per_sec", more=more))
-        minutes.append(row_chart.minutes_mark(row))
+        token_marks.append(row_chart.estimate_mark(row, "useful_tokens_per_sec", suffix=suffix))
+        minute_marks.append(row_chart.minutes_mark(row))
     return MarkGroup(
         names=tuple(names),
         panels=(
-            Panel(title="Useful tokens per second, per worker", marks=tuple(useful)),
-            Panel(title="Minutes per 1,000 samples, 1 GPU", marks=tuple(minutes)),
+            Panel(title="Useful tokens per second, per worker", marks=tuple(token_marks)),
+            Panel(title="Minutes per 1,000 samples, 1 GPU", marks=tuple(minute_marks)),
         ),
     )
 
 
-def _changed(before: Trial, after: Trial) -> list[str]:
-    return [name for name in _FACTORS if getattr(before, name) != getattr(after, name)]
+def _changed_fields(first: Trial, second: Trial) -> list[str]:
+    return [name for name in _CHANGE_TEXTS if getattr(first, name) != getattr(second, name)]
 
 
-def _factor(field: str, before: Trial, after: Trial) -> str:
-    return _FACTORS[field].format(_word(getattr(before, field)), _word(getattr(after, field)))
+def _describe_change(field: str, first: Trial, second: Trial) -> str:
+    return _CHANGE_TEXTS[field].format(_format_value(getattr(first, field)), _format_value(getattr(second, field)))
 
 
-def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigure | None:
+def _single_factor_figure(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigure | None:
     centre = next((row for row in summary.rows if row.label == CENTRE), None)
     if centre is None or centre.measured is None:
         return None
-    found = []
+    changes = []
     for row in summary.rows:
-        changed = _changed(settings[CENTRE], settings[row.label])
+        changed = _changed_fields(settings[CENTRE], settings[row.label])
         if row is not centre and len(changed) == 1:
             (field,) = changed
-            words = _factor(field, settings[CENTRE], settings[row.label])
-            found.append((row, field, getattr(settings[row.label], field), words))
-    if not found:
+            description = _describe_change(field, settings[CENTRE], settings[row.label])
+            changes.append((row, field, getattr(settings[row.label], field), description))
+    if not changes:
         return None
-    beside = reference_results.matching_results(run)
-    known = {} if beside is None else {(factor.field, factor.value): factor for factor in beside.factors}
-    factors = [known.get((field, after)) for _, field, after, _ in found]
-    among = len(found)  # all of their intervals hold at once, as in the page's table
-    samples = [
-        _effect(row, centre, "samples_per_sec", one, among) for (row, *_), one in zip(found, factors, strict=True)
+    published = reference_results.matching_results(run)
+    published_factors = (
+        {} if published is None else {(factor.field, factor.value): factor for factor in published.factors}
+    )
+    factors = [published_factors.get((field, after)) for _, field, after, _ in changes]
+    n_changes = len(changes)  # all of their intervals hold at once, as in the page's table
+    sample_marks = [
+        _effect_mark(row, centre, "samples_per_sec", factor, n_changes)
+        for (row, *_), factor in zip(changes, factors, strict=True)
     ]
-    tokens = [_effect(row, centre, "useful_tokens_per_sec", None, among) for row, *_ in found]
-    panels = glyphs.shared(
+    token_marks = [_effect_mark(row, centre, "useful_tokens_per_sec", None, n_changes) for row, *_ in changes]
+    panels = glyphs.share_axis(
         [
-            Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, at=1.0)
-            for rate, effects in (("Samples per second", samples), ("Useful tokens per second", tokens))
+            Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, reference=1.0)
+            for rate, effects in (("Samples per second", sample_marks), ("Useful tokens per second", token_marks))
         ]
     )
-    shown = any(factor is not None for factor in factors)
+    has_published = any(factor is not None for factor in factors)
     return RowFigure(
-        over=head(
+        header=make_header(
             summary,
-            _title(found, panels[1]),
+            _title(changes, panels[1]),
             f"centre: {CENTRE}, n = {centre.measured.n_steps} steps",
-            row_chart.interval_words([row for row, *_ in found]),
-            f"{PUBLISHED} {beside.source}" if beside is not None and shown else "",
+            row_chart.describe_intervals([row for row, *_ in changes]),
+            f"{PUBLISHED} {published.source}" if published is not None and has_published else "",
         ),
-        groups=(MarkGroup(names=tuple(words for *_, words in found), panels=panels),),
+        groups=(MarkGroup(names=tuple(description for *_, description in changes), panels=panels),),
         caption=(
             f"Each row changes one thing about {CENTRE}: right of the dashed line is faster, left is slower, "
             "grey dots are not shown to have an effect."
@@ -138,40 +147,42 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
     )
 
 
-def _word(value: object) -> str:
-    return str(_WORDS.get(value, value)) if isinstance(value, (bool, str)) else str(value)
+def _format_value(value: object) -> str:
+    return str(_VALUE_TEXTS.get(value, value)) if isinstance(value, (bool, str)) else str(value)
 
 
-def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: Factor | None, among: int) -> Mark:
-    more = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
-    reference = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
+def _effect_mark(
+    row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: Factor | None, comparisons: int
+) -> Mark:
+    suffix = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
+    references = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
     if row.measured is None or centre.measured is None:
-        ended = "out of memory" if TrialStatus.OUT_OF_MEMORY in row.ends else "no trial succeeded"
-        return Mark(value=None, words=f"{ended}{more}", published=reference)
-    ratio = per_config.ratio(row.measured, centre.measured, rate, comparisons=among)
+        status = "out of memory" if TrialStatus.OUT_OF_MEMORY in row.ends else "no trial succeeded"
+        return Mark(value=None, text=f"{status}{suffix}", published=references)
+    ratio = per_config.ratio(row.measured, centre.measured, rate, comparisons=comparisons)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
-    return row_chart.mark_of(ratio, f"{_times(ratio)}{verdict}{more}", tone=tone, published=reference)
+    return row_chart.interval_mark(ratio, f"{_format_ratio(ratio)}{verdict}{suffix}", tone=tone, published=references)
 
 
-def _times(ratio: Ratio) -> str:
+def _format_ratio(ratio: Ratio) -> str:
     """Three decimals close to 1: `1.00x slower` says nothing."""
     places = formatting.ratio_decimals(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
     return f"{formatting.number(ratio.value, places)}x {formatting.span(ratio.low, ratio.high, places)}".rstrip()
 
 
-def _title(found: list[tuple[ConfigurationRow, str, object, str]], panel: Panel) -> str:
+def _title(changes: list[tuple[ConfigurationRow, str, object, str]], panel: Panel) -> str:
     effects = [
-        (mark.value, words, formatting.ratio_decimals(mark.low, mark.high))
-        for mark, (*_, words) in zip(panel.marks, found, strict=True)
+        (mark.value, description, formatting.ratio_decimals(mark.low, mark.high))
+        for mark, (*_, description) in zip(panel.marks, changes, strict=True)
         if mark.value is not None and mark.tone == OTHER_TONE
     ]
     if not effects:
         return f"No single factor was shown to change the speed of {CENTRE}"
-    value, words, places = max(effects)
+    value, description, places = max(effects)
     if value <= 1.0:
         return f"No single factor makes {CENTRE} faster in useful tokens"
-    return f"What helps {CENTRE} most on its own: {words}, {formatting.number(value, places)}x the useful tokens per second"
+    return f"What helps {CENTRE} most on its own: {description}, {formatting.number(value, places)}x the useful tokens per second"
 
 
 DIAGNOSTIC = Chart(

@@ -2,7 +2,7 @@
 
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
@@ -13,40 +13,42 @@ from reports.summary.summary import ConfigurationRow, Summary
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    drawn = sorted(row_chart.drawn(summary), key=lambda row: -row.useful_rate)
-    if not drawn:
+    rows = sorted(row_chart.drawn_rows(summary), key=lambda row: -row.useful_rate)
+    if not rows:
         return None
-    beside = reference_results.matching_results(run)
-    like = reference_results.training_by_label(run, beside)
+    published = reference_results.matching_results(run)
+    published_by_label = reference_results.training_by_label(run, published)
 
     def samples(row: ConfigurationRow) -> Mark:
-        found = like.get(row.label)
-        rates = () if found is None else found.samples_per_sec
-        more = f"  {PUBLISHED} {', '.join(f'{rate:g}' for rate in rates)} published" if rates else ""
-        return row_chart.estimate_mark(row, "samples_per_sec", more=more, published=rates)
+        published_training = published_by_label.get(row.label)
+        rates = () if published_training is None else published_training.samples_per_sec
+        suffix = f"  {PUBLISHED} {', '.join(f'{rate:g}' for rate in rates)} published" if rates else ""
+        return row_chart.estimate_mark(row, "samples_per_sec", suffix=suffix, published=rates)
 
     panels = [
         Panel(
             title="Useful tokens per s, per worker",
-            marks=tuple(row_chart.estimate_mark(row, "useful_tokens_per_sec") for row in drawn),
+            marks=tuple(row_chart.estimate_mark(row, "useful_tokens_per_sec") for row in rows),
         ),
-        Panel(title="Samples per s, per worker", marks=tuple(samples(row) for row in drawn)),
+        Panel(title="Samples per s, per worker", marks=tuple(samples(row) for row in rows)),
     ]
     if summary.price is not None:
-        panels.append(Panel(title="US$ per 1,000 samples", marks=tuple(_cost(row) for row in drawn), wide_only=True))
+        panels.append(Panel(title="US$ per 1,000 samples", marks=tuple(_cost(row) for row in rows), wide_only=True))
     else:
-        vram = any(row.peak_vram_bytes is not None for row in drawn)
+        vram = any(row.peak_vram_bytes is not None for row in rows)
         title = f"Peak {'GPU' if vram else 'process'} memory, GB"
-        panels.append(Panel(title=title, marks=tuple(_memory(row) for row in drawn)))
-    shown = any(row.label in like for row in drawn)
-    source = f"{PUBLISHED} {beside.source}" if beside is not None and shown else ""
-    base = f"; grey is {summary.baseline}" if any(row.is_baseline for row in drawn) else ""
-    hollow = "; hollow diamonds are published results" if source else ""
+        panels.append(Panel(title=title, marks=tuple(_memory(row) for row in rows)))
+    has_published = any(row.label in published_by_label for row in rows)
+    source = f"{PUBLISHED} {published.source}" if published is not None and has_published else ""
+    baseline_note = f"; grey is {summary.baseline}" if any(row.is_baseline for row in rows) else ""
+    published_note = "; hollow diamonds are published results" if source else ""
     return RowFigure(
-        over=head(summary, text_module.recommendation_text(summary), *row_chart.facts(summary, priced=True), source),
-        groups=(MarkGroup(names=tuple(row.label for row in drawn), panels=tuple(panels)),),
+        header=make_header(
+            summary, text_module.recommendation_text(summary), *row_chart.header_facts(summary, priced=True), source
+        ),
+        groups=(MarkGroup(names=tuple(row.label for row in rows), panels=tuple(panels)),),
         caption=(
-            f"Best first. Longer bars in the first two panels are better; black lines are 95 % intervals{base}{hollow}."
+            f"Best first. Longer bars in the first two panels are better; black lines are 95 % intervals{baseline_note}{published_note}."
         ),
     )
 
@@ -62,13 +64,13 @@ EXECUTIVE_SUMMARY = Chart(
 
 def _cost(row: ConfigurationRow) -> Mark:
     if row.cost is None:
-        return Mark(value=None, words=formatting.UNKNOWN)
-    return row_chart.dollars_mark(row.cost.usd_per_1000_samples, tone=row_chart.tone(row))
+        return Mark(value=None, text=formatting.UNKNOWN)
+    return row_chart.dollars_mark(row.cost.usd_per_1000_samples, tone=row_chart.row_tone(row))
 
 
 def _memory(row: ConfigurationRow) -> Mark:
     return Mark(
         value=None if row.peak_bytes is None else row.peak_bytes / 1e9,
-        words=formatting.gigabytes(row.peak_bytes),
-        tone=row_chart.tone(row),
+        text=formatting.gigabytes(row.peak_bytes),
+        tone=row_chart.row_tone(row),
     )

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from bench.records.result import TrialStatus
 from reports import formatting
 from reports.figures.drawing import lines, row_chart, text_size
-from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
+from reports.figures.drawing.chart import Chart, make_header
+from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
 from reports.figures.drawing.palette import ACCENT_TONE, BAND, DEEP_TONE, MUTED
 from reports.read.run import Run
 from reports.summary import headline
 from reports.summary.summary import Summary
 
-_MOST_POINTS = 300
-_LABEL_IN = 0.2  # a label's share of the height
-_NAME_IN = 2.8  # of a label: what it says of the loss stands behind its name
-_APART = 0.1  # nats per token over the lowest last loss, where a configuration is called out
+_MAX_POINTS = 300
+_LABEL_HEIGHT_IN = 0.2  # a label's share of the height
+_MAX_NAME_IN = 2.8  # of a label: what it says of the loss stands behind its name
+_NOTABLE_LOSS_GAP = 0.1  # nats per token over the lowest last loss, where a configuration is called out
 
 Floats = NDArray[np.float64]
 
@@ -43,17 +43,17 @@ class LossCurve:
     tone: str
 
     @property
-    def last(self) -> float:
+    def last_loss(self) -> float:
         return float(self.median[-1])
 
     @property
-    def falls(self) -> bool:
-        return len(self.median) == 1 or self.last < float(self.median[0])
+    def is_falling(self) -> bool:
+        return len(self.median) == 1 or self.last_loss < float(self.median[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurvesData:
-    over: Head
+    header: Header
     curves: tuple[LossCurve, ...]
 
     @property
@@ -67,14 +67,14 @@ class LossCurvesData:
     def alt(self) -> str:
         curves = [
             f"{curve.name}: {formatting.number(float(curve.median[0]), 2)} at step {curve.step[0]:.0f}, "
-            f"{formatting.number(curve.last, 2)} at step {curve.step[-1]:.0f}"
+            f"{formatting.number(curve.last_loss, 2)} at step {curve.step[-1]:.0f}"
             for curve in self.curves
         ]
         return "Loss over optimizer steps. " + "; ".join(curves) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
-        height_in = max(2.4, _LABEL_IN * len(self.curves))
-        drawing = board(self.over, sheet, height_in + 0.9)
+        height_in = max(2.4, _LABEL_HEIGHT_IN * len(self.curves))
+        drawing = create_layout(self.header, sheet, height_in + 0.9)
         ((left, width),) = drawing.columns(1, left_in=MARGIN_IN + 0.5, gap_in=0.0)
         labels = [_label(curve, sheet) for curve in self.curves]
         room = min(0.45 * width, max(text_size.width_in(label, 8.5) for label in labels))
@@ -84,64 +84,74 @@ class LossCurvesData:
 
 
 def gather(summary: Summary, run: Run) -> LossCurvesData | None:
-    tones = {row.label: row_chart.tone(row) for row in row_chart.drawn(summary)}
+    tones = {row.label: row_chart.row_tone(row) for row in row_chart.drawn_rows(summary)}
     steps = run.steps
-    mine = steps[
+    usable = steps[
         (steps["status"] == TrialStatus.SUCCEEDED.value)
         & steps["loss"].notna()
         & steps["configuration"].isin(list(tones))
     ]
-    if mine.empty:
+    if usable.empty:
         return None
-    owned = {str(label): own for label, own in mine.groupby("configuration", observed=True)}
+    rows_by_label = {
+        str(label): rows_of_label for label, rows_of_label in usable.groupby("configuration", observed=True)
+    }
     best = headline.recommended_label(summary)
     curves = tuple(
-        _curve(label, owned[label], DEEP_TONE if label == best else tones[label]) for label in tones if label in owned
+        _curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label])
+        for label in tones
+        if label in rows_by_label
     )
     trials = [curve.n_trials for curve in curves]
-    many = max(trials) > 1
-    over = (
-        f"medians over n = {formatting.number_range(trials)} trials of a configuration" if many else "n = 1 trial each"
+    has_repeats = max(trials) > 1
+    n_text = (
+        f"medians over n = {formatting.number_range(trials)} trials of a configuration"
+        if has_repeats
+        else "n = 1 trial each"
     )
-    which = row_chart.subset(summary)
-    title = _title(curves, "configuration drawn" if which else "configuration")
-    return LossCurvesData(over=head(summary, title, over, which, "nats per token"), curves=curves)
+    subset_note = row_chart.describe_subset(summary)
+    title = _title(curves, "configuration drawn" if subset_note else "configuration")
+    return LossCurvesData(header=make_header(summary, title, n_text, subset_note, "nats per token"), curves=curves)
 
 
-def _curve(label: str, own: pd.DataFrame, tone: str) -> LossCurve:
-    at = own.groupby("step")["loss"].median()
-    at = at.iloc[:: -math.ceil(len(at) / _MOST_POINTS)].iloc[::-1]  # with the last step, which the label tells
-    warm = own.loc[own["phase"] == "warmup", "step"]
+def _curve(label: str, rows: pd.DataFrame, tone: str) -> LossCurve:
+    medians = rows.groupby("step")["loss"].median()
+    medians = medians.iloc[:: -math.ceil(len(medians) / _MAX_POINTS)].iloc[
+        ::-1
+    ]  # with the last step, which the label tells
+    warmup_steps = rows.loc[rows["phase"] == "warmup", "step"]
     return LossCurve(
         name=label,
-        step=at.index.to_numpy(float),
-        median=at.to_numpy(float),
-        warmup=0 if warm.empty else int(warm.max()),
-        useful_tokens=int(own.groupby("trial_id", observed=True)["useful_tokens"].sum().median()),
-        n_trials=int(own["trial_id"].nunique()),
+        step=medians.index.to_numpy(float),
+        median=medians.to_numpy(float),
+        warmup=0 if warmup_steps.empty else int(warmup_steps.max()),
+        useful_tokens=int(rows.groupby("trial_id", observed=True)["useful_tokens"].sum().median()),
+        n_trials=int(rows["trial_id"].nunique()),
         tone=tone,
     )
 
 
 def _title(curves: Sequence[LossCurve], each: str) -> str:
-    rising = [curve.name for curve in curves if not curve.falls]
+    rising = [curve.name for curve in curves if not curve.is_falling]
     if rising:
         return f"The loss did not fall in {formatting.first_n(rising, 3)}"
     if all(len(curve.median) == 1 for curve in curves):
         return "The loss of a single step: nothing to follow yet"
     if len(curves) == 1:
-        return f"The loss falls in {curves[0].name}, to {formatting.number(curves[0].last, 2)}"
-    low, high = min(curve.last for curve in curves), max(curves, key=lambda curve: curve.last)
-    ends = f"to between {formatting.number(low, 2)} and {formatting.number(high.last, 2)}"
+        return f"The loss falls in {curves[0].name}, to {formatting.number(curves[0].last_loss, 2)}"
+    low, high = min(curve.last_loss for curve in curves), max(curves, key=lambda curve: curve.last_loss)
+    ends = f"to between {formatting.number(low, 2)} and {formatting.number(high.last_loss, 2)}"
     title = f"The loss falls in every {each}, {ends}"
-    return f"{title}; {high.name} learns least" if high.last > low + _APART else title
+    return f"{title}; {high.name} learns least" if high.last_loss > low + _NOTABLE_LOSS_GAP else title
 
 
 def _label(curve: LossCurve, sheet: Sheet) -> str:
-    if sheet.narrow:
+    if sheet.is_narrow:
         return curve.name
-    name = text_size.shorten(curve.name, _NAME_IN, 8.5)
-    return f"{name}: {formatting.number(curve.last, 2)}, {formatting.number(curve.useful_tokens / 1000, 0)} k tokens"
+    name = text_size.shorten(curve.name, _MAX_NAME_IN, 8.5)
+    return (
+        f"{name}: {formatting.number(curve.last_loss, 2)}, {formatting.number(curve.useful_tokens / 1000, 0)} k tokens"
+    )
 
 
 def _draw(axes: Any, curves: Sequence[LossCurve], labels: Sequence[str], height_in: float) -> None:
@@ -149,7 +159,7 @@ def _draw(axes: Any, curves: Sequence[LossCurve], labels: Sequence[str], height_
     if warmup:
         axes.axvspan(0.5, warmup + 0.5, color=BAND, linewidth=0, zorder=0)
     for curve in curves:
-        tone = curve.tone if curve.falls else ACCENT_TONE
+        tone = curve.tone if curve.is_falling else ACCENT_TONE
         bold = tone in (DEEP_TONE, ACCENT_TONE)
         single = "o" if len(curve.step) == 1 else None
         axes.plot(
@@ -158,14 +168,14 @@ def _draw(axes: Any, curves: Sequence[LossCurve], labels: Sequence[str], height_
     axes.set_title("Loss by optimizer step")
     axes.set_xlabel("step", labelpad=2)
     axes.set_xlim(0.5, max(1.5, *(float(curve.step[-1]) for curve in curves)))
-    lines.value_axis(axes, integer=True)
+    lines.format_x_axis(axes, integer=True)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
     ends = [
-        (float(curve.step[-1]), curve.last, label, ACCENT_TONE if not curve.falls else MUTED)
+        (float(curve.step[-1]), curve.last_loss, label, ACCENT_TONE if not curve.is_falling else MUTED)
         for curve, label in zip(curves, labels, strict=True)
     ]
-    lines.end_labels(axes, ends, height_in)
+    lines.label_ends(axes, ends, height_in)
 
 
 LOSS_CURVES = Chart(
@@ -174,5 +184,5 @@ LOSS_CURVES = Chart(
     needs="a training trial that succeeds",
     command="inv bench --quick",
     gather=gather,
-    folded=True,
+    is_folded=True,
 )

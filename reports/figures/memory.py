@@ -5,7 +5,7 @@ import math
 from bench.records.result import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
@@ -13,59 +13,63 @@ from reports.read import queries, reference_results
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 
-PREDICTED = "predicted_peak_vram_bytes"
+PREDICTED_PEAK = "predicted_peak_vram_bytes"
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
     predicted = predictions(run, summary)
-    drawn = [
+    rows = [
         row
         for row in summary.rows
         if row.peak_vram_bytes is not None
         or (row.measured is None and (row.label in predicted or TrialStatus.OUT_OF_MEMORY in row.ends))
     ][: row_chart.MAX_DRAWN + 4]
-    if not any(row.peak_vram_bytes is not None for row in drawn):
+    if not any(row.peak_vram_bytes is not None for row in rows):
         return None
     capacity = capacity_bytes(run)
-    beside = reference_results.matching_results(run)
-    like = reference_results.training_by_label(run, beside)
-    found = [_mark(row, predicted.get(row.label), like.get(row.label), capacity) for row in drawn]
-    has_published = any(mark.published for mark in found)
+    published = reference_results.matching_results(run)
+    published_by_label = reference_results.training_by_label(run, published)
+    marks = [_mark(row, predicted.get(row.label), published_by_label.get(row.label), capacity) for row in rows]
+    has_published = any(mark.published for mark in marks)
     dashed = "" if capacity is None else f" (dashed: {formatting.number(capacity / 1e9)})"
     panel = Panel(
         title=f"Peak GPU memory, GB{dashed}",
-        marks=tuple(found),
-        at=None if capacity is None else capacity / 1e9,
+        marks=tuple(marks),
+        reference=None if capacity is None else capacity / 1e9,
     )
     bars = (
         "Bars are measured peaks; short upright lines are the predictions made before the trial."
-        if any(row.label in predicted for row in drawn)
+        if any(row.label in predicted for row in rows)
         else "Bars are the measured peaks; there is no prediction."
     )
-    ran_out = any(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in drawn)
+    ran_out = any(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in rows)
     hatched = " Hatched ran out of memory in every trial: how much it needs is not known." if ran_out else ""
     return RowFigure(
-        over=head(
+        header=make_header(
             summary,
-            _title(drawn, capacity, predicted),
+            _title(rows, capacity, predicted),
             "largest peak of any worker, as the allocator counts it",
-            f"{PUBLISHED} {beside.source}" if beside is not None and has_published else "",
+            f"{PUBLISHED} {published.source}" if published is not None and has_published else "",
         ),
-        groups=(MarkGroup(names=tuple(row.label for row in drawn), panels=(panel,)),),
+        groups=(MarkGroup(names=tuple(row.label for row in rows), panels=(panel,)),),
         caption=bars if capacity is None else f"{bars} The dashed line is what the GPU has.{hatched}",
     )
 
 
 def predictions(run: Run, summary: Summary) -> dict[str, float]:
     """Configuration to the peak in bytes that was predicted before its trials, also where none of them succeeded."""
-    lost = {row.label for row in summary.rows if row.measured is None}
+    failed_labels = {row.label for row in summary.rows if row.measured is None}
     table = run.measurements
-    mine = table[(table["name"] == PREDICTED) & table["configuration"].isin(lost) & table["value"].notna()]
-    of_failures = {str(label): float(value) for label, value in zip(mine["configuration"], mine["value"], strict=True)}
-    return of_failures | {
-        one.configuration: one.value
-        for one in queries.select(run, PREDICTED)
-        if one.value is not None and one.value > 0
+    matching = table[
+        (table["name"] == PREDICTED_PEAK) & table["configuration"].isin(failed_labels) & table["value"].notna()
+    ]
+    from_failures = {
+        str(label): float(value) for label, value in zip(matching["configuration"], matching["value"], strict=True)
+    }
+    return from_failures | {
+        measured.configuration: measured.value
+        for measured in queries.select(run, PREDICTED_PEAK)
+        if measured.value is not None and measured.value > 0
     }
 
 
@@ -75,7 +79,7 @@ def capacity_bytes(run: Run) -> int | None:
     return min((int(size) for size in sizes if size), default=None)
 
 
-def _off(predicted: float, measured: int | None) -> str:
+def _format_error(predicted: float, measured: int | None) -> str:
     """ ", +2 %" where a prediction was above what was measured; nothing where nothing was."""
     if not measured:
         return ""
@@ -86,52 +90,52 @@ def _off(predicted: float, measured: int | None) -> str:
 def _mark(
     row: ConfigurationRow,
     predicted: float | None,
-    like: reference_results.PublishedTraining | None,
+    published_training: reference_results.PublishedTraining | None,
     capacity: int | None,
 ) -> Mark:
-    at_least = measured = row.peak_vram_bytes
-    words = formatting.gigabytes(measured)
+    shown_bytes = measured = row.peak_vram_bytes
+    text = formatting.gigabytes(measured)
     if measured is None and TrialStatus.OUT_OF_MEMORY in row.ends:
-        at_least = capacity
-        words = (
+        shown_bytes = capacity
+        text = (
             "out of memory"
             if capacity is None
             else f"out of memory: it needs more than {formatting.gigabytes(capacity)}"
         )
     elif measured is None:
-        words = "did not run"
+        text = "did not run"
     elif row.ends.get(TrialStatus.OUT_OF_MEMORY):
-        words += f", out of memory in {row.ends[TrialStatus.OUT_OF_MEMORY]} of {formatting.count(row.planned, 'trial')}"
+        text += f", out of memory in {row.ends[TrialStatus.OUT_OF_MEMORY]} of {formatting.count(row.planned, 'trial')}"
     if predicted is not None:
-        words += f"  | {formatting.gigabytes(round(predicted))} predicted{_off(predicted, measured)}"
-    reference = None if like is None else like.peak_vram_bytes
-    if reference is not None:
-        words += f"  {PUBLISHED} {formatting.gigabytes(round(reference))} published"
+        text += f"  | {formatting.gigabytes(round(predicted))} predicted{_format_error(predicted, measured)}"
+    published_bytes = None if published_training is None else published_training.peak_vram_bytes
+    if published_bytes is not None:
+        text += f"  {PUBLISHED} {formatting.gigabytes(round(published_bytes))} published"
     return Mark(
-        value=None if at_least is None else at_least / 1e9,
-        words=words,
-        tone=row_chart.tone(row),
+        value=None if shown_bytes is None else shown_bytes / 1e9,
+        text=text,
+        tone=row_chart.row_tone(row),
         is_hollow=measured is None,
         limit=None if predicted is None else predicted / 1e9,
-        published=() if reference is None else (reference / 1e9,),
+        published=() if published_bytes is None else (published_bytes / 1e9,),
     )
 
 
-def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[str, float]) -> str:
-    largest = max((row for row in drawn if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
+def _title(rows: list[ConfigurationRow], capacity: int | None, predicted: dict[str, float]) -> str:
+    largest = max((row for row in rows if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
     used = largest.peak_vram_bytes or 0
     share = f", {formatting.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
     title = f"{largest.label} needs most of what fits: {formatting.gigabytes(used)}{share}"
-    if not (ended := sum(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in drawn)):
+    if not (n_out_of_memory := sum(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in rows)):
         title = title.replace(" of what fits", "")
     else:
-        title += f"; {formatting.count(ended, 'configuration')} ran out of memory"
-    off = [
+        title += f"; {formatting.count(n_out_of_memory, 'configuration')} ran out of memory"
+    errors_percent = [
         100 * abs(predicted[row.label] / row.peak_vram_bytes - 1)
-        for row in drawn
+        for row in rows
         if row.peak_vram_bytes and row.label in predicted
     ]
-    return f"{title}; predictions are within {max(1, math.ceil(max(off)))} %" if off else title
+    return f"{title}; predictions are within {max(1, math.ceil(max(errors_percent)))} %" if errors_percent else title
 
 
 MEMORY = Chart(

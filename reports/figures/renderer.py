@@ -23,7 +23,7 @@ from reports.figures.drawing.chart import Chart, Drawing, Picture
 from reports.figures.drawing.inline_svg import inline_svg
 from reports.figures.drawing.layout import NARROW, WIDE
 
-MOST_PROCESSES = 4  # this one included
+MAX_PROCESSES = 4  # this one included
 DRAW_SEC = 120.0  # a figure takes under a second; a process that hangs must not hang the report
 
 
@@ -43,7 +43,7 @@ class FigurePool(contextlib.AbstractContextManager["FigurePool"]):
     """The processes that draw: at most MOST_PROCESSES and one for each core. Made before the run is read."""
 
     def __init__(self) -> None:
-        self._others = min(MOST_PROCESSES, os.cpu_count() or 1) - 1
+        self._others = min(MAX_PROCESSES, os.cpu_count() or 1) - 1
         self._pool: ProcessPoolExecutor | None = None
         if self._others > 0:
             self._pool = ProcessPoolExecutor(self._others, mp_context=multiprocessing.get_context("spawn"))
@@ -66,49 +66,49 @@ class FigurePool(contextlib.AbstractContextManager["FigurePool"]):
         """
         jobs = list(jobs)
         waiting = deque(jobs)
-        ours: dict[str, Picture] = {}
-        handed: dict[str, Future[Picture]] = {}
+        drawn_here: dict[str, Picture] = {}
+        submitted: dict[str, Future[Picture]] = {}
         while waiting:
-            while len(waiting) > 1 and sum(not future.done() for future in handed.values()) <= self._others:
-                future = self._hand_out(waiting[0])
+            while len(waiting) > 1 and sum(not future.done() for future in submitted.values()) <= self._others:
+                future = self._submit(waiting[0])
                 if future is None:
                     break
-                handed[waiting.popleft().chart.name] = future
+                submitted[waiting.popleft().chart.name] = future
             job = waiting.pop()
-            ours[job.chart.name] = draw_one(job.chart.name, job.chart.title, job.drawing)
-        return [ours.get(job.chart.name) or _awaited(job, handed[job.chart.name]) for job in jobs]
+            drawn_here[job.chart.name] = draw_picture(job.chart.name, job.chart.title, job.drawing)
+        return [drawn_here.get(job.chart.name) or _await_picture(job, submitted[job.chart.name]) for job in jobs]
 
-    def _hand_out(self, job: RenderJob) -> Future[Picture] | None:
+    def _submit(self, job: RenderJob) -> Future[Picture] | None:
         """None where nobody takes it."""
         with contextlib.suppress(BrokenProcessPool):
             if self._pool is not None:
-                return self._pool.submit(draw_one, job.chart.name, job.chart.title, job.drawing)
+                return self._pool.submit(draw_picture, job.chart.name, job.chart.title, job.drawing)
         return None
 
 
-def _awaited(job: RenderJob, future: Future[Picture]) -> Picture:
+def _await_picture(job: RenderJob, future: Future[Picture]) -> Picture:
     try:
         return future.result(timeout=DRAW_SEC)
     except TimeoutError:
         raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
     except BrokenProcessPool:  # killed, most likely for memory: alone it may fit
-        return draw_one(job.chart.name, job.chart.title, job.drawing)
+        return draw_picture(job.chart.name, job.chart.title, job.drawing)
 
 
-def draw_one(name: str, title: str, drawing: Drawing) -> Picture:
+def draw_picture(name: str, title: str, drawing: Drawing) -> Picture:
     """Draw on both sheets."""
-    with style.drawing():
+    with style.figure_style():
         figure = drawing.draw(WIDE)
-        png, wide = style.png(figure), style.svg(figure)
-        narrow = style.svg(drawing.draw(NARROW))
+        png, wide_svg = style.to_png(figure), style.to_svg(figure)
+        narrow_svg = style.to_svg(drawing.draw(NARROW))
     return Picture(
         name=name,
         title=title,
-        finding=drawing.over.title,
+        finding=drawing.header.title,
         png=png,
-        svg=wide,
-        wide_svg=inline_svg(wide, f"w{name[:2]}"),
-        narrow_svg=inline_svg(narrow, f"n{name[:2]}"),
+        svg=wide_svg,
+        wide_svg=inline_svg(wide_svg, f"w{name[:2]}"),
+        narrow_svg=inline_svg(narrow_svg, f"n{name[:2]}"),
         caption=drawing.caption,
         alt=drawing.alt,
     )

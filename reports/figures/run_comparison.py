@@ -2,45 +2,45 @@
 
 from reports import formatting
 from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
-from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
-_MOST_ROWS = 20
+_MAX_ROWS = 20
 _TONES = {"faster": OTHER_TONE, "slower": ACCENT_TONE}
 _ORDER = ("slower", "faster", "unknown", "same")
 
 
 def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> RowFigure | None:  # noqa: ARG001
-    known = [] if comparison is None else [row for row in comparison.rows if row.speed_ratio is not None]
-    if comparison is None or not known:
+    rows = [] if comparison is None else [row for row in comparison.rows if row.speed_ratio is not None]
+    if comparison is None or not rows:
         return None
     # Parts of a step follow from the step; what other kinds measured is drawn where no step was compared.
-    shown = [row for row in known if row.metric == "samples_per_sec"] or known
-    shown = sorted(shown, key=lambda row: (_ORDER.index(row.verdict), row.speed_ratio or 1.0))[:_MOST_ROWS]
-    several = len(comparison.run_ids) > 2
+    drawn = [row for row in rows if row.metric == "samples_per_sec"] or rows
+    drawn = sorted(drawn, key=lambda row: (_ORDER.index(row.verdict), row.speed_ratio or 1.0))[:_MAX_ROWS]
+    is_multiple = len(comparison.run_ids) > 2
     band = max(RESOLUTION, comparison.tolerance)
-    rest = len(comparison.rows) - len(shown)
+    n_omitted = len(comparison.rows) - len(drawn)
     panel = Panel(
         title=f"Speed, x that of {comparison.run_ids[0]} (dashed: the same; band: {100 * band:g} %)",
-        marks=tuple(map(_mark, shown)),
+        marks=tuple(map(_mark, drawn)),
         kind="dots",
         log=True,
-        at=1.0,
+        reference=1.0,
         band=(1.0 / (1.0 + band), 1.0 + band),
     )
     return RowFigure(
-        over=head(
+        header=make_header(
             summary,
-            _title(comparison, shown),
+            _title(comparison, drawn),
             f"against run {comparison.run_ids[0]}",
             "95 % intervals over processes; verdicts corrected for several comparisons (Holm)",
-            f"{rest:,} more quantities: inv compare {' '.join(comparison.run_ids)}" if rest else "",
+            f"{n_omitted:,} more quantities: inv compare {' '.join(comparison.run_ids)}" if n_omitted else "",
         ),
-        groups=(MarkGroup(names=tuple(_name(row, several=several) for row in shown), panels=(panel,)),),
+        groups=(MarkGroup(names=tuple(_name(row, several=is_multiple) for row in drawn), panels=(panel,)),),
         caption=(
             f"Right of the dashed line is faster. Same means an interval within {100 * band:g} % of no change; "
             "hollow dots are neither shown to differ nor shown to be the same."
@@ -61,7 +61,7 @@ def _mark(row: ComparedRow) -> Mark:
     spread = formatting.span(row.low, row.high, places)
     return Mark(
         value=value,
-        words=f"{formatting.number(value, places)}x {spread} {row.verdict}".replace("  ", " "),
+        text=f"{formatting.number(value, places)}x {spread} {row.verdict}".replace("  ", " "),
         low=row.low,
         high=row.high,
         tone=_TONES.get(row.verdict, BASELINE_TONE),

@@ -10,16 +10,16 @@ from bench.records.result import TrialStatus
 from reports import formatting
 from reports.figures import memory
 from reports.figures.drawing import label_layout, lines, row_chart, text_size
-from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
+from reports.figures.drawing.chart import Chart, make_header
+from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
 from reports.figures.drawing.palette import ACCENT_TONE, INK, PAPER
 from reports.read.run import Run
 from reports.statistics.types import Estimate
 from reports.summary.summary import ConfigurationRow, Summary
 
 _BODY_IN = 3.6
-_LABEL_IN = {1: 1.2, 4: 4.5}  # the widest that the names in a label may be together, by how many it names
-_NEAR = 0.03  # of an axis: marks that cover each other
+_MAX_LABEL_IN = {1: 1.2, 4: 4.5}  # the widest that the names in a label may be together, by how many it names
+_OVERLAP_FRACTION = 0.03  # of an axis: marks that cover each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class ScatterPoint:
     tone: str
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return (
             self.name if self.succeeded == self.planned else f"{self.name}, {self.succeeded} of {self.planned} trials"
         )
@@ -48,8 +48,8 @@ class ScatterPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedMemoryData:
-    over: Head
-    places: tuple[ScatterPoint, ...]
+    header: Header
+    points: tuple[ScatterPoint, ...]
     limit_gb: float | None
 
     @property
@@ -63,39 +63,41 @@ class SpeedMemoryData:
     @property
     def alt(self) -> str:
         return "; ".join(
-            f"{one.words}: {formatting.number(one.rate)} useful tokens per second, {formatting.number(one.memory_gb)} GB"
-            for one in self.places
+            f"{point.label}: {formatting.number(point.rate)} useful tokens per second, {formatting.number(point.memory_gb)} GB"
+            for point in self.points
         )
 
     def draw(self, sheet: Sheet) -> Figure:
-        drawing = board(self.over, sheet, _BODY_IN + 0.2)
-        ((left, width),) = drawing.columns(1, left_in=MARGIN_IN + 0.55, gap_in=0.0)
-        axes = drawing.panel(left, 0.0, width, _BODY_IN)
+        layout = create_layout(self.header, sheet, _BODY_IN + 0.2)
+        ((left, width),) = layout.columns(1, left_in=MARGIN_IN + 0.55, gap_in=0.0)
+        axes = layout.panel(left, 0.0, width, _BODY_IN)
         _draw(axes, self, sheet)
-        return drawing.figure
+        return layout.figure
 
 
 def gather(summary: Summary, run: Run) -> SpeedMemoryData | None:
     capacity = memory.capacity_bytes(run)
-    drawn = {row.label for row in row_chart.drawn(summary)}
+    drawn_labels = {row.label for row in row_chart.drawn_rows(summary)}
     predicted = memory.predictions(run, summary)
     limit_gb = None if capacity is None else capacity / 1e9
-    places = []
+    points = []
     for row in summary.rows:
-        if row.label in drawn and row.measured is not None and row.peak_vram_bytes is not None:
-            places.append(_place(row, row.peak_vram_bytes / 1e9, row.measured.useful_tokens_per_sec))
+        if row.label in drawn_labels and row.measured is not None and row.peak_vram_bytes is not None:
+            points.append(_point(row, row.peak_vram_bytes / 1e9, row.measured.useful_tokens_per_sec))
         elif row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends and limit_gb is not None:
-            at = predicted.get(row.label)
-            places.append(_place(row, limit_gb if at is None else at / 1e9, None))
-    places = places[: row_chart.MAX_DRAWN + 4]
-    if not any(one.rate for one in places):
+            predicted_bytes = predicted.get(row.label)
+            points.append(_point(row, limit_gb if predicted_bytes is None else predicted_bytes / 1e9, None))
+    points = points[: row_chart.MAX_DRAWN + 4]
+    if not any(point.rate for point in points):
         return None
     return SpeedMemoryData(
-        over=head(summary, _title(places), *row_chart.facts(summary)), places=tuple(places), limit_gb=limit_gb
+        header=make_header(summary, _title(points), *row_chart.header_facts(summary)),
+        points=tuple(points),
+        limit_gb=limit_gb,
     )
 
 
-def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> ScatterPoint:
+def _point(row: ConfigurationRow, gb: float, rate: Estimate | None) -> ScatterPoint:
     return ScatterPoint(
         name=row.label,
         memory_gb=gb,
@@ -105,77 +107,85 @@ def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> ScatterPo
         succeeded=row.succeeded,
         planned=row.planned,
         is_reliable=row.is_reliable,
-        tone=row_chart.tone(row),
+        tone=row_chart.row_tone(row),
     )
 
 
-def _title(places: list[ScatterPoint]) -> str:
-    fastest = max(places, key=lambda one: one.rate)
-    safe = max((one for one in places if one.rate and one.is_reliable), key=lambda one: one.rate, default=None)
-    risky = f"{fastest.name} is faster, but succeeded only in {fastest.succeeded} of {fastest.planned} trials"
-    if safe is None:
-        often = f"{fastest.succeeded} of {fastest.planned}"
-        return f"No configuration succeeded in every trial; {fastest.name}, the fastest, did in {often}"
-    title = f"{safe.name} is the fastest without a failed trial: {formatting.number(safe.rate)} useful tokens per second in "
-    title += f"{formatting.number(safe.memory_gb)} GB"
-    return title if safe is fastest else f"{title}; {risky}"
+def _title(points: list[ScatterPoint]) -> str:
+    fastest = max(points, key=lambda point: point.rate)
+    reliable = max(
+        (point for point in points if point.rate and point.is_reliable), key=lambda point: point.rate, default=None
+    )
+    faster_note = f"{fastest.name} is faster, but succeeded only in {fastest.succeeded} of {fastest.planned} trials"
+    if reliable is None:
+        trials = f"{fastest.succeeded} of {fastest.planned}"
+        return f"No configuration succeeded in every trial; {fastest.name}, the fastest, did in {trials}"
+    title = f"{reliable.name} is the fastest without a failed trial: {formatting.number(reliable.rate)} useful tokens per second in "
+    title += f"{formatting.number(reliable.memory_gb)} GB"
+    return title if reliable is fastest else f"{title}; {faster_note}"
 
 
 def _draw(axes: Any, data: SpeedMemoryData, sheet: Sheet) -> None:
-    most = max(one.high or one.rate for one in data.places)
-    widest = max([one.memory_gb for one in data.places] + ([] if data.limit_gb is None else [data.limit_gb]))
-    axes.set_xlim(0.0, widest * 1.08)
-    axes.set_ylim(-0.04 * most, most * 1.1)
-    upright = []
+    max_rate = max(point.high or point.rate for point in data.points)
+    max_memory = max([point.memory_gb for point in data.points] + ([] if data.limit_gb is None else [data.limit_gb]))
+    axes.set_xlim(0.0, max_memory * 1.08)
+    axes.set_ylim(-0.04 * max_rate, max_rate * 1.1)
+    obstacles = []
     if data.limit_gb is not None:
         axes.axvline(data.limit_gb, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
-        upright = [[(data.limit_gb, 0.0), (data.limit_gb, most)]]
-    for one in data.places:
-        if one.low is not None and one.high is not None:
-            upright.append([(one.memory_gb, one.low), (one.memory_gb, one.high)])
-        lines.upright(axes, one.memory_gb, one.low, one.high)
-        if not one.rate:
-            axes.plot(one.memory_gb, 0.0, "x", markersize=7, color=ACCENT_TONE, markeredgewidth=2.0, clip_on=False)
+        obstacles = [[(data.limit_gb, 0.0), (data.limit_gb, max_rate)]]
+    for point in data.points:
+        if point.low is not None and point.high is not None:
+            obstacles.append([(point.memory_gb, point.low), (point.memory_gb, point.high)])
+        lines.draw_vertical_interval(axes, point.memory_gb, point.low, point.high)
+        if not point.rate:
+            axes.plot(point.memory_gb, 0.0, "x", markersize=7, color=ACCENT_TONE, markeredgewidth=2.0, clip_on=False)
             continue
-        face = one.tone if one.succeeded == one.planned else PAPER
-        axes.plot(one.memory_gb, one.rate, "o", markersize=8, color=face, markeredgecolor=INK, markeredgewidth=0.9)
+        face = point.tone if point.succeeded == point.planned else PAPER
+        axes.plot(point.memory_gb, point.rate, "o", markersize=8, color=face, markeredgecolor=INK, markeredgewidth=0.9)
     axes.set_title(
-        "Useful tokens per second and worker, by peak GPU memory in GB" if not sheet.narrow else "Useful tokens/s by GB"
+        "Useful tokens per second and worker, by peak GPU memory in GB"
+        if not sheet.is_narrow
+        else "Useful tokens/s by GB"
     )
-    lines.value_axis(axes)
-    lines.height_axis(axes)
-    label_layout.label_points(axes, _labels(data.places, widest, most, 1 if sheet.narrow else 4), upright)
+    lines.format_x_axis(axes)
+    lines.format_y_axis(axes)
+    label_layout.label_points(axes, _labels(data.points, max_memory, max_rate, 1 if sheet.is_narrow else 4), obstacles)
 
 
-def _labels(places: tuple[ScatterPoint, ...], widest: float, most: float, named: int) -> list[tuple[float, float, str]]:
+def _labels(
+    points: tuple[ScatterPoint, ...], max_memory: float, max_rate: float, max_names: int
+) -> list[tuple[float, float, str]]:
     """x, y and words; marks on nearly one place share a label, which names `named` of them."""
     groups: list[list[ScatterPoint]] = []
-    for one in places:
-        near = (
+    for point in points:
+        close_groups = (
             group
             for group in groups
-            if abs(group[0].memory_gb - one.memory_gb) < _NEAR * widest
-            and abs(group[0].rate - one.rate) < _NEAR * most
-            and bool(group[0].rate) == bool(one.rate)
+            if abs(group[0].memory_gb - point.memory_gb) < _OVERLAP_FRACTION * max_memory
+            and abs(group[0].rate - point.rate) < _OVERLAP_FRACTION * max_rate
+            and bool(group[0].rate) == bool(point.rate)
         )
-        group = next(near, None)
+        group = next(close_groups, None)
         if group is None:
-            groups.append([one])
+            groups.append([point])
         else:
-            group.append(one)
+            group.append(point)
     return [
         (
             group[0].memory_gb,
             group[0].rate,
-            formatting.first_n(_names(group, _LABEL_IN[named] / min(len(group), named)), named),
+            formatting.first_n(_names(group, _MAX_LABEL_IN[max_names] / min(len(group), max_names)), max_names),
         )
         for group in groups
     ]
 
 
 def _names(group: Sequence[ScatterPoint], limit_in: float) -> list[str]:
-    short = [replace(one, name=text_size.shorten(one.name, limit_in, label_layout.SIZE)) for one in group]
-    return [one.words if one.rate else one.name for one in short]
+    shortened = [
+        replace(point, name=text_size.shorten(point.name, limit_in, label_layout.LABEL_SIZE)) for point in group
+    ]
+    return [point.label if point.rate else point.name for point in shortened]
 
 
 SPEED_AND_MEMORY = Chart(

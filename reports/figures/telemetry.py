@@ -19,8 +19,8 @@ from bench.records.result import TrialResult, TrialStatus
 from reports import formatting
 from reports.figures import worker_map
 from reports.figures.drawing import lines, text_size
-from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
+from reports.figures.drawing.chart import Chart, make_header
+from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
 from reports.figures.drawing.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
 from reports.read import telemetry
 from reports.read.run import Run
@@ -28,19 +28,19 @@ from reports.summary.summary import Summary
 
 TARGET_PERCENT = 80.0
 _BINS = 160  # samples of a long trial are averaged to this many points; the band behind shows what was averaged
-_LANE_IN = 1.05
-_MOST_GPUS = 4
-UTILIZATION, CAPPED = "gpu_utilization_percent", "gpu_power_capped_percent"
-_OFTEN_PERCENT = 50.0  # of the measured window at the power limit: then it is power that bounds the trial
+_LANE_HEIGHT_IN = 1.05
+_MAX_GPUS = 4
+UTILIZATION, POWER_CAPPED = "gpu_utilization_percent", "gpu_power_capped_percent"
+_POWER_BOUND_PERCENT = 50.0  # of the measured window at the power limit: then it is power that bounds the trial
 # Column, title, factor, and the key of the fingerprint that says what it can be at most; the GPU's where there is one,
 # else the process's.
-_GPU = (
+_GPU_QUANTITIES = (
     (UTILIZATION, "GPU utilization, %", 1.0, None),
     ("gpu_power_watts", "Power, W", 1.0, "gpu_power_limit_watts"),
     ("gpu_sm_clock_mhz", "SM clock, MHz", 1.0, "gpu_max_sm_clock_mhz"),
     ("gpu_memory_used_bytes", "GPU memory used, GB", 1e-9, None),
 )
-_CPU = (
+_CPU_QUANTITIES = (
     ("process_cpu_percent", "Processor, % of one core", 1.0, None),
     ("process_rss_bytes", "Resident memory, GB", 1e-9, None),
 )
@@ -70,29 +70,33 @@ class Lane:
     title: str
     curves: tuple[TelemetryCurve, ...]
     measured_mean: float | None
-    most: float | None = None
+    maximum: float | None = None
     target: float | None = None
-    healthy: float | None = None
+    healthy_mean: float | None = None
 
     @property
-    def lines(self) -> tuple[float, ...]:
+    def reference_lines(self) -> tuple[float, ...]:
         """Where to draw a line across."""
-        return tuple(at for at in (self.most, self.target) if at is not None)
+        return tuple(at for at in (self.maximum, self.target) if at is not None)
 
     @property
     def heading(self) -> str:
         """Its title with the mean, and with what it can be at most."""
         mean = "" if self.measured_mean is None else f": mean {formatting.number(self.measured_mean)}"
-        most = "" if self.most is None or not mean else f" of {formatting.number(self.most)}"
-        healthy = "" if self.healthy is None or not mean else f" (a healthy worker: {formatting.number(self.healthy)})"
-        return f"{self.title}{mean}{most}{healthy}"
+        maximum = "" if self.maximum is None or not mean else f" of {formatting.number(self.maximum)}"
+        healthy = (
+            ""
+            if self.healthy_mean is None or not mean
+            else f" (a healthy worker: {formatting.number(self.healthy_mean)})"
+        )
+        return f"{self.title}{mean}{maximum}{healthy}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetryData:
     """`phases` are (name, from, to) in seconds."""
 
-    over: Head
+    header: Header
     trial: str
     lanes: tuple[Lane, ...]
     phases: tuple[tuple[str, float, float], ...]
@@ -100,15 +104,17 @@ class TelemetryData:
 
     @property
     def caption(self) -> str:
-        most = " and what this GPU can do at most" if any(lane.most is not None for lane in self.lanes) else ""
-        dips = (
-            f": a dip is time in which the GPU waited. Dashed: the target of {TARGET_PERCENT:.0f} %{most}."
+        maximum_note = (
+            " and what this GPU can do at most" if any(lane.maximum is not None for lane in self.lanes) else ""
+        )
+        explanation = (
+            f": a dip is time in which the GPU waited. Dashed: the target of {TARGET_PERCENT:.0f} %{maximum_note}."
             if self.is_gpu
             else "."
         )
         return (
             "Bands are the trial's phases, named above; means are over the measured phase, where a curve should be "
-            f"flat{dips}"
+            f"flat{explanation}"
         )
 
     @property
@@ -120,42 +126,42 @@ class TelemetryData:
         return f"Trial {self.trial} over time. Phases: {phases}. Means of the measured phase: {means or 'unknown'}."
 
     def draw(self, sheet: Sheet) -> Figure:
-        lane_in = _LANE_IN + (0.1 if sheet.narrow else 0.0)
+        lane_in = _LANE_HEIGHT_IN + (0.1 if sheet.is_narrow else 0.0)
         top_in = 0.22
-        drawing = board(self.over, sheet, top_in + (lane_in + 0.42) * len(self.lanes) + 0.38)
+        layout = create_layout(self.header, sheet, top_in + (lane_in + 0.42) * len(self.lanes) + 0.38)
         left_in = MARGIN_IN + 0.55
-        ((left, width),) = drawing.columns(1, left_in=left_in, gap_in=0.0)
+        ((left, width),) = layout.columns(1, left_in=left_in, gap_in=0.0)
         width -= 0.55 if any(len(lane.curves) > 1 for lane in self.lanes) else 0.05
         end = max(to for _, _, to in self.phases)
         begin = min(start for _, start, _ in self.phases)
         for number, lane in enumerate(self.lanes):
             height = lane_in + 0.42 + 0.28
-            axes = drawing.panel(left, top_in + number * (lane_in + 0.42), width, height)
+            axes = layout.panel(left, top_in + number * (lane_in + 0.42), width, height)
             _draw_lane(axes, lane, self, lane_in)
             axes.set_xlim(begin, end)
             axes.tick_params(axis="x", labelbottom=number == len(self.lanes) - 1)
             if number == 0:
                 _name_phases(axes, self, width, end - begin)
         axes.set_xlabel("seconds since the trial's process began", labelpad=2)
-        return drawing.figure
+        return layout.figure
 
 
 def gather(summary: Summary, run: Run) -> TelemetryData | None:
-    ill = worker_map.is_outlier(summary)
-    for result in _candidates(summary, run, None if ill is None else ill[0]):
-        frame = _telemetry(run, result)
+    slow_worker = worker_map.find_slow_worker(summary)
+    for result in _candidates(summary, run, None if slow_worker is None else slow_worker[0]):
+        frame = _read_telemetry(run, result)
         if frame is None:
             continue
         is_gpu = bool(frame["gpu_utilization_percent"].notna().any())
         lanes = tuple(_lanes(result, frame, is_gpu=is_gpu))
         if lanes:
             title = _title(result, lanes, is_gpu=is_gpu)
-            if ill is not None and result.worker == ill[0]:
-                means = {lane.title: lane.measured_mean for lane in _healthy(summary, run, result)}
-                lanes = tuple(replace(lane, healthy=means.get(lane.title)) for lane in lanes)
-                title = f"{ill[0]} is {formatting.number(ill[1], 0)} % slower than the middle worker. {title}"
+            if slow_worker is not None and result.worker == slow_worker[0]:
+                means = {lane.title: lane.measured_mean for lane in _healthy_lanes(summary, run, result)}
+                lanes = tuple(replace(lane, healthy_mean=means.get(lane.title)) for lane in lanes)
+                title = f"{slow_worker[0]} is {formatting.number(slow_worker[1], 0)} % slower than the middle worker. {title}"
             return TelemetryData(
-                over=head(summary, title, *_facts(result, frame)),
+                header=make_header(summary, title, *_facts(result, frame)),
                 trial=result.trial_id,
                 lanes=lanes,
                 phases=_phases(frame),
@@ -164,50 +170,59 @@ def gather(summary: Summary, run: Run) -> TelemetryData | None:
     return None
 
 
-def _telemetry(run: Run, result: TrialResult) -> pd.DataFrame | None:
+def _read_telemetry(run: Run, result: TrialResult) -> pd.DataFrame | None:
     return telemetry.read(run.folder / TRIALS_FOLDER / result.trial_id / TELEMETRY_FILE)
 
 
-def _candidates(summary: Summary, run: Run, sick: str | None) -> list[TrialResult]:
+def _candidates(summary: Summary, run: Run, slow_worker: str | None) -> list[TrialResult]:
     """Trials by how telling their telemetry is: the sick worker's first, then the best training configuration's."""
     speed = {
         row.label: row.measured.useful_tokens_per_sec.value for row in summary.measured_rows if row.measured is not None
     }
-    good = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
-    return sorted(good, key=lambda one: (one.worker != sick, -speed.get(run.label_of[one.trial_id], 0.0)))
+    succeeded = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
+    return sorted(
+        succeeded, key=lambda result: (result.worker != slow_worker, -speed.get(run.label_of[result.trial_id], 0.0))
+    )
 
 
-def _healthy(summary: Summary, run: Run, ill: TrialResult) -> tuple[Lane, ...]:
+def _healthy_lanes(summary: Summary, run: Run, slow_result: TrialResult) -> tuple[Lane, ...]:
     """The lanes of the same configuration on the worker in the middle; none where it left no telemetry."""
-    label = run.label_of[ill.trial_id]
-    away = next((worker_map.deviations(row) for row in summary.rows if row.label == label), {})
-    for worker in sorted(set(away) - {ill.worker}, key=lambda one: abs(away[one])):
-        same = (result for result in run.results if result.worker == worker and run.label_of[result.trial_id] == label)
-        result = next((one for one in same if one.status is TrialStatus.SUCCEEDED), None)
-        frame = None if result is None else _telemetry(run, result)
+    label = run.label_of[slow_result.trial_id]
+    deviations = next((worker_map.deviations(row) for row in summary.rows if row.label == label), {})
+    for worker in sorted(set(deviations) - {slow_result.worker}, key=lambda name: abs(deviations[name])):
+        results = (
+            result for result in run.results if result.worker == worker and run.label_of[result.trial_id] == label
+        )
+        result = next((name for name in results if name.status is TrialStatus.SUCCEEDED), None)
+        frame = None if result is None else _read_telemetry(run, result)
         if result is not None and frame is not None:
             return tuple(_lanes(result, frame, is_gpu=bool(frame["gpu_utilization_percent"].notna().any())))
     return ()
 
 
 def _lanes(result: TrialResult, frame: pd.DataFrame, *, is_gpu: bool) -> Iterator[Lane]:
-    for column, title, factor, key in _GPU if is_gpu else _CPU:
+    for column, title, factor, key in _GPU_QUANTITIES if is_gpu else _CPU_QUANTITIES:
         lane = _lane(frame, column, title, factor, by_gpu=is_gpu)
-        most = None if key is None else result.fingerprint.get(key)
+        maximum = None if key is None else result.fingerprint.get(key)
         if lane is not None:
             target = TARGET_PERCENT if column == UTILIZATION else None
-            yield replace(lane, most=None if most is None else float(most), target=target)
+            yield replace(lane, maximum=None if maximum is None else float(maximum), target=target)
 
 
 def _lane(frame: pd.DataFrame, column: str, title: str, factor: float, *, by_gpu: bool) -> Lane | None:
-    known = frame[frame[column].notna()]
-    if known.empty:
+    samples = frame[frame[column].notna()]
+    if samples.empty:
         return None
-    groups = [(int(float(str(gpu))), mine) for gpu, mine in known.groupby("gpu")] if by_gpu else [(None, known)]
+    groups = (
+        [(int(float(str(gpu))), gpu_samples) for gpu, gpu_samples in samples.groupby("gpu")]
+        if by_gpu
+        else [(None, samples)]
+    )
     curves = tuple(
-        _curve(gpu, mine["elapsed_sec"].to_numpy(float), mine[column].to_numpy(float) * factor) for gpu, mine in groups
-    )[:_MOST_GPUS]
-    window = known[known["phase"] == "measure"]
+        _curve(gpu, gpu_samples["elapsed_sec"].to_numpy(float), gpu_samples[column].to_numpy(float) * factor)
+        for gpu, gpu_samples in groups
+    )[:_MAX_GPUS]
+    window = samples[samples["phase"] == "measure"]
     return Lane(
         title=title, curves=curves, measured_mean=None if window.empty else float(window[column].mean()) * factor
     )
@@ -229,8 +244,8 @@ def _phases(frame: pd.DataFrame) -> tuple[tuple[str, float, float], ...]:
     change = frame["phase"].ne(frame["phase"].shift())
     starts = frame[change]
     edges = [*starts["elapsed_sec"].tolist(), float(frame["elapsed_sec"].iloc[-1])]
-    found = zip(starts["phase"], pairwise(edges), strict=True)
-    return tuple((str(name), float(start), float(to)) for name, (start, to) in found)[:40]
+    spans = zip(starts["phase"], pairwise(edges), strict=True)
+    return tuple((str(name), float(start), float(to)) for name, (start, to) in spans)[:40]
 
 
 def _facts(result: TrialResult, frame: pd.DataFrame) -> tuple[str, ...]:
@@ -251,13 +266,15 @@ def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str
     if not is_gpu:
         cores = formatting.number(first.measured_mean / 100.0, 1)
         return f"{name} kept {cores} processor cores busy while it was measured; there was no GPU"
-    met = "above" if first.measured_mean >= TARGET_PERCENT else "below"
-    busy = formatting.number(first.measured_mean, 0)
-    title = f"The GPU was {busy} % utilized while {name} was measured, {met} the target of {TARGET_PERCENT:.0f} %"
-    capped = next((measurement.value for measurement in result.measurements if measurement.name == CAPPED), None)
-    if capped is None or capped < _OFTEN_PERCENT:
+    comparison = "above" if first.measured_mean >= TARGET_PERCENT else "below"
+    utilization = formatting.number(first.measured_mean, 0)
+    title = f"The GPU was {utilization} % utilized while {name} was measured, {comparison} the target of {TARGET_PERCENT:.0f} %"
+    capped_percent = next(
+        (measurement.value for measurement in result.measurements if measurement.name == POWER_CAPPED), None
+    )
+    if capped_percent is None or capped_percent < _POWER_BOUND_PERCENT:
         return title
-    return f"{title}; its power limit held the clock down {formatting.number(capped, 0)} % of that time"
+    return f"{title}; its power limit held the clock down {formatting.number(capped_percent, 0)} % of that time"
 
 
 def _draw_lane(axes: Any, lane: Lane, data: TelemetryData, lane_in: float) -> None:
@@ -271,15 +288,15 @@ def _draw_lane(axes: Any, lane: Lane, data: TelemetryData, lane_in: float) -> No
         axes.plot(curve.seconds, curve.mean, color=tone, linewidth=1.2, zorder=2)
         if len(lane.curves) > 1:
             ends.append((float(curve.seconds[-1]), float(curve.mean[-1]), f"GPU {curve.gpu}", tone))
-    top = max(float(curve.high.max()) for curve in lane.curves)
-    highest = max(top, *lane.lines, 0.0, 100.0 if lane.target is not None else 0.0)
+    highest_sample = max(float(curve.high.max()) for curve in lane.curves)
+    highest = max(highest_sample, *lane.reference_lines, 0.0, 100.0 if lane.target is not None else 0.0)
     axes.set_ylim(0.0, 1.12 * highest or 1.0)
-    for at in lane.lines:
-        axes.axhline(at, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=3)
+    for value in lane.reference_lines:
+        axes.axhline(value, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=3)
     axes.set_title(lane.heading)
     axes.grid(visible=False, axis="x")
-    lines.height_axis(axes, 3)
-    lines.end_labels(axes, ends, lane_in)
+    lines.format_y_axis(axes, 3)
+    lines.label_ends(axes, ends, lane_in)
 
 
 def _name_phases(axes: Any, data: TelemetryData, width_in: float, seconds: float) -> None:
@@ -305,6 +322,6 @@ TELEMETRY = Chart(
     name="09_telemetry",
     title="Telemetry of a trial",
     needs="telemetry.csv beside the result of a trial that succeeded: inv collect brings it",
-    folded=True,
+    is_folded=True,
     gather=gather,
 )

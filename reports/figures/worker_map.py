@@ -13,17 +13,17 @@ from matplotlib.patches import Rectangle
 
 from reports import formatting
 from reports.figures.drawing import row_chart, text_size
-from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.layout import NAME_IN, Head, Sheet, board, names_width_in
+from reports.figures.drawing.chart import Chart, make_header
+from reports.figures.drawing.layout import MAX_NAME_IN, Header, Sheet, create_layout, names_width_in
 from reports.figures.drawing.palette import ACCENT_TONE, INK, OTHER_TONE, PAPER
 from reports.figures.drawing.style import NAME_SIZE
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 
 NOTABLE_PERCENT = 3.0  # two healthy nodes of a kind are within this
-_MOST_WORKERS = 16
+_MAX_WORKERS = 16
 _DARKEST_PERCENT = 15.0
-_ROW_IN = 0.3
+_ROW_HEIGHT_IN = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class WorkerMapData:
     None where a worker did not measure a configuration.
     """
 
-    over: Head
+    header: Header
     names: tuple[str, ...]
     workers: tuple[str, ...]
     percent: tuple[tuple[float | None, ...], ...]
@@ -49,45 +49,51 @@ class WorkerMapData:
     def alt(self) -> str:
         return "; ".join(
             f"{name}: "
-            + ", ".join(f"{worker} {_words(one)} %" for worker, one in zip(self.workers, cells, strict=True))
+            + ", ".join(
+                f"{worker} {_format_percent(percent)} %" for worker, percent in zip(self.workers, cells, strict=True)
+            )
             for name, cells in zip(self.names, self.percent, strict=True)
         )
 
     def draw(self, sheet: Sheet) -> Figure:
-        row_in = _ROW_IN + (0.2 if sheet.narrow else 0.0)
-        drawing = board(self.over, sheet, row_in * len(self.names) + 0.75)
+        row_in = _ROW_HEIGHT_IN + (0.2 if sheet.is_narrow else 0.0)
+        layout = create_layout(self.header, sheet, row_in * len(self.names) + 0.75)
         left_in = names_width_in(self.names, sheet)
-        ((left, width),) = drawing.columns(1, left_in=left_in, gap_in=0.0)
-        axes = drawing.panel(left, 0.0, width, row_in * len(self.names) + 0.75)
+        ((left, width),) = layout.columns(1, left_in=left_in, gap_in=0.0)
+        axes = layout.panel(left, 0.0, width, row_in * len(self.names) + 0.75)
         _draw(axes, self, sheet, width)
-        return drawing.figure
+        return layout.figure
 
 
 def gather(summary: Summary, _run: Run) -> WorkerMapData | None:
-    drawn = [
-        row for row in row_chart.drawn(summary) if row.measured is not None and len(row.measured.worker_medians) > 1
+    rows = [
+        row
+        for row in row_chart.drawn_rows(summary)
+        if row.measured is not None and len(row.measured.worker_medians) > 1
     ]
-    if not drawn:
+    if not rows:
         return None
-    found = [deviations(row) for row in drawn]
-    middles = _middles(found)
-    every = list(middles)
-    kept = sorted(every, key=lambda worker: -abs(middles[worker]))[:_MOST_WORKERS]
-    workers = tuple(worker for worker in every if worker in kept)
-    left_out = (
-        f"{len(workers)} of {len(every)} workers: those furthest from the middle" if len(every) > len(kept) else ""
+    deviations_of_rows = [deviations(row) for row in rows]
+    middles = _median_deviations(deviations_of_rows)
+    all_workers = list(middles)
+    shown_workers = sorted(all_workers, key=lambda worker: -abs(middles[worker]))[:_MAX_WORKERS]
+    workers = tuple(worker for worker in all_workers if worker in shown_workers)
+    omitted_note = (
+        f"{len(workers)} of {len(all_workers)} workers: those furthest from the middle"
+        if len(all_workers) > len(shown_workers)
+        else ""
     )
     return WorkerMapData(
-        over=head(
+        header=make_header(
             summary,
-            _title(found, middles),
+            _title(deviations_of_rows, middles),
             "medians of each worker's measured steps",
-            row_chart.subset(summary),
-            left_out,
+            row_chart.describe_subset(summary),
+            omitted_note,
         ),
-        names=tuple(row.label for row in drawn),
+        names=tuple(row.label for row in rows),
         workers=workers,
-        percent=tuple(tuple(one.get(worker) for worker in workers) for one in found),
+        percent=tuple(tuple(deviation.get(worker) for worker in workers) for deviation in deviations_of_rows),
     )
 
 
@@ -100,34 +106,47 @@ def deviations(row: ConfigurationRow) -> dict[str, float]:
     return {worker: 100.0 * (own / middle - 1.0) for worker, own in medians.items()}
 
 
-def _middles(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _median_deviations(deviations_of_rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each worker's middle deviation, in the order of their names."""
-    every = sorted({worker for one in found for worker in one}, key=formatting.natural_key)
-    return {worker: statistics.median([one[worker] for one in found if worker in one]) for worker in every}
+    workers = sorted(
+        {worker for row_deviations in deviations_of_rows for worker in row_deviations}, key=formatting.natural_key
+    )
+    return {
+        worker: statistics.median(
+            [row_deviations[worker] for row_deviations in deviations_of_rows if worker in row_deviations]
+        )
+        for worker in workers
+    }
 
 
-def is_outlier(summary: Summary) -> tuple[str, float] | None:
+def find_slow_worker(summary: Summary) -> tuple[str, float] | None:
     """The worker that is slow throughout, with the percent that its steps take longer; None where there is none."""
-    middles = _middles([one for row in row_chart.drawn(summary) if (one := deviations(row))])
-    worst = max(middles, key=lambda worker: middles[worker], default=None)
-    return None if worst is None or middles[worst] < NOTABLE_PERCENT else (worst, middles[worst])
+    middles = _median_deviations(
+        [row_deviations for row in row_chart.drawn_rows(summary) if (row_deviations := deviations(row))]
+    )
+    slowest = max(middles, key=lambda worker: middles[worker], default=None)
+    return None if slowest is None or middles[slowest] < NOTABLE_PERCENT else (slowest, middles[slowest])
 
 
-def _title(found: Sequence[Mapping[str, float]], middles: Mapping[str, float]) -> str:
+def _title(deviations_of_rows: Sequence[Mapping[str, float]], middles: Mapping[str, float]) -> str:
     worst = max(middles, key=lambda worker: abs(middles[worker]))
     if abs(middles[worst]) < NOTABLE_PERCENT:
         within = f"within {math.ceil(10.0 * abs(middles[worst])) / 10.0:.1f} % of the middle one"
-        over = f", taken over {len(found)} configurations" if len(found) > 1 else ""
+        over = f", taken over {len(deviations_of_rows)} configurations" if len(deviations_of_rows) > 1 else ""
         return f"No worker is slow throughout: each is {within}{over}"
-    way = "slower" if middles[worst] > 0 else "faster"
-    same = [one[worst] for one in found if worst in one and (one[worst] > 0) == (middles[worst] > 0)]
+    direction = "slower" if middles[worst] > 0 else "faster"
+    agreeing = [
+        row_deviations[worst]
+        for row_deviations in deviations_of_rows
+        if worst in row_deviations and (row_deviations[worst] > 0) == (middles[worst] > 0)
+    ]
     return (
-        f"{worst} is {formatting.number(abs(middles[worst]), 0)} % {way} than the middle worker, "
-        f"in {len(same)} of {formatting.count(len(found), 'configuration')}"
+        f"{worst} is {formatting.number(abs(middles[worst]), 0)} % {direction} than the middle worker, "
+        f"in {len(agreeing)} of {formatting.count(len(deviations_of_rows), 'configuration')}"
     )
 
 
-def _words(percent: float | None) -> str:
+def _format_percent(percent: float | None) -> str:
     if percent is None:
         return "\N{EN DASH}"
     return "0" if abs(percent) < 0.05 else f"{percent:+.1f}" if abs(percent) < 10 else f"{percent:+.0f}"
@@ -135,28 +154,34 @@ def _words(percent: float | None) -> str:
 
 def _draw(axes: Any, data: WorkerMapData, sheet: Sheet, width_in: float) -> None:
     cell_in = width_in / len(data.workers)
-    top = 0.42 if sheet.narrow else 0.06  # of a row: above its cells stands its name
-    places, tones = [], []
+    top = 0.42 if sheet.is_narrow else 0.06  # of a row: above its cells stands its name
+    patches, tones = [], []
     for y, (name, cells) in enumerate(zip(data.names, data.percent, strict=True)):
-        if sheet.narrow:
-            called = text_size.shorten(name, sheet.text_in, NAME_SIZE, bold=True)
-            axes.text(0.0, y + 0.2, called, fontsize=NAME_SIZE, fontweight="bold", va="center")
+        if sheet.is_narrow:
+            shown_name = text_size.shorten(name, sheet.text_width_in, NAME_SIZE, bold=True)
+            axes.text(0.0, y + 0.2, shown_name, fontsize=NAME_SIZE, fontweight="bold", va="center")
         for x, percent in enumerate(cells):
-            dark = 0.0 if percent is None else min(1.0, abs(percent) / _DARKEST_PERCENT)
+            opacity = 0.0 if percent is None else min(1.0, abs(percent) / _DARKEST_PERCENT)
             tone = ACCENT_TONE if (percent or 0.0) > 0 else OTHER_TONE
-            places.append(Rectangle((x + 0.02, y + top), 0.96, 0.94 - top))
-            tones.append(to_rgba(tone, 0.7 * dark))
+            patches.append(Rectangle((x + 0.02, y + top), 0.96, 0.94 - top))
+            tones.append(to_rgba(tone, 0.7 * opacity))
             if cell_in > 0.36:
                 axes.text(
-                    x + 0.5, y + (top + 1.0) / 2, _words(percent), fontsize=7.5, ha="center", va="center", color=INK
+                    x + 0.5,
+                    y + (top + 1.0) / 2,
+                    _format_percent(percent),
+                    fontsize=7.5,
+                    ha="center",
+                    va="center",
+                    color=INK,
                 )
-    axes.add_collection(PatchCollection(places, facecolors=tones, linewidths=0))
+    axes.add_collection(PatchCollection(patches, facecolors=tones, linewidths=0))
     axes.set_xlim(0.0, len(data.workers))
     axes.set_ylim(len(data.names), 0.0)
-    names = ["" if sheet.narrow else text_size.shorten(name, NAME_IN, NAME_SIZE) for name in data.names]
+    names = ["" if sheet.is_narrow else text_size.shorten(name, MAX_NAME_IN, NAME_SIZE) for name in data.names]
     axes.set_yticks([y + 0.5 for y in range(len(names))], names)
-    shown = [text_size.shorten(worker, max(0.95 * cell_in - 0.05, 0.3), 7.5) for worker in data.workers]
-    axes.set_xticks([x + 0.5 for x in range(len(shown))], shown, fontsize=7.5)
+    worker_labels = [text_size.shorten(worker, max(0.95 * cell_in - 0.05, 0.3), 7.5) for worker in data.workers]
+    axes.set_xticks([x + 0.5 for x in range(len(worker_labels))], worker_labels, fontsize=7.5)
     axes.tick_params(axis="both", length=0)
     axes.grid(visible=False)
     axes.set_facecolor(PAPER)
@@ -170,5 +195,5 @@ WORKER_MAP = Chart(
     title="Workers against each other",
     needs="training trials on at least two workers",
     gather=gather,
-    folded=True,
+    is_folded=True,
 )

@@ -38,7 +38,7 @@ class ReportSummary(Summary):
 
 
 @contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """No search for circles of references among millions of values that hold none: it took a fourteenth of the time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -49,7 +49,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-@_without_collector()
+@_pause_garbage_collection()
 def build(
     run_folder: Path, *, pricing: Pricing | None = None, against: Path | None = None, refresh_sec: int | None = None
 ) -> ReportSummary:
@@ -61,12 +61,12 @@ def build(
     Raises ReportError, with nothing written, when run.json cannot be trusted, the price cannot be used, the runs cannot
     be compared or a figure cannot be drawn; NotWritten when the report's folder cannot be written.
     """
-    with FigurePool() as studio:
+    with FigurePool() as pool:
         run = load(run_folder)
         try:
             summary = summarize(run, pricing)
-            charts = _charts(run, None if against is None else load(against))
-            pictures, absent = _draw(studio, charts, summary, run)
+            charts = _charts_with_comparison(run, None if against is None else load(against))
+            pictures, skipped = _draw_charts(pool, charts, summary, run)
         except (PriceError, CompareError, DrawError) as error:
             raise ReportError(str(error)) from None
     figures = {
@@ -77,15 +77,15 @@ def build(
     contents = figures | {
         "summary.json": tables.summary_json(summary, run),
         "summary.csv": tables.summary_csv(summary),
-        "trials.csv": csv_frames.to_csv(csv_frames.of_run(run, csv_frames.with_settings(run))),
-        "steps.csv": csv_frames.to_csv(csv_frames.of_run(run, run.steps)),
+        "trials.csv": csv_frames.to_csv(csv_frames.with_run_id(run, csv_frames.with_settings(run))),
+        "steps.csv": csv_frames.to_csv(csv_frames.with_run_id(run, run.steps)),
         "costs.csv": csv_frames.to_csv(csv_frames.costs(summary)),
-        "measurements.csv": csv_frames.to_csv(csv_frames.of_run(run, run.measurements)),
-        "report.md": markdown.render(summary, pictures, absent).encode(),
-        INDEX_FILE: html.render(summary, run, pictures, absent, refresh_sec=refresh_sec).encode(),
+        "measurements.csv": csv_frames.to_csv(csv_frames.with_run_id(run, run.measurements)),
+        "report.md": markdown.render(summary, pictures, skipped).encode(),
+        INDEX_FILE: html.render(summary, run, pictures, skipped, refresh_sec=refresh_sec).encode(),
     }
     folder = make_report_folder(run_folder, FIGURES_FOLDER)
-    files = _write(folder, contents)
+    files = _write_files(folder, contents)
     return ReportSummary(
         **{field.name: getattr(summary, field.name) for field in fields(summary)},
         index=folder / INDEX_FILE,
@@ -94,30 +94,32 @@ def build(
     )
 
 
-def _charts(run: Run, other: Run | None) -> tuple[Chart, ...]:
+def _charts_with_comparison(run: Run, other: Run | None) -> tuple[Chart, ...]:
     """All charts; that of the comparison with what it compares."""
     if other is None:
         return CHARTS
     compared = compare([other, run])
     if compared.refused:
         before, after = compared.run_ids
-        unlike = "; ".join(one.description for one in compared.refused)
-        raise CompareError(f"run {after} is not comparable with {before}: {unlike}; {compared.remedy}")
+        differences = "; ".join(difference.description for difference in compared.refused)
+        raise CompareError(f"run {after} is not comparable with {before}: {differences}; {compared.remedy}")
     gather = partial(run_comparison.gather, comparison=compared)
     return tuple(replace(chart, gather=gather) if chart is RUN_COMPARISON else chart for chart in CHARTS)
 
 
-def _draw(
-    studio: FigurePool, charts: Sequence[Chart], summary: Summary, run: Run
+def _draw_charts(
+    pool: FigurePool, charts: Sequence[Chart], summary: Summary, run: Run
 ) -> tuple[tuple[Picture, ...], tuple[Chart, ...]]:
     """Every chart that has data, drawn; and those that have none."""
-    found = [(chart, chart.gather(summary, run)) for chart in charts]
-    jobs = [RenderJob(chart=chart, drawing=drawing) for chart, drawing in found if drawing is not None]
-    pictures = [replace(one, folded=job.chart.folded) for one, job in zip(studio.draw(jobs), jobs, strict=True)]
-    return tuple(pictures), tuple(chart for chart, drawing in found if drawing is None)
+    drawings = [(chart, chart.gather(summary, run)) for chart in charts]
+    jobs = [RenderJob(chart=chart, drawing=drawing) for chart, drawing in drawings if drawing is not None]
+    pictures = [
+        replace(picture, is_folded=job.chart.is_folded) for picture, job in zip(pool.draw(jobs), jobs, strict=True)
+    ]
+    return tuple(pictures), tuple(chart for chart, drawing in drawings if drawing is None)
 
 
-def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
+def _write_files(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
     """Write `contents` (relative name -> bytes) in order, then remove figures of an earlier report that are no more."""
     path = folder
     try:

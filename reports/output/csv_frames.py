@@ -41,13 +41,13 @@ def load_all(folders: Sequence[Path]) -> tuple[Run, ...]:
 
 def to_csv(frame: pd.DataFrame) -> bytes:
     """A frame as UTF-8 CSV. Missing is empty, and no text can be taken for a formula."""
-    heads = _line([formatting.spreadsheet(name) for name in frame.columns])
+    header = _format_row([formatting.spreadsheet(name) for name in frame.columns])
     # Column by column: pandas' own writer, which goes cell by cell, takes three times as long.
-    lines = map(",".join, zip(*(_cells(frame[name]) for name in frame.columns), strict=True))
-    return "".join(f"{line}\n" for line in (heads, *lines)).encode()
+    lines = map(",".join, zip(*(_format_column(frame[name]) for name in frame.columns), strict=True))
+    return "".join(f"{line}\n" for line in (header, *lines)).encode()
 
 
-def _cells(column: "pd.Series[Any]") -> list[str]:
+def _format_column(column: "pd.Series[Any]") -> list[str]:
     """A column as a CSV has it; each value that repeats is written once."""
     values = column.tolist()
     if pd.api.types.is_float_dtype(column):
@@ -55,22 +55,22 @@ def _cells(column: "pd.Series[Any]") -> list[str]:
     if column.hasnans:
         values = [None if is_missing else value for value, is_missing in zip(values, column.isna(), strict=True)]
     if pd.api.types.is_object_dtype(column):  # of contexts: True beside 1, which are equal, and words beside numbers
-        return [_line([formatting.spreadsheet(value)]) for value in values]
-    written = {value: _line([formatting.spreadsheet(value)]) for value in set(values)}
+        return [_format_row([formatting.spreadsheet(value)]) for value in values]
+    written = {value: _format_row([formatting.spreadsheet(value)]) for value in set(values)}
     return [written[value] for value in values]
 
 
-def _line(cells: Sequence[object]) -> str:
+def _format_row(cells: Sequence[object]) -> str:
     """Cells of one line, quoted where they must be. Alone, an empty cell would be quoted."""
     lines = io.StringIO()
     csv.writer(lines, lineterminator="").writerow([*cells, None])
     return lines.getvalue().removesuffix(",")
 
 
-def of_run(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+def with_run_id(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
     """A frame of `run` as its CSV has it: with the run's id first, so that two runs' files can be put together."""
-    every = frame.assign(run_id=run.record.run_id)
-    return every[["run_id", *frame.columns]]
+    table = frame.assign(run_id=run.record.run_id)
+    return table[["run_id", *frame.columns]]
 
 
 def with_settings(run: Run) -> pd.DataFrame:
@@ -82,37 +82,63 @@ def with_settings(run: Run) -> pd.DataFrame:
         }
         for result in run.results
     }
-    found = [settings[trial_id] for trial_id in run.trials["trial_id"]]
-    return pd.concat([run.trials, pd.DataFrame(found, columns=list(_SETTINGS), index=run.trials.index)], axis=1)
+    rows = [settings[trial_id] for trial_id in run.trials["trial_id"]]
+    return pd.concat([run.trials, pd.DataFrame(rows, columns=list(_SETTINGS), index=run.trials.index)], axis=1)
 
 
 def costs(summary: Summary) -> pd.DataFrame:
     """What every configuration costs at every price, one row a fact; empty where there is no price."""
-    lines: list[tuple[object, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for row in summary.rows:
         for cost in row.costs:
             price, dated = cost.price, cost.price.dated
-            on = (row.label, price.name, price.usd_per_gpu_hour, price.source, dated and dated.isoformat())
-            lines += [
-                (*on, 1, "usd_per_1000_samples", *_ends(cost.usd_per_1000_samples), None),
-                (*on, 1, "usd_per_million_useful_tokens", *_ends(cost.usd_per_million_useful_tokens), None),
+            price_columns = (row.label, price.name, price.usd_per_gpu_hour, price.source, dated and dated.isoformat())
+            rows += [
+                (*price_columns, 1, "usd_per_1000_samples", *_value_and_interval(cost.usd_per_1000_samples), None),
+                (
+                    *price_columns,
+                    1,
+                    "usd_per_million_useful_tokens",
+                    *_value_and_interval(cost.usd_per_million_useful_tokens),
+                    None,
+                ),
             ]
             for plan in cost.fine_tunings:
-                sure = "measured" if plan.scaling.is_measured else "assumed"
-                lines += [
-                    (*on, plan.gpus, f"speedup_{sure}", plan.scaling.speedup, None, None, plan.scaling.source),
-                    (*on, plan.gpus, "training_sec_10000_samples", *_ends(plan.training_sec), None),
-                    (*on, plan.gpus, "usd_10000_samples", *_ends(plan.usd), None),
-                    (*on, plan.gpus, "usd_billed_10000_samples", *_ends(plan.usd_billed), None),
-                    (*on, plan.gpus, "startup_sec", plan.startup_sec, None, None, None),
-                    (*on, plan.gpus, "boot_volume_usd", plan.boot_volume_usd, None, None, None),
+                basis = "measured" if plan.scaling.is_measured else "assumed"
+                rows += [
+                    (
+                        *price_columns,
+                        plan.gpus,
+                        f"speedup_{basis}",
+                        plan.scaling.speedup,
+                        None,
+                        None,
+                        plan.scaling.source,
+                    ),
+                    (
+                        *price_columns,
+                        plan.gpus,
+                        "training_sec_10000_samples",
+                        *_value_and_interval(plan.training_sec),
+                        None,
+                    ),
+                    (*price_columns, plan.gpus, "usd_10000_samples", *_value_and_interval(plan.usd), None),
+                    (
+                        *price_columns,
+                        plan.gpus,
+                        "usd_billed_10000_samples",
+                        *_value_and_interval(plan.usd_billed),
+                        None,
+                    ),
+                    (*price_columns, plan.gpus, "startup_sec", plan.startup_sec, None, None, None),
+                    (*price_columns, plan.gpus, "boot_volume_usd", plan.boot_volume_usd, None, None, None),
                 ]
-    table = pd.DataFrame(lines, columns=list(_COST_COLUMNS))
+    table = pd.DataFrame(rows, columns=list(_COST_COLUMNS))
     table = table.astype(dict.fromkeys(("value", "low", "high"), "float64"))
     table = table[table["value"].notna()].reset_index(drop=True)
     table.insert(0, "run_id", summary.record.run_id)
     return table
 
 
-def _ends(of: formatting.HasInterval) -> tuple[float, float | None, float | None]:
-    return of.value, of.low, of.high
+def _value_and_interval(interval: formatting.HasInterval) -> tuple[float, float | None, float | None]:
+    return interval.value, interval.low, interval.high

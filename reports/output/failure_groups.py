@@ -9,18 +9,18 @@ from reports import formatting
 from reports.read.run import Missing
 from reports.summary.summary import Failure
 
-Ended = TypeVar("Ended", Failure, Missing)
-_NAMED = 4  # workers in one line
+Unsuccessful = TypeVar("Ended", Failure, Missing)
+_MAX_WORKERS_NAMED = 4  # workers in one line
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureGroup(Generic[Ended]):
+class FailureGroup(Generic[Unsuccessful]):
     """Trials of one configuration that ended alike; `first` stands for all."""
 
-    trials: tuple[Ended, ...]
+    trials: tuple[Unsuccessful, ...]
 
     @property
-    def first(self) -> Ended:
+    def first(self) -> Unsuccessful:
         return self.trials[0]
 
     @property
@@ -29,27 +29,33 @@ class FailureGroup(Generic[Ended]):
         amount = len(self.trials)
         return self.first.trial_id if amount == 1 else f"{amount} trials of {self.first.configuration}"
 
-    def workers(self, none: str) -> str:
+    def workers(self, unknown: str) -> str:
         """Where they ran; `none` where that is not known."""
-        return formatting.first_n(list(dict.fromkeys(trial.worker or none for trial in self.trials)), _NAMED)
+        return formatting.first_n(
+            list(dict.fromkeys(trial.worker or unknown for trial in self.trials)), _MAX_WORKERS_NAMED
+        )
 
-    def span(self, what: str) -> str:
+    def number_range(self, attribute: str) -> str:
         """`0`, `2 to 5`: the smallest and the largest of a number."""
-        return formatting.number_range(int(getattr(trial, what)) for trial in self.trials)
+        return formatting.number_range(int(getattr(trial, attribute)) for trial in self.trials)
 
 
-def failures(found: Iterable[Failure]) -> list[FailureGroup[Failure]]:
+def group_failures(trials: Iterable[Failure]) -> list[FailureGroup[Failure]]:
     """Grouped by configuration, end and reason; numbers in a reason (bytes, process ids) do not tell them apart."""
-    return _alike(found, lambda one: (one.configuration, one.end, re.sub(r"\d+", "0", one.reason or "")))
+    return _group_by(
+        trials, lambda failure: (failure.configuration, failure.end, re.sub(r"\d+", "0", failure.reason or ""))
+    )
 
 
-def missing(found: Iterable[Missing]) -> list[FailureGroup[Missing]]:
+def group_missing(trials: Iterable[Missing]) -> list[FailureGroup[Missing]]:
     """Grouped by configuration and reason."""
-    return _alike(found, lambda one: (one.configuration, one.reason))
+    return _group_by(trials, lambda trial: (trial.configuration, trial.reason))
 
 
-def _alike(found: Iterable[Ended], key: Callable[[Ended], Hashable]) -> list[FailureGroup[Ended]]:
-    groups: dict[Hashable, list[Ended]] = {}
-    for one in found:
-        groups.setdefault(key(one), []).append(one)
-    return [FailureGroup(trials=tuple(same)) for same in groups.values()]
+def _group_by(
+    trials: Iterable[Unsuccessful], key: Callable[[Unsuccessful], Hashable]
+) -> list[FailureGroup[Unsuccessful]]:
+    groups: dict[Hashable, list[Unsuccessful]] = {}
+    for trial in trials:
+        groups.setdefault(key(trial), []).append(trial)
+    return [FailureGroup(trials=tuple(members)) for members in groups.values()]

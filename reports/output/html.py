@@ -26,11 +26,11 @@ from reports.summary.summary import ConfigurationRow, Summary
 from reports.summary.warnings import MAX_SHOWN
 
 INDEX_FILE = "index.html"
-_DAY = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
+_DATE = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
 _COMMAND = re.compile(r"`((?:inv |--)[^`]+)`")
 _TEMPLATES = Path(__file__).parent / "templates"
 # Rows of the page's long tables, so that it stays a page; summary.json has all of them.
-MOST_ROWS, MOST_RAW, MOST_FAILURES = 400, 500, 200
+MAX_ROWS, MAX_RAW_ROWS, MAX_FAILURES = 400, 500, 200
 
 # Words first, then numbers; reasons stand in the list of failures.
 _RAW_COLUMNS = (
@@ -46,7 +46,7 @@ def render(
     summary: Summary,
     run: Run,
     pictures: Sequence[Picture],
-    absent: Sequence[Chart] = (),
+    skipped: Sequence[Chart] = (),
     *,
     refresh_sec: int | None = None,
 ) -> str:
@@ -54,11 +54,11 @@ def render(
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     return _template().render(
         s=summary,
-        rows=_shown(summary),
-        failures=failure_groups.failures(summary.failures),
-        missing=failure_groups.missing(summary.missing),
-        most_failures=MOST_FAILURES,
-        most_cautions=MAX_SHOWN,
+        rows=_table_rows(summary),
+        failures=failure_groups.group_failures(summary.failures),
+        missing=failure_groups.group_missing(summary.missing),
+        max_failures=MAX_FAILURES,
+        max_warnings=MAX_SHOWN,
         run=summary.record,
         recommendation=text_module.recommendation_text(summary),
         recommended=headline.recommended_label(summary),
@@ -66,22 +66,22 @@ def render(
         costs=headline.costs(summary),
         billed=headline.billed_time(summary),
         energy=headline.energy_sentence(summary),
-        marked=methods_text.mark(summary),
+        marked=methods_text.interval_mark_note(summary),
         css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
-        policy=_policy(script),
+        policy=_content_security_policy(script),
         refresh_sec=refresh_sec,
         facts=methods_text.facts(summary),
         method=methods_text.paragraphs(summary),
         pictures=pictures,
-        absent=absent,
-        sections=[(name, list(group)) for name, group in groupby(summary.measurements, lambda one: one.section)],
+        skipped=skipped,
+        sections=[(name, list(group)) for name, group in groupby(summary.measurements, lambda table: table.section)],
         trial_columns=_RAW_COLUMNS,
         trials=[
-            [(_cell(value), _sort_key(value)) for value in row]
-            for row in run.trials[list(_RAW_COLUMNS)].head(MOST_RAW).itertuples(index=False, name=None)
+            [(_format_cell(value), _sort_key(value)) for value in row]
+            for row in run.trials[list(_RAW_COLUMNS)].head(MAX_RAW_ROWS).itertuples(index=False, name=None)
         ],
-        trials_left_out=max(0, len(run.trials) - MOST_RAW),
+        trials_left_out=max(0, len(run.trials) - MAX_RAW_ROWS),
     )
 
 
@@ -102,21 +102,21 @@ def _template() -> jinja2.Template:
         "mark": formatting.interval_mark,
         "some": formatting.first_n,
         "count": formatting.count,
-        "memory": _memory,
-        "ends": _ends,
-        "labelled": _labelled,
-        "commands": _commands,
-        "dates": _dates,
+        "memory": _format_memory,
+        "ends": _format_statuses,
+        "labelled": _label_svg,
+        "commands": _mark_commands,
+        "dates": _mark_dates,
     }
     return environment.get_template("page.html.j2")
 
 
-def _shown(summary: Summary) -> tuple[ConfigurationRow, ...]:
+def _table_rows(summary: Summary) -> tuple[ConfigurationRow, ...]:
     """The configurations of the page's table, in the plan's order: all, or the baseline and the best."""
-    if len(summary.rows) <= MOST_ROWS:
+    if len(summary.rows) <= MAX_ROWS:
         return summary.rows
-    best = sorted(summary.rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MOST_ROWS]
-    labels = {row.label for row in best}
+    fastest = sorted(summary.rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MAX_ROWS]
+    labels = {row.label for row in fastest}
     return tuple(row for row in summary.rows if row.label in labels)
 
 
@@ -126,26 +126,26 @@ def without_refresh(page: str) -> str:
     return re.sub(r"<!-- renewing -->.*?<!-- /renewing -->", "", page, count=1, flags=re.DOTALL)
 
 
-def _policy(script: str) -> str:
+def _content_security_policy(script: str) -> str:
     """What the browser may do for this page: show it, and run our own script; nothing is fetched or sent."""
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _dates(words: str) -> Markup:
+def _mark_dates(text: str) -> Markup:
     """The words with each day, `2026-11-24`, as an element that no line ends in."""
-    return Markup(_DAY.sub(r"<time>\g<0></time>", str(escape(words))))  # noqa: S704 - escaped before
+    return Markup(_DATE.sub(r"<time>\g<0></time>", str(escape(text))))  # noqa: S704 - escaped before
 
 
-def _commands(words: str) -> Markup:
+def _mark_commands(text: str) -> Markup:
     """The words with each command, `inv bench`, as an element to be copied."""
-    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(words))))  # noqa: S704 - escaped before
+    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
 
 
-def _labelled(picture: Picture, shape: str) -> Markup:
+def _label_svg(picture: Picture, width: str) -> Markup:
     """The drawing for `wide` or `narrow` screens, with its alternative text."""
-    opening = f'<svg class="{shape}" role="img" aria-label="{escape(f"{picture.title}. {picture.alt}")}"'
-    svg = picture.wide_svg if shape == "wide" else picture.narrow_svg
+    opening = f'<svg class="{width}" role="img" aria-label="{escape(f"{picture.title}. {picture.alt}")}"'
+    svg = picture.wide_svg if width == "wide" else picture.narrow_svg
     return Markup(svg.replace("<svg", opening, 1))  # noqa: S704 - matplotlib escaped the texts in it
 
 
@@ -156,16 +156,16 @@ def _sort_key(value: object) -> float | str | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _memory(row: ConfigurationRow) -> str:
+def _format_memory(row: ConfigurationRow) -> str:
     return formatting.number(None if row.peak_bytes is None else row.peak_bytes / 1e9)
 
 
-def _ends(row: ConfigurationRow) -> str:
+def _format_statuses(row: ConfigurationRow) -> str:
     ends = [f"{amount} {end.value}" for end, amount in row.ends.items()]
     return ", ".join([*ends, f"{row.missing} missing"] if row.missing else ends)
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if _is_unknown(value):
         return ""
     if isinstance(value, float):

@@ -13,7 +13,7 @@ from reports.summary.warnings import MAX_SHOWN
 _md = formatting.markdown
 
 
-def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart] = ()) -> str:
+def render(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Chart] = ()) -> str:
     """report.md's text. Pictures are linked from figures/ beside it."""
     recommendation = text_module.recommendation_text(summary)
     parts = [f"# {_md(recommendation)}"]
@@ -28,16 +28,16 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart
         parts += ["## Configurations", _configurations(summary)]
     if (costs := headline.costs(summary)) is not None:
         parts += ["## Cost of a fine-tuning on 10,000 samples", *_costs(costs)]
-    if (used := headline.energy_sentence(summary)) is not None:
-        parts += ["## Energy", _md(used)]
+    if (energy := headline.energy_sentence(summary)) is not None:
+        parts += ["## Energy", _md(energy)]
     for picture in pictures:
         parts.append(f"## {picture.title}")
         parts.append(_md(picture.caption))
         parts.append(f"![{_md(picture.alt)}](figures/{picture.name}.png)")
-    if absent:
+    if skipped:
         lines = [
-            f"- **{_md(one.title)}** needs {_md(one.needs)}" + (f": `{one.command}`" if one.command else ".")
-            for one in absent
+            f"- **{_md(chart.title)}** needs {_md(chart.needs)}" + (f": `{chart.command}`" if chart.command else ".")
+            for chart in skipped
         ]
         parts += ["## Figures skipped: no data", "\n".join(lines)]
     if summary.measurements:
@@ -48,8 +48,8 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Chart
     return "\n\n".join(parts) + "\n"
 
 
-def _cautions(found: Sequence[str]) -> list[str]:
-    lines = [f"- {_md(one)}" for one in found]
+def _cautions(cautions: Sequence[str]) -> list[str]:
+    lines = [f"- {_md(caution)}" for caution in cautions]
     shown, folded = lines[:MAX_SHOWN], lines[MAX_SHOWN:]
     parts = ["Keep in mind:", "\n".join(shown)]
     if folded:
@@ -67,7 +67,7 @@ def _configurations(summary: Summary) -> str:
     if energies:
         head.append("GPU energy, J per 1,000 useful tokens")
     note = f"Values with their 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
-    note = f"{note} {methods_text.mark(summary)}".rstrip()
+    note = f"{note} {methods_text.interval_mark_note(summary)}".rstrip()
     rows = [
         (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else [])) for row in summary.rows
     ]
@@ -111,8 +111,8 @@ def _configuration(row: ConfigurationRow, priced: bool) -> tuple[str, ...]:
 
 
 def _ratio(row: ConfigurationRow, name: str) -> str:
-    of = getattr(row, name)
-    return "" if of is None else " ".join(filter(None, (formatting.ratio(of), of.verdict)))
+    ratio = getattr(row, name)
+    return "" if ratio is None else " ".join(filter(None, (formatting.ratio(ratio), ratio.verdict)))
 
 
 def _measurements(summary: Summary) -> list[str]:
@@ -137,23 +137,26 @@ def _measurements(summary: Summary) -> list[str]:
 def _failures(summary: Summary) -> list[str]:
     parts = []
     if summary.failures:
-        ends = [
+        rows_of_failures = [
             (
                 failure.name,
                 failure.workers("none"),
                 failure.first.end.value,
                 failure.first.reason or "not known",
-                *taken,
+                *counts,
             )
-            for failure in failure_groups.failures(summary.failures)
-            for taken in [(failure.span("n_steps"), failure.span("n_measurements"))]
+            for failure in failure_groups.group_failures(summary.failures)
+            for counts in [(failure.number_range("n_steps"), failure.number_range("n_measurements"))]
         ]
-        parts.append(_table(("trial", "worker", "end", "reason", "steps", "measurements"), ends))
+        parts.append(_table(("trial", "worker", "end", "reason", "steps", "measurements"), rows_of_failures))
     if summary.missing:
-        rows = [(one.name, one.workers("any"), one.first.reason) for one in failure_groups.missing(summary.missing)]
+        rows = [
+            (trial.name, trial.workers("any"), trial.first.reason)
+            for trial in failure_groups.group_missing(summary.missing)
+        ]
         parts.append(_table(("planned trial without a usable result", "worker", "why"), rows))
     if summary.rejected:
-        rows_of_files = [(one.file, one.reason) for one in summary.rejected]
+        rows_of_files = [(trial.file, trial.reason) for trial in summary.rejected]
         parts.append(_table(("rejected file", "why"), rows_of_files))
     return parts or ["Nothing. Every planned trial succeeded, and every file was verified."]
 

@@ -16,22 +16,25 @@ _MEASUREMENTS = (
 
 def paragraphs(summary: Summary) -> list[str]:
     """The method of this very report; what does not apply to it is left out."""
-    found = [*(_training(summary) if summary.rows else []), *([_MEASUREMENTS] if summary.measurements else [])]
+    paragraphs_ = [
+        *(_training_paragraphs(summary) if summary.rows else []),
+        *([_MEASUREMENTS] if summary.measurements else []),
+    ]
     if summary.price is not None and summary.rows:
-        found.append(
+        paragraphs_.append(
             f"Dollars are {summary.price.usd_per_gpu_hour:,.2f} US$ per GPU hour ({summary.price.source}) times the "
             "elapsed time of 1,000 samples on one worker, slow steps included. They leave out pulling the image, "
             "loading and idling, which are billed, too."
         )
-        besides = next((price.other_prices for price in summary.prices if price.other_prices), ())
-        if besides:
-            found.append(
-                f"Paid for besides, and in no amount here: {formatting.join_with_and([beside.description for beside in besides])}."
+        other_prices = next((price.other_prices for price in summary.prices if price.other_prices), ())
+        if other_prices:
+            paragraphs_.append(
+                f"Paid for besides, and in no amount here: {formatting.join_with_and([price.description for price in other_prices])}."
             )
-    return found or ["Nothing was measured."]
+    return paragraphs_ or ["Nothing was measured."]
 
 
-def _training(summary: Summary) -> list[str]:
+def _training_paragraphs(summary: Summary) -> list[str]:
     ratios = (
         f"Ratios are against {summary.baseline}. Configurations measured on the same workers are compared worker by "
         "worker, so that a worker that is slow for both cancels out. How much processes differ is taken from all "
@@ -68,7 +71,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     succeeded = summary.counts.get(TrialStatus.SUCCEEDED, 0)
     return [
         ("Run", record.run_id),
-        ("Started", _moment(record.created_at)),
+        ("Started", _format_time(record.created_at)),
         ("Suite", record.suite),
         ("Profile", record.profile),
         ("Spread", record.spread),
@@ -79,7 +82,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _moment(iso: str) -> str:
+def _format_time(iso: str) -> str:
     """`2026-03-01 10:15:00 UTC`; what is not a date as it stands."""
     try:
         return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S %Z").rstrip()
@@ -87,8 +90,8 @@ def _moment(iso: str) -> str:
         return iso
 
 
-def mark(summary: Summary) -> str:
+def interval_mark_note(summary: Summary) -> str:
     """What the mark of an interval over one process means; empty where none has it."""
     rates = (row.measured.samples_per_sec for row in summary.measured_rows if row.measured is not None)
-    said = f"{formatting.ONE_PROCESS_MARK} over the steps of one process; how far the next is from it is assumed."
-    return said if any(formatting.interval_mark(rate) for rate in rates) else ""
+    note = f"{formatting.ONE_PROCESS_MARK} over the steps of one process; how far the next is from it is assumed."
+    return note if any(formatting.interval_mark(rate) for rate in rates) else ""

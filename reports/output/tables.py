@@ -23,14 +23,14 @@ ESTIMATES = (
     *("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec"),
     *("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
 )
-_OF_RUN = ("run_id", "created_at", "suite", "profile", "spread", "fleet_kind", "workers", "provenance")
+_RUN_FIELDS = ("run_id", "created_at", "suite", "profile", "spread", "fleet_kind", "workers", "provenance")
 _SETTINGS = (
     *("max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
     *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
 )
 _COUNTS, _SHARES = ("n_workers", "n_processes", "n_steps"), ("padding_percent", "worker_spread")
-_OF_RATIO = ("value", "low", "high", "verdict", "over")
-_OF_OTHER = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
+_RATIO_FIELDS = ("value", "low", "high", "verdict", "over")
+_OTHER_FIELDS = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
 _AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh", "fine_tuning_co2_kg")
 
 
@@ -40,7 +40,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
     document = {
         "kind": "report_summary",
         "schema_version": SUMMARY_SCHEMA_VERSION,
-        "run": _fields(record, *_OF_RUN),
+        "run": _fields(record, *_RUN_FIELDS),
         "profile_note": summary.profile_note,
         "recommendation": text_module.recommendation_text(summary),
         "finding": summary.finding,
@@ -56,14 +56,14 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         | {"missing": len(summary.missing), "rejected_files": len(summary.rejected)},
         "configurations": [_configuration(row) for row in summary.rows],
         "other_configurations": [
-            {"configuration": other.label} | _fields(other, *_OF_OTHER) for other in summary.others
+            {"configuration": other.label} | _fields(other, *_OTHER_FIELDS) for other in summary.others
         ],
         "failures": [
             {name: value for name, value in asdict(failure).items() if name != "log_tail"} | {"end": failure.end.value}
             for failure in summary.failures
         ],
-        "missing": [asdict(one) for one in summary.missing],
-        "rejected": [asdict(one) for one in summary.rejected],
+        "missing": [asdict(item) for item in summary.missing],
+        "rejected": [asdict(item) for item in summary.rejected],
         "fingerprint": {
             "devices": list(summary.hosts.devices),
             "common": summary.hosts.common,
@@ -73,7 +73,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "trials": _rows(run.trials),
     }
     # One line an item of a list: people can read and diff it, and the fast encoder, which cannot indent, can write it.
-    lines = ",\n".join(f" {_json(key)}: {_items(value)}" for key, value in document.items())
+    lines = ",\n".join(f" {_json(key)}: {_json_lines(value)}" for key, value in document.items())
     return f"{{\n{lines}\n}}\n".encode()
 
 
@@ -84,7 +84,7 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _items(value: object) -> str:
+def _json_lines(value: object) -> str:
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return _json(value)
     return "[\n  " + ",\n  ".join(map(_json, value)) + "\n ]"
@@ -123,8 +123,8 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "noise_percent": _noise(measured),
         "outlier_steps": None if measured is None else measured.outliers,
         "flags": [] if measured is None else list(measured.flags),
-        **{name: _fields(getattr(row, name), *_OF_RATIO) for name in ("samples_ratio", "useful_tokens_ratio")},
-        **{name: _used(row, name) for name in _AMOUNTS},
+        **{name: _fields(getattr(row, name), *_RATIO_FIELDS) for name in ("samples_ratio", "useful_tokens_ratio")},
+        **{name: _amount(row, name) for name in _AMOUNTS},
         "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),
         "costs": [_cost(cost) for cost in row.costs],
         **{name: getattr(row, name) for name in ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes")},
@@ -132,9 +132,9 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
     }
 
 
-def _used(row: ConfigurationRow, name: str) -> dict[str, Any] | None:
-    found = None if row.energy is None else getattr(row.energy, name)
-    return None if found is None else asdict(found)
+def _amount(row: ConfigurationRow, name: str) -> dict[str, Any] | None:
+    amount = None if row.energy is None else getattr(row.energy, name)
+    return None if amount is None else asdict(amount)
 
 
 def _measurements(run: Run) -> dict[str, list[dict[str, Any]]]:
@@ -158,7 +158,7 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
             continue
         if name == "noise_percent":
             value = value or {"steps": None, "processes": None, "workers": None}
-            line |= {f"noise_{level}_percent": found for level, found in value.items()}
+            line |= {f"noise_{level}_percent": percent for level, percent in value.items()}
             continue
         if name in (*ESTIMATES, *_AMOUNTS, "samples_ratio", "useful_tokens_ratio", "usd_per_1000_samples"):
             value = value or {"value": None, "low": None, "high": None}
@@ -177,20 +177,22 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
     return line
 
 
-def _noise(of: MeasuredRate | None) -> dict[str, float | None] | None:
-    return None if of is None else {name.removesuffix("_percent"): value for name, value in asdict(of.noise).items()}
+def _noise(rate: MeasuredRate | None) -> dict[str, float | None] | None:
+    return (
+        None if rate is None else {name.removesuffix("_percent"): value for name, value in asdict(rate.noise).items()}
+    )
 
 
-def _price(of: cost.Price) -> dict[str, Any]:
-    dated = None if of.dated is None else of.dated.isoformat()
-    return {**_fields(of, "name", "usd_per_gpu_hour", "source"), "dated": dated, "shape": of.shape}
+def _price(price: cost.Price) -> dict[str, Any]:
+    dated = None if price.dated is None else price.dated.isoformat()
+    return {**_fields(price, "name", "usd_per_gpu_hour", "source"), "dated": dated, "shape": price.shape}
 
 
-def _cost(of: cost.Cost) -> dict[str, Any]:
+def _cost(cost_: cost.Cost) -> dict[str, Any]:
     return {
-        "price": _price(of.price),
-        "usd_per_1000_samples": asdict(of.usd_per_1000_samples),
-        "usd_per_million_useful_tokens": asdict(of.usd_per_million_useful_tokens),
+        "price": _price(cost_.price),
+        "usd_per_1000_samples": asdict(cost_.usd_per_1000_samples),
+        "usd_per_million_useful_tokens": asdict(cost_.usd_per_million_useful_tokens),
         "fine_tuning_10000_samples": [
             {
                 "gpus": plan.gpus,
@@ -203,25 +205,25 @@ def _cost(of: cost.Cost) -> dict[str, Any]:
                 "boot_volume_usd": plan.boot_volume_usd,
                 "usd_billed": asdict(plan.usd_billed),
             }
-            for plan in of.fine_tunings
+            for plan in cost_.fine_tunings
         ],
     }
 
 
-def _billed(of: cost.WorkerTime | None) -> dict[str, Any] | None:
-    if of is None:
+def _billed(worker_time: cost.WorkerTime | None) -> dict[str, Any] | None:
+    if worker_time is None:
         return None
     return {
-        **_fields(of, "workers", "held_sec", "useful_sec", "useful_percent"),
-        "phases_sec": dict(of.by_phase),
-        "idle_sec": of.idle_sec,
-        "unknown": list(of.unknown),
+        **_fields(worker_time, "workers", "held_sec", "useful_sec", "useful_percent"),
+        "phases_sec": dict(worker_time.by_phase),
+        "idle_sec": worker_time.idle_sec,
+        "unknown": list(worker_time.unknown),
     }
 
 
-def _fields(of: Any, *names: str) -> Any:
+def _fields(record: Any, *names: str) -> Any:
     """These fields of a dataclass or None, in this order."""
-    return None if of is None else {name: getattr(of, name) for name in names}
+    return None if record is None else {name: getattr(record, name) for name in names}
 
 
 def _plain(value: object) -> object:

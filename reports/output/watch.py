@@ -20,14 +20,14 @@ from bench.records.run import PlannedTrial, RunRecord
 from reports.output.html import INDEX_FILE, without_refresh
 from reports.read.run import ReportError
 
-EVERY_SEC = 5
+INTERVAL_SEC = 5
 # Beyond the longest trial's own deadline: starting it, bringing its result, and a slow machine.
 GRACE_SEC = 300.0
 
-Made = TypeVar("Made")  # what a build gives
+BuiltReport = TypeVar("Made")  # what a build gives
 
 
-class Unchanged(ReportError):
+class StalledRun(ReportError):
     """Nothing has changed for so long that whatever is missing will not come by itself."""
 
 
@@ -37,32 +37,32 @@ class WatchProgress:
 
     planned: int
     ended: int
-    seen: frozenset[tuple[str, int, int]]
+    results: frozenset[tuple[str, int, int]]
 
     @property
     def is_over(self) -> bool:
         return self.ended >= self.planned
 
 
-def look(run_folder: Path) -> WatchProgress:
+def read_progress(run_folder: Path) -> WatchProgress:
     """What results are there of those that are planned. Raises ReportError when run.json cannot be trusted."""
-    planned = {plan.trial_id for plan in _planned(run_folder)}
-    seen = set()
+    planned = {plan.trial_id for plan in _planned_trials(run_folder)}
+    results = set()
     for trial_id in planned:
         try:
-            found = (run_folder / TRIALS_FOLDER / trial_id / RESULT_FILE).stat()
+            status = (run_folder / TRIALS_FOLDER / trial_id / RESULT_FILE).stat()
         except OSError:  # not there yet
             continue
-        seen.add((trial_id, found.st_size, found.st_mtime_ns))
-    return WatchProgress(planned=len(planned), ended=len(seen), seen=frozenset(seen))
+        results.add((trial_id, status.st_size, status.st_mtime_ns))
+    return WatchProgress(planned=len(planned), ended=len(results), results=frozenset(results))
 
 
-def patience_sec(run_folder: Path) -> float:
+def stall_timeout_sec(run_folder: Path) -> float:
     """How long nothing may change: the longest trial's deadline, and some. Raises ReportError."""
-    return max((plan.trial.deadline_sec for plan in _planned(run_folder)), default=0.0) + GRACE_SEC
+    return max((plan.trial.deadline_sec for plan in _planned_trials(run_folder)), default=0.0) + GRACE_SEC
 
 
-def _planned(run_folder: Path) -> list[PlannedTrial]:
+def _planned_trials(run_folder: Path) -> list[PlannedTrial]:
     try:
         return RunRecord.read(run_folder / RUN_FILE).planned
     except ResultError as error:
@@ -71,45 +71,45 @@ def _planned(run_folder: Path) -> list[PlannedTrial]:
 
 def watch(
     run_folder: Path,
-    build: Callable[[int | None], Made],
-    say: Callable[[WatchProgress], None],
+    build: Callable[[int | None], BuiltReport],
+    on_update: Callable[[WatchProgress], None],
     *,
-    every_sec: int = EVERY_SEC,
+    interval_sec: int = INTERVAL_SEC,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Made:
+) -> BuiltReport:
     """Build again whenever results have changed; the last report, once every planned trial has a result.
 
     `build` takes the seconds after which the page loads itself again, None for never; `say` hears of each version.
     Raises ReportError, and Unchanged after `patience_sec` without a change. However it ends, the page stops renewing.
     """
-    patience = patience_sec(run_folder)
-    before: WatchProgress | None = None
+    patience = stall_timeout_sec(run_folder)
+    previous: WatchProgress | None = None
     changed_at = clock()
     try:
         while True:
-            now = look(run_folder)
-            if before is None or now.seen != before.seen:
-                made = build(None if now.is_over else every_sec)
-                say(now)
-                before, changed_at = now, clock()
-            if now.is_over:
-                return made
+            progress = read_progress(run_folder)
+            if previous is None or progress.results != previous.results:
+                report = build(None if progress.is_over else interval_sec)
+                on_update(progress)
+                previous, changed_at = progress, clock()
+            if progress.is_over:
+                return report
             if clock() - changed_at > patience:
-                raise Unchanged(
-                    f"{now.planned - now.ended} of {now.planned} trials have no result, and nothing has changed for "
+                raise StalledRun(
+                    f"{progress.planned - progress.ended} of {progress.planned} trials have no result, and nothing has changed for "
                     f"{patience:.0f} s"
                 )
-            sleep(every_sec)
+            sleep(interval_sec)
     finally:
-        _settle(run_folder / REPORT_FOLDER / INDEX_FILE)
+        _stop_refresh(run_folder / REPORT_FOLDER / INDEX_FILE)
 
 
-def _settle(page: Path) -> None:
+def _stop_refresh(page: Path) -> None:
     """Take the renewing out of a page that nobody renews any more."""
     try:
         text = page.read_text(encoding="utf-8")
-        if (settled := without_refresh(text)) != text:
-            write_atomic(page, settled.encode())
+        if (without := without_refresh(text)) != text:
+            write_atomic(page, without.encode())
     except OSError:  # there is none, or it cannot be written: building it has reported that
         return

@@ -33,7 +33,7 @@ def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, byte
     if not training.record.steps.step:
         return None
     axes = x_axes(training)
-    with style.drawing():
+    with style.figure_style():
         size = (NARROW_IN, HEIGHT_IN * len(axes)) if narrow else (WIDE_IN, HEIGHT_IN)
         figure = Figure(figsize=size, layout="constrained")
         shape = (len(axes), 1) if narrow else (1, len(axes))
@@ -43,7 +43,7 @@ def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, byte
         for panel in panels if narrow else panels[:1]:
             panel.set_ylabel("loss, nats per target token")
         panels[0].legend(loc="upper right")
-        return style.png(figure), style.svg(figure)
+        return style.to_png(figure), style.to_svg(figure)
 
 
 def _panel(panel: Any, training: TrainingReport, title: str, values: Sequence[float]) -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import TrialStatus
-from bench.records.training import Restart, is_at_its_limit
+from bench.records.training import Restart, is_limit_reached
 from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
 from reports.read import telemetry
@@ -71,7 +71,7 @@ def event_hours(training: TrainingReport) -> dict[str, list[float]]:
 def _was_preempted(restart: Restart) -> bool:
     """Return whether the previous attempt was told to stop, rather than reaching its own limit."""
     status, _, reason = restart.reason.partition(": ")
-    return status == TrialStatus.PREEMPTED.value and not is_at_its_limit(reason)
+    return status == TrialStatus.PREEMPTED.value and not is_limit_reached(reason)
 
 
 def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
@@ -80,7 +80,7 @@ def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, byte
     if not rates[0]:
         return None
     panels = 1 if watts is None else 2
-    with style.drawing():
+    with style.figure_style():
         size = (NARROW_IN if narrow else WIDE_IN, PANEL_IN * panels)
         figure = Figure(figsize=size, layout="constrained")
         axes: Any = figure.subplots(panels, 1, squeeze=False)[:, 0]
@@ -100,4 +100,4 @@ def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, byte
         for panel in axes:
             panel.set_xlim(left=0)
             panel.set_ylim(bottom=0)
-        return style.png(figure), style.svg(figure)
+        return style.to_png(figure), style.to_svg(figure)

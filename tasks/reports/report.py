@@ -14,7 +14,7 @@ from rich.text import Text
 from bench.records.paths import REPORT_FOLDER
 from bench.records.result import TrialStatus
 from reports import formatting
-from reports.exports.write import FORMATS, check, export
+from reports.exports.write import FORMATS, check_formats, export
 from reports.output import watch as watching
 from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
@@ -39,7 +39,7 @@ def write_report(
     settings = load(context)
     selected_formats = parse_names("--format", formats, tuple(FORMATS))
     with translate_errors(UsageError, ReportError):
-        check(selected_formats)
+        check_formats(selected_formats)
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
     if is_training(folder):
@@ -97,7 +97,7 @@ def _follow_run(folder: Path, build_report: Callable[..., ReportSummary]) -> Rep
     try:
         with as_ctrl_c(signal.SIGTERM, signal.SIGHUP):  # stops the page's auto-refresh
             return watching.watch(folder, lambda refresh_sec: build_report(refresh_sec=refresh_sec), print_progress)
-    except watching.Unchanged as error:
+    except watching.StalledRun as error:
         remedy = f"inv collect --run={folder.name} report --run={folder.name}"
         raise RetryableError(f"run {folder.name}: {error}; collect and report what there is: {remedy}") from None
 

@@ -21,11 +21,11 @@ from reports.summary import headline, text
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from tests.benchmarks import Figure
-from tests.support.reports.scenarios import STEP_SEC, USEFUL, World
+from tests.support.reports.scenarios import STEP_SEC, USEFUL, Scenario
 
 RUNS = int(os.environ.get("TRUST_RUNS", "400"))
-FULL = World(suite="full")
-QUICK = World()
+FULL = Scenario(suite="full")
+QUICK = Scenario()
 
 
 def main() -> list[Figure]:
@@ -60,7 +60,9 @@ def coverages(runs: int = RUNS) -> Iterator[Figure]:
             yield figure(f"coverage, full, {workers} workers, {name}: useful tokens/s", rate, "93 %")
     for processes in (0.0035, 0.005, 0.01):
         for world in (replace(QUICK, workers=1, processes=processes), replace(QUICK, processes=processes)):
-            ratio, rate = coverage(replace(world, apart=0.0 if world.workers == 1 else world.apart), runs)
+            ratio, rate = coverage(
+                replace(world, worker_spread=0.0 if world.workers == 1 else world.worker_spread), runs
+            )
             yield figure(f"coverage, {said(world)}: ratio", ratio, "93 %")
             yield figure(f"coverage, {said(world)}: useful tokens/s", rate, "93 %")
 
@@ -81,65 +83,65 @@ def comparisons(runs: int = RUNS) -> Iterator[Figure]:
         yield figure(f"compare, {said(world)}, {name}: false alarm", alarms(world, runs), "5 %")
 
 
-def of_each_size(suite: str) -> list[World]:
+def of_each_size(suite: str) -> list[Scenario]:
     return [
-        World(suite=suite, workers=workers, processes=processes)
+        Scenario(suite=suite, workers=workers, processes=processes)
         for workers, processes in itertools.product((2, 4, 8), (0.0035, 0.005, 0.01))
     ]
 
 
-def equal(world: World, runs: int) -> Iterator[Run]:
+def equal(world: Scenario, runs: int) -> Iterator[Run]:
     random = np.random.default_rng(1)
     for _ in range(runs):
         yield world.run(random)
 
 
-def regrets(world: World, runs: int, *, seed: int = 2, sd: float = 0.03) -> list[float]:
+def regrets(world: Scenario, runs: int, *, seed: int = 2, sd: float = 0.03) -> list[float]:
     """How much slower what is recommended is than the fastest, as a share of time, for each run."""
     random, lost = np.random.default_rng(seed), []
     for _ in range(runs):
         slower = dict(zip(world.labels, random.normal(0.0, sd, len(world.labels)), strict=True))
-        named = headline.recommended(summarize(world.run(random, slower)))
+        named = headline.recommended_label(summarize(world.run(random, slower)))
         lost.append(float(np.expm1(slower[named or world.labels[0]] - min(slower.values()))))
     return lost
 
 
-def coverage(world: World, runs: int, *, seed: int = 3, sd: float = 0.03) -> tuple[float, float]:
+def coverage(world: Scenario, runs: int, *, seed: int = 3, sd: float = 0.03) -> tuple[float, float]:
     """Share of runs whose headline holds the truth: the ratio's interval, and that of useful tokens per second."""
     random, held = np.random.default_rng(seed), np.zeros(2)
     for _ in range(runs):
         slower = dict(zip(world.labels, random.normal(0.0, sd, len(world.labels)), strict=True))
         summary = summarize(world.run(random, slower))
-        row = headline.best(summary)
+        row = headline.best_row(summary)
         if row is None or row.measured is None:
             raise ValueError("every run has a best configuration")
-        truth = USEFUL / STEP_SEC * np.exp(-slower[row.label] - world.middle())
+        truth = USEFUL / STEP_SEC * np.exp(-slower[row.label] - world.median_log_time())
         ratio = row.useful_tokens_ratio
         held[0] += ratio is None or holds(ratio, np.exp(slower[summary.baseline] - slower[row.label]))
         held[1] += holds(row.measured.useful_tokens_per_sec, truth)
     return float(held[0] / runs), float(held[1] / runs)
 
 
-def alarms(world: World, runs: int, is_one: Callable[[Comparison], bool] | None = None, *, seed: int = 4) -> float:
+def alarms(world: Scenario, runs: int, is_one: Callable[[Comparison], bool] | None = None, *, seed: int = 4) -> float:
     """Share of comparisons of equal runs in which any row is called faster or slower."""
     return share(list(pairs(world, {}, runs, seed)), is_one or has_alarm)
 
 
-def finds_one(world: World, runs: int, *, seed: int = 5) -> float:
+def finds_one(world: Scenario, runs: int, *, seed: int = 5) -> float:
     """Share of comparisons that call the one configuration slower that is, and none faster or slower that is not."""
     label = world.labels[-1]
     found = pairs(world, {label: np.log(1.03)}, runs, seed)
     return share(list(found), lambda one: slower_speeds(one) == {label})
 
 
-def finds_all(world: World, runs: int, *, seed: int = 6) -> float:
+def finds_all(world: Scenario, runs: int, *, seed: int = 6) -> float:
     """Share of comparisons that end with exit code 1 where every configuration is 3 % slower."""
     return share(
         list(pairs(world, dict.fromkeys(world.labels, np.log(1.03)), runs, seed)), lambda one: one.exit_code == 1
     )
 
 
-def pairs(world: World, slower: Mapping[str, float], runs: int, seed: int) -> Iterator[Comparison]:
+def pairs(world: Scenario, slower: Mapping[str, float], runs: int, seed: int) -> Iterator[Comparison]:
     """Comparisons of two runs on the same GPUs."""
     random = np.random.default_rng(seed)
     for _ in range(runs):
@@ -171,5 +173,5 @@ def figure(name: str, value: float, goal: str) -> Figure:
     return Figure(name=name, value=f"{100 * value:.1f} %", goal=goal)
 
 
-def said(world: World) -> str:
+def said(world: Scenario) -> str:
     return f"{world.suite}, {world.workers} workers, noise {100 * world.processes:g} %"

@@ -260,8 +260,8 @@ def _begin(connection: socket.socket) -> int:
         if STARTS_RANKS in sys.modules:
             sys.modules[STARTS_RANKS].Popen = BelowATrial  # type: ignore[attr-defined]
             sys.modules[MEETS].get_method_name = lambda *_: ""  # type: ignore[attr-defined]
-        if studio := sys.modules.get("reports.figures.renderer"):
-            studio.MOST_PROCESSES = 1  # a process to draw in imports more than it draws
+        if renderer := sys.modules.get("reports.figures.renderer"):
+            renderer.MAX_PROCESSES = 1  # a drawing process takes longer to import than to draw
         _become(request["words"], request["cwd"], request["env"], handles, session=request["session"])
     for handle in handles:
         os.close(handle)

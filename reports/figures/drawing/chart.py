@@ -10,7 +10,7 @@ from typing import Protocol
 
 from matplotlib.figure import Figure
 
-from reports.figures.drawing.layout import Head, Sheet
+from reports.figures.drawing.layout import Header, Sheet
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -20,7 +20,7 @@ class Drawing(Protocol):
     `alt` the same figure for those who cannot see it."""
 
     @property
-    def over(self) -> Head: ...
+    def header(self) -> Header: ...
     @property
     def caption(self) -> str: ...
     @property
@@ -39,7 +39,7 @@ class Chart:
     needs: str
     gather: Callable[[Summary, Run], Drawing | None]
     command: str = ""
-    folded: bool = False
+    is_folded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,10 @@ class Picture:
     narrow_svg: str
     caption: str
     alt: str
-    folded: bool = False
+    is_folded: bool = False
 
 
-def head(summary: Summary, title: str, *facts: str) -> Head:
+def make_header(summary: Summary, title: str, *facts: str) -> Header:
     """A head that says on what device and in which run, then `facts` (n, intervals, prices, published sources)."""
     common = (summary.hosts.device, f"profile {summary.record.profile}", f"run {summary.record.run_id}")
-    return Head(title=title, facts=(*common, *filter(None, facts)), note=summary.profile_note)
+    return Header(title=title, facts=(*common, *filter(None, facts)), note=summary.profile_note)

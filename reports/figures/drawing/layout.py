@@ -17,9 +17,9 @@ from reports.figures.drawing.style import FACT_SIZE, NAME_SIZE, TITLE_SIZE
 
 MARGIN_IN = 0.14
 RIGHT_IN = 0.26  # right of panels: half of a wide tick label
-HEAD_IN = 0.36  # a panel's title
+TITLE_IN = 0.36  # a panel's title
 AXIS_IN = 0.34  # its tick labels
-NAME_IN = 1.75  # the widest a name may make its column
+MAX_NAME_IN = 1.75  # the widest a name may make its column
 _SEPARATOR = "  \N{MIDDLE DOT}  "
 
 
@@ -27,21 +27,21 @@ _SEPARATOR = "  \N{MIDDLE DOT}  "
 class Sheet:
     """What a figure is drawn on; width in inches."""
 
-    narrow: bool
+    is_narrow: bool
     width_in: float
 
     @property
-    def text_in(self) -> float:
+    def text_width_in(self) -> float:
         """Width between the margins."""
         return self.width_in - 2 * MARGIN_IN
 
 
-WIDE = Sheet(narrow=False, width_in=11.0)
-NARROW = Sheet(narrow=True, width_in=3.8)
+WIDE = Sheet(is_narrow=False, width_in=11.0)
+NARROW = Sheet(is_narrow=True, width_in=3.8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class Header:
     """What stands over a figure (title, facts), and under it: the profile's note, where it needs one."""
 
     title: str
@@ -63,7 +63,7 @@ class FigureLayout:
         width, height = self.sheet.width_in, self.height_in
         bottom_in = height - self.body_top_in - top_in - height_in + AXIS_IN
         return self.figure.add_axes(
-            (left_in / width, bottom_in / height, width_in / width, (height_in - HEAD_IN - AXIS_IN) / height)
+            (left_in / width, bottom_in / height, width_in / width, (height_in - TITLE_IN - AXIS_IN) / height)
         )
 
     def columns(self, count: int, *, left_in: float, gap_in: float) -> list[tuple[float, float]]:
@@ -72,34 +72,34 @@ class FigureLayout:
         return [(left_in + number * (width + gap_in), width) for number in range(count)]
 
 
-def board(over: Head, sheet: Sheet, body_in: float) -> FigureLayout:
+def create_layout(header: Header, sheet: Sheet, body_in: float) -> FigureLayout:
     """A figure with its head; its body is `body_in` high."""
-    lines = text_size.wrap(over.title, sheet.text_in, TITLE_SIZE, bold=True)
-    facts = _wrapped(over.facts, sheet.text_in)
-    note = text_size.wrap(over.note or "", sheet.text_in, FACT_SIZE, bold=True)
-    facts_in = 0.14 + 0.235 * len(lines) + 0.03
+    title_lines = text_size.wrap(header.title, sheet.text_width_in, TITLE_SIZE, bold=True)
+    facts = _wrap_facts(header.facts, sheet.text_width_in)
+    note = text_size.wrap(header.note or "", sheet.text_width_in, FACT_SIZE, bold=True)
+    facts_in = 0.14 + 0.235 * len(title_lines) + 0.03
     body_top_in = facts_in + 0.175 * len(facts) + 0.12
     height_in = body_top_in + body_in + 0.08 + (0.19 * len(note) + 0.06 if note else 0.0)
     figure = Figure(figsize=(sheet.width_in, height_in))
     left = MARGIN_IN / sheet.width_in
 
-    def write(words: list[str], from_top_in: float, **look: Any) -> None:
-        figure.text(left, 1.0 - from_top_in / height_in, "\n".join(words), va="top", **look)
+    def write(lines: list[str], from_top_in: float, **style: Any) -> None:
+        figure.text(left, 1.0 - from_top_in / height_in, "\n".join(lines), va="top", **style)
 
-    write(lines, 0.14, fontsize=TITLE_SIZE, fontweight="bold", linespacing=1.3)
+    write(title_lines, 0.14, fontsize=TITLE_SIZE, fontweight="bold", linespacing=1.3)
     write(facts, facts_in, fontsize=FACT_SIZE, color=MUTED, linespacing=1.35)
     write(note, body_top_in + body_in + 0.06, fontsize=FACT_SIZE, fontweight="bold", color=WARNING, linespacing=1.35)
     return FigureLayout(figure=figure, sheet=sheet, height_in=height_in, body_top_in=body_top_in)
 
 
-def rows_height_in(count: int, row_in: float, sheet: Sheet) -> float:
+def rows_height_in(count: int, row_height_in: float, sheet: Sheet) -> float:
     """Outer height of a panel of `count` rows; on a narrow sheet a row's name has a line of its own."""
-    return HEAD_IN + AXIS_IN + count * (row_in + (0.24 if sheet.narrow else 0.0))
+    return TITLE_IN + AXIS_IN + count * (row_height_in + (0.24 if sheet.is_narrow else 0.0))
 
 
 def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
     """Width of the column that holds the rows' names, from the sheet's edge; a mere margin where names stand above."""
-    if sheet.narrow:
+    if sheet.is_narrow:
         return MARGIN_IN
     longest = max(text_size.width_in(line, NAME_SIZE) for name in names for line in name_lines(name))
     return MARGIN_IN + 0.12 + longest
@@ -107,11 +107,11 @@ def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
 
 def name_lines(label: str) -> list[str]:
     """A name on at most two lines; what does not fit is cut, and marked."""
-    lines = text_size.wrap(label, NAME_IN, NAME_SIZE)
-    return lines if len(lines) <= 2 else [lines[0], text_size.shorten(f"{lines[1]} {lines[2]}", NAME_IN, NAME_SIZE)]
+    lines = text_size.wrap(label, MAX_NAME_IN, NAME_SIZE)
+    return lines if len(lines) <= 2 else [lines[0], text_size.shorten(f"{lines[1]} {lines[2]}", MAX_NAME_IN, NAME_SIZE)]
 
 
-def _wrapped(facts: Sequence[str], limit_in: float) -> list[str]:
+def _wrap_facts(facts: Sequence[str], limit_in: float) -> list[str]:
     """Facts on lines, broken between facts where that is possible: half a run's name on a line reads badly."""
     lines: list[str] = []
     for fact in facts:

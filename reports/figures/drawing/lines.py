@@ -7,7 +7,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from reports.figures.drawing.palette import INK, MUTED, PAPER
 
-PUBLISHED_LOOK = {
+PUBLISHED_STYLE = {
     "marker": "D",
     "linestyle": "none",
     "markersize": 5.5,
@@ -16,18 +16,18 @@ PUBLISHED_LOOK = {
 }
 
 
-def value_axis(axes: Any, ticks: int = 5, *, integer: bool = False, log: bool = False) -> None:
+def format_x_axis(axes: Any, ticks: int = 5, *, integer: bool = False, log: bool = False) -> None:
     """A horizontal axis of few, plainly written values."""
-    _plain(axes.xaxis, ticks, integer=integer, log=log)
+    _format_axis(axes.xaxis, ticks, integer=integer, log=log)
 
 
-def height_axis(axes: Any, ticks: int = 5, *, log: bool = False) -> None:
+def format_y_axis(axes: Any, ticks: int = 5, *, log: bool = False) -> None:
     """An upright axis of few, plainly written values, small and muted."""
-    _plain(axes.yaxis, ticks, integer=False, log=log)
+    _format_axis(axes.yaxis, ticks, integer=False, log=log)
     axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
 
 
-def _plain(axis: Any, ticks: int, *, integer: bool, log: bool) -> None:
+def _format_axis(axis: Any, ticks: int, *, integer: bool, log: bool) -> None:
     if log:
         low, high = axis.get_view_interval()
         span = high / low
@@ -39,46 +39,46 @@ def _plain(axis: Any, ticks: int, *, integer: bool, log: bool) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
 
 
-def upright(axes: Any, x: float, low: float | None, high: float | None) -> None:
+def draw_vertical_interval(axes: Any, x: float, low: float | None, high: float | None) -> None:
     """An interval as an upright line; nothing where there is none."""
     if low is not None and high is not None:
         axes.plot([x, x], [low, high], color=INK, linewidth=1.2, solid_capstyle="butt", zorder=2)
 
 
-def end_labels(axes: Any, at: Sequence[tuple[float, float, str, str]], height_in: float) -> None:
+def label_ends(axes: Any, points: Sequence[tuple[float, float, str, str]], height_in: float) -> None:
     """Labels right of points (x, y, words, colour), moved apart where they would overlap and none below the axis. Call
     with final limits."""
-    if not at:
+    if not points:
         return
     transform = axes.transData + axes.transAxes.inverted()
-    heights = [float(transform.transform((x, y))[1]) for x, y, _, _ in at]
+    heights = [float(transform.transform((x, y))[1]) for x, y, _, _ in points]
     gap = 0.15 / height_in
-    places = spread(heights, gap)
+    positions = spread_apart(heights, gap)
     lowest = 0.0
-    for number in sorted(range(len(places)), key=lambda one: places[one]):
-        places[number] = max(places[number], lowest)
-        lowest = places[number] + gap
-    for (x, y, words, colour), place in zip(at, places, strict=True):
-        shift = (place - float(transform.transform((x, y))[1])) * height_in * 72
+    for number in sorted(range(len(positions)), key=lambda index: positions[index]):
+        positions[number] = max(positions[number], lowest)
+        lowest = positions[number] + gap
+    for (x, y, text, colour), position in zip(points, positions, strict=True):
+        shift = (position - float(transform.transform((x, y))[1])) * height_in * 72
         axes.annotate(
-            words, (x, y), xytext=(6, shift), textcoords="offset points", va="center", fontsize=8.5, color=colour
+            text, (x, y), xytext=(6, shift), textcoords="offset points", va="center", fontsize=8.5, color=colour
         )
 
 
-def spread(places: Sequence[float], gap: float) -> list[float]:
+def spread_apart(positions: Sequence[float], gap: float) -> list[float]:
     """`places`, moved as little as needed so that neighbours are at least `gap` apart; their order is kept."""
-    order = sorted(range(len(places)), key=lambda number: places[number])
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
     groups: list[tuple[float, list[int]]] = []  # (middle, members), members `gap` apart around the middle
-    for number in order:
-        groups.append((places[number], [number]))
+    for index in order:
+        groups.append((positions[index], [index]))
         while len(groups) > 1:
             (below, lower), (above, upper) = groups[-2], groups[-1]
             if above - below >= gap * (len(lower) + len(upper)) / 2:
                 break
             total = len(lower) + len(upper)
             groups[-2:] = [((below * len(lower) + above * len(upper)) / total, lower + upper)]
-    moved = [0.0] * len(places)
+    moved = [0.0] * len(positions)
     for middle, members in groups:
-        for rank, number in enumerate(members):
-            moved[number] = middle + (rank - (len(members) - 1) / 2) * gap
+        for rank, index in enumerate(members):
+            moved[index] = middle + (rank - (len(members) - 1) / 2) * gap
     return moved

@@ -14,7 +14,7 @@ class Mark:
     """
 
     value: float | None
-    words: str
+    text: str
     low: float | None = None
     high: float | None = None
     tone: str = OTHER_TONE
@@ -36,7 +36,7 @@ class Panel:
     marks: tuple[Mark, ...]
     kind: str = "bars"
     log: bool = False
-    at: float | None = None
+    reference: float | None = None
     limits: tuple[float, float] | None = None
     band: tuple[float, float] | None = None
     wide_only: bool = False

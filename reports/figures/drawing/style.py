@@ -58,18 +58,18 @@ _RC = {
 }
 
 
-def png(figure: Figure) -> bytes:
+def to_png(figure: Figure) -> bytes:
     return _save(figure, format="png", dpi=PNG_DPI, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
 
 
-def svg(figure: Figure) -> bytes:
+def to_svg(figure: Figure) -> bytes:
     """A stand-alone SVG, without a date so that the same run gives the same file."""
-    drawn = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
-    return drawn.replace(f"'{text_size.FAMILY}'", PAGE_FONT).encode()
+    text = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
+    return text.replace(f"'{text_size.FAMILY}'", PAGE_FONT).encode()
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Our style for as long as a figure is drawn and saved; the process's own settings are left alone."""
     with mpl.rc_context(_RC), warnings.catch_warnings():
         # A name in a script that DejaVu lacks is drawn as boxes in the PNG; the SVG and the page show it well.

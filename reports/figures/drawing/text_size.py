@@ -15,16 +15,16 @@ _POINTS_PER_INCH = 72.0
 _SAMPLE_SIZE = 100.0
 
 
-def width_in(words: str, size: float, *, bold: bool = False) -> float:
+def width_in(text: str, size: float, *, bold: bool = False) -> float:
     """Width in inches at `size` points."""
-    return sum(_advance_em(character, bold) for character in words) * size / _POINTS_PER_INCH
+    return sum(_advance_em(character, bold) for character in text) * size / _POINTS_PER_INCH
 
 
-def wrap(words: str, limit_in: float, size: float, *, bold: bool = False) -> list[str]:
+def wrap(text: str, limit_in: float, size: float, *, bold: bool = False) -> list[str]:
     """Lines no wider than `limit_in`, broken between words, and inside a word only where it alone is too wide."""
     lines: list[str] = []
     line = ""
-    for word in words.split():
+    for word in text.split():
         longer = f"{line} {word}" if line else word
         if width_in(longer, size, bold=bold) <= limit_in:
             line = longer
@@ -32,22 +32,22 @@ def wrap(words: str, limit_in: float, size: float, *, bold: bool = False) -> lis
         if line:
             lines.append(line)
         while width_in(word, size, bold=bold) > limit_in:
-            fits = _fitting(word, limit_in, size, bold)
-            lines.append(word[:fits])
-            word = word[fits:]
+            count = _count_fitting(word, limit_in, size, bold)
+            lines.append(word[:count])
+            word = word[count:]
         line = word
     return [*lines, line] if line else lines
 
 
-def shorten(words: str, limit_in: float, size: float, *, bold: bool = False) -> str:
+def shorten(text: str, limit_in: float, size: float, *, bold: bool = False) -> str:
     """`words`, cut and marked with an ellipsis where they are wider than `limit_in`."""
-    if width_in(words, size, bold=bold) <= limit_in:
-        return words
+    if width_in(text, size, bold=bold) <= limit_in:
+        return text
     room = limit_in - width_in(ELLIPSIS, size, bold=bold)
-    return words[: _fitting(words, room, size, bold)].rstrip() + ELLIPSIS
+    return text[: _count_fitting(text, room, size, bold)].rstrip() + ELLIPSIS
 
 
-def _fitting(word: str, limit_in: float, size: float, bold: bool) -> int:
+def _count_fitting(word: str, limit_in: float, size: float, bold: bool) -> int:
     """How many leading characters fit, at least one."""
     width = 0.0
     for count, character in enumerate(word):

@@ -2,7 +2,7 @@
 
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
@@ -20,46 +20,49 @@ _COPIES = (
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
     products = queries.select(run, "matmul_tflops", "dtype", "size", kind="hardware")
-    copies = [(words, one) for name, words, _ in _COPIES for one in queries.select(run, name, kind="hardware")]
-    is_cpu = all(one.value is None for words, one in copies if words != _COPIES[0][1])
+    copies = [(label, copy) for name, label, _ in _COPIES for copy in queries.select(run, name, kind="hardware")]
+    is_cpu = all(copy.value is None for label, copy in copies if label != _COPIES[0][1])
     if is_cpu:
-        copies = [("within memory", one) for words, one in copies if one.value is not None]
+        copies = [("within memory", copy) for label, copy in copies if copy.value is not None]
     disk = queries.select(run, "disk_read_gb_per_sec", "cold", kind="hardware")
-    copies += [(f"model files from disk, {'cold' if one.context.get('cold') else 'cached'}", one) for one in disk]
+    copies += [(f"model files from disk, {'cold' if copy.context.get('cold') else 'cached'}", copy) for copy in disk]
     largest: dict[str, MeasuredValue] = {}
     for product in products:  # a type's largest product that could be had
         dtype = str(product.context["dtype"])
-        known = largest.get(dtype)
-        if known is None or known.value is None or (product.value is not None and _size(product) >= _size(known)):
+        current = largest.get(dtype)
+        if current is None or current.value is None or (product.value is not None and _size(product) >= _size(current)):
             largest[dtype] = product
-    had = {dtype: one for dtype, one in largest.items() if one.value is not None}
-    if not had and not any(one.value is not None for _, one in copies):
+    reached = {dtype: copy for dtype, copy in largest.items() if copy.value is not None}
+    if not reached and not any(copy.value is not None for _, copy in copies):
         return None
-    beside = reference_results.matching_results(run)
-    reference = None if beside is None else beside.hardware["device_copy_gb_per_sec"]
-    title = _title(had)
-    has_limit = any(one.share_percent for one in [*had.values(), *(one for _, one in copies)])
+    published = reference_results.matching_results(run)
+    published_copy_rate = None if published is None else published.hardware["device_copy_gb_per_sec"]
+    title = _title(reached)
+    has_limit = any(copy.share_percent for copy in [*reached.values(), *(copy for _, copy in copies)])
     limit = "Upright lines are the chip's published figures. " if has_limit else ""
     return RowFigure(
-        over=head(
+        header=make_header(
             summary,
             title,
-            queries.describe_spread([*had.values(), *(one for _, one in copies)]),
-            f"{PUBLISHED} {beside.source}" if beside is not None else "",
+            queries.describe_spread([*reached.values(), *(copy for _, copy in copies)]),
+            f"{PUBLISHED} {published.source}" if published is not None else "",
         ),
         groups=(
             MarkGroup(
-                names=tuple(f"{dtype}, {_size(one):,}" for dtype, one in largest.items()),
+                names=tuple(f"{dtype}, {_size(copy):,}" for dtype, copy in largest.items()),
                 panels=(
                     Panel(title="Matrix products, TFLOP/s (type, size)", marks=tuple(map(_mark, largest.values()))),
                 ),
             ),
             MarkGroup(
-                names=tuple(words for words, _ in copies),
+                names=tuple(label for label, _ in copies),
                 panels=(
                     Panel(
                         title="Copies and reads, GB/s (logarithmic)",
-                        marks=tuple(_mark(one, reference if words == _COPIES[0][1] else None) for words, one in copies),
+                        marks=tuple(
+                            _mark(copy, published_copy_rate if label == _COPIES[0][1] else None)
+                            for label, copy in copies
+                        ),
                         kind="dots",
                         log=True,
                     ),
@@ -70,26 +73,32 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
 
 
-def _size(one: MeasuredValue) -> int:
-    return int(one.context.get("size", 0))
+def _size(product: MeasuredValue) -> int:
+    return int(product.context.get("size", 0))
 
 
-def _title(had: dict[str, MeasuredValue]) -> str:
-    one = had.get("bf16") or next(iter(had.values()), None)
-    if one is None or one.value is None:
+def _title(reached: dict[str, MeasuredValue]) -> str:
+    product = reached.get("bf16") or next(iter(reached.values()), None)
+    if product is None or product.value is None:
         return "Memory and disk bandwidth of the machine"
-    share = f", {formatting.number(one.share_percent, 0)} % of the chip's published figure" if one.share_percent else ""
-    return f"{one.context['dtype']} matrix products reach {formatting.number(one.value)} TFLOP/s{share}"
+    share = (
+        f", {formatting.number(product.share_percent, 0)} % of the chip's published figure"
+        if product.share_percent
+        else ""
+    )
+    return f"{product.context['dtype']} matrix products reach {formatting.number(product.value)} TFLOP/s{share}"
 
 
-def _mark(one: MeasuredValue, reference: float | None = None) -> Mark:
-    share = f"  {formatting.number(one.share_percent, 0)} % of the chip's peak" if one.share_percent else ""
-    return row_chart.reading_mark(
-        one,
+def _mark(measured: MeasuredValue, published: float | None = None) -> Mark:
+    share = f"  {formatting.number(measured.share_percent, 0)} % of the chip's peak" if measured.share_percent else ""
+    return row_chart.measured_mark(
+        measured,
         "",
-        more=share + (f"  {PUBLISHED} {formatting.number(reference)} published" if reference is not None else ""),
-        published=reference,
-        limit=100.0 * one.value / one.share_percent if one.value is not None and one.share_percent else None,
+        suffix=share + (f"  {PUBLISHED} {formatting.number(published)} published" if published is not None else ""),
+        published=published,
+        limit=100.0 * measured.value / measured.share_percent
+        if measured.value is not None and measured.share_percent
+        else None,
     )
 
 
@@ -99,5 +108,5 @@ HARDWARE = Chart(
     needs="a trial of suite hardware",
     command="inv bench --suite=hardware",
     gather=gather,
-    folded=True,
+    is_folded=True,
 )

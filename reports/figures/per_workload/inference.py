@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from reports import formatting
 from reports.figures.drawing import lines as line_drawing
-from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.label_layout import label_points
-from reports.figures.drawing.layout import MARGIN_IN, Head, Sheet, board
+from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
 from reports.figures.drawing.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
 from reports.read import queries, reference_results
 from reports.read.queries import MeasuredValue
@@ -17,11 +17,11 @@ from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _TONES = {"nf4": DEEP_TONE, "bf16": ACCENT_TONE}
-_LOOKS = {"default": ("o", (0, (4, 2))), "fast": ("s", "-"), "adapter": ("D", (0, (1, 1.2)))}
-_PRICED = (1, 8, 32)  # batches whose tokens are priced in words
-_BITS = {"nf4": "4 bit", "bf16": "16 bit"}
-_PANEL_IN = 3.5
-_LABEL_IN = 1.15
+_LINE_STYLES = {"default": ("o", (0, (4, 2))), "fast": ("s", "-"), "adapter": ("D", (0, (1, 1.2)))}
+_PRICED_BATCHES = (1, 8, 32)  # batches whose tokens are priced in words
+_PRECISION_NAMES = {"nf4": "4 bit", "bf16": "16 bit"}
+_PANEL_HEIGHT_IN = 3.5
+_LABEL_WIDTH_IN = 1.15
 _MEASURES = (
     ("decode_tokens_per_sec", "Decoded tokens per second", True),
     ("time_to_first_token_sec", "Seconds to the first token", True),
@@ -38,14 +38,14 @@ class InferenceLine:
 
     @property
     def name(self) -> str:
-        return f"{_BITS.get(self.precision, self.precision)}, {self.path}"
+        return f"{_PRECISION_NAMES.get(self.precision, self.precision)}, {self.path}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceData:
     """Lines of each quantity; `published`: (batch, tokens per second) of 4-bit generation; `usd_per_hour`: of a GPU."""
 
-    over: Head
+    header: Header
     titles: tuple[str, ...]
     lines: tuple[tuple[InferenceLine, ...], ...]
     published: tuple[tuple[int, float], ...]
@@ -58,20 +58,22 @@ class InferenceData:
         three = " Dotted: the same step with LoRA adapters on." if "adapter" in paths else ""
         return (
             "Tokens per second of all sequences of a batch together. A line that keeps rising still gains from larger "
-            f"batches; where it flattens, the GPU is full.{two}{three}{self._dollars()}"
+            f"batches; where it flattens, the GPU is full.{two}{three}{self._describe_cost()}"
         )
 
-    def _dollars(self) -> str:
+    def _describe_cost(self) -> str:
         """What a million generated tokens cost on each line, while nothing but they is done."""
         if self.usd_per_hour is None:
             return ""
-        each = [
+        costs_per_line = [
             f"{line.name}: " + ", ".join(f"${usd:,.2f} at batch {batch}" for batch, usd in costs)
             for line in self.lines[0]
             if (costs := _usd_per_million(line, self.usd_per_hour))
         ]
         return (
-            f" A million generated tokens at ${self.usd_per_hour:,.2f} a GPU hour: {'; '.join(each)}." if each else ""
+            f" A million generated tokens at ${self.usd_per_hour:,.2f} a GPU hour: {'; '.join(costs_per_line)}."
+            if costs_per_line
+            else ""
         )
 
     @property
@@ -89,51 +91,56 @@ class InferenceData:
 
     def draw(self, sheet: Sheet) -> Figure:
         shown = [(title, lines) for title, lines in zip(self.titles, self.lines, strict=True) if lines]
-        drawing = board(self.over, sheet, _PANEL_IN * (len(shown) if sheet.narrow else 1))
+        layout = create_layout(self.header, sheet, _PANEL_HEIGHT_IN * (len(shown) if sheet.is_narrow else 1))
         left_in = MARGIN_IN + 0.55
-        across = drawing.columns(1 if sheet.narrow else len(shown), left_in=left_in, gap_in=0.6)
+        columns = layout.columns(1 if sheet.is_narrow else len(shown), left_in=left_in, gap_in=0.6)
         for number, (title, lines) in enumerate(shown):
-            left, width = across[0] if sheet.narrow else across[number]
-            axes = drawing.panel(left, number * _PANEL_IN if sheet.narrow else 0.0, width - _LABEL_IN, _PANEL_IN - 0.12)
+            left, width = columns[0] if sheet.is_narrow else columns[number]
+            axes = layout.panel(
+                left,
+                number * _PANEL_HEIGHT_IN if sheet.is_narrow else 0.0,
+                width - _LABEL_WIDTH_IN,
+                _PANEL_HEIGHT_IN - 0.12,
+            )
             axes.set_title(title)
             _draw_lines(axes, lines, self.published if number == 0 else ())
-        return drawing.figure
+        return layout.figure
 
 
 def gather(summary: Summary, run: Run) -> InferenceData | None:
-    found = [queries.select(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES]
-    lines = [_lines(one) for one in found]
+    measured = [queries.select(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES]
+    lines = [_lines(value) for value in measured]
     if not lines[0]:
         return None
-    beside = reference_results.matching_results(run)
-    known = [one for one in found[0] if one.value is not None]
-    lengths = known[0].context
+    published = reference_results.matching_results(run)
+    decode_rates = [value for value in measured[0] if value.value is not None]
+    lengths = decode_rates[0].context
     return InferenceData(
-        over=head(
+        header=make_header(
             summary,
             _title(lines[0]),
-            queries.describe_spread(known),
+            queries.describe_spread(decode_rates),
             f"{lengths.get('prompt_tokens', 'unknown')} prompt tokens, {lengths.get('new_tokens', 'unknown')} new ones",
-            f"{PUBLISHED} {beside.source}, 4 bit" if beside else "",
+            f"{PUBLISHED} {published.source}, 4 bit" if published else "",
         ),
         titles=tuple(title for _, title, _ in _MEASURES),
         lines=tuple(map(tuple, lines)),
-        published=tuple(sorted(beside.inference["nf4"].items())) if beside else (),
+        published=tuple(sorted(published.inference["nf4"].items())) if published else (),
         usd_per_hour=None if summary.price is None else summary.price.usd_per_gpu_hour,
     )
 
 
-def _lines(found: list[MeasuredValue]) -> list[InferenceLine]:
+def _lines(values: list[MeasuredValue]) -> list[InferenceLine]:
     series: dict[tuple[str, str], dict[int, MeasuredValue]] = {}
-    for one in found:
-        if one.value is not None:
-            key = (str(one.context.get("precision")), str(one.context.get("path")))
-            series.setdefault(key, {})[int(one.context["batch"])] = one
+    for value in values:
+        if value.value is not None:
+            key = (str(value.context.get("precision")), str(value.context.get("path")))
+            series.setdefault(key, {})[int(value.context["batch"])] = value
     return [
         InferenceLine(
             precision=precision,
             path=path,
-            points=tuple((batch, one.value or 0.0, one.low, one.high) for batch, one in sorted(points.items())),
+            points=tuple((batch, value.value or 0.0, value.low, value.high) for batch, value in sorted(points.items())),
         )
         for (precision, path), points in series.items()
     ]
@@ -141,39 +148,41 @@ def _lines(found: list[MeasuredValue]) -> list[InferenceLine]:
 
 def _usd_per_million(line: InferenceLine, usd_per_hour: float) -> list[tuple[int, float]]:
     """(batch, dollars), of the batches that are priced."""
-    return [(batch, usd_per_hour / 3600.0 / rate * 1e6) for batch, rate, _, _ in line.points if batch in _PRICED]
+    return [
+        (batch, usd_per_hour / 3600.0 / rate * 1e6) for batch, rate, _, _ in line.points if batch in _PRICED_BATCHES
+    ]
 
 
 def _title(lines: list[InferenceLine]) -> str:
-    best = max(((point, line) for line in lines for point in line.points), key=lambda item: item[0][1])
-    (batch, rate, _, _), line = best
+    fastest = max(((point, line) for line in lines for point in line.points), key=lambda item: item[0][1])
+    (batch, rate, _, _), line = fastest
     return f"Generation reaches {formatting.number(rate)} tokens per second at batch {batch} ({line.name} path)"
 
 
-def _draw_lines(axes: Any, lines: tuple[InferenceLine, ...], references: tuple[tuple[int, float], ...]) -> None:
-    batches = sorted({point[0] for line in lines for point in line.points} | {batch for batch, _ in references})
+def _draw_lines(axes: Any, lines: tuple[InferenceLine, ...], published: tuple[tuple[int, float], ...]) -> None:
+    batches = sorted({point[0] for line in lines for point in line.points} | {batch for batch, _ in published})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ends = []
     for line in lines:
         tone = _TONES.get(line.precision, INK)
-        marker, dash = _LOOKS.get(line.path, ("^", ":"))
+        marker, dash = _LINE_STYLES.get(line.path, ("^", ":"))
         x, y = [point[0] for point in line.points], [point[1] for point in line.points]
         axes.plot(x, y, color=tone, linestyle=dash, marker=marker, markersize=5, linewidth=1.7, zorder=3)
         for batch, _, low, high in line.points:
-            line_drawing.upright(axes, batch, low, high)
+            line_drawing.draw_vertical_interval(axes, batch, low, high)
         ends.append((x[-1], y[-1], line.name, tone))
-    for batch, value in references:
-        axes.plot(batch, value, zorder=5, **line_drawing.PUBLISHED_LOOK)
+    for batch, value in published:
+        axes.plot(batch, value, zorder=5, **line_drawing.PUBLISHED_STYLE)
     axes.margins(0.08)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.minorticks_off()
     axes.tick_params(axis="x", length=0)
-    line_drawing.height_axis(axes, log=True)
+    line_drawing.format_y_axis(axes, log=True)
     axes.set_xlabel("batch, sequences", labelpad=1)
     height_in = axes.get_position().height * axes.figure.get_figheight()
-    line_drawing.end_labels(axes, ends, height_in)
-    labels = [(batch, value, f"{formatting.number(value)} published") for batch, value in references]
+    line_drawing.label_ends(axes, ends, height_in)
+    labels = [(batch, value, f"{formatting.number(value)} published") for batch, value in published]
     label_points(axes, labels, [[point[:2] for point in line.points] for line in lines])
 
 
@@ -183,5 +192,5 @@ INFERENCE = Chart(
     needs="a trial of suite inference",
     command="inv bench --suite=inference",
     gather=gather,
-    folded=True,
+    is_folded=True,
 )

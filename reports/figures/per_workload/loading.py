@@ -2,7 +2,7 @@
 
 from reports import formatting
 from reports.figures.drawing import glyphs, row_chart
-from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
@@ -11,7 +11,7 @@ from reports.read.queries import MeasuredValue
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
-_PRECISIONS = {"nf4": "4 bit (NF4)", "bf16": "16 bit (bf16)"}
+_PRECISION_NAMES = {"nf4": "4 bit (NF4)", "bf16": "16 bit (bf16)"}
 _PARTS = (
     ("read_time_sec", "cold", "reading the files, cold"),
     ("read_time_sec", "warm", "reading the files, cached"),
@@ -29,44 +29,52 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         name: queries.select(run, name, "cache", "precision", kind="loading")
         for name in dict.fromkeys(name for name, _, _ in _PARTS)
     }
-    beside = reference_results.matching_results(run)
-    steps = ["load, cold", "load, cached", *(["load, published"] if beside else []), *(words for _, _, words in _PARTS)]
+    published = reference_results.matching_results(run)
+    steps = [
+        "load, cold",
+        "load, cached",
+        *(["load, published"] if published else []),
+        *(label for _, _, label in _PARTS),
+    ]
     seconds = tuple(
         Panel(
-            title=f"{_PRECISIONS.get(precision, precision)}: seconds",
+            title=f"{_PRECISION_NAMES.get(precision, precision)}: seconds",
             marks=(
-                row_chart.reading_mark(_find(loads, precision, "cold"), "s"),
-                row_chart.reading_mark(_find(loads, precision, "warm"), "s"),
-                *([_published(beside.loading.get(precision, {}).get("load_time_sec"))] if beside else []),
+                row_chart.measured_mark(_find(loads, precision, "cold"), "s"),
+                row_chart.measured_mark(_find(loads, precision, "warm"), "s"),
+                *([_published_mark(published.loading.get(precision, {}).get("load_time_sec"))] if published else []),
                 *(
-                    row_chart.reading_mark(_find(parts[name], precision, cache), "s", tone=BASELINE_TONE)
+                    row_chart.measured_mark(_find(parts[name], precision, cache), "s", tone=BASELINE_TONE)
                     for name, cache, _ in _PARTS
                 ),
             ),
         )
         for precision in precisions
     )
-    held = queries.select(run, "device_memory_bytes", "precision", kind="loading")
-    peaks = queries.select(run, "device_memory_peak_bytes", "precision", kind="loading")
-    names, found = [], []
+    held_memory = queries.select(run, "device_memory_bytes", "precision", kind="loading")
+    peak_memory = queries.select(run, "device_memory_peak_bytes", "precision", kind="loading")
+    names, memory_marks = [], []
     for precision in precisions:
-        for words, some, tone in (("held", held, OTHER_TONE), ("most while loading", peaks, BASELINE_TONE)):
-            one = _find(some, precision, None)
-            if one is not None and one.value is not None:
-                reference = beside.loading.get(precision, {}).get("device_memory_bytes") if beside else None
-                names.append(f"{_PRECISIONS.get(precision, precision)}, {words}")
-                found.append(_bytes(one, tone, reference if words == "held" else None))
-    saved = _saved(held)
-    memory = Panel(title="Device memory, GB", marks=tuple(found))
+        for label, candidates, tone in (
+            ("held", held_memory, OTHER_TONE),
+            ("most while loading", peak_memory, BASELINE_TONE),
+        ):
+            memory_value = _find(candidates, precision, None)
+            if memory_value is not None and memory_value.value is not None:
+                published_bytes = published.loading.get(precision, {}).get("device_memory_bytes") if published else None
+                names.append(f"{_PRECISION_NAMES.get(precision, precision)}, {label}")
+                memory_marks.append(_memory_mark(memory_value, tone, published_bytes if label == "held" else None))
+    saved_percent = _saved_percent(held_memory)
+    memory = Panel(title="Device memory, GB", marks=tuple(memory_marks))
     return RowFigure(
-        over=head(
+        header=make_header(
             summary,
-            _title(loads, saved),
+            _title(loads, saved_percent),
             queries.describe_spread(loads),
-            f"{PUBLISHED} {beside.source}; state of its page cache not known" if beside else "",
+            f"{PUBLISHED} {published.source}; state of its page cache not known" if published else "",
         ),
         groups=(
-            MarkGroup(names=tuple(steps), panels=glyphs.shared(seconds)),
+            MarkGroup(names=tuple(steps), panels=glyphs.share_axis(seconds)),
             MarkGroup(names=tuple(names), panels=(memory,)),
         ),
         caption=(
@@ -76,49 +84,53 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
 
 
-def _find(found: list[MeasuredValue], precision: str, cache: str | None) -> MeasuredValue | None:
+def _find(values: list[MeasuredValue], precision: str, cache: str | None) -> MeasuredValue | None:
     return next(
         (
-            one
-            for one in found
-            if one.context.get("precision") == precision and (cache is None or one.context.get("cache") == cache)
+            value
+            for value in values
+            if value.context.get("precision") == precision and (cache is None or value.context.get("cache") == cache)
         ),
         None,
     )
 
 
-def _published(value: float | None) -> Mark:
-    if value is None:
-        return Mark(value=None, words="not published")
-    return Mark(value=None, words=f"{PUBLISHED} {formatting.number(value)} s published", published=(value,))
+def _published_mark(seconds: float | None) -> Mark:
+    if seconds is None:
+        return Mark(value=None, text="not published")
+    return Mark(value=None, text=f"{PUBLISHED} {formatting.number(seconds)} s published", published=(seconds,))
 
 
-def _bytes(one: MeasuredValue, tone: str, reference: float | None) -> Mark:
-    more = f"  {PUBLISHED} {formatting.number(reference / 1e9)} GB published" if reference else ""
-    published = reference / 1e9 if reference else None
-    return row_chart.reading_mark(one, "GB", scale=1e9, more=more, tone=tone, published=published)
+def _memory_mark(measured: MeasuredValue, tone: str, published_bytes: float | None) -> Mark:
+    more = f"  {PUBLISHED} {formatting.number(published_bytes / 1e9)} GB published" if published_bytes else ""
+    published = published_bytes / 1e9 if published_bytes else None
+    return row_chart.measured_mark(measured, "GB", scale=1e9, suffix=more, tone=tone, published=published)
 
 
-def _saved(held: list[MeasuredValue]) -> float | None:
-    small, large = _find(held, "nf4", None), _find(held, "bf16", None)
-    if small is None or large is None or not small.value or not large.value:
+def _saved_percent(held_memory: list[MeasuredValue]) -> float | None:
+    nf4, bf16 = _find(held_memory, "nf4", None), _find(held_memory, "bf16", None)
+    if nf4 is None or bf16 is None or not nf4.value or not bf16.value:
         return None
-    return 100.0 * (1.0 - small.value / large.value)
+    return 100.0 * (1.0 - nf4.value / bf16.value)
 
 
-def _title(loads: list[MeasuredValue], saved: float | None) -> str:
+def _title(loads: list[MeasuredValue], saved_percent: float | None) -> str:
     cold, warm = _find(loads, "nf4", "cold"), _find(loads, "nf4", "warm")
-    timed = [
-        f"{formatting.number(one.value)} s {words}"
-        for one, words in ((cold, "cold"), (warm, "with its files cached"))
-        if one is not None and one.value is not None
+    timings = [
+        f"{formatting.number(load.value)} s {label}"
+        for load, label in ((cold, "cold"), (warm, "with its files cached"))
+        if load is not None and load.value is not None
     ]
     title = (
-        f"A 4-bit model loads in {formatting.join_with_and(timed).replace(' and ', ', ')}"
-        if timed
+        f"A 4-bit model loads in {formatting.join_with_and(timings).replace(' and ', ', ')}"
+        if timings
         else "Loading the model"
     )
-    return f"{title}; it takes {formatting.number(saved, 0)} % less memory than 16 bit" if saved is not None else title
+    return (
+        f"{title}; it takes {formatting.number(saved_percent, 0)} % less memory than 16 bit"
+        if saved_percent is not None
+        else title
+    )
 
 
 LOADING = Chart(
@@ -127,5 +139,5 @@ LOADING = Chart(
     needs="a trial of suite loading",
     command="inv bench --suite=loading",
     gather=gather,
-    folded=True,
+    is_folded=True,
 )

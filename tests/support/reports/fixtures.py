@@ -15,14 +15,14 @@ from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from tests.support.reports import showcase, synthetic
 
-REAL_PNG = style.png
+REAL_PNG = style.to_png
 ONE_PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
     "0000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
 )
 
 
-def summarized(folder: Path) -> tuple[Summary, Run]:
+def load_and_summarize(folder: Path) -> tuple[Summary, Run]:
     run = load(folder)
     return summarize(run), run
 
@@ -32,7 +32,7 @@ def a10(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
     """Two A10 nodes, every kind of trial, two configurations out of memory. Read it, do not write."""
     folder = tmp_path_factory.mktemp("a10")
     showcase.write_a10(folder)
-    return summarized(folder)
+    return load_and_summarize(folder)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def h200(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
     """One H200, every kind of trial. Read it, do not write."""
     folder = tmp_path_factory.mktemp("h200")
     showcase.write(folder)
-    return summarized(folder)
+    return load_and_summarize(folder)
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def figures_drawn_in_this_process() -> Iterator[None]:
     """Processes of their own take a second to start, once per report; test_figures.py has those that need them. PNGs
     are a third of the drawing, of the same figure as the SVGs; test_figures.py makes a real one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(renderer, "MOST_PROCESSES", 0)
-        patch.setattr(style, "png", lambda _: ONE_PIXEL)
+        patch.setattr(renderer, "MAX_PROCESSES", 0)
+        patch.setattr(style, "to_png", lambda _: ONE_PIXEL)
         yield
 
 

@@ -32,8 +32,8 @@ from reports.read.run import ReportError, Run
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 
-MOST_SEC, MOST_BYTES = 5, 600_000_000
-HANGS_SEC = 300  # a busy machine leaves a process without the processor for minutes
+MAX_SEC, MAX_BYTES = 5, 600_000_000
+HANG_SEC = 300  # a busy machine leaves a process without the processor for minutes
 FILES = (
     "run.json",
     "ledger.jsonl",
@@ -42,16 +42,16 @@ FILES = (
     "trials/hardware.worker-1/result.json",
     "trials/baseline.worker-1/telemetry.csv",
 )
-SEALED = tuple(name for name in FILES if name.endswith(".json"))
+CHECKSUMMED = tuple(name for name in FILES if name.endswith(".json"))
 VALUES: tuple[Any, ...] = (
     *(5e-324, 1e-300, 1e308, -1e308, 0, -1, 1, 2**53 + 1, 2**63, 2**70, 10**400, -(10**30), 0.0, 1e17),
     *(None, True, "", "text", "\x00", "\ud800", "x" * 100_000, "$\\frac{1}{", "=1+1", "\u202e", "../../etc", "\n" * 50),
     *([], {}, [[]], {"a": {"b": []}}, [None] * 1000, ["a"], [0.0] * 15, [1e308] * 15, [2**70] * 15, [5e-324] * 15),
 )
-FEW: tuple[Any, ...] = (0, -1, 1, 2**53, 1e17, 1e-18, None, True, "", [], {})
-POSSIBLE = ((("loss", 0), -1), (("wall_time_sec",), 5e-324))
+BASIC_VALUES: tuple[Any, ...] = (0, -1, 1, 2**53, 1e17, 1e-18, None, True, "", [], {})
+VALID_COMBINATIONS = ((("loss", 0), -1), (("wall_time_sec",), 5e-324))
 DEEP = 3000
-ENDS = {0: "well", 1: "traceback", -signal.SIGALRM: "hangs", -signal.SIGPROF: "longer than 5 s"}
+OUTCOMES = {0: "well", 1: "traceback", -signal.SIGALRM: "hangs", -signal.SIGPROF: "longer than 5 s"}
 
 
 def write(folder: Path) -> None:
@@ -71,7 +71,7 @@ def write(folder: Path) -> None:
     )
 
 
-def seal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def rewrite_checksummed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a sealed record's document, and seal it again."""
     document = json.loads(path.read_text())
     del document["sha256"]
@@ -83,22 +83,22 @@ def seal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps(document))
 
 
-def put(document: Any, place: tuple[Any, ...], value: Any) -> None:
+def set_value(document: Any, place: tuple[Any, ...], value: Any) -> None:
     for key in place[:-1]:
         document = document[key]
     document[place[-1]] = value
 
 
-def places(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def key_paths(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every key of a document; of a list the first two items."""
     items = document.items() if isinstance(document, dict) else enumerate(document[:2])
     for key, value in items:
         yield (*before, key)
         if isinstance(value, (dict, list)):
-            yield from places(value, (*before, key))
+            yield from key_paths(value, (*before, key))
 
 
-def _replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
+def _replace_with(make: Callable[[Path], object]) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         path.unlink()
         make(path)
@@ -116,19 +116,19 @@ def _sparse(path: Path) -> None:
         file.truncate(2_000_000_000)
 
 
-def _twice(path: Path) -> None:
+def _duplicate(path: Path) -> None:
     held = path.read_bytes()
     path.write_bytes(held.replace(b"{", b'{"kind": "other", ', 1) if held.startswith(b"{") else held * 2)
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a FIFO": _replaced(os.mkfifo),
-    "a link to an endless device": _replaced(lambda path: path.symlink_to("/dev/zero")),
-    "a link to nothing": _replaced(lambda path: path.symlink_to("nothing")),
-    "a link to itself": _replaced(lambda path: path.symlink_to(path.name)),
-    "a folder": _replaced(Path.mkdir),
-    "a socket": _replaced(_socket),
-    "2 GB": _replaced(_sparse),
+    "a FIFO": _replace_with(os.mkfifo),
+    "a link to an endless device": _replace_with(lambda path: path.symlink_to("/dev/zero")),
+    "a link to nothing": _replace_with(lambda path: path.symlink_to("nothing")),
+    "a link to itself": _replace_with(lambda path: path.symlink_to(path.name)),
+    "a folder": _replace_with(Path.mkdir),
+    "a socket": _replace_with(_socket),
+    "2 GB": _replace_with(_sparse),
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
     "NULs": lambda path: path.write_bytes(path.read_bytes().replace(b"1", b"\0")),
@@ -136,7 +136,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "lists in lists": lambda path: path.write_bytes(b"[" * DEEP + b"]" * DEEP),
     "objects in objects": lambda path: path.write_bytes(b'{"started":' * DEEP + b"1" + b"}" * DEEP),
     "millions of values": lambda path: path.write_bytes(b"[" + b"[]," * 9_000_000 + b"1]"),
-    "a key twice": _twice,
+    "a key twice": _duplicate,
     "a number of thousands of digits": lambda path: path.write_bytes(b"[" + b"9" * 5000 + b"]"),
     "no number": lambda path: path.write_bytes(b'{"a": NaN, "started": 1e999}'),
 }
@@ -160,21 +160,21 @@ def named_cases() -> Iterator[tuple[str, Callable[[Path], object]]]:
         ),
         (5e-324, 1e308, 2**63, 2**70, 10**400, -1, "text"),
     ):
-        if (place[-2:], value) not in POSSIBLE:
-            yield f"{place} is {value!r:.20}", _sealed_with(result, place, value)
+        if (place[-2:], value) not in VALID_COMBINATIONS:
+            yield f"{place} is {value!r:.20}", _with_value(result, place, value)
     for name in ("peak_vram_bytes", "peak_rss_bytes"):
-        yield f"('metrics', '{name}') is 0", _sealed_with(result, ("metrics", name), 0)
+        yield f"('metrics', '{name}') is 0", _with_value(result, ("metrics", name), 0)
     for kind, key in (("ddp-2", "world_size"), ("hardware", "size")):
         for value in (0, None):
             name, place = f"trials/{kind}.worker-1/result.json", ("measurements", 0, "context", key)
-            yield f"{name}: {place} is {value}", _sealed_with(name, place, value)
+            yield f"{name}: {place} is {value}", _with_value(name, place, value)
 
 
-def _sealed_with(name: str, place: tuple[Any, ...], value: Any) -> Callable[[Path], None]:
-    return lambda folder: seal(folder / name, lambda document: put(document, place, value))
+def _with_value(name: str, place: tuple[Any, ...], value: Any) -> Callable[[Path], None]:
+    return lambda folder: rewrite_checksummed(folder / name, lambda document: set_value(document, place, value))
 
 
-def generated(chooser: random.Random, folder: Path) -> str:
+def damage_at_random(chooser: random.Random, folder: Path) -> str:
     """Change `folder` in one to three ways; says which."""
     said = []
     for _ in range(chooser.choice((1, 1, 2, 3))):
@@ -182,18 +182,18 @@ def generated(chooser: random.Random, folder: Path) -> str:
         path = folder / name
         if path.is_symlink() or not path.is_file() or path.stat().st_size > 1_000_000:
             continue  # it is damaged beyond change
-        if chooser.random() < 0.15 or name not in SEALED:
+        if chooser.random() < 0.15 or name not in CHECKSUMMED:
             what = chooser.choice(list(DAMAGE))
             DAMAGE[what](path)
             said.append(f"{name}: {what}")
             continue
         try:
-            place = chooser.choice([one for one in places(json.loads(path.read_text())) if one != ("sha256",)])
+            place = chooser.choice([one for one in key_paths(json.loads(path.read_text())) if one != ("sha256",)])
         except (ValueError, AttributeError, TypeError, RecursionError, IndexError):  # no JSON any more
             continue
         value = chooser.choice(VALUES)
         with contextlib.suppress(KeyError, RecursionError, ValueError):
-            seal(path, lambda document, place=place, value=value: put(document, place, value))
+            rewrite_checksummed(path, lambda document, place=place, value=value: set_value(document, place, value))
         said.append(f"{name}: {place} is {value!r:.40}")
     if chooser.random() < 0.05:
         os.mkdir(os.fsencode(folder / "trials") + b"/\xff\xfe")
@@ -201,7 +201,7 @@ def generated(chooser: random.Random, folder: Path) -> str:
     return "; ".join(said)
 
 
-def report(folder: Path, *, drawn: int | None = None) -> Run | None:
+def build_in_memory(folder: Path, *, drawn: int | None = None) -> Run | None:
     """Everything that a report of `folder` is made of, with figure number `drawn` of those it has; None where its plan
     cannot be trusted."""
     try:
@@ -216,42 +216,42 @@ def report(folder: Path, *, drawn: int | None = None) -> Run | None:
         csv_frames.to_csv(frame)
     found = [(chart, drawing) for chart in CHARTS if (drawing := chart.gather(summary, run)) is not None]
     shown = [] if drawn is None or not found else [found[drawn % len(found)]]
-    pictures = [renderer.draw_one(chart.name, chart.title, drawing) for chart, drawing in shown]
+    pictures = [renderer.draw_picture(chart.name, chart.title, drawing) for chart, drawing in shown]
     html.render(summary, run, pictures).encode()
     markdown.render(summary, pictures).encode()
     return run
 
 
-def _one(good: Path, number: int, seed: int) -> int:
+def _run_case(good: Path, number: int, seed: int) -> int:
     """One generated case in this process, which ends with it: 0 where all is well."""
     with tempfile.TemporaryDirectory() as where:
         folder = Path(where) / "run"
         shutil.copytree(good, folder)
-        said = generated(random.Random(f"{seed} {number}"), folder)
+        said = damage_at_random(random.Random(f"{seed} {number}"), folder)
         print(f"case {number}: {said}", file=sys.stderr, flush=True)
-        signal.alarm(HANGS_SEC)
-        signal.setitimer(signal.ITIMER_PROF, MOST_SEC)
+        signal.alarm(HANG_SEC)
+        signal.setitimer(signal.ITIMER_PROF, MAX_SEC)
         try:
-            report(folder, drawn=None if number % 40 else number // 40)
+            build_in_memory(folder, drawn=None if number % 40 else number // 40)
         except Exception:  # noqa: BLE001 - whatever it is, it should have been refused
             traceback.print_exc()
             return 1
     return 0
 
 
-def every() -> None:
+def try_every_key() -> None:
     """Each of FEW at every place of every sealed file; a line for each place in our code that does not stand it."""
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as where:
         good = Path(where) / "good"
         write(good)
-        for name in SEALED:
+        for name in CHECKSUMMED:
             path = good / name
             whole = path.read_bytes()
-            for place, value in itertools.product(places(json.loads(whole)), FEW):
-                seal(path, lambda document, place=place, value=value: put(document, place, value))
+            for place, value in itertools.product(key_paths(json.loads(whole)), BASIC_VALUES):
+                rewrite_checksummed(path, lambda document, place=place, value=value: set_value(document, place, value))
                 try:
-                    report(good)
+                    build_in_memory(good)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it should have been refused
                     at = traceback.extract_tb(error.__traceback__)[-1]
                     found.setdefault(f"{at.filename}:{at.lineno}: {error!r}", f"{name}: {place} is {value!r}")
@@ -267,7 +267,7 @@ def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
     with tempfile.TemporaryDirectory() as where:
         good = Path(where) / "good"
         write(good)
-        report(good, drawn=0)
+        build_in_memory(good, drawn=0)
         gc.freeze()  # what all cases share is not copied for each
         for number in range(first, cases):
             started = time.monotonic()
@@ -275,14 +275,14 @@ def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
             if child == 0:
                 code = 1
                 with contextlib.suppress(BaseException):
-                    code = _one(good, number, seed)
+                    code = _run_case(good, number, seed)
                 os._exit(code)
             _, status, usage = os.wait4(child, 0)
             code = os.waitstatus_to_exitcode(status)
             taken = usage.ru_maxrss * 1024
             most, slowest = max(most, taken), max(slowest, time.monotonic() - started)
-            end = ENDS.get(code, f"exit {code}")
-            if taken > MOST_BYTES:
+            end = OUTCOMES.get(code, f"exit {code}")
+            if taken > MAX_BYTES:
                 end = f"{end}, more than 600 MB"
             ends[end] += 1
             if code < 0:
@@ -294,4 +294,4 @@ def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    every() if sys.argv[1:] == ["every"] else main(*map(int, sys.argv[1:]))
+    try_every_key() if sys.argv[1:] == ["every"] else main(*map(int, sys.argv[1:]))

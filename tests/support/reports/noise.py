@@ -48,9 +48,9 @@ class Noise:
 
     def process(self, random: np.random.Generator, count: int, middle: float = 0.0) -> Floats:
         """Logarithms of one process's step times around `middle`."""
-        return middle + random.normal(0.0, self.processes) + self.within(random, (count,))
+        return middle + random.normal(0.0, self.processes) + self.within_process(random, (count,))
 
-    def within(self, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    def within_process(self, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """The part within processes, of shape (..., steps)."""
         fresh = random.normal(0.0, self.steps * np.sqrt(1.0 - self.correlation**2), shape)
         steps = np.empty(shape)
@@ -61,9 +61,9 @@ class Noise:
         slope = self.drift * random.uniform(-1.0, 1.0, (*shape[:-1], 1)) * np.linspace(-0.5, 0.5, shape[-1])
         return np.asarray(steps + slow + slope)
 
-    def middle(self, count: int, seed: int = 99) -> float:
+    def median_offset(self, count: int, seed: int = 99) -> float:
         """What a process's median comes to on average: the outliers pull it up a little."""
-        many = self.within(np.random.default_rng(seed), (20_000, count))
+        many = self.within_process(np.random.default_rng(seed), (20_000, count))
         return float(np.median(many, axis=1).mean())
 
 

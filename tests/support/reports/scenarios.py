@@ -32,7 +32,7 @@ SAMPLES, USEFUL = 8, 1000  # of every step, whatever its configuration: only tim
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class Scenario:
     """A fleet. `processes` is how much processes of one configuration on one worker differ, `apart` the workers,
     `shift` whole runs. `modes` is how much slower the lower of two clock states is (0: one state), `throttled` how much
     slower one worker in eight (rounded up) is. `slow` is the share of slow steps.
@@ -42,15 +42,15 @@ class World:
     workers: int = 4
     repeats: int = 1
     processes: float = 0.005
-    apart: float = 0.01
+    worker_spread: float = 0.01
     shift: float = 0.0
     modes: float = 0.0
     throttled: float = 0.0
     jitter: float = 0.004
     slow: float = 0.06
-    warming: float = 0.006
+    warm_up: float = 0.006
     steps: int = 30
-    measured: bool = True  # beside steps: what `inv compare` reads, and a recommendation does not
+    has_measurements: bool = True  # beside steps: what `inv compare` reads, and a recommendation does not
 
     @functools.cached_property
     def plan(self) -> RunRecord:
@@ -69,7 +69,7 @@ class World:
         return synthetic.record(run_id="before", suite=self.suite, planned=planned, **where)
 
     @functools.cached_property
-    def blank(self) -> tuple[TrialResult, ...]:
+    def blank_results(self) -> tuple[TrialResult, ...]:
         """A result of every planned trial, its steps and measurements still to be drawn."""
         found = []
         for plan in self.plan.planned:
@@ -87,7 +87,7 @@ class World:
         return tuple(found)
 
     @functools.cached_property
-    def shell(self) -> Run:
+    def blank_run(self) -> Run:
         """The run as loaded, with blank results."""
         label_of = {plan.trial_id: plan.trial.name for plan in self.plan.planned}
         return Run(
@@ -97,9 +97,9 @@ class World:
                 Configuration(label=name, planned=tuple(plan for plan in self.plan.planned if plan.trial.name == name))
                 for name in dict.fromkeys(label_of.values())
             ),
-            results=self.blank,
+            results=self.blank_results,
             label_of=label_of,
-            trials=trials_frame({one.trial_id: one for one in self.blank}, label_of),
+            trials=trials_frame({one.trial_id: one for one in self.blank_results}, label_of),
             measurements=measurements.frame({}, {}),
             rejected=(),
             missing=(),
@@ -107,11 +107,11 @@ class World:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(configuration.label for configuration in self.shell.configurations)
+        return tuple(configuration.label for configuration in self.blank_run.configurations)
 
     def speeds(self, random: np.random.Generator) -> Floats:
         """The workers' own logarithms of time, without throttling."""
-        return random.normal(0.0, self.apart, self.workers)
+        return random.normal(0.0, self.worker_spread, self.workers)
 
     def times(self, random: np.random.Generator, slower: Floats, speeds: Floats) -> Floats:
         """Logarithms of step times of one run, shape (trials, steps), as planned; `slower` by configuration."""
@@ -122,9 +122,9 @@ class World:
         if self.throttled:
             hot = random.permutation(self.workers)[: -(-self.workers // 8)]
             middle[:, hot] += self.throttled * random.uniform(0.7, 1.3, (kinds, len(hot), self.repeats))
-        return middle.reshape(count, 1) + self.within(random, count)
+        return middle.reshape(count, 1) + self.within_processes(random, count)
 
-    def within(self, random: np.random.Generator, count: int) -> Floats:
+    def within_processes(self, random: np.random.Generator, count: int) -> Floats:
         """What happens within `count` processes, shape (count, steps)."""
         fresh = (random.gamma(4.0, 1.0, (count, self.steps + 2)) - 4.0) / 2.0
         smooth = (fresh[:, :-2] + fresh[:, 1:-1] + fresh[:, 2:]) / np.sqrt(3.0)
@@ -132,7 +132,7 @@ class World:
         slow = random.random(steps.shape) < self.slow
         steps = steps + np.where(slow, np.log1p(0.3 + np.minimum(random.pareto(3.0, steps.shape), 4.0)), 0.0)
         tau = random.uniform(3.0, 15.0, (count, 1))
-        rise = self.warming * random.uniform(0.0, 1.0, (count, 1))
+        rise = self.warm_up * random.uniform(0.0, 1.0, (count, 1))
         steps = steps + rise * (1.0 - np.exp(-np.arange(self.steps) / tau))
         if self.modes:
             jumps = random.random(steps.shape) < 0.015
@@ -140,9 +140,9 @@ class World:
             steps = steps + self.modes * state
         return np.asarray(steps)
 
-    def middle(self) -> float:
+    def median_log_time(self) -> float:
         """What the logarithm of a healthy process's median step comes to on average, its own speed aside."""
-        return _middle(replace(self, processes=0.0))
+        return _median_log_time(replace(self, processes=0.0))
 
     def run(
         self,
@@ -156,7 +156,7 @@ class World:
         logs = self.times(random, effects, self.speeds(random) if speeds is None else speeds)
         times = STEP_SEC * np.exp(logs)
         medians = np.median(times, axis=1)
-        taken = _measured(random, medians) if self.measured else [[] for _ in medians]
+        taken = _draw_measurements(random, medians) if self.has_measurements else [[] for _ in medians]
         results = tuple(
             replace(
                 one,
@@ -164,18 +164,18 @@ class World:
                 steps=replace(one.steps, step_time_sec=row.tolist()),
                 measurements=own,
             )
-            for one, row, own in zip(self.blank, times, taken, strict=True)
+            for one, row, own in zip(self.blank_results, times, taken, strict=True)
         )
-        return replace(self.shell, record=replace(self.plan, run_id=run_id), results=results)
+        return replace(self.blank_run, record=replace(self.plan, run_id=run_id), results=results)
 
 
 @functools.lru_cache(maxsize=64)
-def _middle(of: World) -> float:
-    many = of.within(np.random.default_rng(99), 20_000)
+def _median_log_time(of: Scenario) -> float:
+    many = of.within_processes(np.random.default_rng(99), 20_000)
     return float(np.median(many, axis=1).mean())
 
 
-def _measured(random: np.random.Generator, medians: Floats) -> list[list[Measurement]]:
+def _draw_measurements(random: np.random.Generator, medians: Floats) -> list[list[Measurement]]:
     """What a real training trial carries beside its steps, for each process."""
     count = len(medians)
     parts = {
@@ -186,15 +186,15 @@ def _measured(random: np.random.Generator, medians: Floats) -> list[list[Measure
     watts = WATTS * np.exp(random.normal(0.0, 0.01, count))
     found = []
     for number in range(count):
-        own = [_one(name, float(values[number]), clock="device") for name, values in parts.items()]
+        own = [_measurement(name, float(values[number]), clock="device") for name, values in parts.items()]
         own += [
-            _one(name, value, window="measure")
+            _measurement(name, value, window="measure")
             for name, value in (("gpu_power_watts", float(watts[number])), ("gpu_sm_clock_mhz", 1695.0))
         ]
         found.append(own)
     return found
 
 
-def _one(name: str, value: float, **context: Any) -> Measurement:
+def _measurement(name: str, value: float, **context: Any) -> Measurement:
     spread = Interval(median=value, p10=value * 0.995, p90=value * 1.005, low=value * 0.998, high=value * 1.002, n=30)
     return Measurement(name=name, value=value, interval=spread, context=context)

@@ -61,7 +61,7 @@ class Machine:
     memory_bytes: int = 150_000_000_000
     limit_watts: float = 700.0
     max_mhz: int = 1980
-    slower: float = 1.0
+    slowdown: float = 1.0
 
     @property
     def watts(self) -> float:
@@ -73,7 +73,7 @@ class Machine:
 
 
 H200 = Machine()
-A10 = Machine(gpu="NVIDIA A10", memory_bytes=23_680_000_000, limit_watts=150.0, max_mhz=1695, slower=10.4)
+A10 = Machine(gpu="NVIDIA A10", memory_bytes=23_680_000_000, limit_watts=150.0, max_mhz=1695, slowdown=10.4)
 
 
 def write(
@@ -128,16 +128,20 @@ def _result(plan: PlannedTrial, worker: str, *, seed: int, failed: bool, machine
         return TrialResult(status=TrialStatus.OUT_OF_MEMORY, reason=reason, log_tail=[reason], **common)
     done: dict[str, Any] = {"status": TrialStatus.SUCCEEDED, "reason": None, **common}
     if trial.kind in ("training", "distributed"):
-        return _trained(trial, done, seed, machine)
-    measured = {"hardware": _hardware, "loading": _loading, "inference": _inference}[trial.kind](trial)
+        return _training_result(trial, done, seed, machine)
+    measured = {
+        "hardware": _hardware_measurements,
+        "loading": _loading_measurements,
+        "inference": _inference_measurements,
+    }[trial.kind](trial)
     return TrialResult(
         phases={"import": 4.1, "load": 2.0, "measure": 30.0},
-        measurements=_apart([*measured, *_sampled(97.0, machine)], seed, machine.slower),
+        measurements=_vary([*measured, *_telemetry_measurements(97.0, machine)], seed, machine.slowdown),
         **done,
     )
 
 
-def _apart(taken: list[Measurement], seed: int, slower: float) -> list[Measurement]:
+def _vary(taken: list[Measurement], seed: int, slower: float) -> list[Measurement]:
     """The same measurements as another process would have had them, half a percent apart, on a slower machine."""
     random = np.random.default_rng(seed + 1000)
     found = []
@@ -191,21 +195,21 @@ def fingerprint(machine: Machine, trial: Trial, worker: str, seed: int) -> dict[
     )
 
 
-def _trained(trial: Trial, done: dict[str, Any], seed: int, machine: Machine) -> TrialResult:
+def _training_result(trial: Trial, done: dict[str, Any], seed: int, machine: Machine) -> TrialResult:
     random = np.random.default_rng(seed)
     ranked = trial.kind == "distributed"
     step_sec, peak, useful, mfu = (RANK_TIMES[trial.world_size], 9.0e9, 0.34, 31.0) if ranked else TRAINING[trial.name]
-    step_sec *= machine.slower
+    step_sec *= machine.slowdown
     warm = _steps(trial, trial.warmup_steps, step_sec * 1.3, useful, random, 0)
     steps = _steps(trial, trial.measured_steps, step_sec, useful, random, trial.warmup_steps)
     metrics: Metrics = synthetic.metrics_of(steps, peak_vram_bytes=int(peak))
-    taken = _distributed(trial, step_sec) if ranked else _training(trial, step_sec, mfu, peak)
+    taken = _distributed_measurements(trial, step_sec) if ranked else _training_measurements(trial, step_sec, mfu, peak)
     return TrialResult(
         phases={"import": 4.1, "load": 2.0, "data": 0.4, "warmup": step_sec * 7, "measure": step_sec * 31},
         warmup=warm,
         steps=steps,
         metrics=metrics,
-        measurements=_apart([*taken, *_sampled(97.0, machine)], seed, 1.0),
+        measurements=_vary([*taken, *_telemetry_measurements(97.0, machine)], seed, 1.0),
         **done,
     )
 
@@ -227,7 +231,7 @@ def _steps(trial: Trial, count: int, step_sec: float, useful: float, random: np.
     )
 
 
-def _measured(name: str, value: float, spread: float = 0.01, n: int = 20, **more: Any) -> Measurement:
+def _repeated(name: str, value: float, spread: float = 0.01, n: int = 20, **more: Any) -> Measurement:
     interval = Interval(
         median=value,
         p10=value * (1 - 2 * spread),
@@ -240,64 +244,64 @@ def _measured(name: str, value: float, spread: float = 0.01, n: int = 20, **more
     return Measurement(name=name, value=value, interval=interval, share_percent=share, context=more, note=note)
 
 
-def _said(name: str, value: float | None, note: str | None = None, **context: Any) -> Measurement:
+def _single(name: str, value: float | None, note: str | None = None, **context: Any) -> Measurement:
     return Measurement(name=name, value=value, context=context, note=note)
 
 
-def _training(trial: Trial, step_sec: float, mfu: float, peak: float) -> list[Measurement]:
+def _training_measurements(trial: Trial, step_sec: float, mfu: float, peak: float) -> list[Measurement]:
     taken = [
-        _measured(f"step_{phase}_sec", step_sec * share, n=30, clock="CUDA events")
+        _repeated(f"step_{phase}_sec", step_sec * share, n=30, clock="CUDA events")
         for phase, share in (("data", 0.004), ("forward", 0.31), ("backward", 0.66), ("optimizer", 0.026))
     ]
-    taken.append(_measured("matmul_tflops", 735.0, 0.02, share=74.3, dtype="bf16", size=8192))
-    taken.append(_measured("mfu_percent", mfu, n=30, flop_per_token=4.7e10, matmul_dtype="bf16", formula="PaLM"))
-    taken.append(_said("predicted_peak_vram_bytes", peak * (1.06 if trial.max_seq_len < 1024 else 0.93)))
+    taken.append(_repeated("matmul_tflops", 735.0, 0.02, share=74.3, dtype="bf16", size=8192))
+    taken.append(_repeated("mfu_percent", mfu, n=30, flop_per_token=4.7e10, matmul_dtype="bf16", formula="PaLM"))
+    taken.append(_single("predicted_peak_vram_bytes", peak * (1.06 if trial.max_seq_len < 1024 else 0.93)))
     return taken
 
 
-def _hardware(_trial: Trial) -> list[Measurement]:
+def _hardware_measurements(_trial: Trial) -> list[Measurement]:
     rates = {"fp32": (51.0, 76.0), "tf32": (339.0, 69.0), "bf16": (693.0, 70.0), "fp16": (702.0, 71.0)}
     rates |= {"int8": (896.0, 45.0), "fp8": (1241.0, 63.0)}
     taken = [
-        _measured("matmul_tflops", rate * reached, share=share * reached, dtype=dtype, size=size)
+        _repeated("matmul_tflops", rate * reached, share=share * reached, dtype=dtype, size=size)
         for dtype, (rate, share) in rates.items()
         for size, reached in ((2048, 0.62), (4096, 0.93), (8192, 1.0))
     ]
-    taken.append(_measured("device_copy_gb_per_sec", 4253.0, share=88.6, bytes=1 << 30))
-    taken.append(_measured("host_to_device_gb_per_sec", 55.4, bytes=1 << 30, pinned=True))
-    taken.append(_measured("device_to_host_gb_per_sec", 55.3, bytes=1 << 30, pinned=True))
+    taken.append(_repeated("device_copy_gb_per_sec", 4253.0, share=88.6, bytes=1 << 30))
+    taken.append(_repeated("host_to_device_gb_per_sec", 55.4, bytes=1 << 30, pinned=True))
+    taken.append(_repeated("device_to_host_gb_per_sec", 55.3, bytes=1 << 30, pinned=True))
     taken += [
-        _measured("disk_read_gb_per_sec", rate, 0.08, cold=cold, bytes=4 << 30)
+        _repeated("disk_read_gb_per_sec", rate, 0.08, cold=cold, bytes=4 << 30)
         for cold, rate in ((True, 1.98), (False, 7.95))
     ]
     return taken
 
 
-def _loading(trial: Trial) -> list[Measurement]:
+def _loading_measurements(trial: Trial) -> list[Measurement]:
     is_nf4 = trial.base_precision == "nf4"
     precision = {"precision": trial.base_precision}
     cold = {"cache": "cold", "drop_verified": True, "resident_percent": 0.0, **precision}
     warm = {"cache": "warm", "resident_percent": 100.0, **precision}
     held = 4.14e9 if is_nf4 else 14.5e9
     taken = [
-        _said("first_load_time_sec", 9.4 if is_nf4 else 10.8, cache="as found", resident_percent=3.0, **precision),
-        _said("load_time_sec", 7.56 if is_nf4 else 8.93, **cold),
-        _measured("load_time_sec", 1.97 if is_nf4 else 2.56, 0.03, 3, **warm),
-        _said("device_memory_bytes", held, **precision),
-        _said("device_memory_share_percent", 100 * held / 150e9, **precision),
-        _said("device_memory_peak_bytes", held * 1.08, **precision),
-        _said("device_memory_leftover_bytes", 2.1e6, loads=5, **precision),
-        _said("host_memory_peak_bytes", 15.9e9, note="pages of mapped files included", loads=5, **precision),
-        _said("read_time_sec", 7.31 if is_nf4 else 8.76, **cold),
-        _measured("read_time_sec", 1.76 if is_nf4 else 1.87, 0.03, 3, **warm),
-        _measured("move_time_sec", 1.42, 0.03, 3, source="pageable host memory", **precision),
+        _single("first_load_time_sec", 9.4 if is_nf4 else 10.8, cache="as found", resident_percent=3.0, **precision),
+        _single("load_time_sec", 7.56 if is_nf4 else 8.93, **cold),
+        _repeated("load_time_sec", 1.97 if is_nf4 else 2.56, 0.03, 3, **warm),
+        _single("device_memory_bytes", held, **precision),
+        _single("device_memory_share_percent", 100 * held / 150e9, **precision),
+        _single("device_memory_peak_bytes", held * 1.08, **precision),
+        _single("device_memory_leftover_bytes", 2.1e6, loads=5, **precision),
+        _single("host_memory_peak_bytes", 15.9e9, note="pages of mapped files included", loads=5, **precision),
+        _single("read_time_sec", 7.31 if is_nf4 else 8.76, **cold),
+        _repeated("read_time_sec", 1.76 if is_nf4 else 1.87, 0.03, 3, **warm),
+        _repeated("move_time_sec", 1.42, 0.03, 3, source="pageable host memory", **precision),
     ]
     if is_nf4:
-        taken.append(_measured("quantize_time_sec", 0.116, 0.02, 3, device="cuda", **precision))
+        taken.append(_repeated("quantize_time_sec", 0.116, 0.02, 3, device="cuda", **precision))
     return taken
 
 
-def _inference(trial: Trial) -> list[Measurement]:
+def _inference_measurements(trial: Trial) -> list[Measurement]:
     is_nf4 = trial.base_precision == "nf4"
     default = {1: 29.0, 2: 58.5, 4: 116.0, 8: 181.0, 16: 346.0, 32: 695.0}
     fast = {1: 76.0, 2: 149.0, 4: 295.0, 8: 457.0, 16: 756.0, 32: 1157.0}
@@ -313,51 +317,51 @@ def _inference(trial: Trial) -> list[Measurement]:
             first = (0.024 + 0.0095 * batch) * (1.0 if is_nf4 else 0.84) * (1.0 if path == "default" else 0.97)
             decode = rates[batch]
             taken += [
-                _measured("time_to_first_token_sec", first, 0.02, 5, **context),
-                _measured("prefill_tokens_per_sec", batch * trial.max_seq_len / first, 0.02, 5, **context),
-                _measured("decode_time_per_token_sec", batch / decode, 0.02, 5, **context),
-                _measured("decode_tokens_per_sec", decode, 0.02, 5, **context),
-                _said(
+                _repeated("time_to_first_token_sec", first, 0.02, 5, **context),
+                _repeated("prefill_tokens_per_sec", batch * trial.max_seq_len / first, 0.02, 5, **context),
+                _repeated("decode_time_per_token_sec", batch / decode, 0.02, 5, **context),
+                _repeated("decode_tokens_per_sec", decode, 0.02, 5, **context),
+                _single(
                     "peak_memory_bytes",
                     (4.4e9 if is_nf4 else 14.8e9) + 9e7 * batch,
                     note="the model and everything else at its peak",
                     **context,
                 ),
             ]
-        taken.append(_said("agreeing_tokens_percent", 60.0 - batch, batch=batch, **base))
-    return taken + [_said("largest_batch_sequences", 32, path=path, **base) for path in by_path]
+        taken.append(_single("agreeing_tokens_percent", 60.0 - batch, batch=batch, **base))
+    return taken + [_single("largest_batch_sequences", 32, path=path, **base) for path in by_path]
 
 
-def _distributed(trial: Trial, step_sec: float) -> list[Measurement]:
+def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement]:
     world = trial.world_size
     ranks: dict[str, Any] = {"world_size": world, "backend": "nccl"}
     samples = trial.micro_batch_size * world / step_sec
     taken = [
-        _measured("global_samples_per_sec", samples, 0.015, 30, **ranks),
-        _measured("global_tokens_per_sec", samples * trial.max_seq_len, 0.015, 30, **ranks),
+        _repeated("global_samples_per_sec", samples, 0.015, 30, **ranks),
+        _repeated("global_tokens_per_sec", samples * trial.max_seq_len, 0.015, 30, **ranks),
         *(
-            _measured("step_time_sec", step_sec * (1 - 0.004 * r), 0.004, 30, rank=r, world_size=world)
+            _repeated("step_time_sec", step_sec * (1 - 0.004 * r), 0.004, 30, rank=r, world_size=world)
             for r in range(world)
         ),
     ]
     alone = ("efficiency_percent", "communication_share_no_sync_percent", "communication_time_sec")
     if world == 1:
-        return [*taken, *(_said(name, None, note="one rank does not communicate", **ranks) for name in alone)]
+        return [*taken, *(_single(name, None, note="one rank does not communicate", **ranks) for name in alone)]
     bound = {2: 0.00030, 4: 0.00038}[world]
     for size in (1 << 20, 54_525_952, 1 << 28):
         rate = {2: 183.0, 4: 143.0}[world] * (0.2 if size < 1 << 22 else 1.0)
         sizes = {"size_bytes": size, "is_gradient_size": size == 54_525_952, "dtype": "fp32", **ranks}
-        taken.append(_measured("all_reduce_gb_per_sec", rate, 0.02, 20, **sizes))
-        taken.append(_measured("all_reduce_bus_gb_per_sec", rate * 2 * (world - 1) / world, 0.02, 20, **sizes))
+        taken.append(_repeated("all_reduce_gb_per_sec", rate, 0.02, 20, **sizes))
+        taken.append(_repeated("all_reduce_bus_gb_per_sec", rate * 2 * (world - 1) / world, 0.02, 20, **sizes))
     bounds = {
         "gradient_bytes": 54_525_952,
         "efficiency_without_overlap_percent": round(100 * step_sec / (step_sec + bound), 3),
         "efficiency_with_full_overlap_percent": 100.0,
     }
-    taken.append(_measured("communication_bound_sec", bound, 0.05, 20, **bounds, **ranks))
+    taken.append(_repeated("communication_bound_sec", bound, 0.05, 20, **bounds, **ranks))
     efficiency = {2: 100.6, 4: 99.6}[world]
     alike = {"against": "the same ranks without communication", "step_time_without_sec": step_sec, "blocks": 6}
-    taken.append(_measured("efficiency_percent", efficiency, 0.02, 30, **alike, **ranks))
+    taken.append(_repeated("efficiency_percent", efficiency, 0.02, 30, **alike, **ranks))
     taken.append(
         Measurement(
             name="communication_share_no_sync_percent",
@@ -369,21 +373,21 @@ def _distributed(trial: Trial, step_sec: float) -> list[Measurement]:
         )
     )
     buckets = {"buckets": 3, "overlapped": "with the backward pass", **ranks}
-    taken.append(_measured("communication_time_sec", 0.0041, 0.1, 10, rank_that_waits_most_sec=0.021, **buckets))
-    taken.append(_said("communication_share_buckets_percent", 0.41 / step_sec, **buckets))
+    taken.append(_repeated("communication_time_sec", 0.0041, 0.1, 10, rank_that_waits_most_sec=0.021, **buckets))
+    taken.append(_single("communication_share_buckets_percent", 0.41 / step_sec, **buckets))
     return taken
 
 
-def _sampled(utilization: float, machine: Machine) -> list[Measurement]:
+def _telemetry_measurements(utilization: float, machine: Machine) -> list[Measurement]:
     window = {"window": "measure"}
     return [
-        _measured("gpu_utilization_percent", utilization, **window),
-        _measured("gpu_memory_used_bytes", 9.9e9, **window),
-        _measured("gpu_power_watts", machine.watts, **window),
-        _measured("gpu_sm_clock_mhz", machine.mhz, **window),
-        _measured("gpu_temperature_celsius", 58.0, **window),
-        _measured("process_cpu_percent", 103.0, **window),
-        _said("gpu_power_capped_percent", 76.0, **window),
+        _repeated("gpu_utilization_percent", utilization, **window),
+        _repeated("gpu_memory_used_bytes", 9.9e9, **window),
+        _repeated("gpu_power_watts", machine.watts, **window),
+        _repeated("gpu_sm_clock_mhz", machine.mhz, **window),
+        _repeated("gpu_temperature_celsius", 58.0, **window),
+        _repeated("process_cpu_percent", 103.0, **window),
+        _single("gpu_power_capped_percent", 76.0, **window),
     ]
 
 

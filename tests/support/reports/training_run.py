@@ -34,15 +34,15 @@ RECORD = TrainingRecord(
 FORESEEN = {"steps": 2, "seconds": 3500.0, "usd": 3.9, "usd_per_gpu_hour": 2.0, "price": "$2.00", "peak_bytes": 3 << 30}
 
 
-def with_adapter(folder: Path) -> Path:
+def write_run_with_adapter(folder: Path) -> Path:
     """A run whose adapter came home, too."""
-    adapter = a_run(folder) / "adapter"
+    adapter = write_run(folder) / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"weights")
     return folder
 
 
-def a_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
+def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     RunRecord(
         run_id="r", created_at="2026-11-22T00:00:00+00:00", suite="train", profile="tiny", spread="replicate",

@@ -128,8 +128,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     showcase.write_a10(earlier, "20261119-080000-all")
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(renderer, "MOST_PROCESSES", 1)  # several test processes share this machine already
-        patch.setattr(style, "png", lambda _: b"")  # a third of the time, and no page shows them
+        patch.setattr(renderer, "MAX_PROCESSES", 1)  # several test processes share this machine already
+        patch.setattr(style, "to_png", lambda _: b"")  # a third of the time, and no page shows them
         return {
             "good": build(good).index,
             "kinds": build(kinds).index,
@@ -179,7 +179,7 @@ def test_printed_it_has_figures_on_upright_pages_and_what_was_folded_away(browse
 def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser) -> None:
     browser.open("full", 1440)
     drawn = browser.evaluate("[...document.querySelectorAll('figure')].map(one => one.id)")
-    assert drawn == [chart.name for chart in sorted(CHARTS, key=lambda one: one.folded)]
+    assert drawn == [chart.name for chart in sorted(CHARTS, key=lambda one: one.is_folded)]
     assert browser.evaluate("[...document.querySelectorAll('details.figure summary span')].every(p => p.innerText)")
     browser.unfold()
     assert browser.evaluate("[...document.querySelectorAll('figcaption p')].every(p => p.innerText.length > 20)")

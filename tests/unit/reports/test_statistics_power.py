@@ -14,7 +14,7 @@ from tests.benchmarks import statistics_power as power
 
 pytestmark = pytest.mark.slow
 
-BARE = replace(power.FULL, measured=False)
+BARE = replace(power.FULL, has_measurements=False)
 FULL_ON_TWO = replace(BARE, workers=2)
 
 
@@ -35,7 +35,7 @@ def test_the_headline_holds_the_truth_despite_jumping_clocks_and_a_throttled_wor
 
 
 def test_one_process_does_not_stand_for_all():
-    ratio, rate = power.coverage(replace(power.QUICK, workers=1, apart=0.0, measured=False), 60)
+    ratio, rate = power.coverage(replace(power.QUICK, workers=1, worker_spread=0.0, has_measurements=False), 60)
     assert min(ratio, rate) >= 0.88  # 65 % before
 
 

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from reports.exports.log_model import of_run
+from reports.exports.log_model import read_logged_runs
 from reports.exports.write import export
 from tests.support.reports import synthetic, training_run
 
@@ -27,7 +27,7 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    folder = training_run.with_adapter(tmp_path_factory.mktemp("trained"))
+    folder = training_run.write_run_with_adapter(tmp_path_factory.mktemp("trained"))
     export(folder, ["mlflow", "mlperf", "tensorboard"])
     return folder
 
@@ -83,7 +83,7 @@ def test_mlflow_reads_parameters_curves_final_values_and_the_adapter(trained, mo
 @pytest.mark.filterwarnings("ignore")
 def test_optimum_benchmark_reads_config_and_report(bench):
     benchmark = their("optimum_benchmark.benchmark.base").Benchmark
-    (trial, *_) = of_run(bench)
+    (trial, *_) = read_logged_runs(bench)
     read = benchmark.from_json(bench / "report" / "optimum-benchmark" / trial.name / "benchmark.json")
     assert read.report.train.latency.p50 == trial.results["step_time_sec"]
     assert read.report.train.latency.count == 15

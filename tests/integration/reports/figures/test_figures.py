@@ -23,19 +23,19 @@ def job_of(chart, summary, run):
 
 
 def draw_one(job):
-    return renderer.draw_one(job.chart.name, job.chart.title, job.drawing)
+    return renderer.draw_picture(job.chart.name, job.chart.title, job.drawing)
 
 
 def test_every_colour_that_is_drawn_is_the_pages_own_in_dark_mode(a10):
     summary, run = a10
     for chart in CHARTS[:-1]:
-        with style.drawing():
-            drawn = style.svg(chart.gather(summary, run).draw(WIDE))
+        with style.figure_style():
+            drawn = style.to_svg(chart.gather(summary, run).draw(WIDE))
         assert set(re.findall(r"#[0-9a-f]{6}\b", inline_svg(drawn, "w"))) == set(), chart.name
 
 
 def test_a_figures_png_is_wide_enough_for_a_slide(a10):
-    with style.drawing():
+    with style.figure_style():
         drawn = REAL_PNG(WORKER_MAP.gather(*a10).draw(WIDE))
     assert drawn.startswith(b"\x89PNG")
     assert int.from_bytes(drawn[16:20], "big") == 1320
@@ -44,7 +44,7 @@ def test_a_figures_png_is_wide_enough_for_a_slide(a10):
 @pytest.fixture
 def two_jobs(a10, monkeypatch):
     """For a studio of two processes."""
-    monkeypatch.setattr(renderer, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(renderer, "MAX_PROCESSES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     return [job_of(chart, *a10) for chart in CHARTS[1:3]]
 

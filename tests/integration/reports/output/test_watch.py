@@ -76,7 +76,7 @@ def test_a_result_that_is_written_again_renews_the_page(folder):
 
 def test_a_run_that_goes_no_further_is_given_up_after_its_longest_deadline_and_the_page_settles(folder):
     run = Run(folder, 3)
-    with pytest.raises(watch.Unchanged, match="1 of 4 trials have no result, and nothing has changed for 600 s"):
+    with pytest.raises(watch.StalledRun, match="1 of 4 trials have no result, and nothing has changed for 600 s"):
         run.watch()
     assert run.now > 300.0 + watch.GRACE_SEC
     page = (folder / "report" / "index.html").read_text()
@@ -119,8 +119,8 @@ def test_settling_changes_nothing_but_the_renewing(folder):
 
 def test_looking_tells_results_apart_by_trial_size_and_time(folder):
     run = Run(folder)
-    before = watch.look(folder)
+    before = watch.read_progress(folder)
     run.arrive(1)
-    after = watch.look(folder)
+    after = watch.read_progress(folder)
     assert (before.ended, after.ended, after.planned, after.is_over) == (0, 1, 4, False)
-    assert before.seen != after.seen
+    assert before.results != after.results

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from bench.records.training import SampleAnswer
 from reports.training import page
-from tests.support.reports.training_run import RECORD, a_run
+from tests.support.reports.training_run import RECORD, write_run
 
 
 def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> None:
     answer = SampleAnswer(prompt="<script>alert(1)</script>", before="no", after="yes & more")
-    report = page.build(a_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
+    report = page.build(write_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
     folder = report.index.parent
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == [

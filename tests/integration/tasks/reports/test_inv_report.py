@@ -95,7 +95,7 @@ def test_watching_says_how_far_the_run_is_and_ends_with_it(project, capsys):
 
 def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, monkeypatch):
     (project.results_folder / synthetic.RUN_ID / "trials" / "baseline.worker-1" / "result.json").unlink()
-    monkeypatch.setattr(watch, "patience_sec", lambda _: 0.0)
+    monkeypatch.setattr(watch, "stall_timeout_sec", lambda _: 0.0)
     with pytest.raises(RetryableError) as caught:
         report(Context(), follow=True)
     assert "1 of 8 trials" in str(caught.value)

@@ -9,8 +9,8 @@ import yaml
 from bench.records.paths import STEPS_FILE
 from bench.records.result import TrialStatus
 from reports.exports import tensorboard
-from reports.exports.log_model import of_run
-from reports.exports.write import check, export
+from reports.exports.log_model import read_logged_runs
+from reports.exports.write import check_formats, export
 from reports.read.run import ReportError, ReportWriteError
 from tests.support.reports import synthetic, training_run
 
@@ -23,7 +23,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def trained(tmp_path):
-    return training_run.with_adapter(tmp_path / "trained")
+    return training_run.write_run_with_adapter(tmp_path / "trained")
 
 
 def event_file(folder, name):
@@ -75,9 +75,9 @@ def test_the_check_sum_is_that_of_the_standard():
 
 
 def test_every_trial_has_its_settings_its_steps_and_its_end(bench):
-    first, *_ = of_run(bench)
+    first, *_ = read_logged_runs(bench)
     assert (first.run_id, first.name, first.configuration) == (synthetic.RUN_ID, "baseline.worker-1", "baseline")
-    assert (first.worker, first.end) == ("worker-1", "SUCCEEDED")
+    assert (first.worker, first.status) == ("worker-1", "SUCCEEDED")
     assert first.settings["lora_rank"] == 16
     assert [point.step for point in first.points] == list(range(1, 19))
     assert [point.phase for point in first.points] == ["warmup"] * 3 + ["train"] * 15
@@ -85,7 +85,7 @@ def test_every_trial_has_its_settings_its_steps_and_its_end(bench):
 
 
 def test_a_trainings_held_out_losses_come_after_the_steps_they_were_measured_at(trained):
-    (training,) = of_run(trained)
+    (training,) = read_logged_runs(trained)
     assert [(point.step, point.phase) for point in training.points] == [
         *((0, "held_out"), (1, "train")),
         *((2, "train"), (2, "held_out")),
@@ -131,9 +131,9 @@ def test_steps_that_a_restart_repeats_come_in_a_new_file(trained):
 
 def test_of_steps_that_were_cut_or_are_not_ours_the_others_count(trained):
     written_so_far(trained, step(1), "[]\n", "null\n", step(2, loss="x"), step(3), json.dumps(step(4))[:-9])
-    (training,) = of_run(trained)
+    (training,) = read_logged_runs(trained)
     assert [point.step for point in training.points] == [1, 3]
-    assert training.end is None
+    assert training.status is None
 
 
 def test_before_the_first_step_there_is_a_file_with_the_settings(trained):
@@ -145,8 +145,8 @@ def test_before_the_first_step_there_is_a_file_with_the_settings(trained):
 def test_numbers_that_no_other_tool_can_hold_are_left_out(trained):
     written_so_far(trained, {"evaluation": HELD_OUT}, step(1, loss=1e308, step_time_sec=1e308), step(2))
     export(trained, ["tensorboard", "mlflow", "mlperf", "optimum-benchmark"])
-    (training,) = of_run(trained)
-    assert training.points[-1].at < 2**32
+    (training,) = read_logged_runs(trained)
+    assert training.points[-1].time < 2**32
     assert b"train/loss" not in payloads(event_file(trained, "train").read_bytes())[4]
 
 
@@ -167,7 +167,7 @@ def test_what_other_kinds_of_trial_measured_is_a_final_value_whose_name_stays_in
     synthetic.write_run(tmp_path, run)
     taken = [synthetic.measurement("matmul_tflops", 90.0, dtype="bf16", size=8192), hostile]
     synthetic.rewrite(tmp_path, run.planned[0], measurements=taken)
-    (trial,) = of_run(tmp_path)
+    (trial,) = read_logged_runs(tmp_path)
     assert trial.results["measured/matmul_tflops.dtype_bf16.size_8192"] == 90.0
     assert all(name.count("/") <= 1 and ".." not in name for name in trial.results)
     export(tmp_path, ["mlflow", "mlperf", "optimum-benchmark", "tensorboard"])
@@ -186,7 +186,7 @@ def test_mlperfs_log_has_one_object_a_line_and_says_how_it_ended(bench):
 def test_optimum_benchmarks_file_has_the_measured_steps_without_the_warm_up(bench):
     export(bench, ["optimum-benchmark"])
     document = json.loads((bench / "report/optimum-benchmark/baseline.worker-1/benchmark.json").read_text())
-    (trial, *_) = of_run(bench)
+    (trial, *_) = read_logged_runs(bench)
     report = document["report"]
     assert [report[name]["latency"]["count"] for name in ("overall", "warmup", "train")] == [18, 3, 15]
     assert report["train"]["latency"]["p50"] == trial.results["step_time_sec"]
@@ -196,8 +196,8 @@ def test_optimum_benchmarks_file_has_the_measured_steps_without_the_warm_up(benc
 def test_without_wandb_its_format_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr("reports.exports.write.find_spec", lambda _: None)
     with pytest.raises(ReportError, match=r"wandb is not installed; `pip install wandb`"):
-        check(["wandb"])
-    check(["tensorboard"])
+        check_formats(["wandb"])
+    check_formats(["tensorboard"])
 
 
 def test_a_run_that_cannot_be_trusted_and_a_place_that_cannot_be_written_are_named(trained):

@@ -24,9 +24,9 @@ from reports.figures import (
 )
 from reports.figures import telemetry as telemetry_figure
 from reports.figures.drawing import palette, text_size
-from reports.figures.drawing.glyphs import padded, shared
+from reports.figures.drawing.glyphs import padded_limits, share_axis
 from reports.figures.drawing.layout import NARROW, WIDE
-from reports.figures.drawing.lines import spread
+from reports.figures.drawing.lines import spread_apart
 from reports.figures.drawing.panel import Mark, Panel
 from reports.figures.per_workload import distributed, hardware, inference, loading
 from reports.figures.renderer import DrawError, RenderJob
@@ -80,17 +80,17 @@ def test_every_two_tones_can_be_told_apart_by_everybody_and_in_grey_print(pair):
 
 
 def test_spread_moves_labels_apart_as_little_as_needed_and_keeps_their_order():
-    assert spread([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
-    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
-    moved = spread([0.52, 0.5, 0.5, 0.9], 0.1)
+    assert spread_apart([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+    assert spread_apart([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    moved = spread_apart([0.52, 0.5, 0.5, 0.9], 0.1)
     assert moved == pytest.approx([0.6067, 0.4067, 0.5067, 0.9], abs=1e-3)
 
 
 def test_panels_beside_each_other_share_one_axis_and_bars_begin_at_zero():
-    panels = shared([Panel(title="a", marks=(Mark(value=5.0, words=""),)), Panel(title="b", marks=())])
+    panels = share_axis([Panel(title="a", marks=(Mark(value=5.0, text=""),)), Panel(title="b", marks=())])
     assert panels[0].limits == panels[1].limits == (0.0, pytest.approx(5.3))
-    dots = Panel(title="c", marks=(), kind="dots", log=True, at=1.0)
-    low, high = padded(dots, [0.5, 2.0])
+    dots = Panel(title="c", marks=(), kind="dots", log=True, reference=1.0)
+    low, high = padded_limits(dots, [0.5, 2.0])
     assert 0 < low < 0.5
     assert high > 2.0
 
@@ -156,7 +156,7 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_no
     assert len(effect) == 11
     assert effect["sequence 512 \N{RIGHTWARDS ARROW} 256"].value == pytest.approx(0.527 / 0.294, rel=0.01)
     off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
-    assert (off.value, off.words) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
+    assert (off.value, off.text) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].published == (1.0,)
     rows = {row.label: row.measured for row in a10[0].rows}
     one_of_all = per_config.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", comparisons=11)
@@ -174,19 +174,19 @@ def test_the_way_from_the_baseline_to_what_is_recommended_changes_one_thing_afte
         f"samples padded {arrow} packed = packed",
     )
     useful, minutes = figure.groups[0].panels
-    assert useful.marks[2].words.endswith("1.91x the row above")
+    assert useful.marks[2].text.endswith("1.91x the row above")
     assert minutes.marks[3].value == pytest.approx(2.04, rel=0.01)
     settings = {configuration.label: configuration.planned[0].trial for configuration in run.configurations}
     alone = replace(summary, rows=tuple(row for row in summary.rows if row.label in ("baseline", "packed")))
-    assert diagnostic.journey(alone, settings) == []
+    assert diagnostic.shortest_path(alone, settings) == []
 
 
 def test_memory_shows_predictions_where_there_are_any_and_bars_alone_where_there_are_none(h200):
     summary, run = h200
     figure = memory.gather(summary, run)
-    assert figure.groups[0].panels[0].at == pytest.approx(150.0)
+    assert figure.groups[0].panels[0].reference == pytest.approx(150.0)
     assert all(mark.limit for mark in rows_of(figure).values())
-    without = run.measurements[run.measurements["name"] != memory.PREDICTED]
+    without = run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK]
     bare = memory.gather(summary, replace(run, measurements=without))
     assert {mark.limit for mark in rows_of(bare).values()} == {None}
     assert "no prediction" in bare.caption
@@ -197,10 +197,10 @@ def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200,
     summary, run = h200
     frame = run.measurements.copy()
     peaks = {row.label: row.peak_vram_bytes for row in summary.rows}
-    these = frame["name"] == memory.PREDICTED
+    these = frame["name"] == memory.PREDICTED_PEAK
     frame.loc[these, "value"] = [predicted * peaks[label] for label in frame.loc[these, "configuration"]]
     marks = rows_of(memory.gather(summary, replace(run, measurements=frame)))
-    assert {mark.words.split("predicted, ")[1].split("  ")[0] for mark in marks.values()} == {says}
+    assert {mark.text.split("predicted, ")[1].split("  ")[0] for mark in marks.values()} == {says}
 
 
 def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10):
@@ -222,7 +222,7 @@ def test_dollars_are_drawn_at_one_price_the_others_are_named_and_a_thousand_samp
     titles = [title for title in panels if "$" in title]
     assert len(titles) == 3
     assert all(title.endswith("$2.00") or "at $2.00" in title for title in titles)
-    assert any("0.60" in fact for fact in figure.over.facts)
+    assert any("0.60" in fact for fact in figure.header.facts)
     minutes = dict(zip(figure.groups[0].names, panels["Minutes per 1,000 samples, 1 GPU"].marks, strict=True))
     rate = next(row for row in summary.rows if row.label == "packed").measured.elapsed_samples_per_sec.value
     assert minutes["packed"].value == pytest.approx(1000 / rate / 60)
@@ -230,9 +230,9 @@ def test_dollars_are_drawn_at_one_price_the_others_are_named_and_a_thousand_samp
 
 def test_dollars_are_told_of_what_is_recommended_not_of_what_was_cheaper_and_ran_out_of_memory(a10):
     summary, run = a10
-    assert cost.gather(summary, run).over.title.startswith("packed is cheapest: $0.7")
+    assert cost.gather(summary, run).header.title.startswith("packed is cheapest: $0.7")
     figure = cost.gather(out_of_memory_on(summary, "packed", 9), run)
-    assert figure.over.title.startswith("seq-256 costs $1.")
+    assert figure.header.title.startswith("seq-256 costs $1.")
     assert figure.groups[1].names[0] == "seq-256, 1 GPU"
 
 
@@ -266,40 +266,42 @@ def out_of_memory_on(summary, label, amount):
 def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
     summary, run = a10
     data = speed_and_memory.gather(summary, run)
-    places = {one.name: one for one in data.places}
+    places = {one.name: one for one in data.points}
     assert data.limit_gb == pytest.approx(23.68)
-    assert (places["packed"].memory_gb, places["packed"].words) == (pytest.approx(8.92), "packed")
-    assert data.over.title.startswith("packed is the fastest without a failed trial: ")
+    assert (places["packed"].memory_gb, places["packed"].label) == (pytest.approx(8.92), "packed")
+    assert data.header.title.startswith("packed is the fastest without a failed trial: ")
     rows = tuple(replace(row, planned=3, missing=1) if row.label == "packed" else row for row in summary.rows)
-    assert speed_and_memory.gather(replace(summary, rows=rows), run).over.title == data.over.title  # nothing was told
-    assert (places["seq-2048"].rate, places["seq-2048"].words) == (0.0, "seq-2048, 0 of 2 trials")
+    assert (
+        speed_and_memory.gather(replace(summary, rows=rows), run).header.title == data.header.title
+    )  # nothing was told
+    assert (places["seq-2048"].rate, places["seq-2048"].label) == (0.0, "seq-2048, 0 of 2 trials")
     risky = speed_and_memory.gather(out_of_memory_on(summary, "packed", 9), run)
-    assert "packed is faster, but succeeded only in 2 of 11 trials" in risky.over.title
+    assert "packed is faster, but succeeded only in 2 of 11 trials" in risky.header.title
     assert "packed, 2 of 11 trials" in risky.alt
 
 
 def test_memory_shows_what_ran_out_of_it_also_without_a_prediction(a10):
     summary, run = a10
-    bare = replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED])
+    bare = replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK])
     figure = memory.gather(summary, bare)
-    assert rows_of(figure)["seq-2048"].words == "out of memory: it needs more than 23.7 GB"
+    assert rows_of(figure)["seq-2048"].text == "out of memory: it needs more than 23.7 GB"
     assert rows_of(figure)["seq-2048"].is_hollow
-    assert "2 configurations ran out of memory" in figure.over.title
+    assert "2 configurations ran out of memory" in figure.header.title
     assert (
         "out of memory in 9 of 11 trials"
-        in rows_of(memory.gather(out_of_memory_on(summary, "packed", 9), bare))["packed"].words
+        in rows_of(memory.gather(out_of_memory_on(summary, "packed", 9), bare))["packed"].text
     )
 
 
 def test_the_map_of_workers_names_a_sick_one_and_leaves_empty_what_it_did_not_measure(a10):
     summary, run = a10
-    assert worker_map.gather(summary, run).over.title.startswith("No worker is slow throughout: each is within 0.")
+    assert worker_map.gather(summary, run).header.title.startswith("No worker is slow throughout: each is within 0.")
 
     def medians(label):
         return {f"node-{number}": 1.0 for number in range(3)} | ({} if label == "packed" else {"node-9": 1.17})
 
     data = worker_map.gather(with_medians(summary, medians), run)
-    assert data.over.title == "node-9 is 17 % slower than the middle worker, in 10 of 11 configurations"
+    assert data.header.title == "node-9 is 17 % slower than the middle worker, in 10 of 11 configurations"
     assert data.workers == ("node-0", "node-1", "node-2", "node-9")
     assert data.percent[data.names.index("packed")] == (0.0, 0.0, 0.0, None)
 
@@ -354,9 +356,9 @@ def test_a_quantity_that_a_short_trial_never_sampled_has_no_lane():
 
 def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(a10):
     data = telemetry_figure.gather(*a10)
-    assert [lane.lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
+    assert [lane.reference_lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
     assert data.lanes[1].heading.endswith(" of 150")
-    assert data.over.title.endswith("above the target of 80 %; its power limit held the clock down 76 % of that time")
+    assert data.header.title.endswith("above the target of 80 %; its power limit held the clock down 76 % of that time")
     assert "what this GPU can do at most" in data.caption
 
 
@@ -368,9 +370,9 @@ def test_telemetry_is_of_the_worker_that_is_slow_throughout_beside_a_healthy_one
 
     data = telemetry_figure.gather(with_medians(summary, medians), run)
     assert data.trial == "packed.gpu-node-1"
-    assert data.over.title.startswith("gpu-node-1 is 17 % slower than the middle worker. The GPU was ")
+    assert data.header.title.startswith("gpu-node-1 is 17 % slower than the middle worker. The GPU was ")
     (clock,) = (lane for lane in data.lanes if lane.title == "SM clock, MHz")
-    assert clock.healthy == pytest.approx(1458, rel=0.02)
+    assert clock.healthy_mean == pytest.approx(1458, rel=0.02)
     assert "(a healthy worker: 1,4" in clock.heading
 
 
@@ -381,13 +383,13 @@ def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
         replace(
             result,
             fingerprint=result.fingerprint | silent,
-            measurements=[each for each in result.measurements if each.name != telemetry_figure.CAPPED],
+            measurements=[each for each in result.measurements if each.name != telemetry_figure.POWER_CAPPED],
         )
         for result in run.results
     )
     data = telemetry_figure.gather(summary, replace(run, results=results))
-    assert [lane.lines for lane in data.lanes] == [(80.0,), (), (), ()]
-    assert data.over.title.endswith("above the target of 80 %")
+    assert [lane.reference_lines for lane in data.lanes] == [(80.0,), (), (), ()]
+    assert data.header.title.endswith("above the target of 80 %")
     assert "at most" not in data.caption
 
 
@@ -400,8 +402,8 @@ def test_a_loss_that_does_not_fall_is_the_title(folder):
         synthetic.write_result(folder, again)
     loaded = load(folder)
     data = loss_curves.gather(summarize(loaded), loaded)
-    assert data.over.title == "The loss did not fall in baseline"
-    assert [curve.falls for curve in data.curves] == [False, True]
+    assert data.header.title == "The loss did not fall in baseline"
+    assert [curve.is_falling for curve in data.curves] == [False, True]
 
 
 def test_the_losses_of_all_configurations_lie_over_each_other_in_one_panel(a10):
@@ -429,7 +431,7 @@ def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
 def test_a_process_that_hangs_ends_the_report_with_one_line_that_names_the_figure(monkeypatch):
     monkeypatch.setattr(renderer, "DRAW_SEC", 0.01)
     with pytest.raises(DrawError, match="01_executive_summary: not drawn within 0 s"):
-        renderer._awaited(RenderJob(chart=CHARTS[0], drawing=None), Future())
+        renderer._await_picture(RenderJob(chart=CHARTS[0], drawing=None), Future())
 
 
 def test_what_a_drawing_process_imports_beforehand_is_there():

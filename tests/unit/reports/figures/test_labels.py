@@ -59,7 +59,7 @@ def test_names_of_eighty_characters_do_not_leave_the_figure(a10, chart, sheet):
     data = chart.gather(summary, run)
     name = "long-" * 16
     if chart is speed_and_memory:
-        data = replace(data, places=tuple(replace(one, name=name) for one in data.places))
+        data = replace(data, points=tuple(replace(one, name=name) for one in data.points))
     else:
         data = replace(data, curves=tuple(replace(curve, name=name) for curve in data.curves))
         whole = " k tokens" if sheet is WIDE else ""
@@ -110,9 +110,9 @@ def test_words_too_wide_for_a_phone_are_written_smaller_before_they_are_cut():
     words = "0.997x (0.986 to 1.009), no effect shown  113 % published"
     figure = Figure(figsize=(3.8, 2))
     axes = figure.add_axes((0.05, 0.1, 0.9, 0.8))
-    assert text_size.width_in(words, glyphs.WORDS_SIZE) > 3.42
+    assert text_size.width_in(words, glyphs.TEXT_SIZE) > 3.42
     glyphs.label_mark(axes, 0.0, words, "rank", NARROW)
     glyphs.label_mark(axes, 1.0, 3 * words, "rank", NARROW)
     written = [text for text in axes.texts if text.get_text() != "rank"]
-    assert (written[0].get_text(), written[0].get_fontsize()) == (words, glyphs.LEAST_WORDS_SIZE)
+    assert (written[0].get_text(), written[0].get_fontsize()) == (words, glyphs.MIN_TEXT_SIZE)
     assert written[1].get_text().endswith(text_size.ELLIPSIS)

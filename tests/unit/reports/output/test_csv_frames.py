@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from bench.records import Trial
-from reports.output.csv_frames import costs, load_all, of_run, to_csv, with_settings
+from reports.output.csv_frames import costs, load_all, with_run_id, to_csv, with_settings
 from reports.read.load import load
 from reports.read.run import ReportError
 from reports.summary.prices import Pricing
@@ -60,7 +60,7 @@ def test_files_of_two_runs_can_be_put_together_and_tell_every_setting(tmp_path):
     for name in ("a", "b"):
         synthetic.write_run(tmp_path / name, synthetic.record(run_id=name))
     runs = load_all([tmp_path / "a", tmp_path / "b"])
-    every = pd.concat(pd.read_csv(io.BytesIO(to_csv(of_run(run, with_settings(run))))) for run in runs)
+    every = pd.concat(pd.read_csv(io.BytesIO(to_csv(with_run_id(run, with_settings(run))))) for run in runs)
     assert (every.columns[0], every["run_id"].nunique(), len(every)) == ("run_id", 2, 16)
     assert set(every[every["configuration"] == "optimized"]["micro_batch_size"]) == {8}
     assert {field.name for field in dataclasses.fields(Trial)} <= {*every.columns, "name"}

@@ -32,7 +32,7 @@ def folder(good, tmp_path):
 
 
 def test_a_plan_without_trials_is_refused(folder):
-    hostile.seal(folder / "run.json", lambda document: hostile.put(document, ("planned",), []))
+    hostile.rewrite_checksummed(folder / "run.json", lambda document: hostile.set_value(document, ("planned",), []))
     with pytest.raises(ReportError, match=r"run\.json: [^\n]* no trial"):
         load(folder)
 
@@ -89,7 +89,9 @@ def test_a_trial_that_the_plan_names_twice_is_counted_once_and_rejected_once(tmp
 def test_a_trial_id_that_leads_out_of_the_folder_is_refused(tmp_path):
     synthetic.write_run(tmp_path, synthetic.record(workers=1))
     key = ("planned", 0, "trial_id")
-    hostile.seal(tmp_path / "run.json", lambda document: hostile.put(document, key, "../../elsewhere"))
+    hostile.rewrite_checksummed(
+        tmp_path / "run.json", lambda document: hostile.set_value(document, key, "../../elsewhere")
+    )
     with pytest.raises(ReportError, match=r"trial_id: .*'\.\./\.\./elsewhere'"):
         load(tmp_path)
 

@@ -18,8 +18,8 @@ def process(times, name="p", **more):
 
 def coverage(noise_model, count, runs=1000, seed=7):
     """Return the fraction of simulated processes whose interval holds the average median of such processes."""
-    random, truth = np.random.default_rng(seed), noise_model.middle(count)
-    rows = noise_model.within(random, (runs, count))
+    random, truth = np.random.default_rng(seed), noise_model.median_offset(count)
+    rows = noise_model.within_process(random, (runs, count))
     held = 0
     for described in describe([process(np.exp(row)) for row in rows]):
         held += abs(math.log(described.step_time_sec) - truth) <= steps.half_width(described)
@@ -34,9 +34,9 @@ def test_the_interval_over_autocorrelated_steps_holds_the_true_median(count, cor
 
 def test_an_interval_that_ignores_autocorrelation_fails_in_the_simulation():
     noise_model, count = Noise(correlation=0.6), 50
-    random, truth = np.random.default_rng(7), noise_model.middle(count)
+    random, truth = np.random.default_rng(7), noise_model.median_offset(count)
     held = 0
-    for row in noise_model.within(random, (300, count)):
+    for row in noise_model.within_process(random, (300, count)):
         drawn = np.median(row[random.integers(0, count, (300, count))], axis=1)
         low, high = np.quantile(drawn, (0.025, 0.975))
         held += low <= truth <= high
@@ -75,7 +75,7 @@ def test_equal_steps_have_an_interval_of_no_width():
 
 
 def test_the_same_steps_give_the_same_interval():
-    times = np.exp(Noise().within(np.random.default_rng(1), (1, 30)))[0]
+    times = np.exp(Noise().within_process(np.random.default_rng(1), (1, 30)))[0]
     first = steps.half_width(describe([process(times)])[0])
     steps._bootstrap_indices.cache_clear()  # a new process draws again
     assert steps.half_width(describe([process(times)])[0]) == first
@@ -91,7 +91,7 @@ def test_slow_steps_are_counted_as_outliers_and_ordinary_ones_are_not():
 
 
 def test_a_step_time_that_rises_by_eight_percent_is_flagged_as_drift():
-    rows = Noise(drift=0.0, outliers=0.03, correlation=0.4).within(np.random.default_rng(4), (200, 60))
+    rows = Noise(drift=0.0, outliers=0.03, correlation=0.4).within_process(np.random.default_rng(4), (200, 60))
     rising = describe([process(np.exp(row + np.linspace(0, 0.08, 60))) for row in rows])
     assert np.mean([described.drifts for described in rising]) > 0.9
     assert np.mean([described.drift_percent for described in rising]) == pytest.approx(8.3, abs=0.7)
@@ -100,13 +100,13 @@ def test_a_step_time_that_rises_by_eight_percent_is_flagged_as_drift():
 
 
 def test_noise_without_drift_is_not_flagged_as_drift():
-    rows = Noise(drift=0.0).within(np.random.default_rng(5), (1000, 40))
+    rows = Noise(drift=0.0).within_process(np.random.default_rng(5), (1000, 40))
     assert np.mean([described.drifts for described in describe([process(np.exp(row)) for row in rows])]) < 0.02
 
 
 def test_autocorrelation_reduces_the_effective_number_of_steps():
     independent, correlated = (
-        describe([process(np.exp(Noise(correlation=rho).within(np.random.default_rng(6), (1, 100))[0]))])[0]
+        describe([process(np.exp(Noise(correlation=rho).within_process(np.random.default_rng(6), (1, 100))[0]))])[0]
         for rho in (0.0, 0.8)
     )
     assert correlated.effective_steps < independent.effective_steps / 2
@@ -127,7 +127,7 @@ def test_steps_without_a_useful_token_and_lists_of_different_lengths_are_refused
 
 
 def test_many_processes_are_described_at_once_without_changing_any():
-    rows = Noise().within(np.random.default_rng(8), (50, 20))
+    rows = Noise().within_process(np.random.default_rng(8), (50, 20))
     processes = [process(np.exp(row), name=str(number)) for number, row in enumerate(rows)]
     medians = [float(np.median(np.exp(row))) for row in rows]
     assert [described.step_time_sec for described in describe(processes)] == pytest.approx(medians)

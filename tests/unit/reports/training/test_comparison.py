@@ -9,7 +9,7 @@ from bench.records.training import AdapterCheck, ServedForm
 from reports.read.run import ReportError
 from reports.training import comparison, summary
 from tests.support.reports import hostile
-from tests.support.reports.training_run import RECORD, a_run
+from tests.support.reports.training_run import RECORD, write_run
 
 FORM = ServedForm(
     name="trained", loss=2.0, low=1.9, high=2.1, change=None, change_low=None, change_high=None, answers=[], unended=0,
@@ -23,7 +23,7 @@ def write_checked(folder: Path, examples: dict[str, float]) -> Path:
         adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
         places=[], prompts=[], forms=[FORM], examples=list(examples), losses=[10 * loss for loss in examples.values()],
         targets=[10] * len(examples), device="CPU", arithmetic="float32",
-    ).write(a_run(folder))  # fmt: skip
+    ).write(write_run(folder))  # fmt: skip
     return folder
 
 
@@ -48,7 +48,7 @@ def test_a_difference_is_computed_per_example(moves: list[float], verdict: str, 
 
 
 def test_the_cost_to_reach_a_loss_is_that_of_the_first_measurement_below_it(tmp_path: Path) -> None:
-    run = summary.read(a_run(tmp_path))
+    run = summary.read(write_run(tmp_path))
     assert comparison.spent_until(run, 1.5) == (1.0, 4.0)
     assert comparison.spent_until(run, 1.4) is None
     assert comparison.spent_until(dataclasses.replace(run, price=None), 1.5) == (1.0, None)
@@ -66,7 +66,7 @@ def test_the_cost_to_reach_a_loss_is_that_of_the_first_measurement_below_it(tmp_
 )
 def test_an_impossible_check_is_refused_by_name(tmp_path: Path, name: str, value: object, message: str) -> None:
     first, second = (write_checked(tmp_path / run_id, {"x": 1.0, "y": 2.0}) for run_id in "ab")
-    hostile.seal(first / AdapterCheck.FILE, lambda document: hostile.put(document, (name,), value))
+    hostile.rewrite_checksummed(first / AdapterCheck.FILE, lambda document: hostile.set_value(document, (name,), value))
     with pytest.raises(ReportError, match=rf"adapter-check\.json: .*{message}.*; .*`inv adapter\.check --run=a`"):
         comparison.compare(first, second)
 
@@ -76,6 +76,6 @@ def test_trainings_without_common_examples_or_without_a_check_name_the_remedy(tm
     with pytest.raises(ReportError, match=r"; .*train\.validation_file"):
         comparison.compare(first, write_checked(tmp_path / "b", {"y": 1.0}))
     with pytest.raises(ReportError, match=r"; .*`inv adapter\.check --run=c`"):
-        comparison.compare(first, a_run(tmp_path / "c"))
+        comparison.compare(first, write_run(tmp_path / "c"))
     single = comparison.compare(first, write_checked(tmp_path / "d", {"x": 1.5}))
     assert (single.low, single.verdict) == (None, "not shown to differ")

@@ -12,11 +12,11 @@ from bench.records.training_data import DataFinding
 from reports.read.run import ReportError
 from reports.training import next_commands, summary, timeline
 from tests.support.reports import hostile
-from tests.support.reports.training_run import RECORD, a_run
+from tests.support.reports.training_run import RECORD, write_run
 
 
 def test_the_numbers_of_a_training_with_a_restart_and_changed_settings(tmp_path: Path) -> None:
-    training = summary.read(a_run(tmp_path))
+    training = summary.read(write_run(tmp_path))
     assert summary.headline(training) == (
         "Held-out loss 2.00 \N{RIGHTWARDS ARROW} 1.50 (1.40 to 1.60) for $4.00 in 60 min on 2 NVIDIA A10; "
         "predicted $3.90 for the steps"
@@ -57,7 +57,7 @@ def test_a_loss_that_did_not_fall_is_not_called_a_success(
 ) -> None:
     last = dataclasses.replace(RECORD.evaluations[1], **changes)
     first = dataclasses.replace(RECORD.evaluations[0], is_best=True)  # as after a change of the data
-    training = summary.read(a_run(tmp_path, dataclasses.replace(RECORD, evaluations=[first, last])))
+    training = summary.read(write_run(tmp_path, dataclasses.replace(RECORD, evaluations=[first, last])))
     assert sentence in summary.outcome(training)
     assert [value.endswith("lowest") for name, value in summary.lines(training) if "loss" in name] == [False, True]
     unknown = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
@@ -66,12 +66,12 @@ def test_a_loss_that_did_not_fall_is_not_called_a_success(
 
 def test_a_training_without_success_starts_with_its_status(tmp_path: Path) -> None:
     record = dataclasses.replace(RECORD, status="FAILED", reason="the loss is not finite", steps_done=1)
-    training = summary.read(a_run(tmp_path, record))
+    training = summary.read(write_run(tmp_path, record))
     assert summary.headline(training).endswith(": FAILED after 1 of 2 steps: the loss is not finite")
 
 
 def test_without_a_price_the_headline_has_only_the_time(tmp_path: Path) -> None:
-    training = dataclasses.replace(summary.read(a_run(tmp_path)), price=None, forecast={"seconds": 3500.0})
+    training = dataclasses.replace(summary.read(write_run(tmp_path)), price=None, forecast={"seconds": 3500.0})
     assert "(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min" in summary.headline(training)
     assert summary.headline(dataclasses.replace(training, forecast={})).endswith("on 2 NVIDIA A10")
 
@@ -96,7 +96,7 @@ def test_the_timeline_marks_checkpoints_restarts_and_preemptions_at_the_hours_of
             for step, reason in enumerate(ends)
         ],
     )
-    training = summary.read(a_run(tmp_path, record))
+    training = summary.read(write_run(tmp_path, record))
     assert timeline.event_hours(training) == {"checkpoint": [0.5], "restart": [0.0, 1.0], "preemption": [0.5]}
     assert timeline.speed(training) == ([0.5, 1.0], [10 / 1800, 12 / 1800])
     assert timeline.power(training) is None
@@ -106,7 +106,7 @@ def test_the_timeline_marks_checkpoints_restarts_and_preemptions_at_the_hours_of
 
 
 def test_the_next_commands_and_the_settings_that_repeat_the_training(tmp_path: Path) -> None:
-    training = summary.read(a_run(tmp_path / "run"))
+    training = summary.read(write_run(tmp_path / "run"))
     commands = dict(next_commands.commands(training))
     assert commands["merge it into one model folder"] == "inv adapter.merge --run=run"
     without_validation = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
@@ -139,22 +139,22 @@ def test_the_next_commands_and_the_settings_that_repeat_the_training(tmp_path: P
 def test_impossible_values_are_refused_by_name(
     tmp_path: Path, name: str, key: tuple[str | int, ...], value: object, message: str
 ) -> None:
-    folder = a_run(tmp_path)
-    hostile.seal(folder / name, lambda document: hostile.put(document, key, value))
+    folder = write_run(tmp_path)
+    hostile.rewrite_checksummed(folder / name, lambda document: hostile.set_value(document, key, value))
     with pytest.raises(ReportError, match=f"{Path(name).name}: .*{message}") as refused:
         summary.read(folder)
     assert "\n" not in str(refused.value)
 
 
 def test_the_cost_of_a_restart_in_the_ledger_is_a_number_or_unknown(tmp_path: Path) -> None:
-    folder = a_run(tmp_path)
+    folder = write_run(tmp_path)
     path = folder / "ledger.jsonl"
     path.write_text(path.read_text().replace('"lost_sec": 90.0', '"lost_sec": "long"').replace("0.1,", "-1e300,"))
     assert dict(summary.lines(summary.read(folder)))["restarts"] == "1; the cost of 1 is unknown"
 
 
 def test_a_training_that_was_not_collected_names_the_command(tmp_path: Path) -> None:
-    folder = a_run(tmp_path)
+    folder = write_run(tmp_path)
     (folder / "trials" / "train" / "training.json").unlink()
     with pytest.raises(ReportError, match=f"; .*`inv collect --run={folder.name}`"):
         summary.read(folder)

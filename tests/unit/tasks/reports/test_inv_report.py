@@ -39,7 +39,7 @@ DISK_FULL = "No space left on device; "
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "FigurePool", contextlib.nullcontext)
-    monkeypatch.setattr(building, "_draw", lambda *_: ((), ()))
+    monkeypatch.setattr(building, "_draw_charts", lambda *_: ((), ()))
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -50,7 +50,7 @@ def test_a_run_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: p
 
 
 def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    training_run.a_run(folder)
+    training_run.write_run(folder)
     for module in (page.loss_curves, page.timeline):
         monkeypatch.setattr(module, "draw", lambda _, **__: None)
     with monkeypatch.context() as full:

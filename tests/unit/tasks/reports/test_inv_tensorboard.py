@@ -38,10 +38,10 @@ def results(tmp_path, monkeypatch):
 @pytest.fixture
 def training(results, monkeypatch):
     """Create a running training; `measure(n)` lets it finish its first n steps."""
-    folder = training_run.a_run(results / "r")
+    folder = training_run.write_run(results / "r")
     (folder / "trials" / "train" / "training.json").unlink()
     (folder / LEDGER_FILE).unlink()
-    Ledger.create(folder / LEDGER_FILE, ["train"]).started("train", 1, "worker-0", "/jobs/train.1", 2)
+    Ledger.create(folder / LEDGER_FILE, ["train"]).record_start("train", 1, "worker-0", "/jobs/train.1", 2)
     (results / "latest").symlink_to("r")
     done = []
 
@@ -105,7 +105,7 @@ def test_a_running_training_is_shown_step_by_step(training, monkeypatch, capsys)
 def test_after_collection_the_training_s_own_record_is_shown(training, capsys):
     training.measure(1)
     tensorboard(Context(), once=True)
-    Ledger(training.folder / LEDGER_FILE).ended("train", TrialStatus.SUCCEEDED, None, 1)
+    Ledger(training.folder / LEDGER_FILE).record_end("train", TrialStatus.SUCCEEDED, None, 1)
     training_run.RECORD.write(training.folder / "trials" / "train")
     tensorboard(Context(), once=True)
     assert count_steps(training.folder / "report" / "tensorboard") == 2
@@ -165,8 +165,8 @@ def test_a_benchmark_s_trials_are_shown_as_they_arrive(results, monkeypatch):
         if polls <= 2:
             plan = run.planned[polls - 1]
             synthetic.write_result(folder, synthetic.result(plan, run_id=run.run_id))
-            ledger.started(plan.trial_id, 1, "worker-1", "/jobs")
-            ledger.ended(plan.trial_id, TrialStatus.SUCCEEDED, None, 1)
+            ledger.record_start(plan.trial_id, 1, "worker-1", "/jobs")
+            ledger.record_end(plan.trial_id, TrialStatus.SUCCEEDED, None, 1)
 
     process = TensorBoard(4, add_result)
     monkeypatch.setattr(subprocess, "Popen", process)
