@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.kernels.decode import attention, products
-from bench.kernels.decode.attention import Attention
+from bench.kernels.decode.attention import DecodeAttention
 from bench.kernels.decode.products import DecodeLora, DecodeProduct, Norm
 from bench.kernels.norm import rms_norm
 from bench.kernels.rope import AttentionHeads
@@ -40,7 +40,7 @@ class FusedStep:
         self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, cos_sin: Any, *, batch: int
     ) -> None:
         self._decoder = decoder
-        self._attention = Attention(heads, *cos_sin, batch=batch)
+        self._attention = DecodeAttention(heads, *cos_sin, batch=batch)
         self._layers = [
             FusedDecodeLayer(
                 qkv=_product(_qkv_projections(layer), batch, norm=layer.input_layernorm),
@@ -70,8 +70,8 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
     norm = decoder.norm.weight
     if (reason := products.unsupported_reason(norm.device) or attention.unsupported_reason(heads)) is not None:
         return reason
-    if batch > products.MOST_ROWS:
-        return f"{batch} sequences, more than {products.MOST_ROWS}"
+    if batch > products.MAX_ROWS:
+        return f"{batch} sequences, more than {products.MAX_ROWS}"
     if decoder.config.hidden_act != "silu":
         return f"activation {decoder.config.hidden_act}, not silu"
     if norm.dtype != stack.torch.bfloat16:
@@ -83,7 +83,7 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
             base = _base(linear)
             if not isinstance(base, stack.bitsandbytes.nn.Linear4bit) or base.bias is not None:
                 return "a base that is not NF4, or has biases"
-            if products.covered(base.weight) is None:
+            if products.supported_weight(base.weight) is None:
                 return f"a weight of {tuple(base.weight.quant_state.shape)}"
             if (lora := _lora(linear)) is not None:
                 ranks.add((len(lora.a), lora.scaling))
@@ -91,7 +91,7 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
             return "adapters of several ranks or scalings"
         used |= ranks
     widest = max(decoder.config.hidden_size, decoder.config.intermediate_size)
-    return products.why_no_room(norm.device, widest, batch, max((rank for rank, _ in used), default=0))
+    return products.capacity_error(norm.device, widest, batch, max((rank for rank, _ in used), default=0))
 
 
 def _qkv_projections(layer: Any) -> tuple[Any, ...]:
@@ -100,11 +100,11 @@ def _qkv_projections(layer: Any) -> tuple[Any, ...]:
 
 def _product(linears: tuple[Any, ...], batch: int, *, norm: Any = None, gated: bool = False) -> DecodeProduct:
     return DecodeProduct(
-        tuple(weight for linear in linears if (weight := products.covered(_base(linear).weight)) is not None),
+        tuple(weight for linear in linears if (weight := products.supported_weight(_base(linear).weight)) is not None),
         norm=None if norm is None else Norm(weight=norm.weight, eps=norm.variance_epsilon),
         gated=gated,
         adapters=tuple(_lora(linear) for linear in linears),
-        most_rows=batch,
+        max_rows=batch,
     )
 
 

@@ -66,5 +66,5 @@ def test_ranks_on_gpus_of_their_own_train_one_model(run, gpus, tmp_path, world_s
 def test_more_ranks_than_gpus_are_refused_before_anything_starts(run, gpus, tmp_path):
     done = run(gpus + 1)
     assert done.returncode == 2
-    assert f"world_size: {gpus + 1} ranks need a GPU each, this machine shows {gpus}" in done.stderr
+    assert done.stderr.startswith(f"world_size: {gpus + 1} ranks ")
     assert not (tmp_path / "result.json").exists()

@@ -180,7 +180,7 @@ class Trainer:
         started, earlier_sec = self.context.started, self.state.seconds
         last_checkpoint = time.monotonic()
         if not self.state.evaluations and (self.state.step == 0 or self.training_set.data.validation):
-            self._measure_start()
+            self._evaluate_initial_model()
         elif self._is_due():  # the last attempt was stopped between this step and its evaluation
             self._evaluate()
         upcoming = self._upcoming()
@@ -308,7 +308,7 @@ class Trainer:
 
     # Evaluation -------------------------------------------------------------------------------------------------------
 
-    def _measure_start(self) -> None:
+    def _evaluate_initial_model(self) -> None:
         if self.training_set.data.validation:
             self._evaluate()
         if self.state.step == 0 and self.training.prompts and self.group.rank == 0:

@@ -30,7 +30,7 @@ from typing import Any
 
 from bench.data import model_folder
 from bench.records.atomic_files import sha256_of, sync_folder
-from bench.records.checksummed import ResultError, read_sealed, write_sealed
+from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.paths import MANIFEST_FILE
 from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
 
@@ -136,7 +136,7 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
 def verify(checkpoint: Path) -> Manifest:
     """Compare every file with the manifest and return it. Raises BrokenCheckpoint."""
     try:
-        manifest = read_sealed(Manifest, checkpoint / MANIFEST, "checkpoint")
+        manifest = read_checksummed(Manifest, checkpoint / MANIFEST, "checkpoint")
     except ResultError as error:
         raise BrokenCheckpoint(str(error)) from None
     if manifest.format != FORMAT:
@@ -168,7 +168,7 @@ def write(checkpoints: Path, manifest: Manifest, contents: Mapping[str, bytes]) 
             _write_synced(part / name, content)
             sums[name] = FileSum(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
         part.chmod(0o755)  # mkdtemp's 0700 would hide it on a shared volume
-        write_sealed(part / MANIFEST, "checkpoint", Manifest(**{**vars(manifest), "files": sums}))
+        write_checksummed(part / MANIFEST, "checkpoint", Manifest(**{**vars(manifest), "files": sums}))
         if folder.exists():  # a broken checkpoint, or one of an earlier attempt
             replaced = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{folder.name}.part-"))
             os.rename(folder, replaced / "replaced")
