@@ -1,9 +1,15 @@
 """Hosts and trials: a queue, a ledger, exactly one end for each trial.
 
-fleet: runs the open trials of a ledger over hosts; worker: one host's thread
-queue: which trial a host may have next; gang: several hosts that run one trial
-keeper: a training's checkpoints come home, and what each of its restarts cost
-attempt: what an attempt left, brought here; patience: how long a host is asked again
-verdict: from what a job left to the trial's end (pure); settle: writes that end; ledger: the file it is written to
-events: what a fleet reports to a view; shared_volume: results that outlive their worker
+checkpoint_sync: downloads a training's checkpoints and records the cost of each restart
+events: events that a fleet sends to a display
+fetch_result: downloads the result of an attempt
+fleet: runs the open trials of a ledger over hosts
+gang_agent: several hosts that run one trial together
+ledger: the append-only log of a run
+outcome: computes a trial's outcome from what its job left (pure)
+outcome_writer: writes that outcome to the result folder and the ledger
+queue: chooses the next trial of each host
+retry_policy: how long a fleet retries a host that does not answer or is busy
+shared_volume: output on a volume that outlives its worker
+worker: one host's thread
 """

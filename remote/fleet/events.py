@@ -1,4 +1,4 @@
-"""What a fleet reports while it works: one event for each change, for a view to show. Events decide nothing."""
+"""Events that a fleet sends to a display, one for each change. Events decide nothing."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,35 +9,35 @@ from remote.fleet.ledger import Attempt
 
 
 class EventType(Enum):
-    """What happened."""
+    """The kind of a change."""
 
     STARTED = "started"
-    ATTACHED = "attached"  # a resumed run found the trial still running, or already ended, on its worker
+    ATTACHED = "attached"  # a resumed run: the trial still runs on its worker, or has ended there
     PROGRESS = "progress"
-    RETRYING = "retrying"  # this attempt did not get to a result; the trial is back in the queue
+    RETRYING = "retrying"  # this attempt has no result; the trial is back in the queue
     ENDED = "ended"
     WORKER_LOST = "worker lost"
-    SHUT_OUT = "shut out"  # the operator is refused (expired credentials): no worker's doing, and nothing is lost
-    WORKER_BUSY = "worker busy"  # with another run's trial: it is waited for
+    CREDENTIALS_REJECTED = "shut out"  # the operator's credentials expired; no worker is at fault and nothing is lost
+    WORKER_BUSY = "worker busy"  # it runs another run's trial; the fleet waits for it
     WORKER_BACK = "worker back"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetEvent:
-    """One change. `trial_id` is None for a worker's own events; `end` is set with ENDED; `progress` with PROGRESS."""
+    """One change. A worker's own events have no `trial_id`; ENDED has a `status`, PROGRESS a `progress`."""
 
-    happening: EventType
+    kind: EventType
     worker: str
     trial_id: str | None = None
     attempt: int = 1
     progress: Progress | None = None
-    end: TrialStatus | None = None
+    status: TrialStatus | None = None
     reason: str | None = None
 
 
-def of_attempt(happening: EventType, planned: PlannedTrial, attempt: Attempt | None) -> FleetEvent:
-    """The event of an attempt; None where the trial ended without one."""
+def attempt_event(kind: EventType, planned: PlannedTrial, attempt: Attempt | None) -> FleetEvent:
+    """Return an event about `attempt`, which is None if the trial ended without one."""
     if attempt is None:
-        return FleetEvent(happening=happening, worker=planned.worker or "", trial_id=planned.trial_id)
+        return FleetEvent(kind=kind, worker=planned.worker or "", trial_id=planned.trial_id)
     worker, number = attempt.worker, attempt.number
-    return FleetEvent(happening=happening, worker=worker, trial_id=planned.trial_id, attempt=number)
+    return FleetEvent(kind=kind, worker=worker, trial_id=planned.trial_id, attempt=number)

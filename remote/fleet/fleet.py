@@ -1,14 +1,14 @@
-"""Many hosts, one queue of trials: hand out, follow, retry what is transient, requeue, settle.
+"""A fleet: many hosts run one queue of trials, with retries after transient failures.
 
-Every decision is in the ledger before it is acted on, every job can be found again by its folder, and a result counts
-once it lies verified in the run's own folder. So the operator may be killed at any moment; a new Fleet over the same
-ledger picks up what runs, what has ended meanwhile, and what never started.
+Every decision is in the ledger before it takes effect, every job is identified by its folder, and a result counts once
+it is verified in the run's folder. So the operator's process may be killed at any moment: a new Fleet over the same
+ledger resumes running trials, collects those that ended meanwhile, and starts the others.
 
-A trial whose host is lost goes to another one (unless pinned to it). When the lost host comes back with the trial still
-running or done, the first complete result wins and the other copy is cancelled. Where the workers share a volume, a
-result that a dead one left there counts, and its trial is not run again.
+A trial whose host is lost goes to another host, unless it is pinned to that host. If the lost host returns and the
+trial still runs there or is done, the first complete result wins and the other copy is cancelled. If the workers share
+a volume, a result that a lost worker left there counts, and its trial is not run again.
 
-Two operators may use the same hosts: a host's slot lets in one trial at a time, and a run that finds it taken waits.
+Two operators may use the same hosts: a host's slot admits one trial at a time, and a run waits for a busy slot.
 """
 
 import shutil
@@ -25,18 +25,18 @@ from remote.fleet.outcome import Verdict
 from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import RetryLimits, RetryPolicy
-from remote.fleet.worker import INCOMING, FleetState, Launch, Worker
+from remote.fleet.worker import DOWNLOAD_FOLDER, CommandFactory, FleetState, Worker
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 
 
 class Fleet:
-    """Runs the open trials of a ledger over hosts.
+    """The hosts and open trials of one run.
 
-    `launch` makes the command for (host, trial, attempt, job folder); the trial lies in that folder as trial.json and
-    the result is expected in its `out/`, or below `shared`, a folder that every host sees
-    (`remote.fleet.shared_volume`). `on_event` is called from several threads and must not raise. `agents` makes a
-    host's agent; `only` these trials of the run are run here. `keeper` looks after a training's checkpoints.
+    `make_command` gets (host, trial, attempt, job folder). The trial is in that folder as trial.json; the result is
+    expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.shared_volume`).
+    `on_event` is called from several threads and must not raise. `trial_ids` limits the fleet to these trials (None:
+    all). `checkpoint_sync` transfers a training's checkpoints.
     """
 
     def __init__(
@@ -46,121 +46,126 @@ class Fleet:
         run: RunRecord,
         run_folder: Path,
         ledger: Ledger,
-        launch: Launch,
+        make_command: CommandFactory,
         on_event: Callable[[FleetEvent], None] = lambda _: None,
         limits: RetryLimits | None = None,
-        shared: str | None = None,
-        agents: Callable[[Host], Agent] = Agent,
-        only: Collection[str] | None = None,
-        keeper: CheckpointSync | None = None,
+        shared_folder: str | None = None,
+        make_agent: Callable[[Host], Agent] = Agent,
+        trial_ids: Collection[str] | None = None,
+        checkpoint_sync: CheckpointSync | None = None,
     ) -> None:
         limits = RetryLimits() if limits is None else limits
-        longest_sec = max((one.trial.deadline_sec for one in run.planned), default=0.0)
-        planned = {one.trial_id: one for one in run.planned if only is None or one.trial_id in only}
+        max_deadline_sec = max((planned.trial.deadline_sec for planned in run.planned), default=0.0)
+        selected = {
+            planned.trial_id: planned for planned in run.planned if trial_ids is None or planned.trial_id in trial_ids
+        }
         self._trials: dict[str, OpenTrial] = {}
         queue = TrialQueue(ledger, self._trials)
         self.ledger, self._queue = ledger, queue
-        self._patience = RetryPolicy(limits, busy_for_sec=limits.give_up_after_sec + longest_sec, workers=len(hosts))
-        self._settlement = OutcomeWriter(run_folder, ledger, queue, on_event)
-        self._incoming = run_folder / INCOMING
+        busy_timeout_sec = limits.reconnect_timeout_sec + max_deadline_sec
+        self._retry_policy = RetryPolicy(limits, busy_timeout_sec=busy_timeout_sec, worker_count=len(hosts))
+        self._outcome_writer = OutcomeWriter(run_folder, ledger, queue, on_event)
+        self._download_folder = run_folder / DOWNLOAD_FOLDER
         state = FleetState(
             run_id=run.run_id,
             run_folder=run_folder,
             ledger=ledger,
             queue=queue,
-            settlement=self._settlement,
-            patience=self._patience,
-            launch=launch,
+            outcome_writer=self._outcome_writer,
+            retry_policy=self._retry_policy,
+            make_command=make_command,
             on_event=on_event,
-            shared=shared,
-            keeper=keeper,
+            shared_folder=shared_folder,
+            checkpoint_sync=checkpoint_sync,
         )
-        self._workers = {host.name: Worker(agents(host), state) for host in hosts}
+        self._workers = {host.name: Worker(make_agent(host), state) for host in hosts}
         self._failure: BaseException | None = None
         for trial_id in ledger.open_trials():
-            if trial_id in planned:
-                self._take_stock(planned[trial_id], limits.max_attempts)
+            if trial_id in selected:
+                self._restore_trial(selected[trial_id], limits.max_attempts)
 
-    def _take_stock(self, planned: PlannedTrial, max_attempts: int) -> None:
-        """Give an open trial to the worker that has an earlier attempt, queue it, or end it as LOST."""
+    def _restore_trial(self, planned: PlannedTrial, max_attempts: int) -> None:
+        """Assign an open trial to the workers that have an attempt at it; otherwise queue it or end it as LOST."""
         trial_id, entry = planned.trial_id, self.ledger.entries[planned.trial_id]
         live = [attempt for attempt in entry.attempts if attempt.reason is None]
-        spent = max(len(entry.attempts) - len(live), entry.spent)
-        trial = self._trials[trial_id] = OpenTrial(planned=planned, budget=spent + max_attempts)
+        used = max(len(entry.attempts) - len(live), entry.attempts_before_reopening)
+        trial = self._trials[trial_id] = OpenTrial(planned=planned, max_attempts=used + max_attempts)
         known = [attempt for attempt in live if attempt.worker in self._workers]
         for attempt in live:
             if attempt not in known:
-                self.ledger.retried(trial_id, attempt.number, f"{attempt.worker} is not in this fleet")
+                self.ledger.record_retry(trial_id, attempt.number, f"{attempt.worker} is not in this fleet")
         if planned.worker is not None and planned.worker not in self._workers:
             self._end(trial, TrialStatus.LOST, f"{planned.worker} is not in this fleet")
         elif known:
             for attempt in known:
-                self._workers[attempt.worker].earlier.append((trial, attempt))
+                self._workers[attempt.worker].earlier_attempts.append((trial, attempt))
                 self._queue.release(trial, attempt.worker)
         else:
             self._queue.put(trial)
 
-    def run(self, *, stops_when_interrupted: bool = True) -> None:
-        """Work until every trial has its end. KeyboardInterrupt stops the workers' jobs and ends them as CANCELLED.
+    def run(self, *, cancel_on_interrupt: bool = True) -> None:
+        """Run until every trial has ended. KeyboardInterrupt cancels the workers' jobs and ends them as CANCELLED.
 
-        A second interrupt leaves at once; what runs goes on and can be resumed. So does the first one where
-        `stops_when_interrupted` is False: it is raised. Raises LedgerError when the run's folder can no longer be
-        written (jobs go on, resume later), and whatever else broke a worker's thread.
+        A second KeyboardInterrupt is raised at once; jobs continue and can be resumed. If `cancel_on_interrupt` is
+        False, that holds for the first one. Raises LedgerError if the run's folder can no longer be written (jobs
+        continue and can be resumed), and any other error of a worker's thread.
         """
-        ends = []
+        done_events = []
         for worker in self._workers.values():
-            ends.append(threading.Event())
-            threading.Thread(target=self._guard, args=(worker, ends[-1]), name=worker.name, daemon=True).start()
+            done_events.append(done := threading.Event())
+            threading.Thread(target=self._run_worker, args=(worker, done), name=worker.name, daemon=True).start()
         try:
-            self._join(ends)
+            self._wait_all(done_events)
         except KeyboardInterrupt:
-            if not stops_when_interrupted:
-                self._patience.abandoning.set()
+            if not cancel_on_interrupt:
+                self._retry_policy.detaching.set()
                 self._queue.close()
                 raise
             self.stop()
-            self._join(ends)
+            self._wait_all(done_events)
         if self._failure is not None:
             raise self._failure
         for trial in self._queue.open_trials():
             if self.was_stopped:
-                tried = self.ledger.entries[trial.trial_id].attempts
-                after = f"cancelled after attempt {tried[-1].number} on {tried[-1].worker}" if tried else None
-                self._end(trial, TrialStatus.CANCELLED, after or "cancelled before it started")
+                attempts = self.ledger.entries[trial.trial_id].attempts
+                reason = f"cancelled after attempt {attempts[-1].number} on {attempts[-1].worker}" if attempts else None
+                self._end(trial, TrialStatus.CANCELLED, reason or "cancelled before it started")
             else:
-                self._end(trial, TrialStatus.LOST, "no worker is left that may run it")
-        shutil.rmtree(self._incoming, ignore_errors=True)  # left by attempts without a result
+                self._end(trial, TrialStatus.LOST, "no remaining worker may run it")
+        shutil.rmtree(self._download_folder, ignore_errors=True)  # files of attempts without a result
 
-    def _end(self, trial: OpenTrial, end: TrialStatus, reason: str) -> None:
+    def _end(self, trial: OpenTrial, status: TrialStatus, reason: str) -> None:
         """End a trial that no worker has, with its last attempt if there was one."""
         attempts = self.ledger.entries[trial.planned.trial_id].attempts
         last = attempts[-1] if attempts else None
-        self._settlement.end(trial.planned, last, Verdict(end=end, reason=reason))
+        self._outcome_writer.end_trial(trial.planned, last, Verdict(status=status, reason=reason))
 
     @property
     def was_stopped(self) -> bool:
-        """True once somebody asked this fleet to stop."""
-        return self._patience.stopping.is_set()
+        """True once this fleet was told to stop."""
+        return self._retry_policy.stopping.is_set()
 
     def stop(self) -> None:
-        """Cancel what runs and start nothing more."""
-        self._patience.stopping.set()
+        """Cancel running trials and start no others."""
+        self._retry_policy.stopping.set()
         self._queue.close()
 
     @staticmethod
-    def _join(ends: Sequence[threading.Event]) -> None:
-        """Not `Thread.join`: interrupted, CPython 3.11 takes a running thread for one that has ended, and its job would
-        be left running."""
-        while not all(end.is_set() for end in ends):
-            for end in ends:
-                end.wait(0.1)  # in slices, so that a signal reaches the main thread
+    def _wait_all(done_events: Sequence[threading.Event]) -> None:
+        """Wait for all threads, without `Thread.join`.
 
-    def _guard(self, worker: Worker, end: threading.Event) -> None:
+        An interrupted join makes CPython 3.11 treat a running thread as ended; its job would be left running.
+        """
+        while not all(done.is_set() for done in done_events):
+            for done in done_events:
+                done.wait(0.1)  # in slices, so that a signal reaches the main thread
+
+    def _run_worker(self, worker: Worker, done: threading.Event) -> None:
         try:
             worker.serve()
-        except BaseException as error:  # noqa: BLE001 - carried to the caller of run(); the jobs go on without us
+        except BaseException as error:  # noqa: BLE001 - raised again by run(); jobs continue
             self._failure = self._failure or error
-            self._patience.abandoning.set()
+            self._retry_policy.detaching.set()
             self._queue.close()
         finally:
-            end.set()
+            done.set()

@@ -1,16 +1,16 @@
-"""The ledger of a run: every planned trial reaches exactly one end, and it stays on disk.
+"""The ledger of a run: every planned trial has exactly one end, stored durably.
 
-`ledger.jsonl` is append-only; each line is written whole and fsynced before the fleet acts on it. A crash can tear the
-last line at most; such a tail is ignored, and dropped by the next append. Everything else that does not fit (a second
-end, a trial that was not planned, a damaged line) is an error.
+`ledger.jsonl` is append-only; each line is written at once and fsynced before the fleet acts on it. A crash can
+truncate only the last line; a truncated line is ignored, and removed by the next append. Everything else that is
+inconsistent (a second end, a trial that was not planned, a damaged line) is an error.
 
-    planned   trial_id                                     once each, before anything starts
-    started   trial_id attempt worker folder               written before the job is, so that a resume finds it
-    retried   trial_id attempt reason                      this attempt came to nothing; another will be made
-    ended     trial_id attempt end reason                  the end; attempt is null where none ran
-    restarted trial_id attempt step lost_sec workers usd   this attempt of a training goes on from `step`: what it cost
-    reopened  trial_id changed                             a resumed run tries again what was LOST, PREEMPTED or
-                                                           CANCELLED, or failed, with what is `changed` in its plan
+    planned   trial_id                                     once for each trial, before anything starts
+    started   trial_id attempt worker folder               written before the job starts, so that a resume finds it
+    retried   trial_id attempt reason                      the attempt has no result; another one follows
+    ended     trial_id attempt end reason                  the trial's status; attempt is null if none ran
+    restarted trial_id attempt step lost_sec workers usd   the attempt resumed a training from `step`, at this cost
+    reopened  trial_id changed                             a resumed run retries a LOST, PREEMPTED or CANCELLED trial,
+                                                           or a failed one after the `changed` settings
 """
 
 import datetime
@@ -28,16 +28,16 @@ from bench.records.atomic_files import read_regular
 from bench.records.result import TrialStatus
 from remote.jobs.host_agent.util import sync_folder
 
-MOST_BYTES = 256 << 20  # of a ledger; a thousand trials take a hundredth of it
+MAX_LEDGER_BYTES = 256 << 20  # a thousand trials take a hundredth of it
 
 
 class LedgerError(Exception):
-    """The ledger cannot be read or written, or an event does not fit the ones before it."""
+    """A ledger that cannot be read or written, or an event inconsistent with earlier ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of a trial: the job's folder on a worker. `reason` is set once it came to nothing."""
+    """One start of a trial: the job's folder on a worker. `reason` is set once it has ended without a result."""
 
     number: int
     worker: str
@@ -47,104 +47,104 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Entry:
-    """One planned trial. `winner` is the attempt whose outcome became the end, if any ran.
+    """One planned trial. `status` is None until it ends; `winner` is the attempt that ended it, if any ran.
 
-    `spent` counts the attempts made before the trial was last reopened; `restarts` has the attempts of a training that
-    went on from a checkpoint.
+    `attempts_before_reopening` counts the attempts before the trial was last reopened. `restarted_attempts` are the
+    attempts of a training that resumed from a checkpoint.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
-    end: TrialStatus | None = None
+    status: TrialStatus | None = None
     reason: str | None = None
     winner: Attempt | None = None
-    spent: int = 0
-    restarts: set[int] = field(default_factory=set)
+    attempts_before_reopening: int = 0
+    restarted_attempts: set[int] = field(default_factory=set)
 
-    def attempt(self, number: int) -> Attempt | None:
+    def find_attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
 
 
 class Ledger:
-    """The append-only record of one run. Safe to use from several threads; one process at a time holds it."""
+    """The append-only log of one run. Safe to use from several threads of one process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.entries: dict[str, Entry] = {}
         self._lock = threading.RLock()
-        self._torn_at: int | None = None
+        self._torn_offset: int | None = None
         self._load()
 
     @classmethod
     def create(cls, path: Path, trial_ids: Iterable[str]) -> Self:
-        """Start the ledger of a new run, or take up one that a crash left with part of its plan written."""
+        """Create the ledger of a new run, or complete one that a crash left with only part of its plan."""
         ledger = cls(path)
         for trial_id in trial_ids:
             if trial_id not in ledger.entries:
                 ledger._append("planned", trial_id)
         return ledger
 
-    # `at`: seconds since 1970 of an event that is learned of later; None: now.
+    # `at` is the Unix time of an event that is recorded later than it happened; None: now.
 
-    def started(
+    def record_start(
         self, trial_id: str, attempt: int, worker: str, folder: str, workers: int = 1, *, at: float | None = None
     ) -> None:
-        """`workers` is how many run this attempt together."""
-        more = {"workers": workers} if workers > 1 else {}
-        self._append("started", trial_id, at, attempt=attempt, worker=worker, folder=folder, **more)
+        """Record the start of an attempt. `workers` is the number of workers that run it together."""
+        fields = {"workers": workers} if workers > 1 else {}
+        self._append("started", trial_id, at, attempt=attempt, worker=worker, folder=folder, **fields)
 
-    def retried(self, trial_id: str, attempt: int, reason: str, *, at: float | None = None) -> None:
+    def record_retry(self, trial_id: str, attempt: int, reason: str, *, at: float | None = None) -> None:
         self._append("retried", trial_id, at, attempt=attempt, reason=reason)
 
-    def ended(
+    def record_end(
         self,
         trial_id: str,
-        end: TrialStatus,
+        status: TrialStatus,
         reason: str | None,
         attempt: int | None = None,
         *,
         at: float | None = None,
     ) -> bool:
-        """Write the trial's end; False (and nothing written) when it has one already: the first end stands.
+        """Record the trial's end. Returns False and writes nothing if the trial has ended: the first end counts.
 
-        `attempt` is the one whose outcome this is; None where none ran.
+        `attempt` is the attempt that ended the trial; None if none ran.
         """
         with self._lock:
-            if self._entry(trial_id).end is not None:
+            if self._entry(trial_id).status is not None:
                 return False
-            self._append("ended", trial_id, at, attempt=attempt, end=end.value, reason=reason)
+            self._append("ended", trial_id, at, attempt=attempt, end=status.value, reason=reason)
             return True
 
-    def restarted(self, trial_id: str, attempt: int, **cost: float | None) -> None:
-        """An attempt of a training has taken its first step: `step`, `lost_sec`, `workers` and `usd`, None: unknown."""
+    def record_restart(self, trial_id: str, attempt: int, **cost: float | None) -> None:
+        """Record a resumed training's first step. `cost` has `step`, `lost_sec`, `workers` and `usd`; None: unknown."""
         self._append("restarted", trial_id, attempt=attempt, **cost)
 
     def has_restarted(self, trial_id: str, attempt: int) -> bool:
         with self._lock:
-            return attempt in self._entry(trial_id).restarts
+            return attempt in self._entry(trial_id).restarted_attempts
 
-    def reopened(self, trial_id: str, changed: Sequence[str] = ()) -> None:
-        """`changed`: in words, what is another now than in the plan that ended."""
-        more = {"changed": list(changed)} if changed else {}
-        self._append("reopened", trial_id, None, **more)
+    def reopen(self, trial_id: str, changed: Sequence[str] = ()) -> None:
+        """Reopen a trial that has ended. `changed` describes each difference from the plan that it ended with."""
+        fields = {"changed": list(changed)} if changed else {}
+        self._append("reopened", trial_id, None, **fields)
 
     def open_trials(self) -> list[str]:
-        """The planned trials without an end, in plan order."""
+        """List the planned trials that have not ended, in plan order."""
         with self._lock:
-            return [trial_id for trial_id, entry in self.entries.items() if entry.end is None]
+            return [trial_id for trial_id, entry in self.entries.items() if entry.status is None]
 
     def is_open(self, trial_id: str) -> bool:
         with self._lock:
-            return self._entry(trial_id).end is None
+            return self._entry(trial_id).status is None
 
     def needs_work(self, trial_id: str) -> bool:
-        """Whether a resumed run has something to do: no end yet, not even planned, or an end worth another try."""
+        """Check whether a resumed run must run the trial: it is not planned, not ended, or ended resumably."""
         with self._lock:
             entry = self.entries.get(trial_id)
-            return entry is None or entry.end is None or entry.end.is_resumable
+            return entry is None or entry.status is None or entry.status.is_resumable
 
     def _load(self) -> None:
         try:
-            content = read_regular(self.path, most_bytes=MOST_BYTES)
+            content = read_regular(self.path, max_bytes=MAX_LEDGER_BYTES)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -154,37 +154,37 @@ class Ledger:
             try:
                 event = json.loads(line)
                 _check_types(event)
-                self._check(event)
-                self._take(event)
+                self._validate(event)
+                self._apply(event)
             except (ValueError, KeyError, TypeError, RecursionError, LedgerError) as error:
-                raise LedgerError(f"{self.path}: line {number}: {error}; the ledger is damaged") from None
-        # The tail of a write that a crash cut short was never acted on. The next append removes it, not this: reading
-        # the ledger of a run that goes on must not change it.
-        self._torn_at = whole if whole < len(content) else None
+                raise LedgerError(f"{self.path}: line {number} is damaged: {error}; restore the file") from None
+        # The fleet never acted on a line that a crash truncated. The next append removes it; reading must not, because
+        # the run may be in progress.
+        self._torn_offset = whole if whole < len(content) else None
 
-    def _append(self, event: str, trial_id: str, at: float | None = None, **more: Any) -> None:
-        document = {"event": event, "trial_id": trial_id, **more}
+    def _append(self, event: str, trial_id: str, at: float | None = None, **fields: Any) -> None:
+        document = {"event": event, "trial_id": trial_id, **fields}
         with self._lock:
-            self._check(document)
-            moment = datetime.datetime.fromtimestamp(time.time() if at is None else at, datetime.timezone.utc)
-            stamp = moment.isoformat(timespec="milliseconds")
-            self._write((json.dumps({"time": stamp, **document}, ensure_ascii=False) + "\n").encode())
-            self._take(document)
+            self._validate(document)
+            utc = datetime.datetime.fromtimestamp(time.time() if at is None else at, datetime.timezone.utc)
+            timestamp = utc.isoformat(timespec="milliseconds")
+            self._write((json.dumps({"time": timestamp, **document}, ensure_ascii=False) + "\n").encode())
+            self._apply(document)
 
     def _write(self, line: bytes) -> None:
         try:
-            # A ledger that was moved or deleted during a run is not started again with its next line.
+            # Do not create a new ledger if it was moved or deleted during the run.
             create = 0 if self.entries else os.O_CREAT
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | create, 0o644)
             try:
-                if self._torn_at is not None:
-                    os.ftruncate(handle, self._torn_at)
-                    self._torn_at = None
+                if self._torn_offset is not None:
+                    os.ftruncate(handle, self._torn_offset)
+                    self._torn_offset = None
                 size = os.fstat(handle).st_size
                 try:
                     if os.write(handle, line) != len(line):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                    os.fsync(handle)  # where a network file system says that it is full
+                    os.fsync(handle)  # a full network file system reports its error here
                     if create:
                         sync_folder(self.path.parent)
                 except OSError:
@@ -200,8 +200,8 @@ class Ledger:
             raise LedgerError(f"trial {trial_id!r} was never planned")
         return self.entries[trial_id]
 
-    def _check(self, event: dict[str, Any]) -> None:
-        """Raise LedgerError where `event` does not fit the ones before it."""
+    def _validate(self, event: dict[str, Any]) -> None:
+        """Raise LedgerError if `event` is inconsistent with the earlier ones."""
         kind, trial_id, number = event["event"], event["trial_id"], event.get("attempt")
         if kind == "planned":
             if trial_id in self.entries:
@@ -211,19 +211,19 @@ class Ledger:
         if kind not in ("started", "retried", "restarted", "ended", "reopened"):
             raise LedgerError(f"unknown event {kind!r}")
         if kind == "reopened":
-            is_changed = bool(event.get("changed")) and entry.end is not TrialStatus.SUCCEEDED
-            if entry.end is None or not (entry.end.is_resumable or is_changed):
-                raise LedgerError(f"trial {trial_id!r} cannot be reopened: its end is {entry.end}")
-        elif entry.end is not None:
-            raise LedgerError(f"trial {trial_id!r} has ended as {entry.end.value}; {kind} comes too late")
-        known = number is not None and entry.attempt(number) is not None
-        if kind == "started" and known:
+            is_changed = bool(event.get("changed")) and entry.status is not TrialStatus.SUCCEEDED
+            if entry.status is None or not (entry.status.is_resumable or is_changed):
+                raise LedgerError(f"trial {trial_id!r} cannot be reopened: its status is {entry.status}")
+        elif entry.status is not None:
+            raise LedgerError(f"trial {trial_id!r} has already ended as {entry.status.value}: {kind!r} is not allowed")
+        is_known = number is not None and entry.find_attempt(number) is not None
+        if kind == "started" and is_known:
             raise LedgerError(f"trial {trial_id!r}: attempt {number} is started twice")
-        if kind in ("retried", "restarted", "ended") and number is not None and not known:
+        if kind in ("retried", "restarted", "ended") and number is not None and not is_known:
             raise LedgerError(f"trial {trial_id!r}: attempt {number} was never started")
 
-    def _take(self, event: dict[str, Any]) -> None:
-        """Take in an event that fits."""
+    def _apply(self, event: dict[str, Any]) -> None:
+        """Apply a validated event to the entries."""
         kind, number, entry = event["event"], event.get("attempt"), self.entries.setdefault(event["trial_id"], Entry())
         if kind == "started":
             entry.attempts.append(Attempt(number=event["attempt"], worker=event["worker"], folder=event["folder"]))
@@ -233,24 +233,24 @@ class Ledger:
                 replace(attempt, reason=reason) if attempt.number == number else attempt for attempt in entry.attempts
             ]
         elif kind == "restarted":
-            entry.restarts.add(event["attempt"])
+            entry.restarted_attempts.add(event["attempt"])
         elif kind == "ended":
-            entry.end, entry.reason = TrialStatus(event["end"]), event["reason"]
-            entry.winner = None if number is None else entry.attempt(number)
+            entry.status, entry.reason = TrialStatus(event["end"]), event["reason"]
+            entry.winner = None if number is None else entry.find_attempt(number)
         elif kind == "reopened":
-            entry.end = entry.reason = entry.winner = None
-            entry.spent = len(entry.attempts)
+            entry.status = entry.reason = entry.winner = None
+            entry.attempts_before_reopening = len(entry.attempts)
 
 
-_TEXTS = ("event", "trial_id", "worker", "folder")
+_STRING_FIELDS = ("event", "trial_id", "worker", "folder")
 
 
 def _check_types(event: Any) -> None:
-    """Of a line as it was read: whoever uses an entry later need not doubt what is in it."""
+    """Validate one ledger line, so that callers can trust the entry. Raises TypeError."""
     if not isinstance(event, dict):
         raise TypeError("not an object")
-    for name in {*_TEXTS, "reason", "attempt"} & event.keys():
-        kind: type | tuple[type, ...] = int if name == "attempt" else str
-        is_absent = event[name] is None and name not in _TEXTS
-        if not is_absent and (not isinstance(event[name], kind) or isinstance(event[name], bool)):
-            raise TypeError(f"{name} is of the wrong type")
+    for name in {*_STRING_FIELDS, "reason", "attempt"} & event.keys():
+        expected_type = int if name == "attempt" else str
+        is_absent = event[name] is None and name not in _STRING_FIELDS
+        if not is_absent and (not isinstance(event[name], expected_type) or isinstance(event[name], bool)):
+            raise TypeError(f"{name} has the wrong type")

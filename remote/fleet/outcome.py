@@ -1,7 +1,7 @@
-"""From what a job left behind to the trial's end: a pure function.
+"""A trial's outcome, computed from its job's status and result by a pure function.
 
-An exit code alone proves nothing. What counts is a verified result; without one, how the job ended says whether the
-trial failed by itself (it would again) or was cut short from outside (and is tried again).
+An exit code proves nothing; a verified result counts. Without a result, the way the job ended shows whether the trial
+itself failed (it would fail again) or was interrupted from outside (it is retried).
 """
 
 import signal
@@ -10,75 +10,77 @@ from dataclasses import dataclass
 from bench.records.paths import EXIT_NOT_WRITTEN
 from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial
-from bench.records.training import is_at_its_limit
+from bench.records.training import is_limit_reached
 from remote.jobs.job import JobState, JobStatus
 
-_CANNOT_START = 127
-_STOPPED = 128 + signal.SIGTERM  # what the bench ends with; with a result, once it has begun
-_OUT_OF_MEMORY = "; the kernel does that when the worker's memory is used up"
+_EXIT_CANNOT_START = 127
+_EXIT_SIGTERM = 128 + signal.SIGTERM  # the bench's exit code after SIGTERM; it leaves a result once it has begun
+_SIGKILL_HINT = "; the kernel does that when the worker's memory is used up"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A trial's end with its reason in one line (None for SUCCEEDED)."""
+    """A trial's status with its reason in one line (None for SUCCEEDED)."""
 
-    end: TrialStatus
+    status: TrialStatus
     reason: str | None
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same trial may succeed if tried again: what stopped it was not its own doing, nor its limit."""
-        return self.end in (TrialStatus.LOST, TrialStatus.PREEMPTED) and not is_at_its_limit(self.reason)
+        """True if a retry may succeed: neither the trial itself nor its limit ended it."""
+        return self.status in (TrialStatus.LOST, TrialStatus.PREEMPTED) and not is_limit_reached(self.reason)
 
 
 def judge(
     planned: PlannedTrial,
     attempt: int,
-    status: JobStatus,
+    job_status: JobStatus,
     result: TrialResult | None,
     log_tail: list[str],
-    damage: str | None = None,
+    verification_error: str | None = None,
 ) -> Verdict:
-    """The end of an attempt whose job is over (`status` is ENDED, LOST or ABSENT).
+    """Judge an attempt whose job is over (its state is ENDED, LOST or ABSENT).
 
-    `damage` is why a result that was found could not be verified; `result` is None then.
+    `verification_error` says why an existing result could not be verified; `result` is None then.
     """
-    if status.why == "cancelled" and (result is None or result.status.is_resumable):
-        return Verdict(end=TrialStatus.CANCELLED, reason="cancelled by the operator")
+    if job_status.why == "cancelled" and (result is None or result.status.is_resumable):
+        return Verdict(status=TrialStatus.CANCELLED, reason="cancelled by the operator")
     if result is not None:
-        if not belongs(result, planned, attempt):
-            return Verdict(end=TrialStatus.FAILED, reason=f"its result is of another trial ({result.trial_id!r})")
-        return Verdict(end=result.status, reason=result.reason)
-    if damage is not None:
-        return Verdict(end=TrialStatus.LOST, reason=damage)
-    if status.state is JobState.LOST:
-        why = "its supervisor was killed, or its disk is full"
-        return Verdict(end=TrialStatus.LOST, reason=f"ended{_where(status)} without a word: {why}; it left no result")
-    if status.state is not JobState.ENDED:
-        return Verdict(end=TrialStatus.LOST, reason=f"its job died with its worker{_where(status)}; it left no result")
-    if status.why == "deadline":
-        return Verdict(end=TrialStatus.TIMED_OUT, reason=f"stopped from outside at its deadline{_where(status)}")
-    if status.why == "terminated":
-        return Verdict(end=TrialStatus.PREEMPTED, reason=f"its worker was stopped{_where(status)}")
-    if status.signal is not None:
-        hint = _OUT_OF_MEMORY if status.signal == signal.SIGKILL else ""
-        return Verdict(end=TrialStatus.LOST, reason=f"killed by {_signal_name(status.signal)}{_where(status)}{hint}")
-    if status.exit_code == 0:
-        return Verdict(end=TrialStatus.LOST, reason="exit 0, but it left no result")
-    if status.exit_code == _STOPPED:
-        return Verdict(end=TrialStatus.PREEMPTED, reason="stopped by SIGTERM before it began")
-    last = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
-    # The worker's doing, not the trial's: nothing to start it with, or no disk space for the result.
-    end = TrialStatus.LOST if status.exit_code in (_CANNOT_START, EXIT_NOT_WRITTEN) else TrialStatus.FAILED
-    return Verdict(end=end, reason=f"exit {status.exit_code}: {last}")
+        if not is_result_of(result, planned, attempt):
+            return Verdict(status=TrialStatus.FAILED, reason=f"its result is of another trial ({result.trial_id!r})")
+        return Verdict(status=result.status, reason=result.reason)
+    if verification_error is not None:
+        return Verdict(status=TrialStatus.LOST, reason=verification_error)
+    phase = _phase_suffix(job_status)
+    if job_status.state is JobState.LOST:
+        cause = "its supervisor was killed, or its disk is full"
+        return Verdict(status=TrialStatus.LOST, reason=f"ended{phase} without an exit code: {cause}; it left no result")
+    if job_status.state is not JobState.ENDED:
+        return Verdict(status=TrialStatus.LOST, reason=f"its job died with its worker{phase}; it left no result")
+    if job_status.why == "deadline":
+        return Verdict(status=TrialStatus.TIMED_OUT, reason=f"stopped from outside at its deadline{phase}")
+    if job_status.why == "terminated":
+        return Verdict(status=TrialStatus.PREEMPTED, reason=f"its worker was stopped{phase}")
+    if job_status.signal is not None:
+        hint = _SIGKILL_HINT if job_status.signal == signal.SIGKILL else ""
+        return Verdict(status=TrialStatus.LOST, reason=f"killed by {_signal_name(job_status.signal)}{phase}{hint}")
+    if job_status.exit_code == 0:
+        return Verdict(status=TrialStatus.LOST, reason="exit 0, but it left no result")
+    if job_status.exit_code == _EXIT_SIGTERM:
+        return Verdict(status=TrialStatus.PREEMPTED, reason="stopped by SIGTERM before it began")
+    last_line = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
+    # The worker is at fault, not the trial: the program cannot be started, or there is no space for the result.
+    is_worker_fault = job_status.exit_code in (_EXIT_CANNOT_START, EXIT_NOT_WRITTEN)
+    status = TrialStatus.LOST if is_worker_fault else TrialStatus.FAILED
+    return Verdict(status=status, reason=f"exit {job_status.exit_code}: {last_line}")
 
 
-def belongs(result: TrialResult, planned: PlannedTrial, attempt: int) -> bool:
-    """True where the result is of this very attempt at this very trial."""
+def is_result_of(result: TrialResult, planned: PlannedTrial, attempt: int) -> bool:
+    """Check that the result belongs to this attempt at this trial."""
     return (result.trial_id, result.attempt, result.trial) == (planned.trial_id, attempt, planned.trial)
 
 
-def _where(status: JobStatus) -> str:
+def _phase_suffix(status: JobStatus) -> str:
     progress = status.progress or {}
     if "phase" not in progress:
         return ""

@@ -1,4 +1,4 @@
-"""What becomes of an attempt, written once: the result in its place first, then the ledger, then the event."""
+"""Writer of an attempt's outcome, once: first the result file, then the ledger, then the event."""
 
 import shutil
 import threading
@@ -9,49 +9,53 @@ from pathlib import Path
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import RESULT_FILE, TRIALS_FOLDER
 from bench.records.run import PlannedTrial
-from remote.fleet.events import EventType, FleetEvent, of_attempt
+from remote.fleet.events import EventType, FleetEvent, attempt_event
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.outcome import Verdict
 from remote.fleet.queue import OpenTrial, TrialQueue
 
 
 class OutcomeWriter:
-    """Ends the trials of one run, or queues them again. Safe to use from many threads.
+    """The component that ends or requeues the trials of one run. Safe to use from many threads.
 
-    Raises LedgerError and OSError where the run's folder cannot be written.
+    Raises LedgerError and OSError if the run's folder cannot be written.
     """
 
     def __init__(
         self, run_folder: Path, ledger: Ledger, queue: TrialQueue, on_event: Callable[[FleetEvent], None]
     ) -> None:
         self._run_folder, self._ledger, self._queue, self._on_event = run_folder, ledger, queue, on_event
-        self._settling = threading.Lock()
+        self._lock = threading.Lock()
 
-    def end(self, planned: PlannedTrial, attempt: Attempt | None, verdict: Verdict, result: Path | None = None) -> None:
-        """Write the trial's end. The first end stands; a later one changes nothing.
+    def end_trial(
+        self, planned: PlannedTrial, attempt: Attempt | None, verdict: Verdict, result: Path | None = None
+    ) -> None:
+        """Record the trial's end. The first end counts; later ones are ignored.
 
-        `result` is the attempt's verified result on this machine; its folder is used up.
+        `result` is the attempt's verified result on this machine; its folder is deleted afterwards.
         """
-        with self._settling:
+        with self._lock:
             if not self._ledger.is_open(planned.trial_id):
                 return
-            place = self._run_folder / TRIALS_FOLDER / planned.trial_id
+            trial_folder = self._run_folder / TRIALS_FOLDER / planned.trial_id
             if result is not None:
-                place.mkdir(parents=True, exist_ok=True)
-                write_atomic(place / RESULT_FILE, result.read_bytes())
+                trial_folder.mkdir(parents=True, exist_ok=True)
+                write_atomic(trial_folder / RESULT_FILE, result.read_bytes())
             else:
-                (place / RESULT_FILE).unlink(missing_ok=True)  # of an end that was reopened since
+                (trial_folder / RESULT_FILE).unlink(missing_ok=True)  # a result from before the trial was reopened
             number = None if attempt is None else attempt.number
-            self._ledger.ended(planned.trial_id, verdict.end, verdict.reason, number)
+            self._ledger.record_end(planned.trial_id, verdict.status, verdict.reason, number)
             if result is not None:
                 shutil.rmtree(result.parent)
-        self._on_event(replace(of_attempt(EventType.ENDED, planned, attempt), end=verdict.end, reason=verdict.reason))
-        self._queue.settle()
+        self._on_event(
+            replace(attempt_event(EventType.ENDED, planned, attempt), end=verdict.status, reason=verdict.reason)
+        )
+        self._queue.notify()
 
-    def try_again(self, trial: OpenTrial, attempt: Attempt, reason: str) -> None:
-        """This attempt came to nothing: the trial goes back into the queue, unless it has ended by now."""
+    def requeue(self, trial: OpenTrial, attempt: Attempt, reason: str) -> None:
+        """Requeue the trial after an attempt without a result, unless the trial has ended by now."""
         if not self._ledger.is_open(trial.trial_id):
             return
-        self._ledger.retried(trial.trial_id, attempt.number, reason)
-        self._on_event(replace(of_attempt(EventType.RETRYING, trial.planned, attempt), reason=reason))
+        self._ledger.record_retry(trial.trial_id, attempt.number, reason)
+        self._on_event(replace(attempt_event(EventType.RETRYING, trial.planned, attempt), reason=reason))
         self._queue.put(trial)

@@ -1,4 +1,4 @@
-"""The trials that wait for a host, and who may have them. Thread-safe; the ledger says which are still open."""
+"""Queue of the trials that wait for a host. Thread-safe; the ledger says which are still open."""
 
 import threading
 from collections.abc import Mapping
@@ -7,33 +7,33 @@ from dataclasses import dataclass, field
 from bench.records.run import PlannedTrial
 from remote.fleet.ledger import Attempt, Ledger
 
-_LOOK_SEC = 1.0  # after which a change that nothing announced is noticed
+_POLL_SEC = 1.0  # a change without a notification is noticed after this time
 
 
 @dataclass(kw_only=True, eq=False)
 class OpenTrial:
-    """A trial that had no end when the fleet began. `budget`: how many attempts it may have, earlier runs included.
+    """A trial that had not ended when the fleet started. `max_attempts` includes the attempts of earlier runs.
 
-    `begun` and `kept_out` are the folders of attempts: those that a host has taken, and those that found it busy.
-    `is_released`: it is not followed now, and waits until the attempts of the workers in `expected` are known.
+    `started_folders` and `busy_folders` are the folders of attempts: those that started, and those whose host was busy.
+    `is_released`: no worker follows the trial now. It waits until the attempts of the `awaited_workers` are known.
     """
 
     planned: PlannedTrial
-    budget: int
-    begun: set[str] = field(default_factory=set)
-    kept_out: set[str] = field(default_factory=set)
+    max_attempts: int
+    started_folders: set[str] = field(default_factory=set)
+    busy_folders: set[str] = field(default_factory=set)
     is_released: bool = False
-    expected: set[str] = field(default_factory=set)
+    awaited_workers: set[str] = field(default_factory=set)
 
     @property
     def trial_id(self) -> str:
         return self.planned.trial_id
 
-    def may_follow(self, attempt: Attempt) -> bool:
-        """Whether another attempt may follow this one. Those that only ever found their worker busy do not count."""
-        return attempt.number < self.budget + len(self.kept_out - self.begun)
+    def allows_retry_after(self, attempt: Attempt) -> bool:
+        """Check whether another attempt may follow this one. Attempts that only met a busy worker do not count."""
+        return attempt.number < self.max_attempts + len(self.busy_folders - self.started_folders)
 
-    def is_for(self, worker: str) -> bool:
+    def can_run_on(self, worker: str) -> bool:
         return self.planned.worker in (None, worker)
 
 
@@ -47,62 +47,62 @@ class TrialQueue:
         self._closed = False
 
     def put(self, trial: OpenTrial) -> None:
-        """Queue a trial for the next idle host that may run it, once what became of its earlier attempts is known."""
+        """Queue a trial for the next idle host that may run it, once the outcome of its earlier attempts is known."""
         with self._changed:
             trial.is_released = True
             self._queue_if_free(trial)
 
     def release(self, trial: OpenTrial, worker: str) -> None:
-        """This trial is not followed now, and `worker` has an earlier attempt: no other is started before `pass_on`."""
+        """Release a trial that `worker` has an attempt at: no other attempt starts before `stop_awaiting`."""
         with self._changed:
             trial.is_released = True
-            trial.expected.add(worker)
+            trial.awaited_workers.add(worker)
             self._changed.notify_all()
 
-    def pass_on(self, trial: OpenTrial, worker: str) -> None:
-        """What became of `worker`'s attempt is known, or cannot be known: others may have the trial."""
+    def stop_awaiting(self, trial: OpenTrial, worker: str) -> None:
+        """Offer the trial to other workers: the outcome of `worker`'s attempt is known, or cannot be known."""
         with self._changed:
-            trial.expected.discard(worker)
+            trial.awaited_workers.discard(worker)
             self._queue_if_free(trial)
 
     def give_up(self, trial: OpenTrial, worker: str) -> bool:
-        """`worker` will not come back for this trial. True, and the trial claimed, if no other worker may have it."""
+        """Give up on `worker` for this trial. Returns True, and claims the trial, if no other worker may have it."""
         with self._changed:
-            trial.expected.discard(worker)
-            return not trial.expected and self._unreleased(trial)
+            trial.awaited_workers.discard(worker)
+            return not trial.awaited_workers and self._clear_released(trial)
 
     def claim(self, trial: OpenTrial) -> bool:
-        """Take back a trial whose earlier attempt has been found; False when it has ended or another host has it."""
+        """Claim a trial for its earlier attempt. Returns False if it has ended or another host has it."""
         with self._changed:
             if not self._ledger.is_open(trial.trial_id):
                 return False
             if trial in self._waiting:
                 self._waiting.remove(trial)
                 return True
-            return self._unreleased(trial)
+            return self._clear_released(trial)
 
-    def take(self, worker: str) -> OpenTrial | None:
-        """The next trial for `worker`; waits for one to come back if need be. None when there will be no more."""
+    def get(self, worker: str) -> OpenTrial | None:
+        """Return the next trial for `worker`, or None if there will be no more. Waits while one may be requeued."""
         with self._changed:
-            while not self._closed and self._is_open_for(worker):
+            while not self._closed and self._has_trial_for(worker):
                 for trial in self._waiting:
-                    if trial.is_for(worker) and self._ledger.is_open(trial.trial_id):
+                    if trial.can_run_on(worker) and self._ledger.is_open(trial.trial_id):
                         self._waiting.remove(trial)
                         return trial
-                self._changed.wait(_LOOK_SEC)
+                self._changed.wait(_POLL_SEC)
             return None
 
-    def is_open_for(self, worker: str) -> bool:
-        """True while a trial without an end could still be run by `worker`."""
+    def has_trial_for(self, worker: str) -> bool:
+        """Check whether `worker` may still run a trial that has not ended."""
         with self._changed:
-            return not self._closed and self._is_open_for(worker)
+            return not self._closed and self._has_trial_for(worker)
 
     def open_trials(self) -> list[OpenTrial]:
-        """The trials without an end, in plan order."""
+        """List the trials that have not ended, in plan order."""
         return [self._trials[trial_id] for trial_id in self._ledger.open_trials() if trial_id in self._trials]
 
-    def settle(self) -> None:
-        """A trial has ended: waiting workers look again."""
+    def notify(self) -> None:
+        """Wake the waiting workers, after a trial has ended."""
         with self._changed:
             self._changed.notify_all()
 
@@ -112,15 +112,15 @@ class TrialQueue:
             self._changed.notify_all()
 
     def _queue_if_free(self, trial: OpenTrial) -> None:
-        if not trial.expected and self._unreleased(trial):
+        if not trial.awaited_workers and self._clear_released(trial):
             self._waiting.append(trial)
         self._changed.notify_all()
 
     @staticmethod
-    def _unreleased(trial: OpenTrial) -> bool:
-        """Whether the trial was released; it is not any more."""
+    def _clear_released(trial: OpenTrial) -> bool:
+        """Clear `is_released`; return its old value."""
         was_released, trial.is_released = trial.is_released, False
         return was_released
 
-    def _is_open_for(self, worker: str) -> bool:
-        return any(trial.is_for(worker) for trial in self.open_trials())
+    def _has_trial_for(self, worker: str) -> bool:
+        return any(trial.can_run_on(worker) for trial in self.open_trials())

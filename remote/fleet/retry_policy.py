@@ -1,9 +1,9 @@
-"""A fleet's patience with its hosts: how long one that does not answer, or is busy, is asked again.
+"""Retry policy of a fleet: how long it retries a host that does not answer, is busy, or refuses the operator.
 
-A host that has not answered for `lost_after_sec` is lost; it is polled until it answers or `give_up_after_sec` has
+A host that has not answered for `lost_after_sec` is lost; it is polled until it answers or `reconnect_timeout_sec` has
 passed. A host that answers, but works for another run, is not lost: the fleet waits as long as that run's trial may
-take. Nor is any host lost whose operator is refused (expired credentials): the fleet waits for `log_in_within_sec`, and
-then this process ends while the jobs go on.
+take. A host that refuses the operator (expired credentials) is not lost either: the fleet waits for
+`login_timeout_sec`, and then this process ends while the jobs continue.
 """
 
 import threading
@@ -12,171 +12,172 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, PermissionDenied, one_line
+from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy, Job, JobState, JobStatus, slot_of
+from remote.jobs.job import HostBusy, Job, JobState, JobStatus, slot_path
 
 T = TypeVar("T")
-_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.2, 5.0
-_LOOKS_AT_ONCE, _LOOKS_PER_SEC = 3, 4.0  # with kubectl, a look is 0.06 s of one core
-_LOGIN_PAUSE_SEC = 15.0  # a night of asking; each time, kubectl calls the credential program up to six times
+_FIRST_PAUSE_SEC, _MAX_PAUSE_SEC = 0.2, 5.0
+_MAX_PARALLEL_POLLS, _POLLS_PER_SEC = 3, 4.0  # with kubectl, a poll takes 0.06 s of one core
+_MAX_LOGIN_PAUSE_SEC = 15.0  # polling may last all night; each time, kubectl calls the credential program up to 6 times
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryLimits:
-    """The fleet's patience, in seconds, and how often one trial may be started.
+    """The time limits of a fleet in seconds, and the number of attempts at one trial.
 
-    `max_attempts` 2: a trial cut short from outside goes back into the queue once; a resumed run allows as many again.
-    `deadline_margin_sec` is added to a trial's own deadline before its job is stopped from outside. `streams`: so many
-    jobs are followed over streams; where there are more workers, all of them are looked at in turn.
+    With `max_attempts` 2 an interrupted trial is requeued once; a resumed run allows as many attempts again.
+    `deadline_margin_sec` is added to a trial's own deadline before its job is stopped from outside. Up to `max_streams`
+    jobs are followed over streams; with more workers, all of them are polled in turn.
     """
 
     lost_after_sec: float = 60.0
-    give_up_after_sec: float = 600.0
-    log_in_within_sec: float = 86_400.0
+    reconnect_timeout_sec: float = 600.0
+    login_timeout_sec: float = 86_400.0
     max_attempts: int = 2
     deadline_margin_sec: float = 30.0
     grace_sec: float = 25.0
-    every_sec: float = 1.0
-    streams: int = 1024
+    poll_sec: float = 1.0
+    max_streams: int = 1024
 
 
 class WorkerLost(Exception):
-    """A host has not answered for too long, or cannot do what every host can."""
+    """A host that has not answered for too long, or cannot work."""
 
 
 class WorkerUnusable(WorkerLost):
-    """A host answers, but cannot work: its disk is full, its Python is gone."""
+    """A host that answers but cannot work, as with a full disk or without Python."""
 
 
 class WorkerBusy(WorkerLost):
-    """Another run's job has held a host for too long; the host itself answers and is well."""
+    """A working host that another run's job has held for too long."""
 
 
 class CredentialsRejected(WorkerLost):
-    """No host lets the operator in (expired credentials): handing a trial to another host does not help."""
+    """Expired credentials: every host refuses the operator, so another host would not help a trial."""
 
 
 class LoginTimeout(Exception):
-    """The operator was refused for `log_in_within_sec`. No job was stopped, and no trial ended by that."""
+    """A refusal of the operator for `login_timeout_sec`. It stops no job and ends no trial."""
 
 
 class FleetStopped(Exception):
-    """The operator asked to stop while a host was being asked."""
+    """A stop by the operator during a call to a host."""
 
 
 class RetryPolicy:
-    """One fleet's patience with all its hosts, each of which is asked from a thread of its own.
+    """The retries of one fleet for all its hosts, each of which is called from its own thread.
 
-    `stopping` is set when the operator wants to end; `abandoning` when this process must exit while jobs go on.
-    `busy_for_sec` is how long one job of another run may hold a host; `workers` is how many hosts there are.
+    `stopping` is set when the operator stops the fleet; `detaching` when this process must exit while jobs continue.
+    One job of another run may hold a host for `busy_timeout_sec`.
     """
 
-    def __init__(self, limits: RetryLimits, *, busy_for_sec: float, workers: int = 1) -> None:
-        self.limits, self._busy_for_sec, self._workers = limits, busy_for_sec, workers
-        self._looks = threading.BoundedSemaphore(_LOOKS_AT_ONCE)
-        self.stopping, self.abandoning = threading.Event(), threading.Event()
-        self._last_heard: dict[str, float] = {}
+    def __init__(self, limits: RetryLimits, *, busy_timeout_sec: float, worker_count: int = 1) -> None:
+        self.limits, self._busy_timeout_sec, self._worker_count = limits, busy_timeout_sec, worker_count
+        self._poll_slots = threading.BoundedSemaphore(_MAX_PARALLEL_POLLS)
+        self.stopping, self.detaching = threading.Event(), threading.Event()
+        self._last_reply: dict[str, float] = {}
         self._lost_since: dict[str, float] = {}
 
     @property
     def is_halted(self) -> bool:
-        return self.stopping.is_set() or self.abandoning.is_set()
+        return self.stopping.is_set() or self.detaching.is_set()
 
-    def watch(self, job: Job, hear: Callable[[JobStatus], None], progress: str) -> JobStatus:
-        """Follow a job over a stream, as `Job.watch`; with more workers than `limits.streams`, take a look in turn.
+    def watch(self, job: Job, on_status: Callable[[JobStatus], None], progress: str) -> JobStatus:
+        """Follow a job over a stream, like `Job.watch`. With more than `limits.max_streams` workers, poll in turn.
 
-        An end is then noticed later, by a quarter of a second for each worker.
+        The end of a job is then noticed later, by a quarter of a second for each worker.
         """
-        if self._workers <= self.limits.streams:
-            return job.watch(hear, progress=progress, every_sec=self.limits.every_sec)
-        with self._looks:
-            status = job.watch(hear, progress=progress, for_sec=0.0)
+        if self._worker_count <= self.limits.max_streams:
+            return job.watch(on_status, progress=progress, interval_sec=self.limits.poll_sec)
+        with self._poll_slots:
+            status = job.watch(on_status, progress=progress, duration_sec=0.0)
         if status.state is JobState.RUNNING:
-            self.stopping.wait(self._workers / _LOOKS_PER_SEC)
+            self.stopping.wait(self._worker_count / _POLLS_PER_SEC)
         return status
 
-    def heard(self, name: str) -> None:
-        """A job on this host has reported: the host is well again."""
-        self._last_heard[name] = time.monotonic()
+    def record_reply(self, name: str) -> None:
+        """Record that a job on this host has reported: the host works."""
+        self._last_reply[name] = time.monotonic()
         self._lost_since.pop(name, None)
 
-    def ask(self, name: str, ask: Callable[[], T]) -> T:
-        """Call `ask`, again while the host does not answer, until `lost_after_sec` have passed without an answer.
+    def call(self, name: str, query: Callable[[], T]) -> T:
+        """Call `query`; retry while the host does not answer, until `lost_after_sec` have passed without an answer.
 
-        A host that answers but cannot work (its disk is full, its Python is gone) is lost at once: otherwise it would
-        take trial after trial from the queue and fail them all.
+        A host that answers but cannot work (full disk, no Python) is lost at once: otherwise it would take trial after
+        trial from the queue and fail them all. Raises WorkerLost or a subclass, and FleetStopped.
         """
-        self._last_heard[name] = time.monotonic()
+        self._last_reply[name] = time.monotonic()
         pause_sec = _FIRST_PAUSE_SEC
         while True:
             try:
-                return ask()
+                return query()
             except (HostUnreachable, CommandTimedOut, HostBusy) as error:
-                silent_sec = time.monotonic() - self._last_heard[name]
+                silent_sec = time.monotonic() - self._last_reply[name]
                 if silent_sec >= self.limits.lost_after_sec:
-                    kind = WorkerBusy if isinstance(error, HostBusy) else WorkerLost
-                    raise kind(f"{one_line(error)} (for {silent_sec:.0f} s)") from error
+                    error_class = WorkerBusy if isinstance(error, HostBusy) else WorkerLost
+                    raise error_class(f"{collapse_whitespace(error)} (for {silent_sec:.0f} s)") from error
             except PermissionDenied as error:
-                raise CredentialsRejected(one_line(error)) from error
+                raise CredentialsRejected(collapse_whitespace(error)) from error
             except HostError as error:
-                raise WorkerUnusable(one_line(error)) from error
-            if self.stopping.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self.abandoning.is_set():
+                raise WorkerUnusable(collapse_whitespace(error)) from error
+            if self.stopping.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self.detaching.is_set():
                 raise FleetStopped
-            pause_sec = min(pause_sec * 2, _LONGEST_PAUSE_SEC)
+            pause_sec = min(pause_sec * 2, _MAX_PAUSE_SEC)
 
-    def await_return(self, agent: Agent, lost: WorkerLost, is_worth_it: Callable[[], bool]) -> str | None:
-        """Poll a lost host. None when it is back or this fleet is halted; otherwise why it is given up.
+    def await_return(self, agent: Agent, lost: WorkerLost, has_work: Callable[[], bool]) -> str | None:
+        """Poll a lost host. Returns None if it is back or this fleet is halted; otherwise why it is given up.
 
-        Returns early, with a reason, once `is_worth_it()` no longer holds.
+        Returns early, with a reason, once `has_work()` is False.
         """
-        name, slot = agent.host.name, slot_of(agent.host)
-        if isinstance(lost, CredentialsRejected) and self._await_login(agent, str(lost), is_worth_it):
+        name, slot = agent.host.name, slot_path(agent.host)
+        if isinstance(lost, CredentialsRejected) and self._await_login(agent, str(lost), has_work):
             self._lost_since.pop(name, None)
             return None
         since = self._lost_since.setdefault(name, time.monotonic())
-        within_sec, holder = self.limits.give_up_after_sec, None
-        pause_sec = min(_LONGEST_PAUSE_SEC, self.limits.lost_after_sec / 4)
-        while time.monotonic() < since + within_sec and is_worth_it():
-            if self.stopping.wait(pause_sec) or self.abandoning.is_set():
-                return None  # to be stopped properly, what it runs has to be cancelled
+        timeout_sec, holder = self.limits.reconnect_timeout_sec, None
+        pause_sec = min(_MAX_PAUSE_SEC, self.limits.lost_after_sec / 4)
+        while time.monotonic() < since + timeout_sec and has_work():
+            if self.stopping.wait(pause_sec) or self.detaching.is_set():
+                return None  # back to the worker's loop, which cancels its jobs
             try:
-                now_holds = agent.holder(slot)
+                current_holder = agent.holder(slot)
                 if isinstance(lost, WorkerUnusable):
-                    agent.check_room()  # else it would be back at once, and lost again with its next trial
+                    agent.check_disk_space()  # otherwise it would be back at once, and lost again with its next trial
                 if not isinstance(lost, WorkerBusy):
                     return None
             except PermissionDenied as error:
-                self._await_login(agent, one_line(error), is_worth_it)
-                since = self._lost_since[name] = time.monotonic()  # the time of that is not the host's
+                self._await_login(agent, collapse_whitespace(error), has_work)
+                since = self._lost_since[name] = time.monotonic()  # the host is not charged for that time
                 continue
             except HostError:
                 continue
-            if now_holds is None:
+            if current_holder is None:
                 self._lost_since.pop(name, None)
                 return None
-            if now_holds != holder:  # the other run goes on, and each of its trials has its own time
-                since, within_sec, holder = time.monotonic(), self._busy_for_sec, now_holds
-        if self.is_halted:  # by another worker's thread, which also closed the queue: this one's trials get no end
+            if current_holder != holder:  # the other run continues; each of its trials has its own timeout
+                since, timeout_sec, holder = time.monotonic(), self._busy_timeout_sec, current_holder
+        if self.is_halted:  # by another worker's thread, which also closed the queue: do not end this worker's trials
             return None
-        word = "was not free" if isinstance(lost, WorkerBusy) else "did not come back"
-        return f"{name} {word} within {within_sec:g} s: {lost}"
+        problem = "was not free" if isinstance(lost, WorkerBusy) else "did not come back"
+        return f"{name} {problem} within {timeout_sec:g} s: {lost}"
 
-    def _await_login(self, agent: Agent, refusal: str, is_worth_it: Callable[[], bool]) -> bool:
-        """Poll until the operator is no longer refused. True when the host answers; False when it does not, this fleet
-        is halted, or nothing is left to do. Raises NotLetIn.
+    def _await_login(self, agent: Agent, refusal: str, has_work: Callable[[], bool]) -> bool:
+        """Poll until the operator is no longer refused. Returns True if the host answers.
+
+        Returns False if it does not, this fleet is halted, or no work is left. Raises LoginTimeout.
         """
-        began, pause_sec = time.monotonic(), min(_LONGEST_PAUSE_SEC, self.limits.lost_after_sec / 4)
-        while is_worth_it() and not self.stopping.wait(pause_sec) and not self.abandoning.is_set():
+        started_at, pause_sec = time.monotonic(), min(_MAX_PAUSE_SEC, self.limits.lost_after_sec / 4)
+        while has_work() and not self.stopping.wait(pause_sec) and not self.detaching.is_set():
             try:
-                agent.holder(slot_of(agent.host))
+                agent.holder(slot_path(agent.host))
             except PermissionDenied as error:
-                refusal = one_line(error)
+                refusal = collapse_whitespace(error)
             except HostError:
                 return False
             else:
                 return True
-            if time.monotonic() >= began + self.limits.log_in_within_sec:
-                raise LoginTimeout(f"{refusal} (refused for {self.limits.log_in_within_sec:g} s)")
-            pause_sec = min(1.5 * pause_sec, _LOGIN_PAUSE_SEC)
+            if time.monotonic() >= started_at + self.limits.login_timeout_sec:
+                raise LoginTimeout(f"{refusal} (refused for {self.limits.login_timeout_sec:g} s)")
+            pause_sec = min(1.5 * pause_sec, _MAX_LOGIN_PAUSE_SEC)
         return False

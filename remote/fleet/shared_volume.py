@@ -1,4 +1,4 @@
-"""Results that outlive their worker: an attempt's output on a volume that all workers of a fleet share.
+"""Attempt output on a volume that all workers of a fleet share, so that results outlive their worker.
 
 The job's folder stays on the worker's own disk, because locks and heartbeats on a network file system can outlive
 their owner; its output folder is a link to the shared volume. So a trial that was done when its worker died is not run
@@ -16,21 +16,21 @@ from remote.hosts.bundle import PYTHON_FLAGS
 from remote.hosts.command import Command
 from remote.hosts.host import Host
 
-# A gang's leader alone writes output.
-_LINK = f"""
+# Only a gang's leader writes output.
+_LINK_SCRIPT = f"""
 import os, sys
-place, link, done, *argv = sys.argv[1:]
+target, link, result_file, *argv = sys.argv[1:]
 try:
     if os.environ.get("{NODE_RANK}", "0") != "0":
         os.execvp(argv[0], argv)
-    os.symlink(place, link)
-    os.makedirs(os.path.dirname(place), exist_ok=True)
+    os.symlink(target, link)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
-        os.mkdir(place)
+        os.mkdir(target)
     except FileExistsError:
-        if os.path.exists(os.path.join(place, done)):
+        if os.path.exists(os.path.join(target, result_file)):
             sys.exit(0)
-        sys.stderr.write(place + ": this attempt was begun by another worker that is gone\\n")
+        sys.stderr.write(target + ": this attempt was started by another worker that is gone\\n")
         sys.exit(127)
     os.execvp(argv[0], argv)
 except OSError as error:
@@ -39,18 +39,17 @@ except OSError as error:
 """
 
 
-def place_of(shared: str, run_id: str, trial_id: str, attempt: int) -> str:
-    """The folder of one attempt's output on the shared volume; attempts never share one."""
-    return f"{shared}/{run_id}/{trial_id}.{attempt}"
+def shared_output_folder(shared_folder: str, run_id: str, trial_id: str, attempt: int) -> str:
+    """Return the folder of one attempt's output on the shared volume; each attempt has its own."""
+    return f"{shared_folder}/{run_id}/{trial_id}.{attempt}"
 
 
-def on_shared_volume(command: Command, host: Host, place: str, folder: str) -> Command:
-    """`command`, run with the output folder of its job's `folder` on `host` pointing at `place`, which it must be the
-    first to create.
+def with_shared_output(command: Command, host: Host, output_folder: str, job_folder: str) -> Command:
+    """Return `command` with the output folder of its job linked to `output_folder`, which it must create itself.
 
-    A pod can die, and its replacement may be told to start the same attempt again. If the result lies in `place` by
-    then, there is nothing left to do; if not, the first copy may still be running, and the attempt ends with 127,
-    as it does without the volume: the worker's fault, not the trial's.
+    A pod can die, and its replacement may start the same attempt again. If `output_folder` then has a result, nothing
+    is left to do. If not, the first copy may still be running, and the attempt ends with 127, as it does without the
+    volume: the worker's fault, not the trial's.
     """
-    words = (place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
-    return replace(command, argv=(*host.python, *PYTHON_FLAGS, "-c", _LINK, *words, *command.argv))
+    link_arguments = (output_folder, f"{job_folder}/{OUT_FOLDER}", RESULT_FILE)
+    return replace(command, argv=(*host.python, *PYTHON_FLAGS, "-c", _LINK_SCRIPT, *link_arguments, *command.argv))

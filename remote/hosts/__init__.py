@@ -1,9 +1,9 @@
-"""What a host is, and this machine as one.
+"""The host protocol, and this machine as a host.
 
+bundle: sends our own modules to a host and runs them there
 command: a command as a value, with its secrets masked
-delivery: how our own files get to a host and run there
-host: the protocol that every kind of host speaks, and its errors
+host: the protocol of every kind of host, and its errors
 local: this machine as a host
 process: runs one local program and pumps its streams
-scratch: temporary folders that a killed process does not leave for ever
+tempdirs: temporary folders that are removed even after a killed process
 """

@@ -1,8 +1,8 @@
-"""How our own files get to a host and run there. Every file of ours that runs on a host goes through this module.
+"""Delivery of our own modules to a host. Every module of ours that runs on a host goes through here.
 
-A *program* is several modules, installed in a folder that their digest names (`remote.jobs.agent` installs and calls
-it). A module that runs *once* travels as the text of `python -c` and leaves nothing behind: for what runs before
-anything may be written, or as another user.
+A *program* is several modules, installed in a folder named by their digest (`remote.jobs.agent` installs and calls it).
+An *inline* module is sent as the text of `python -c` and leaves no file: for code that runs before anything may be
+written, or as another user.
 """
 
 import functools
@@ -15,20 +15,20 @@ from itertools import chain
 from remote.hosts.command import Command, Secret
 from remote.hosts.host import Host
 
-# Isolated, no site packages: what needs none of them starts in half the time. No compiled copies: one that a full disk
-# has cut short ends every later start (CPython gh-126606), and ours compile in a millisecond.
+# Isolated, without site packages: starts in half the time. Without compiled copies: one that a full disk has truncated
+# makes every later start fail (CPython gh-126606), and our modules compile in a millisecond.
 PYTHON_FLAGS = ("-I", "-S", "-B")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Modules of ours for a host: `texts` by path. Two versions have two folders, so a running one keeps its files."""
+    """Modules for a host: `texts` by path. Each version has its own folder, so a running one keeps its files."""
 
     texts: Mapping[str, str]
 
     @functools.cached_property
     def content(self) -> bytes:
-        """Paths and texts in turn, apart by NUL, which no source holds."""
+        """The paths and texts in turn, separated by NUL, which no source contains."""
         return "\0".join(chain.from_iterable(self.texts.items())).encode()
 
     @functools.cached_property
@@ -37,7 +37,7 @@ class Program:
         return f".onhost-{digest(self.content)}"
 
     def path(self, module: str) -> str:
-        """The file of `module` below the host's workdir. Raises KeyError if the program does not hold it."""
+        """Return the file of `module` below the host's workdir. Raises KeyError if the program has no such module."""
         path = _path(module)
         if path not in self.texts:
             raise KeyError(f"{module} is not in the program")
@@ -45,31 +45,31 @@ class Program:
 
 
 @functools.cache
-def program(*packages: str) -> Program:
-    """All modules of `packages` (not of the packages inside them), and `__init__` of each package around them."""
+def load_program(*packages: str) -> Program:
+    """Load all modules of `packages`, without subpackages, and the `__init__` of each parent package."""
     modules = set()
     for package in packages:
         names = package.split(".")
         modules |= {".".join((*names[:depth], "__init__")) for depth in range(1, len(names))}
         files = (entry.name for entry in resources.files(package).iterdir())
         modules |= {f"{package}.{name.removesuffix('.py')}" for name in files if name.endswith(".py")}
-    return Program(texts={_path(module): source(module) for module in sorted(modules)})
+    return Program(texts={_path(module): read_source(module) for module in sorted(modules)})
 
 
-def source(module: str) -> str:
-    """The text of a module. Raises FileNotFoundError or ModuleNotFoundError where there is none of that name."""
+def read_source(module: str) -> str:
+    """Read the text of a module. Raises FileNotFoundError or ModuleNotFoundError if it does not exist."""
     package, _, name = module.rpartition(".")
     return resources.files(package).joinpath(f"{name}.py").read_text("utf-8")
 
 
 def digest(content: bytes) -> str:
-    """What tells one version from another in a file's name."""
+    """Return a content digest that is short enough for a file name."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 def inline_command(host: Host, module: str, *arguments: str, secrets: tuple[Secret, ...] = ()) -> Command:
-    """The command that runs `module`, which imports no other module of ours, from its text."""
-    return Command(argv=(*host.python, *PYTHON_FLAGS, "-c", source(module), *arguments), secrets=secrets)
+    """Return the command that runs the text of `module`, which must not import other modules of ours."""
+    return Command(argv=(*host.python, *PYTHON_FLAGS, "-c", read_source(module), *arguments), secrets=secrets)
 
 
 def _path(module: str) -> str:

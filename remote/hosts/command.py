@@ -1,7 +1,7 @@
 """A command as a value: argv, environment and folder. All quoting happens here.
 
-Secrets go to a command's standard input. argv and environment show in process listings, so a command that holds a
-secret there cannot be constructed.
+Secrets go to a command's standard input. Process listings show argv and environment, so a command with a secret there
+cannot be constructed.
 """
 
 import shlex
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 MASK = "***"
-_LONGEST_WORD, _SHOWN = 200, 40
+_MAX_ARGUMENT_CHARS, _SHORTENED_CHARS = 200, 40
 
 
 class Secret:
-    """A value that prints as `***` everywhere; only `reveal()` gives it."""
+    """A value that prints as `***` everywhere; only `reveal()` returns it."""
 
     __slots__ = ("_value",)
 
@@ -39,7 +39,7 @@ class Secret:
 
 
 def mask(text: str, secrets: Iterable[Secret]) -> str:
-    """`text` with every secret replaced by `***`, in its plain and in its shell-quoted form."""
+    """Replace every secret in `text` with `***`, in its plain and in its shell-quoted form."""
     forms = {form for secret in secrets for form in (secret.reveal(), shlex.quote(secret.reveal()))}
     # Longest first: a quoted form contains the plain one.
     for form in sorted(forms, key=len, reverse=True):
@@ -47,49 +47,53 @@ def mask(text: str, secrets: Iterable[Secret]) -> str:
     return text
 
 
-def _cut(word: str) -> str:
-    first = next(iter(word.strip().splitlines()), "")
-    return word if len(word) <= _LONGEST_WORD and "\n" not in word else f"{first[:_SHOWN]}\N{HORIZONTAL ELLIPSIS}"
+def _shorten(argument: str) -> str:
+    first = next(iter(argument.strip().splitlines()), "")
+    return (
+        argument
+        if len(argument) <= _MAX_ARGUMENT_CHARS and "\n" not in argument
+        else f"{first[:_SHORTENED_CHARS]}\N{HORIZONTAL ELLIPSIS}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to run on a host, in the working folder `folder` (None: the host chooses).
+    """A command for a host, run in the working folder `folder` (None: the host chooses).
 
-    `secrets` is what the command gets on standard input; the rendering and every error mask it. The output of a command
-    that `proves_itself` carries its own digests, which its reader checks: a host may leave out check sums of its own,
-    but never the proof of the end.
+    `secrets` are sent to the command's standard input; the rendering and every error mask them. If a command
+    `is_self_verifying`, its output contains digests that the reader checks: a host may omit its own checksums, but must
+    still detect a truncated output.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None
     secrets: tuple[Secret, ...] = ()
-    proves_itself: bool = False
+    is_self_verifying: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:
-            raise ValueError("a command has at least one word")
-        words = [*self.argv, *self.environment, *self.environment.values(), self.folder or ""]
-        if any("\0" in word for word in words):
-            raise ValueError("a command cannot hold a NUL character")
-        if any(secret.reveal() in word for secret in self.secrets for word in words):
-            raise ValueError("a secret stands in argv, environment or folder; give it on standard input")
+            raise ValueError("a command needs at least one argument")
+        texts = [*self.argv, *self.environment, *self.environment.values(), self.folder or ""]
+        if any("\0" in word for word in texts):
+            raise ValueError("a command cannot contain a NUL character")
+        if any(secret.reveal() in word for secret in self.secrets for word in texts):
+            raise ValueError("a secret is in argv, environment or folder; pass it on standard input")
         if any(not name or "=" in name for name in self.environment):
-            raise ValueError("the name of an environment variable is empty or holds '='")
+            raise ValueError("the name of an environment variable is empty or contains '='")
 
     def render(self) -> str:
-        """The command as one line a person can paste into a POSIX shell; secrets masked after quoting."""
-        words = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        line = " ".join([*words, shlex.join(self.argv)])
+        """Render the command as one line for a POSIX shell; secrets are masked after quoting."""
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        line = " ".join([*assignments, shlex.join(self.argv)])
         if self.folder is not None:
             line = f"cd {shlex.quote(self.folder)} && {line}"
         return mask(line, self.secrets)
 
     def brief(self) -> str:
-        """`render` for a message: a long word, or one of several lines, is cut to its beginning."""
-        return replace(self, argv=tuple(map(_cut, self.argv))).render()
+        """Render the command for a message: a long argument, or one of several lines, is shortened."""
+        return replace(self, argv=tuple(map(_shorten, self.argv))).render()
 
     def tail(self, text: str, lines: int = 5) -> str:
-        """The last lines of this command's output, masked, for an error message."""
+        """Return the last lines of this command's output, masked, for an error message."""
         return mask("\n".join(text.strip().splitlines()[-lines:]), self.secrets)

@@ -1,7 +1,7 @@
-"""The protocol of every kind of host: run one command, return how it ended.
+"""The protocol of every kind of host: run one command and return its exit code and output.
 
-A `Completed` carries the command's own exit code. A host whose transport can lose a stream and still exit 0 (kubectl
-exec can) has to notice that and raise HostUnreachable.
+A `Completed` has the command's own exit code. A host whose transport can lose a stream and still exit 0 (kubectl exec
+can) must detect that and raise HostUnreachable.
 """
 
 import json
@@ -17,9 +17,9 @@ _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """How a command ended: its own exit code (128 + n when signal n ended it) and what it wrote.
+    """A command that has ended: its own exit code (128 + n if signal n ended it) and its output.
 
-    `stdout` is empty where an `on_stdout` sink took it.
+    `stdout` is empty if it went to an `on_stdout` callback.
     """
 
     exit_code: int
@@ -28,44 +28,44 @@ class Completed:
 
 
 def is_loopback(name: str | None) -> bool:
-    """Whether a host's name or address is the asking machine's own."""
+    """Check whether a host's name or address is that of the local machine."""
     return name is not None and _LOOPBACK.match(name) is not None
 
 
 class HostError(Exception):
-    """Something about a host; the message says which host, what happened and what to do."""
+    """A problem with a host; the message says which host, what happened and what to do."""
 
 
 class HostUnreachable(HostError):
-    """The host did not answer, or the stream broke. The command may have run. Worth another try."""
+    """A host that did not answer, or a broken stream. The command may have run. A retry may help."""
 
 
 class InvalidAddress(HostError):
-    """The settings name no host that can be reached, or cannot be read. Another try will not help."""
+    """Settings that name no reachable host, or cannot be read. A retry does not help."""
 
 
 class LoginRefused(HostError):
-    """The host answers and refuses the login."""
+    """A login that the host refused."""
 
 
 class HostKeyRefused(HostError):
-    """The host shows a key that is not known for it. No user name and no key of ours was sent."""
+    """An unknown host key. Neither a user name nor a key of ours was sent."""
 
 
 class PermissionDenied(HostError):
-    """This operator lacks credentials, rights or a program. Every other host would refuse as well."""
+    """An operator without credentials, rights or a program. Every other host would refuse as well."""
 
 
 class CommandTimedOut(HostError):
-    """The command was stopped at its deadline, or after too long a silence."""
+    """A command that was stopped at its deadline, or after too long a silence."""
 
 
 class TooMuchOutput(HostError):
-    """A command printed more than is kept of any; it was ended. The same command would print the same."""
+    """A command that was ended because it exceeded the output limit. A retry would exceed it too."""
 
 
 class CommandFailed(HostError):
-    """A command that had to succeed failed. The message has the command and its last lines."""
+    """The failure of a command that had to succeed. The message has the command and its last lines."""
 
     def __init__(self, host: str, command: Command, completed: Completed) -> None:
         output = (completed.stderr or completed.stdout).decode(errors="replace")
@@ -76,13 +76,13 @@ class CommandFailed(HostError):
 
 
 class ByteReader(Protocol):
-    """What can be fed to a command's standard input: a file, or an object with its `read`."""
+    """Input for a command: a file, or an object with its `read`."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class RunOptions(TypedDict, total=False):
-    """What a command is fed, who hears what it writes, and its limits: see `Host.run`."""
+    """Input, output callback and limits of a command: see `Host.run`."""
 
     stdin: bytes | ByteReader | None
     on_stdout: Callable[[bytes], None] | None
@@ -93,7 +93,7 @@ class RunOptions(TypedDict, total=False):
 class Host(Protocol):
     """One machine or pod that can run commands.
 
-    `name` is unique in a fleet. `workdir` is an absolute folder on the host for us alone; it need not exist yet.
+    `name` is unique in a fleet. `workdir` is our own absolute folder on the host; it need not exist yet.
     `python` starts a Python (3.9 or newer) there.
     """
 
@@ -106,31 +106,31 @@ class Host(Protocol):
     @property
     def python(self) -> tuple[str, ...]: ...
 
-    def run(self, command: Command, **how: Unpack[RunOptions]) -> Completed:
+    def run(self, command: Command, **options: Unpack[RunOptions]) -> Completed:
         """Run `command` to its end.
 
-        `stdin` is fed and then closed. `on_stdout` receives pieces as they arrive, in the calling thread.
-        `idle_timeout_sec` bounds the silence on standard output. Raises CommandTimedOut after ending the command, as
-        far as the host allows, and HostUnreachable.
+        `stdin` is sent and then closed. `on_stdout` receives chunks as they arrive, in the calling thread.
+        `idle_timeout_sec` limits the silence on standard output. Raises HostUnreachable, and CommandTimedOut after
+        ending the command as far as the host allows.
         """
         ...
 
 
 def check(host: Host, command: Command, completed: Completed) -> Completed:
-    """`completed` if its exit code is 0; raises CommandFailed otherwise."""
+    """Return `completed` if its exit code is 0; raise CommandFailed otherwise."""
     if completed.exit_code != 0:
         raise CommandFailed(host.name, command, completed)
     return completed
 
 
-def parsed(host: Host, text: bytes, what: str) -> Any:
-    """The value of a host's JSON. Raises HostUnreachable, which names `what` was cut short."""
+def parse_json(host: Host, text: bytes, label: str) -> Any:
+    """Parse JSON from a host. `label` names the text in errors. Raises HostUnreachable."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise HostUnreachable(f"{host.name}: {what} was cut short, or is none: it begins {text[:60]!r}") from None
+        raise HostUnreachable(f"{host.name}: {label} is truncated or not JSON: it starts with {text[:60]!r}") from None
 
 
-def one_line(error: object) -> str:
-    """A message as one line, for a reason or a table cell."""
+def collapse_whitespace(error: object) -> str:
+    """Put a message on one line, for a reason or a table cell."""
     return " ".join(str(error).split())

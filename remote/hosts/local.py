@@ -13,39 +13,39 @@ from remote.hosts.host import Completed, RunOptions
 from remote.hosts.process import CannotStart, run_program
 
 
-def me() -> str:
-    """Who works here, for others to read; several people may log in to one user of a machine."""
+def current_user() -> str:
+    """Return user@host for messages to other operators. Several people may share one user of a machine."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a container's user need not have a name
         return f"user {os.getuid()}@{socket.gethostname()}"
 
 
-def expanded(path: str | Path) -> Path:
-    """The path with ~ as the home folder; as it is where nobody knows that folder: then no such file is there.
+def expand_user(path: str | Path) -> Path:
+    """Expand ~ to the home folder. The path stays as it is if that folder is unknown; no such file exists then.
 
-    pathlib's own way raises RuntimeError for `~.kube/config`, which is the home of a user called `.kube`.
+    `Path.expanduser` would raise RuntimeError for `~.kube/config`, which means the home of a user called `.kube`.
     """
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalHost:
-    """A worker on this machine. `workdir` is an absolute folder; it is made when first needed."""
+    """A worker on this machine. `workdir` is an absolute folder; it is created when first needed."""
 
     name: str
     workdir: str
     python: tuple[str, ...] = (sys.executable,)
 
-    def run(self, command: Command, **how: Unpack[RunOptions]) -> Completed:
-        """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as in a shell."""
+    def run(self, command: Command, **options: Unpack[RunOptions]) -> Completed:
+        """Run a command as in `Host.run`. A program that cannot be started ends with 127, as in a shell."""
         try:
             return run_program(
                 command.argv,
                 label=f"{self.name}: {command.brief()}",
                 environment={**os.environ, **command.environment},
                 folder=command.folder,
-                **how,
+                **options,
             )
         except CannotStart as error:
             return Completed(exit_code=127, stderr=str(error).encode())

@@ -1,4 +1,4 @@
-"""Runs one local program and pumps its streams: the command itself, or a client such as kubectl or ssh."""
+"""One local program and its streams: the command itself, or a client such as kubectl or ssh."""
 
 import contextlib
 import fcntl
@@ -14,22 +14,22 @@ from typing import IO, Protocol, cast
 
 from remote.hosts.host import ByteReader, CommandTimedOut, Completed, TooMuchOutput
 
-_PIECE = 1 << 16
-_READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # the usual 64 kB of a pipe make both sides wait for each other
+_WRITE_BYTES = 1 << 16
+_READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # with a pipe's default of 64 kB both sides wait for each other
 _KILL_AFTER_SEC = 2.0
-MOST_KEPT_BYTES = 64 << 20  # of each stream of a command
+MAX_OUTPUT_BYTES = 64 << 20  # for each stream of a command
 _SETPRIV = shutil.which("setpriv")
-_LEAVE_SEC = 2.0  # for a client program that has brought all there is and only has to go
+_EXIT_GRACE_SEC = 2.0  # for a client program whose output is complete and that only has to exit
 
 
 class StdinPipe(Protocol):
-    """Input that stays open after its content: `read` returns None when there is no more."""
+    """Input that stays open after its content: `read` returns None at the end."""
 
     def read(self, size: int, /) -> bytes | None: ...
 
 
 class CannotStart(Exception):
-    """The program could not be started; the message says what is wrong with it or with its folder."""
+    """A program that could not be started; the message says what is wrong with it or with its folder."""
 
 
 def run_program(
@@ -44,48 +44,48 @@ def run_program(
     timeout_sec: float,
     idle_timeout_sec: float | None = None,
 ) -> Completed:
-    """Run `argv` to its end in a process group of its own; `label` names it in messages, secrets already masked.
+    """Run `argv` to its end in its own process group; `label` names it in messages, with secrets masked.
 
-    `environment` is the whole environment (None: ours). A `stdin` whose `read` returns None has no more to send, and
-    stays open while the program runs. Once `is_complete()` holds, the program is ended unless it leaves by itself.
-    Raises CannotStart, TooMuchOutput, and CommandTimedOut after `timeout_sec` or after `idle_timeout_sec` without
-    standard output. Whatever ends this call early, also an exception from `on_stdout`, ends the program.
+    `environment` is the whole environment (None: ours). A `stdin` whose `read` returns None is at its end, and stays
+    open while the program runs. Once `is_complete()` is True, the program is ended unless it exits soon. Raises
+    CannotStart, TooMuchOutput, and CommandTimedOut after `timeout_sec` or after `idle_timeout_sec` without standard
+    output. Any exception, including one from `on_stdout`, ends the program.
     """
     try:
         process = subprocess.Popen(
-            dying_with_us(argv, environment),
+            with_parent_death_signal(argv, environment),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=None if environment is None else dict(environment),
             cwd=folder,
-            # A Ctrl-C at the terminal is for the operator's own process alone.
+            # A Ctrl-C at the terminal must reach only the operator's own process.
             start_new_session=True,
         )
     except OSError as error:
         raise CannotStart(f"{error.filename or argv[0]}: {error.strerror}") from error
     if sys.platform == "linux" and process.stdout is not None:
-        with contextlib.suppress(OSError):  # more than this user may have; it is slower without
+        with contextlib.suppress(OSError):  # over this user's limit: slower, but it works
             fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     limits = ProcessLimits(label, timeout_sec, idle_timeout_sec)
     stdout, stderr = BoundedOutput(label), BoundedOutput(label)
 
-    def hear(piece: bytes) -> None:
-        (stdout.take if on_stdout is None else on_stdout)(piece)
-        limits.heard = time.monotonic()  # afterwards: the time that the sink takes is not the program's silence
+    def on_output(chunk: bytes) -> None:
+        (stdout.append if on_stdout is None else on_stdout)(chunk)
+        limits.last_output = time.monotonic()  # after the callback, whose time is not the program's silence
         if is_complete is not None and is_complete():
-            limits.leave_soon()
+            limits.start_exit_grace()
 
     try:
-        pump(process, stdin, {process.stdout: hear, process.stderr: stderr.take}, limits)
-        code = process.wait(limits.left_sec())
+        pump(process, stdin, {process.stdout: on_output, process.stderr: stderr.append}, limits)
+        code = process.wait(limits.remaining_sec())
     except (CommandTimedOut, subprocess.TimeoutExpired):
-        end(process)
-        if not limits.is_leaving:
-            raise limits.passed() from None
+        end_process_group(process)
+        if not limits.is_in_exit_grace:
+            raise limits.timeout_error() from None
         code = 0
     except BaseException:
-        end(process)
+        end_process_group(process)
         raise
     finally:
         for stream in (process.stdin, process.stdout, process.stderr):
@@ -98,55 +98,55 @@ def run_program(
 
 
 class BoundedOutput:
-    """What a command prints, kept up to a limit; `label` names the command."""
+    """A command's output, kept up to a limit; `label` names the command."""
 
     def __init__(self, label: str) -> None:
         self._label, self.content = label, bytearray()
 
-    def take(self, piece: bytes | bytearray) -> None:
-        """Raises TooMuchOutput."""
-        if len(self.content) + len(piece) > MOST_KEPT_BYTES:
-            raise TooMuchOutput(f"{self._label}: printed more than {MOST_KEPT_BYTES >> 20} MiB; it was ended")
-        self.content += piece
+    def append(self, chunk: bytes | bytearray) -> None:
+        """Append output. Raises TooMuchOutput."""
+        if len(self.content) + len(chunk) > MAX_OUTPUT_BYTES:
+            raise TooMuchOutput(f"{self._label}: printed more than {MAX_OUTPUT_BYTES >> 20} MiB; it was ended")
+        self.content += chunk
 
 
-def dying_with_us(argv: Sequence[str], environment: Mapping[str, str] | None) -> list[str]:
-    """`argv`, started so that it is killed should this process be. Not covered: machines without util-linux 2.33.
+def with_parent_death_signal(argv: Sequence[str], environment: Mapping[str, str] | None) -> list[str]:
+    """Return `argv` prefixed so that it is killed with this process. Not covered: machines without util-linux 2.33.
 
-    Not by a function that Popen calls in the child: with threads, that may wait for a lock for ever.
+    Popen's `preexec_fn` is not used: with threads, it may wait for a lock indefinitely.
     """
     paths = (os.environ if environment is None else environment).get("PATH")
-    if _SETPRIV is None or shutil.which(argv[0], path=paths) is None:  # what is not there is said in our words
+    if _SETPRIV is None or shutil.which(argv[0], path=paths) is None:  # Popen then reports the missing program
         return list(argv)
     return [_SETPRIV, "--pdeathsig", "KILL", "--", *argv]
 
 
 class ProcessLimits:
-    """The whole call's deadline and the longest silence."""
+    """The deadline of a call and the limit of its silence."""
 
     def __init__(self, label: str, timeout_sec: float, idle_timeout_sec: float | None) -> None:
         self.label, self.timeout_sec, self.idle_timeout_sec = label, timeout_sec, idle_timeout_sec
         self.deadline = time.monotonic() + timeout_sec
-        self.heard = time.monotonic()
-        self.is_leaving = False
+        self.last_output = time.monotonic()
+        self.is_in_exit_grace = False
 
-    def leave_soon(self) -> None:
-        """The answer is complete: the program has only a moment left, whatever the limits were."""
-        if not self.is_leaving:
-            self.is_leaving, self.idle_timeout_sec = True, None
-            self.deadline = min(self.deadline, time.monotonic() + _LEAVE_SEC)
+    def start_exit_grace(self) -> None:
+        """Leave the program only the time to exit, because its output is complete."""
+        if not self.is_in_exit_grace:
+            self.is_in_exit_grace, self.idle_timeout_sec = True, None
+            self.deadline = min(self.deadline, time.monotonic() + _EXIT_GRACE_SEC)
 
-    def left_sec(self) -> float:
-        """Seconds until the nearer limit. Raises CommandTimedOut when it has passed."""
+    def remaining_sec(self) -> float:
+        """Return the seconds until the nearer limit. Raises CommandTimedOut once it has passed."""
         now = time.monotonic()
-        left = self.deadline - now
+        remaining_sec = self.deadline - now
         if self.idle_timeout_sec is not None:
-            left = min(left, self.heard + self.idle_timeout_sec - now)
-        if left <= 0:
-            raise self.passed()
-        return left
+            remaining_sec = min(remaining_sec, self.last_output + self.idle_timeout_sec - now)
+        if remaining_sec <= 0:
+            raise self.timeout_error()
+        return remaining_sec
 
-    def passed(self) -> CommandTimedOut:
+    def timeout_error(self) -> CommandTimedOut:
         if time.monotonic() >= self.deadline or self.idle_timeout_sec is None:
             return CommandTimedOut(f"{self.label}: not done after {self.timeout_sec:g} s")
         return CommandTimedOut(f"{self.label}: silent for {self.idle_timeout_sec:g} s")
@@ -158,64 +158,64 @@ def pump(
     sinks: Mapping[IO[bytes] | None, Callable[[bytes], None]],
     limits: ProcessLimits,
 ) -> None:
-    """Feed a process, and hear it until its streams have ended. Raises CommandTimedOut, and what the sinks raise."""
-    feed = _Feed(stdin)
+    """Send input to a process and its output to `sinks`, until its streams end. Raises CommandTimedOut."""
+    stdin_writer = _StdinWriter(stdin)
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_WRITE if stream is process.stdin else selectors.EVENT_READ)
         while selector.get_map():
-            for key, _ in selector.select(min(limits.left_sec(), 1.0)):
+            for key, _ in selector.select(min(limits.remaining_sec(), 1.0)):
                 stream = cast("IO[bytes]", key.fileobj)
                 if stream is process.stdin:
-                    more = feed.write_some(key.fd)
+                    has_more = stdin_writer.write_chunk(key.fd)
                 else:
-                    piece = os.read(key.fd, _READ_BYTES)
-                    more = bool(piece)
-                    if more:
-                        sinks[stream](piece)
-                if not more:
+                    chunk = os.read(key.fd, _READ_BYTES)
+                    has_more = bool(chunk)
+                    if has_more:
+                        sinks[stream](chunk)
+                if not has_more:
                     selector.unregister(stream)
-                    if stream is not process.stdin or not feed.stays_open:
+                    if stream is not process.stdin or not stdin_writer.stays_open:
                         stream.close()
 
 
-class _Feed:
-    """What is still to be written to a program's standard input."""
+class _StdinWriter:
+    """The input that is still to be written to a program."""
 
     def __init__(self, source: bytes | ByteReader | StdinPipe | None) -> None:
-        self._file = None if source is None or isinstance(source, bytes) else source
-        self._left = memoryview(source if isinstance(source, bytes) else b"")
+        self._source = None if source is None or isinstance(source, bytes) else source
+        self._pending = memoryview(source if isinstance(source, bytes) else b"")
         self.stays_open = False
 
-    def write_some(self, handle: int) -> bool:
-        """Write what fits now; False when nothing is left or nobody reads."""
-        if not self._left and self._file is not None:
-            piece = self._file.read(_PIECE)
-            self.stays_open = piece is None
-            self._left = memoryview(piece or b"")
-        if not self._left:
+    def write_chunk(self, fd: int) -> bool:
+        """Write as much as the pipe takes. Returns False if nothing is left or the program has closed its input."""
+        if not self._pending and self._source is not None:
+            chunk = self._source.read(_WRITE_BYTES)
+            self.stays_open = chunk is None
+            self._pending = memoryview(chunk or b"")
+        if not self._pending:
             return False
         try:
-            self._left = self._left[os.write(handle, self._left[:_PIECE]) :]
+            self._pending = self._pending[os.write(fd, self._pending[:_WRITE_BYTES]) :]
         except BlockingIOError:
             return True
         except BrokenPipeError:
             return False
-        return bool(self._left) or self._file is not None
+        return bool(self._pending) or self._source is not None
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Of one that leads a group of its own: TERM, a moment to act on it, then KILL for all that is left of the group.
+def end_process_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process group that `process` leads: SIGTERM, wait, SIGKILL.
 
     The leader is reaped last: until then no other process can get its number, which names the group.
     """
     if process.returncode is not None:
         return
     _signal_group(process, signal.SIGTERM)
-    until = time.monotonic() + _KILL_AFTER_SEC
-    while not _is_over(process.pid) and time.monotonic() < until:
+    deadline = time.monotonic() + _KILL_AFTER_SEC
+    while not _has_exited(process.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     _signal_group(process, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: do not wait for it
@@ -227,7 +227,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _is_over(pid: int) -> bool:
-    """Whether a child has ended, without reaping it. Always False on macOS before Python 3.13."""
+def _has_exited(pid: int) -> bool:
+    """Check whether a child has ended, without reaping it. Always False on macOS before Python 3.13."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return hasattr(os, "waitid") and os.waitid(os.P_PID, pid, flags) is not None

@@ -1,4 +1,4 @@
-"""Temporary folders on this machine that a killed process does not leave for ever: the next one removes them."""
+"""Temporary folders on this machine. Those of a killed process are removed by the next process."""
 
 import contextlib
 import fcntl
@@ -10,44 +10,44 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_YOUNG_SEC = 60.0  # its maker may not have locked it yet
+_LOCK_GRACE_SEC = 60.0  # the process that created it may not have locked it yet
 
 
 @contextlib.contextmanager
-def scratch_folder(prefix: str, place: str | Path | None = None) -> Iterator[Path]:
-    """A new folder in `place` (None: the system's own), removed at the end.
+def scratch_folder(prefix: str, parent: str | Path | None = None) -> Iterator[Path]:
+    """Create a folder in `parent` (None: the system's temporary folder); remove it at the end.
 
-    Its maker holds a lock on it. Folders of this prefix and this user whose makers are dead are removed first. Raises
+    The process holds a lock on it. Folders of this prefix and this user without a lock are removed first. Raises
     OSError.
     """
-    where = Path(tempfile.gettempdir() if place is None else place)
-    _remove_left(where, prefix)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=where) as made:
-        handle = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    parent = Path(tempfile.gettempdir() if parent is None else parent)
+    _remove_stale_folders(parent, prefix)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with contextlib.suppress(OSError):  # a share without locks: then nobody can take it for left, either
+            with contextlib.suppress(OSError):  # a file system without locks: no process can take it for stale either
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            yield Path(made)
+            yield Path(folder)
         finally:
             os.close(handle)
 
 
-def _remove_left(where: Path, prefix: str) -> None:
+def _remove_stale_folders(parent: Path, prefix: str) -> None:
     with contextlib.suppress(OSError):
-        for path in where.iterdir():
+        for path in parent.iterdir():
             if path.name.startswith(prefix):
                 with contextlib.suppress(OSError):
-                    _remove_if_left(path)
+                    _remove_if_stale(path)
 
 
-def _remove_if_left(path: Path) -> None:
-    seen = path.lstat()
-    is_young = time.time() - seen.st_mtime < _YOUNG_SEC
-    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or is_young:
+def _remove_if_stale(path: Path) -> None:
+    info = path.lstat()
+    is_new = time.time() - info.st_mtime < _LOCK_GRACE_SEC
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or is_new:
         return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while its maker lives
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while its process lives
         shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(handle)

@@ -1,11 +1,11 @@
-"""A machine behind SSH as a host, and gigabytes to it.
+"""A machine behind SSH as a host, and the upload of large folders to it.
 
-bulk: folders by rsync or tar over the OpenSSH client
-config: the user's ssh configuration, and the servers on the way
+auth: selects the keys offered to a hop
+config: reads the user's ssh configuration, and finds the jump hosts
 connection: opens one strict connection for each hop
 host: opens the connection and runs commands on it
-keys: which of our keys are offered to a hop
-known_hosts: which keys a host may show
+known_hosts: reads the keys that a host may have
+rsync: uploads folders with rsync or tar over the OpenSSH client
 session: one command on an open connection
-transport: a connection whose channels end in order
+transport: a connection that sends a channel's messages in order
 """

@@ -1,4 +1,4 @@
-"""Our keys: which ones are offered to a hop, and in which order."""
+"""Selection and order of the keys that are offered to a hop."""
 
 import base64
 import contextlib
@@ -16,12 +16,12 @@ from paramiko.pkey import UnknownKeyType
 from remote.hosts.host import HostError, HostUnreachable, LoginRefused
 from remote.ssh.config import Hop
 
-_AGENT_SEC = 30.0
-_MOST_BYTES = 1 << 20  # of a key's file
+_AGENT_TIMEOUT_SEC = 30.0
+MAX_KEY_FILE_BYTES = 1 << 20
 
 
-class Keys(AuthStrategy):
-    """The keys offered to one hop: those of the agent that the configuration names, the files, the agent's others."""
+class KeyAuthStrategy(AuthStrategy):
+    """The keys offered to one hop, in order: agent keys that the configuration names, key files, other agent keys."""
 
     def __init__(self, hop: Hop) -> None:
         super().__init__(ssh_config=paramiko.SSHConfig())
@@ -32,45 +32,45 @@ class Keys(AuthStrategy):
 
     def get_sources(self) -> Iterator[AuthSource]:
         files = [Path(file) for file in self._hop.identity_files if self._is_usable(Path(file))]
-        named = {blob: file for file in files if (blob := _public(str(file))) is not None}
-        held = {key.asbytes(): key for key in self._agent_keys()}
-        for blob, key in held.items():
-            if blob in named:
-                yield self._offer(key, f"agent, {named[blob]}")
+        configured = {blob: file for file in files if (blob := _public_key(str(file))) is not None}
+        agent_keys = {key.asbytes(): key for key in self._agent_keys()}
+        for blob, key in agent_keys.items():
+            if blob in configured:
+                yield self._offer(key, f"agent, {configured[blob]}")
         for file in files:
-            if _public(str(file)) not in held and (loaded := self._load(file)) is not None:
+            if _public_key(str(file)) not in agent_keys and (loaded := self._load(file)) is not None:
                 yield self._offer(loaded, str(file))
         if not self._hop.identities_only:
-            for blob, key in held.items():
-                if blob not in named:
+            for blob, key in agent_keys.items():
+                if blob not in configured:
                     yield self._offer(key, "agent")
 
-    def complaint(self, failure: AuthFailure) -> HostError:
+    def login_error(self, failure: AuthFailure) -> HostError:
         hop, results = self._hop, [result.result for result in failure.result]
-        broke = [error for error in results if not isinstance(error, paramiko.AuthenticationException)]
-        if broke and "Too many authentication" not in str(broke[-1]):
-            return HostUnreachable(f"{hop}: the connection broke while logging in: {broke[-1] or 'closed'}")
-        offered = "; it refused " + ", ".join(self._offered) if self._offered else "; there was no key to offer"
+        broken = [error for error in results if not isinstance(error, paramiko.AuthenticationException)]
+        if broken and "Too many authentication" not in str(broken[-1]):
+            return HostUnreachable(f"{hop}: the connection broke while logging in: {broken[-1] or 'closed'}")
+        offered = "; it refused " + ", ".join(self._offered) if self._offered else "; no key was offered"
         unusable = "; " + "; ".join(self._unusable) if self._unusable else ""
-        many = "; it allows fewer tries than there are keys: set IdentitiesOnly yes for it" if broke else ""
+        too_many = "; it allows fewer attempts than there are keys: set IdentitiesOnly yes for it" if broken else ""
         return LoginRefused(
-            f"{hop}: does not let user {hop.user!r} in{offered}{unusable}{many}; name the right user and key (User and "
-            f"IdentityFile in the ssh configuration), or have the key added to that user's ~/.ssh/authorized_keys"
+            f"{hop}: refused the login of user {hop.user!r}{offered}{unusable}{too_many}; set User and IdentityFile in "
+            f"the ssh configuration, or have the key added to that user's ~/.ssh/authorized_keys"
         )
 
     def close(self) -> None:
         if self._agent is not None:
             self._agent.close()
 
-    def _offer(self, key: paramiko.PKey, where: str) -> AuthSource:
-        self._offered.append(f"{key.get_name()} {key.fingerprint} ({where})")
+    def _offer(self, key: paramiko.PKey, source: str) -> AuthSource:
+        self._offered.append(f"{key.get_name()} {key.fingerprint} ({source})")
         return InMemoryPrivateKey(username=self._hop.user, pkey=key)
 
     def _is_usable(self, file: Path) -> bool:
-        if _is_small(file) or (not file.exists() and _public(str(file)) is not None):
+        if _is_key_file(file) or (not file.exists() and _public_key(str(file)) is not None):
             return True
         if file.exists():  # reading a pipe or a device may never end
-            self._unusable.append(f"{file} is no file of at most {_MOST_BYTES:,} bytes")
+            self._unusable.append(f"{file} is not a regular file of at most {MAX_KEY_FILE_BYTES:,} bytes")
         return False
 
     def _load(self, file: Path) -> paramiko.PKey | None:
@@ -78,9 +78,9 @@ class Keys(AuthStrategy):
             return paramiko.PKey.from_path(file)
         except (paramiko.SSHException, UnknownKeyType, ValueError, TypeError) as error:
             needs_passphrase = isinstance(error, paramiko.PasswordRequiredException)
-            locked = needs_passphrase or "password" in str(error).lower() or "encrypted" in str(error).lower()
+            is_locked = needs_passphrase or "password" in str(error).lower() or "encrypted" in str(error).lower()
             self._unusable.append(
-                f"{file} has a passphrase: `ssh-add {file}` first" if locked else f"{file} is no key that can be used"
+                f"{file} has a passphrase: `ssh-add {file}` first" if is_locked else f"{file} is not a usable key"
             )
         except OSError as error:
             self._unusable.append(f"{file} cannot be read: {error.strerror}")
@@ -107,33 +107,33 @@ class _Agent(AgentSSH):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        plug = socket.socket(socket.AF_UNIX)
-        plug.settimeout(_AGENT_SEC)
+        unix_socket = socket.socket(socket.AF_UNIX)
+        unix_socket.settimeout(_AGENT_TIMEOUT_SEC)
         try:
-            plug.connect(path)
-            self._connect(plug)  # type: ignore[attr-defined]
+            unix_socket.connect(path)
+            self._connect(unix_socket)  # type: ignore[attr-defined]
         except BaseException:
-            plug.close()
+            unix_socket.close()
             raise
 
     def close(self) -> None:
         self._close()  # type: ignore[attr-defined]
 
 
-def _is_small(file: Path) -> bool:
-    """Whether it is a file that can be a key's."""
+def _is_key_file(file: Path) -> bool:
+    """Check whether the path is a regular file small enough for a key."""
     try:
-        seen = file.stat()
+        info = file.stat()
     except OSError:
         return False
-    return stat.S_ISREG(seen.st_mode) and seen.st_size <= _MOST_BYTES
+    return stat.S_ISREG(info.st_mode) and info.st_size <= MAX_KEY_FILE_BYTES
 
 
-def _public(file: str) -> bytes | None:
-    """The public half of a key file: from the .pub beside it, or the file itself if it is public."""
+def _public_key(file: str) -> bytes | None:
+    """Read the public half of a key file: from its .pub file, or from the file itself if it is public."""
     for path in (Path(f"{file}.pub"), Path(file)):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            words = path.read_text(encoding="ascii").split() if _is_small(path) else []
-            if not words[0].startswith("-"):
-                return base64.b64decode(words[1], validate=True)
+            fields = path.read_text(encoding="ascii").split() if _is_key_file(path) else []
+            if not fields[0].startswith("-"):
+                return base64.b64decode(fields[1], validate=True)
     return None

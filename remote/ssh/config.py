@@ -1,8 +1,8 @@
-"""Resolves an SSH destination by OpenSSH's own reading of the user's configuration, made strict.
+"""Resolution of an SSH destination by OpenSSH, from the user's configuration with strict options.
 
-Only OpenSSH knows all of its language (Include, Match, tokens), so `ssh -G` is asked. It reads a small file of ours
-that sets what may not be looser here (host keys are always checked, nothing is asked on a terminal) and then includes
-the user's own. The OpenSSH client that moves bulk data uses the same file, jump hosts included.
+Only OpenSSH understands its whole language (Include, Match, tokens), so `ssh -G` resolves it. It reads a small file of
+ours that sets the strict options (host keys are always checked, no prompts on a terminal) and then includes the user's
+configuration. The OpenSSH client that moves bulk data uses the same file, jump hosts included.
 """
 
 import os
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remote.hosts.host import InvalidAddress
-from remote.hosts.local import expanded
+from remote.hosts.local import expand_user
 
-_RESOLVE_SEC = 10.0
-_MOST_HOPS = 8
+_RESOLVE_TIMEOUT_SEC = 10.0
+_MAX_HOPS = 8
 _CONNECT_TIMEOUT_SEC = 15.0
-# In a configuration the first value wins, so these stand before the user's own.
-_STRICT = """\
+# The first value of an option wins, so these come before the user's own.
+_STRICT_OPTIONS = """\
 # Made by qlora-fleet for one connection; your own configuration is included below.
 BatchMode yes
 StrictHostKeyChecking yes
@@ -41,9 +41,9 @@ LogLevel ERROR
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """What one would type after `ssh`: a host, or a name from the configuration, which decides what is None here.
+    """The arguments of `ssh`: a host or a name from the configuration, which also supplies the fields that are None.
 
-    `config_file` None is ~/.ssh/config and the system's.
+    `config_file` None means ~/.ssh/config and the system's file.
     """
 
     host: str
@@ -54,22 +54,22 @@ class Destination:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What `ssh` is given of it before the host."""
+        """The options of `ssh` before the host."""
         return (
             *(() if self.user is None else ("-l", self.user)),
             *(() if self.port is None else ("-p", str(self.port))),
-            *(() if self.identity is None else ("-i", str(expanded(self.identity)))),
+            *(() if self.identity is None else ("-i", str(expand_user(self.identity)))),
         )
 
     def __post_init__(self) -> None:
-        words = (self.host, self.user or "", self.identity or "")
-        if not self.host or any(word.startswith("-") or not word.isprintable() for word in words) or " " in self.host:
-            raise ValueError(f"{self.host!r} is no host")
+        texts = (self.host, self.user or "", self.identity or "")
+        if not self.host or any(word.startswith("-") or not word.isprintable() for word in texts) or " " in self.host:
+            raise ValueError(f"{self.host!r} is not a valid host, or the user or identity is invalid")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One server on the way, as the configuration describes it. `name` is the name that was asked for."""
+    """One server of the route, as the configuration describes it. `name` is the name before resolution."""
 
     name: str
     hostname: str
@@ -85,117 +85,128 @@ class Hop:
     proxy_jump: str | None = None
 
     @property
-    def known_as(self) -> str:
-        """The name its host key is looked up under."""
+    def known_hosts_name(self) -> str:
+        """The name of its host key in known_hosts."""
         return self.host_key_alias or self.hostname
 
     def __str__(self) -> str:
         return f"{self.name} ({self.user}@{self.hostname} port {self.port})"
 
 
-def home() -> Path:
-    """The user's home as OpenSSH finds it: from the list of users, not from HOME."""
-    return Path(_me().pw_dir)
+def home_folder() -> Path:
+    """Return the user's home as OpenSSH determines it: from the user database, not from HOME."""
+    return Path(_passwd_entry().pw_dir)
 
 
-def _me() -> pwd.struct_passwd:
-    """This user's line in the list of users. Raises AddressWrong where there is none."""
+def _passwd_entry() -> pwd.struct_passwd:
+    """Return this user's entry in the user database. Raises InvalidAddress if it is missing."""
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError:
         raise InvalidAddress(
-            f"this machine's list of users has no user {os.getuid()}, and OpenSSH works for none that is not in it; "
-            "add it there, or log in as another"
+            f"OpenSSH needs an entry for user {os.getuid()} in this machine's user database (/etc/passwd); "
+            "add one, or log in as another user"
         ) from None
 
 
 def strict_config(config_file: str | None) -> str:
-    """The text of our strict configuration, which includes the user's own. Raises AddressWrong."""
-    if config_file is not None and not expanded(config_file).is_file():
+    """Return the text of our strict configuration, which includes the user's own. Raises InvalidAddress."""
+    if config_file is not None and not expand_user(config_file).is_file():
         raise InvalidAddress(f"{config_file}: no such ssh configuration file")
     system = "/etc/ssh/ssh_config"
-    files = (str(home() / ".ssh" / "config"), system) if config_file is None else (config_file,)
-    return _STRICT + "".join(f'Match all\nInclude "{expanded(file)}"\n' for file in files)
+    files = (str(home_folder() / ".ssh" / "config"), system) if config_file is None else (config_file,)
+    return _STRICT_OPTIONS + "".join(f'Match all\nInclude "{expand_user(file)}"\n' for file in files)
 
 
-def route(destination: Destination, strict_file: Path) -> tuple[Hop, ...]:
-    """The servers from here to the destination, which is the last. `strict_file` holds `strict_config`'s text.
+def resolve_route(destination: Destination, strict_file: Path) -> tuple[Hop, ...]:
+    """Return the servers from here to the destination, which is the last. `strict_file` contains `strict_config`.
 
-    Raises AddressWrong for a mistake in the configuration.
+    Raises InvalidAddress for a mistake in the configuration.
     """
-    return _route(strict_file, destination.host, destination.options, 0)
+    return _resolve_route(strict_file, destination.host, destination.options, 0)
 
 
-def _route(strict_file: Path, host: str, words: Sequence[str], depth: int) -> tuple[Hop, ...]:
-    if depth > _MOST_HOPS:
-        raise InvalidAddress(f"{host}: its ProxyJump leads in a circle; correct it in the ssh configuration")
-    hop = _ask(strict_file, host, words)
+def _resolve_route(strict_file: Path, host: str, options: Sequence[str], depth: int) -> tuple[Hop, ...]:
+    if depth > _MAX_HOPS:
+        raise InvalidAddress(f"{host}: its ProxyJump is circular; correct it in the ssh configuration")
+    hop = _resolve_hop(strict_file, host, options)
     if hop.proxy_jump is None:
         return (hop,)
-    before: tuple[Hop, ...] = ()
+    jumps: tuple[Hop, ...] = ()
     for jump in hop.proxy_jump.split(","):
-        name, more = _jump(jump)
+        name, jump_options = _parse_jump(jump)
         # As with `ssh -J a,b`: the first jump host's own ProxyJump counts, that of the others does not.
-        before = (*before, _ask(strict_file, name, more)) if before else _route(strict_file, name, more, depth + 1)
-    return (*before, hop)
+        if jumps:
+            jumps = (*jumps, _resolve_hop(strict_file, name, jump_options))
+        else:
+            jumps = _resolve_route(strict_file, name, jump_options, depth + 1)
+    return (*jumps, hop)
 
 
-def _jump(text: str) -> tuple[str, list[str]]:
+def _parse_jump(text: str) -> tuple[str, list[str]]:
     match = re.fullmatch(
-        r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?:\[(?P<six>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?/?", text
+        r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?:\[(?P<ipv6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?/?", text
     )
     if match is None:
         raise InvalidAddress(f"ProxyJump {text!r}: expected [user@]host[:port]; correct it in the ssh configuration")
     user, port = match["user"], match["port"]
-    return match["six"] or match["host"], [*(("-l", user) if user else ()), *(("-p", port) if port else ())]
+    return match["ipv6"] or match["host"], [*(("-l", user) if user else ()), *(("-p", port) if port else ())]
 
 
-def _ask(strict_file: Path, host: str, words: Sequence[str]) -> Hop:
-    argv = ("ssh", "-G", "-F", str(strict_file), *words, "--", host)
+def _resolve_hop(strict_file: Path, host: str, options: Sequence[str]) -> Hop:
+    argv = ("ssh", "-G", "-F", str(strict_file), *options, "--", host)
     try:
-        asked = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_SEC, check=False)
+        completed = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_TIMEOUT_SEC, check=False
+        )
     except FileNotFoundError:
         raise InvalidAddress("ssh: not found on this machine; install the OpenSSH client") from None
     except subprocess.TimeoutExpired:
-        raise InvalidAddress(f"{host}: reading the ssh configuration took longer than {_RESOLVE_SEC:g} s") from None
-    if asked.returncode != 0:
-        complaint = os.fsdecode(asked.stderr).strip().splitlines() or ["ssh -G failed"]
-        raise InvalidAddress(f"{host}: {complaint[0]}; correct the ssh configuration")
-    return parse(host, os.fsdecode(asked.stdout))
+        raise InvalidAddress(
+            f"{host}: reading the ssh configuration took longer than {_RESOLVE_TIMEOUT_SEC:g} s"
+        ) from None
+    if completed.returncode != 0:
+        error_lines = os.fsdecode(completed.stderr).strip().splitlines() or ["ssh -G failed"]
+        raise InvalidAddress(f"{host}: {error_lines[0]}; correct the ssh configuration")
+    return parse_hop(host, os.fsdecode(completed.stdout))
 
 
-def parse(name: str, text: str) -> Hop:
-    """The hop that `ssh -G` describes."""
+def parse_hop(name: str, text: str) -> Hop:
+    """Parse the output of `ssh -G`."""
     values: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         values.setdefault(key, []).append(value)
 
-    def one(key: str) -> str | None:
+    def first_value(key: str) -> str | None:
         value = values.get(key, ["none"])[0]
         return None if value in ("", "none") else value
 
-    hostname, user, port = one("hostname") or name, one("user") or "", int(one("port") or 22)
-    tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home())}
-    tokens |= {"u": _me().pw_name}
+    hostname, user, port = first_value("hostname") or name, first_value("user") or "", int(first_value("port") or 22)
+    tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home_folder())}
+    tokens |= {"u": _passwd_entry().pw_name}
 
     def expand(value: str) -> str:
         value = re.sub(r"%(.)", lambda token: tokens.get(token[1], token[0]), value)
-        return str(home()) + value[1:] if value.startswith("~/") else value
+        return str(home_folder()) + value[1:] if value.startswith("~/") else value
 
     files = [*(values.get("userknownhostsfile") or []), *(values.get("globalknownhostsfile") or [])]
-    proxy_command, agent, timeout = one("proxycommand"), values.get("identityagent", [None])[0], one("connecttimeout")
+    proxy_command, agent, timeout = (
+        first_value("proxycommand"),
+        values.get("identityagent", [None])[0],
+        first_value("connecttimeout"),
+    )
     return Hop(
         name=name,
         hostname=hostname,
         user=user,
         port=port,
         identity_files=tuple(expand(file) for file in values.get("identityfile", []) if file != "none"),
-        identities_only=one("identitiesonly") == "yes",
+        identities_only=first_value("identitiesonly") == "yes",
         identity_agent=None if agent is None else expand(agent),
-        known_hosts_files=tuple(expand(file) for listed in files for file in listed.split()),
-        host_key_alias=one("hostkeyalias"),
+        known_hosts_files=tuple(expand(file) for line in files for file in line.split()),
+        host_key_alias=first_value("hostkeyalias"),
         connect_timeout_sec=float(timeout) if timeout is not None else _CONNECT_TIMEOUT_SEC,
         proxy_command=None if proxy_command is None else expand(proxy_command),
-        proxy_jump=one("proxyjump"),
+        proxy_jump=first_value("proxyjump"),
     )

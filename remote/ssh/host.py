@@ -3,13 +3,13 @@
     with SshHost(name="vm", destination=Destination(host="build-vm")) as host:
         host.run(Command(argv=("docker", "info")), timeout_sec=30.0)
 
-The first command opens the connection, all others use it, and it is opened again when it was lost. A command's words,
-environment and folder travel on the session's standard input, before what the caller feeds: the login shell and process
-listings see no more than the command's own argv, and the login shell's quoting does not matter.
+The first command opens the connection, all others use it, and it is opened again after a loss. A command's argv,
+environment and folder are sent on the session's standard input, before the caller's input: the login shell and process
+listings see only the command's own argv, and the login shell's quoting does not matter.
 
-The command runs in a process group of its own under coreutils' `timeout`. At a local deadline the group is ended over
-the same connection; if the connection is gone, `timeout` ends it `session.MARGIN_SEC` after its deadline. As on every
-kind of host neither reaches a process in a session of its own (setsid); work that should outlive the connection is a
+The command runs in its own process group under coreutils' `timeout`. At a local deadline the group is ended over the
+same connection; if the connection is lost, `timeout` ends it `session.MARGIN_SEC` after its deadline. As on every kind
+of host neither ends a process in its own session (setsid); work that should outlive the connection is a
 `remote.jobs.job`.
 
 Not covered: bulk data (`remote.ssh.rsync`), hosts that are not Linux, login shells of the csh family.
@@ -28,21 +28,21 @@ from remote.hosts.command import Command
 from remote.hosts.host import ByteReader, Completed, check
 from remote.hosts.process import ProcessLimits
 from remote.hosts.tempdirs import scratch_folder
-from remote.ssh.config import Destination, Hop, route, strict_config
-from remote.ssh.session import SshSession, gone_is_unreachable, script_of
+from remote.ssh.config import Destination, Hop, resolve_route, strict_config
+from remote.ssh.session import SshSession, build_script, translate_connection_errors
 
 if TYPE_CHECKING:
     import paramiko
 
     from remote.ssh.connection import Connection
 
-_OPEN_SEC = 30.0
+_WORKDIR_TIMEOUT_SEC = 30.0
 
 
 class SshHost:
-    """One machine behind SSH. See `remote.hosts.host.Host` for what `run` promises. Threads may share one.
+    """One machine behind SSH; a `remote.hosts.host.Host`. Threads may share one.
 
-    `workdir` None is ~/.qlora-fleet there; its first reader asks the host where that is.
+    `workdir` None means ~/.qlora-fleet on the host; its first reader queries the host for the path.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class SshHost:
         self._workdir = workdir
         self._lock = threading.RLock()
         self._connection: Connection | None = None
-        self._folder: Path | None = None
-        self._closing = contextlib.ExitStack()
+        self._config_folder: Path | None = None
+        self._exit_stack = contextlib.ExitStack()
         self._hops: tuple[Hop, ...] = ()
 
     def __enter__(self) -> Self:
@@ -72,35 +72,37 @@ class SshHost:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            self._folder = None
-            self._closing.close()
+            self._config_folder = None
+            self._exit_stack.close()
 
     @property
     def workdir(self) -> str:
         if self._workdir is None:
             command = Command(argv=("sh", "-c", 'cd && printf "%s/.qlora-fleet" "$PWD"'))
-            self._workdir = os.fsdecode(check(self, command, self.run(command, timeout_sec=_OPEN_SEC)).stdout)
+            self._workdir = os.fsdecode(
+                check(self, command, self.run(command, timeout_sec=_WORKDIR_TIMEOUT_SEC)).stdout
+            )
         return self._workdir
 
     @property
     def hops(self) -> tuple[Hop, ...]:
-        """The servers on the way, this one last. Raises AddressWrong."""
+        """The servers of the route, this one last. Raises InvalidAddress."""
         if not self._hops:
-            self._hops = route(self.destination, self.strict_config_file)
+            self._hops = resolve_route(self.destination, self.strict_config_file)
         return self._hops
 
     @property
     def strict_config_file(self) -> Path:
-        """The strict configuration for the OpenSSH client; the file is there until `close`."""
+        """The strict configuration for the OpenSSH client; the file exists until `close`."""
         with self._lock:
-            if self._folder is None:
+            if self._config_folder is None:
                 text = strict_config(self.destination.config_file)
-                self._folder = self._closing.enter_context(scratch_folder("qlora-fleet-ssh-"))
-                Path(self._folder, "config").write_text(text, encoding="utf-8")
-            return Path(self._folder, "config")
+                self._config_folder = self._exit_stack.enter_context(scratch_folder("qlora-fleet-ssh-"))
+                Path(self._config_folder, "config").write_text(text, encoding="utf-8")
+            return Path(self._config_folder, "config")
 
     def connect(self) -> "Connection":
-        """The connection, opened now if there is none. Raises as `remote.ssh.connection.Connection`."""
+        """Return the connection; open it if necessary. Raises the errors of `remote.ssh.connection.Connection`."""
         from remote.ssh.connection import Connection
 
         with self._lock:
@@ -120,14 +122,14 @@ class SshHost:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> Completed:
-        """See `remote.hosts.host.Host.run`. Raises as `connect`, too."""
+        """Run a command as in `Host.run`. Raises the errors of `connect` too."""
         mark = secrets.token_hex(8)
-        script = script_of(command, mark, timeout_sec)
+        script = build_script(command, mark, timeout_sec)
         connection = self.connect()
         limits = ProcessLimits(f"{self.name}: {command.brief()}", timeout_sec, idle_timeout_sec)
         session = SshSession(self.name, connection, mark, limits)
         try:
-            session.begin(script, stdin)
+            session.start(script, stdin)
             return session.pump(on_stdout)
         except BaseException:
             session.end()
@@ -136,15 +138,15 @@ class SshHost:
             session.close()
 
     def dial(self, command: Command) -> "paramiko.Channel":
-        """Start `command` (its argv alone) and return its streams as a socket, for a client that speaks through it.
+        """Start `command`, which has only an argv, and return its streams as a socket.
 
-        For `docker system dial-stdio` and its like, which end when their input does: no deadline is set on the host.
-        What the client sends after the command's end may end the connection (`remote.ssh.transport`): run beside it
-        only what can be run again. Raises as `run`.
+        Used for commands such as `docker system dial-stdio`, which end with their input: the host sets no deadline.
+        Data sent after the command's end may end the connection (`remote.ssh.transport`): at the same time run only
+        commands that can be repeated. Raises the errors of `run`.
         """
         if command.environment or command.folder or command.secrets:
             raise ValueError("only argv can be dialled")
-        with gone_is_unreachable(self.name):
-            channel = self.connect().session()
+        with translate_connection_errors(self.name):
+            channel = self.connect().open_session()
             channel.exec_command(shlex.join(command.argv))
         return channel

@@ -1,4 +1,4 @@
-"""One command on an open SSH connection: the shell text that starts it, its streams, its end."""
+"""One command on an open SSH connection: the shell script that starts it, its streams, its end."""
 
 import contextlib
 import math
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from remote.ssh.connection import Connection
 
 MARGIN_SEC = 15.0
-_PIECE = 1 << 16
-_END_SEC = 10.0
-_LOOK_AGAIN_SEC = 1.0  # a failing input does not wake the thread that reads
-_MOST_NOISE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
+_END_TIMEOUT_SEC = 10.0
+_POLL_SEC = 1.0  # a failed input does not wake the reading thread
+_MAX_LOGIN_OUTPUT_BYTES = 1 << 20
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
-# Reads shell text up to the line that is the mark, then runs it. It holds nothing that a login shell could misread, and
-# its variables have names that no command's environment has. It forks nothing: each process costs every command a
+# Reads a shell script up to the line that is the mark, then runs it. It has no characters that a login shell could
+# misread, and variable names that no command's environment has. It forks no process: each would cost every command a
 # millisecond. It stays as the parent to report the signal that ended the command: 128 + n.
-_LOADER = """
+_LOADER_SCRIPT = """
 IFS=:; for q_d in $PATH; do q_t=$q_d/timeout; [ -x "$q_t" ] && break; done
 [ -x "$q_t" ] || { echo "timeout: not found; install coreutils" >&2; exit 127; }
 q_s=; q_l=
@@ -39,20 +39,20 @@ while IFS= read -r q_l && [ "$q_l" != "$1" ]; do q_s="$q_s$q_l
 [ "$q_l" = "$1" ] || exit 255
 unset IFS; eval "$q_s"; exit $?
 """
-# In the child that becomes `timeout`, the leader of the command's group: prints its own process number.
-_GROUP = 'read -r q_g q_x < /proc/self/stat; printf "%s %s\\n" "$1" "$q_g"'
-_END_GROUP = (
+# Runs in the child that becomes `timeout`, the leader of the command's group: prints its process number.
+_PRINT_GROUP_SCRIPT = 'read -r q_g q_x < /proc/self/stat; printf "%s %s\\n" "$1" "$q_g"'
+_END_GROUP_SCRIPT = (
     "kill -s TERM -- -$1 2>/dev/null || exit 0; n=0; "
     "while kill -s 0 -- -$1 2>/dev/null && [ $n -lt 20 ]; do sleep 0.1; n=$((n+1)); done; "
     "kill -s KILL -- -$1 2>/dev/null; exit 0"
 )
 
 
-def script_of(command: Command, mark: str, timeout_sec: float) -> bytes:
-    """The shell text that becomes `command`. Its last line is the mark: with it the text is complete."""
+def build_script(command: Command, mark: str, timeout_sec: float) -> bytes:
+    """Build the shell script that runs `command`. Its last line is the mark, which shows that it is complete."""
     for name in command.environment:
         if not _VARIABLE.match(name):
-            raise ValueError(f"{name!r}: a shell cannot pass on an environment variable of that name")
+            raise ValueError(f"{name!r}: a shell cannot export an environment variable with this name")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in command.environment.items()]
     if command.folder is not None:
         folder = shlex.quote(command.folder)
@@ -61,19 +61,19 @@ def script_of(command: Command, mark: str, timeout_sec: float) -> bytes:
     deadline = str(math.ceil(timeout_sec + MARGIN_SEC))
     # A shell writes "Killed" to its standard error when a signal ends its child; that is not the command's output.
     lines.append("exec 3>&2 2>/dev/null")
-    lines.append(f'({_GROUP}; exec "$q_t" -k 2 {deadline} {shlex.join(command.argv)} 2>&3 3>&-)')
+    lines.append(f'({_PRINT_GROUP_SCRIPT}; exec "$q_t" -k 2 {deadline} {shlex.join(command.argv)} 2>&3 3>&-)')
     return os.fsencode("".join(f"{line}\n" for line in (*lines, mark)))
 
 
 @contextlib.contextmanager
-def gone_is_unreachable(name: str) -> Iterator[None]:
-    """Paramiko's errors for a connection that is gone, as HostUnreachable."""
+def translate_connection_errors(name: str) -> Iterator[None]:
+    """Raise HostUnreachable for Paramiko's errors of a lost connection."""
     import paramiko
 
     try:
         yield
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise HostUnreachable(f"{name}: the connection is gone: {error or type(error).__name__}") from None
+        raise HostUnreachable(f"{name}: the connection is lost: {error or type(error).__name__}") from None
 
 
 class SshSession:
@@ -82,93 +82,93 @@ class SshSession:
     def __init__(self, name: str, connection: "Connection", mark: str, limits: ProcessLimits) -> None:
         self._name, self._connection, self._limits = name, connection, limits
         self._mark = mark.encode()
-        self._noise: bytearray | None = bytearray()  # output before the mark; None after it
+        self._login_output: bytearray | None = bytearray()  # output before the mark; None after it
         self._group: int | None = None
         self._channel: paramiko.Channel | None = None
-        self._feeder: threading.Thread | None = None
+        self._stdin_thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._out, self._err = BoundedOutput(limits.label), BoundedOutput(limits.label)
+        self._stdout, self._stderr = BoundedOutput(limits.label), BoundedOutput(limits.label)
 
-    def begin(self, script: bytes, stdin: bytes | ByteReader | None) -> None:
-        with gone_is_unreachable(self._name):
-            self._channel = channel = self._connection.session()
-            channel.exec_command(f"exec sh -c '{_LOADER}' sh {self._mark.decode()}")
-        # In another thread: sending waits while the other side's window is full; reading and the deadline must not.
+    def start(self, script: bytes, stdin: bytes | ByteReader | None) -> None:
+        with translate_connection_errors(self._name):
+            self._channel = channel = self._connection.open_session()
+            channel.exec_command(f"exec sh -c '{_LOADER_SCRIPT}' sh {self._mark.decode()}")
+        # In its own thread: sending waits while the host's window is full; reading and the deadline must not wait.
         content = script + stdin if isinstance(stdin, bytes) else script
         source = stdin if stdin is not None and not isinstance(stdin, bytes) else None
-        self._feeder = threading.Thread(target=self._feed, args=(content, source), name="ssh-stdin", daemon=True)
-        self._feeder.start()
+        self._stdin_thread = threading.Thread(target=self._feed, args=(content, source), name="ssh-stdin", daemon=True)
+        self._stdin_thread.start()
 
     def _feed(self, content: bytes, source: ByteReader | None) -> None:
         assert self._channel is not None  # noqa: S101 - for the type checker
         transport, channel = self._connection.transport, self._channel
         try:
             while content:
-                if not _sent(transport.write, channel, content):
+                if not _try_send(transport.write, channel, content):
                     return
-                content = source.read(_PIECE) if source is not None else b""
-        except BaseException as error:  # noqa: BLE001 - what the input raises is the caller's, in the caller's thread
+                content = source.read(_CHUNK_BYTES) if source is not None else b""
+        except BaseException as error:  # noqa: BLE001 - errors of the input are raised in the caller's thread
             self._failure = error
         else:
-            _sent(transport.end_input, channel)
+            _try_send(transport.end_input, channel)
 
     def pump(self, on_stdout: Callable[[bytes], None] | None) -> Completed:
-        """Hand on the command's output to its end; return how it ended."""
+        """Read the command's output to its end; return its exit code and output."""
         channel = self._channel
         assert channel is not None  # noqa: S101 - for the type checker
         with selectors.DefaultSelector() as selector:
             selector.register(channel.fileno(), selectors.EVENT_READ)
             while True:
-                over = channel.eof_received or channel.closed  # checked first: what came before it is still read
-                heard = self._read(channel, on_stdout)
-                left = self._left_sec()
-                if over and not heard:
+                is_over = channel.eof_received or channel.closed  # checked first: earlier output is still read
+                has_read = self._read(channel, on_stdout)
+                remaining_sec = self._remaining_sec()
+                if is_over and not has_read:
                     break
-                if not heard:
-                    selector.select(min(left, _LOOK_AGAIN_SEC))
+                if not has_read:
+                    selector.select(min(remaining_sec, _POLL_SEC))
         while not channel.exit_status_ready():
-            channel.status_event.wait(min(self._left_sec(), _LOOK_AGAIN_SEC))
+            channel.status_event.wait(min(self._remaining_sec(), _POLL_SEC))
         code = channel.recv_exit_status()
         if code == -1:  # no exit status came: the connection, or the shell around the command, was killed
             raise HostUnreachable(f"{self._name}: the connection broke while a command ran")
-        if self._noise is not None:  # the command did not begin: the loader or the login shell says why
-            self._err.take(self._noise)
+        if self._login_output is not None:  # the command did not start: the loader or the login shell says why
+            self._stderr.append(self._login_output)
             if code == 255:
-                raise HostUnreachable(f"{self._name}: a command was cut short on its way there")
-        return Completed(exit_code=code, stdout=bytes(self._out.content), stderr=bytes(self._err.content))
+                raise HostUnreachable(f"{self._name}: a command arrived truncated")
+        return Completed(exit_code=code, stdout=bytes(self._stdout.content), stderr=bytes(self._stderr.content))
 
-    def _left_sec(self) -> float:
-        """Seconds until the nearer limit. Raises what the command's input raised, and CommandTimedOut."""
+    def _remaining_sec(self) -> float:
+        """Return the seconds until the nearer limit. Raises CommandTimedOut and the errors of the command's input."""
         if self._failure is not None:
             raise self._failure
-        return self._limits.left_sec()
+        return self._limits.remaining_sec()
 
     def _read(self, channel: "paramiko.Channel", on_stdout: Callable[[bytes], None] | None) -> bool:
-        heard = False
+        has_read = False
         while channel.recv_stderr_ready():
-            self._err.take(channel.recv_stderr(_PIECE))
-            heard = True
+            self._stderr.append(channel.recv_stderr(_CHUNK_BYTES))
+            has_read = True
         while channel.recv_ready():
-            piece = channel.recv(_PIECE)
-            heard = True
-            if self._noise is not None:
-                piece = self._after_mark(piece)
-            if piece:
-                (self._out.take if on_stdout is None else on_stdout)(piece)
-            self._limits.heard = time.monotonic()  # afterwards: the time that the sink takes is not silence
-            self._limits.left_sec()  # endless output has a deadline, too
-        return heard
+            chunk = channel.recv(_CHUNK_BYTES)
+            has_read = True
+            if self._login_output is not None:
+                chunk = self._after_mark(chunk)
+            if chunk:
+                (self._stdout.append if on_stdout is None else on_stdout)(chunk)
+            self._limits.last_output = time.monotonic()  # after the callback, whose time is not silence
+            self._limits.remaining_sec()  # endless output has a deadline too
+        return has_read
 
-    def _after_mark(self, piece: bytes) -> bytes:
-        """Drop what a login shell's start-up files print before the command begins."""
-        assert self._noise is not None  # noqa: S101 - for the type checker
-        self._noise.extend(piece)
-        mark = re.search(rb"%s (\d+)\n" % self._mark, self._noise)
+    def _after_mark(self, chunk: bytes) -> bytes:
+        """Remove the output of a login shell's start-up files before the command starts."""
+        assert self._login_output is not None  # noqa: S101 - for the type checker
+        self._login_output.extend(chunk)
+        mark = re.search(rb"%s (\d+)\n" % self._mark, self._login_output)
         if mark is None:
-            if len(self._noise) > _MOST_NOISE_BYTES:
-                raise HostUnreachable(f"{self._name}: its login shell prints without end before a command begins")
+            if len(self._login_output) > _MAX_LOGIN_OUTPUT_BYTES:
+                raise HostUnreachable(f"{self._name}: its login shell prints endless output before a command starts")
             return b""
-        self._group, rest, self._noise = int(mark[1]), bytes(self._noise[mark.end() :]), None
+        self._group, rest, self._login_output = int(mark[1]), bytes(self._login_output[mark.end() :]), None
         return rest
 
     def end(self) -> None:
@@ -178,32 +178,32 @@ class SshSession:
         channel = self._channel
         if channel is None or channel.exit_status_ready() or not self._connection.is_open():
             return
-        until = time.monotonic() + _END_SEC
+        deadline = time.monotonic() + _END_TIMEOUT_SEC
         with contextlib.suppress(paramiko.SSHException, OSError, EOFError, HostError):
-            self._limits = ProcessLimits(self._name, _END_SEC, None)
-            while self._group is None and not channel.exit_status_ready() and time.monotonic() < until:
+            self._limits = ProcessLimits(self._name, _END_TIMEOUT_SEC, None)
+            while self._group is None and not channel.exit_status_ready() and time.monotonic() < deadline:
                 if not self._read(channel, lambda _: None):
                     time.sleep(0.01)
             if self._group is not None:
-                killer = self._connection.session(_END_SEC)
-                killer.settimeout(_END_SEC)
+                killer = self._connection.open_session(_END_TIMEOUT_SEC)
+                killer.settimeout(_END_TIMEOUT_SEC)
                 with contextlib.closing(killer):
-                    killer.exec_command(f"exec sh -c '{_END_GROUP}' sh {self._group}")
-                    killer.recv(1)  # its end
+                    killer.exec_command(f"exec sh -c '{_END_GROUP_SCRIPT}' sh {self._group}")
+                    killer.recv(1)  # waits for its end
 
     def close(self) -> None:
         if self._channel is not None:
-            _sent(self._connection.transport.hang_up, self._channel)
-        if self._feeder is not None:
-            self._feeder.join(_END_SEC)
+            _try_send(self._connection.transport.close_channel, self._channel)
+        if self._stdin_thread is not None:
+            self._stdin_thread.join(_END_TIMEOUT_SEC)
 
 
-def _sent(send: Callable[..., None], *what: object) -> bool:
-    """Send it; False if the command has closed its session or the connection is gone. The reader finds out which."""
+def _try_send(send: Callable[..., None], *arguments: object) -> bool:
+    """Call `send`. Returns False if the command has closed its session or the connection is lost; the reader tells."""
     import paramiko
 
     try:
-        send(*what)
+        send(*arguments)
     except (paramiko.SSHException, OSError, EOFError):
         return False
     return True
