@@ -81,7 +81,10 @@ def observe(host: Host, client: Client) -> EngineFacts:
     """
     version = _query(host, client, "version", "--format", "{{json .}}")
     try:
-        ours, server = version["Client"], {key: str(version["Server"][key]) for key in ("Version", "ApiVersion")}
+        client_version, server = (
+            version["Client"],
+            {key: str(version["Server"][key]) for key in ("Version", "ApiVersion")},
+        )
     except (KeyError, TypeError):  # podman reports `Client` only
         raise EngineError(
             f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?); install "
@@ -89,12 +92,12 @@ def observe(host: Host, client: Client) -> EngineFacts:
         ) from None
     if _version_numbers(server["Version"]) < _MIN_BUILDKIT_VERSION:
         raise EngineError(f"{host.name}: engine {server['Version']} has no BuildKit; install Docker 20.10 or newer")
-    if _version_numbers(ours["Version"]) >= (23,):
+    if _version_numbers(client_version["Version"]) >= (23,):
         # From 23.0 the client builds through a plugin, which distributions package separately.
         plugin = client.command("buildx", "version")
         if host.run(plugin, timeout_sec=_TIMEOUT_SEC).exit_code != 0:
             raise EngineError(
-                f"{host.name}: {client.program} {ours['Version']} has no BuildKit: its plugin buildx is missing; "
+                f"{host.name}: {client.program} {client_version['Version']} has no BuildKit: plugin buildx is missing; "
                 "apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client"
             )
     info = _query(host, client, "info", "--format", "{{json .}}")

@@ -31,7 +31,10 @@ def pod_manifest(
     tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
     if preemptible:
         tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
-    node_selector = {INSTANCE_TYPE_LABEL: instance_type, **({GPU_PRODUCT_LABEL: product} if product is not None else {})}
+    node_selector = {
+        INSTANCE_TYPE_LABEL: instance_type,
+        **({GPU_PRODUCT_LABEL: product} if product is not None else {}),
+    }
     container = {
         "name": "check",
         "image": image,

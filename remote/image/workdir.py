@@ -7,7 +7,7 @@ from remote.hosts.bundle import inline_command
 from remote.hosts.host import Host, HostError
 from remote.image.vm_agent.secure_dir import EXIT_FOREIGN_OWNER
 
-FOLDER_NAME = "qlora-fleet"  # ours below --tmpdir
+FOLDER_NAME = "qlora-fleet"
 _CLAIM_TIMEOUT_SEC = 60.0
 
 

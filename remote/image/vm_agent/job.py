@@ -79,8 +79,8 @@ class JobLog:
         """Update the minimum of free space: a step that fills the disk often fails without naming that cause."""
         if self.watched_path is not None:
             with contextlib.suppress(OSError):  # the folder may not be readable for this user
-                room = os.statvfs(self.watched_path)
-                self.min_free_bytes = min(self.min_free_bytes, room.f_bavail * room.f_frsize)
+                filesystem = os.statvfs(self.watched_path)
+                self.min_free_bytes = min(self.min_free_bytes, filesystem.f_bavail * filesystem.f_frsize)
 
     def write_progress(self) -> None:
         self.written_at = time.monotonic()

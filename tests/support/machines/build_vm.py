@@ -370,9 +370,9 @@ class BuildVm:
         return str(done.stdout) == "401"
 
     def _environment(self, settings: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
         return {
-            **kept,
+            **inherited,
             "HOME": str(self.folder / "laptop-home"),
             "INVOKE_BUILD_HOST": "vm",
             "INVOKE_BUILD_TMPDIR": self.tmpdir,

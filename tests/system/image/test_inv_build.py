@@ -206,15 +206,15 @@ def test_a_vm_that_cannot_build_is_refused_with_a_remedy(build_vm: BuildVm, faul
 
 def test_a_tmpdir_that_fills_up_during_a_build_leaves_no_partial_files_that_are_used(build_vm: BuildVm) -> None:
     build_vm.vm.small_disk("/mnt/share", megabytes=700, owner=USER)
-    room = "$(($(stat -f -c '%a*%S' /mnt/share) - 100000))"
-    client = build_vm.gated_client("info", after=f"fallocate -l {room} /mnt/share/filler", is_open=True)
+    filler_bytes = "$(($(stat -f -c '%a*%S' /mnt/share) - 100000))"
+    client = build_vm.gated_client("info", after=f"fallocate -l {filler_bytes} /mnt/share/filler", is_open=True)
     build_vm.edit_bench("a full share")
     # The engine is queried before the disks, so the disk is full by then: refused before anything is sent.
     refused = build_vm.inv_refused("build", "--tmpdir", "/mnt/share", IMAGE_CLIENT=client)
     assert "/mnt/share: 0.0 GB free" in refused
     build_vm.vm.run("rm", "/mnt/share/filler")
     client = build_vm.gated_client(
-        "inspect", after=f"[ -e /mnt/share/x ] || fallocate -l {room} /mnt/share/x", is_open=True
+        "inspect", after=f"[ -e /mnt/share/x ] || fallocate -l {filler_bytes} /mnt/share/x", is_open=True
     )
     done = build_vm.inv("build", "--tmpdir", "/mnt/share", code=3, IMAGE_CLIENT=client)
     assert "No space left on device" in done.stderr
@@ -246,8 +246,8 @@ def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and
         data = "/var/lib/qlora-fleet-engine"
         process, _ = build_vm.start_inv_to_gate("build", IMAGE_ENGINE=f"unix://{socket}")
         # Leave 9 MB for root, who runs the engine; the file system itself uses 17 MB.
-        room = f"$(($(stat -f -c '%f*%S' {data}) - 26000000))"
-        build_vm.vm.run("sh", "-c", f"fallocate -l {room} {data}/filler")
+        filler_bytes = f"$(($(stat -f -c '%f*%S' {data}) - 26000000))"
+        build_vm.vm.run("sh", "-c", f"fallocate -l {filler_bytes} {data}/filler")
         build_vm.open_gate()
         _, err = build_vm.wait_for_exit(process, code=3)
         assert "no space left on device" in err

@@ -63,7 +63,7 @@ def test_sizes_are_printed_by_layer_and_for_push_pull_and_node(built: BuildVm) -
 
 
 def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built: BuildVm) -> None:
-    folder, wanted = f"{built.tmpdir}/archives", image_id(built)
+    folder, expected_id = f"{built.tmpdir}/archives", image_id(built)
     done = built.inv("image.archive", folder)
     (path,) = Path(folder).glob("*.tar.*[!6]")
     assert path.name in done.stdout
@@ -72,8 +72,8 @@ def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built: BuildVm) ->
     built.inv("image.archive", folder)
     assert path.stat().st_mtime_ns == unchanged
     built.docker("rmi", "--force", IMAGE)
-    assert wanted in built.inv("image.load", str(path)).stdout
-    assert image_id(built) == wanted
+    assert expected_id in built.inv("image.load", str(path)).stdout
+    assert image_id(built) == expected_id
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     assert f"{path.name}.sha256; " in built.inv("image.load", str(path), code=4).stderr
@@ -90,8 +90,8 @@ def test_a_failed_docker_save_leaves_no_archive(built: BuildVm) -> None:
 
 def test_an_archive_that_does_not_fit_leaves_nothing_behind(built: BuildVm) -> None:
     built.vm.small_disk("/mnt/archives", megabytes=160, owner=USER)
-    room = "$(($(stat -f -c '%a*%S' /mnt/archives) - 5000000))"
-    client = built.gated_client("save", before=f"fallocate -l {room} /mnt/archives/filler", is_open=True)
+    filler_bytes = "$(($(stat -f -c '%a*%S' /mnt/archives) - 5000000))"
+    client = built.gated_client("save", before=f"fallocate -l {filler_bytes} /mnt/archives/filler", is_open=True)
     done = built.inv("image.archive", "/mnt/archives", code=3, IMAGE_CLIENT=client)
     assert "No space left on device" in done.stderr
     assert built.vm.run("ls", "-A", "/mnt/archives").stdout.split() == ["lost+found", "filler"]

@@ -129,15 +129,15 @@ def test_a_pushed_image_is_signed_and_has_documents(build_vm: BuildVm) -> None:
     )
     statement = json.loads((folder / "provenance.json").read_text())
     assert f"sha256:{statement['subject'][0]['digest']['sha256']}" == digest
-    shown = build_vm.inv("image.show", IMAGE_VERIFY_KEY=str(public)).stdout
+    printed = build_vm.inv("image.show", IMAGE_VERIFY_KEY=str(public)).stdout
     for line in (
         f"image       {digest}",
         "base        standin:base",
         " Debian",
         "valid for image.verify_key",
     ):
-        assert line in shown
-    assert "lock: sha256 " in shown
+        assert line in printed
+    assert "lock: sha256 " in printed
     # Another key has not signed the image, and another digest does not exist.
     other = build_vm.make_signing_key("other")[1]
     done = build_vm.inv("image.show", code=4, IMAGE_VERIFY_KEY=str(other))

@@ -27,7 +27,7 @@ class Server(Serving):
 
     def __init__(self) -> None:
         super().__init__(Handler)
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
 
 
 class Handler(Answering):
@@ -35,7 +35,7 @@ class Handler(Answering):
 
     def do_GET(self) -> None:
         server, authorization = self.server, self.headers.get("Authorization", "")
-        server.asked.append((self.path, authorization))
+        server.requests.append((self.path, authorization))
         if self.path.startswith("/token"):
             self.reply(server.login_status, server.token_body)
         elif authorization == "Bearer the token":
@@ -61,9 +61,9 @@ def test_the_login_is_exchanged_for_a_token_once(server: Server, registry: Regis
     assert fetched is not None
     assert fetched[1] == json.loads(MANIFEST)
     assert registry.manifest("1.1") is not None
-    paths = [path.split("?")[0] for path, _ in server.asked]
+    paths = [path.split("?")[0] for path, _ in server.requests]
     assert paths == ["/v2/ns/repo/manifests/1.0", "/token", "/v2/ns/repo/manifests/1.0", "/v2/ns/repo/manifests/1.1"]
-    token_request = server.asked[1]
+    token_request = server.requests[1]
     assert token_request[1] == f"Basic {LOGIN}"
     assert "scope=repository%3Ans%2Frepo%3Apull%2Cpush" in token_request[0]
 
@@ -109,7 +109,7 @@ def test_requests_to_this_machine_bypass_the_proxy(server: Server, monkeypatch: 
     with Server() as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
         assert Registry(server.host, "ns/repo", LOGIN).manifest("1.0") is not None
-    assert proxy.asked == []
+    assert proxy.requests == []
 
 
 def test_a_login_is_never_sent_without_tls() -> None:

@@ -186,13 +186,13 @@ def test_an_archive_that_is_damaged_or_without_a_record_is_packed_again(
 def test_a_context_that_is_a_link_is_refused_and_its_target_is_kept(
     job_log: JobLog, job: dict[str, Any], tmp_path: Path
 ) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "thesis.tex").write_text("all of it")
-    (tmp_path / "context").symlink_to(precious)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "thesis.tex").write_text("content")
+    (tmp_path / "context").symlink_to(outside)
     with pytest.raises(ForeignOwner, match=rf"^{tmp_path}/context: .*link"):
         build.assemble(job_log, job)
-    assert (precious / "thesis.tex").read_text() == "all of it"
+    assert (outside / "thesis.tex").read_text() == "content"
 
 
 STEP_FAILED = """\

@@ -56,10 +56,10 @@ def test_a_folder_of_another_user_is_reported_with_its_owner(share: Path) -> Non
 
 
 def test_a_link_at_our_folders_path_is_not_followed(share: Path, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
     ours = share / "qlora-fleet"
-    for target in (precious, tmp_path / "nowhere"):
+    for target in (outside, tmp_path / "nowhere"):
         ours.symlink_to(target)
         with pytest.raises(ForeignOwner, match=rf"^{ours}: .*link.*; "):
             ensure_own_folder(ours)
@@ -111,14 +111,14 @@ def test_an_engines_folder_that_others_may_change_is_refused(tmp_path: Path) -> 
 
 
 def test_an_archive_replaces_a_planted_link_and_is_never_written_through_it(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("all of it")
+    outside = tmp_path / "outside"
+    outside.write_text("content")
     part = tmp_path / ".image.part"
-    part.symlink_to(precious)
+    part.symlink_to(outside)
     with archive.create_file(part) as file:
         file.write(b"ours")
-    assert (precious.read_text(), part.read_bytes(), part.is_symlink()) == ("all of it", b"ours", False)
+    assert (outside.read_text(), part.read_bytes(), part.is_symlink()) == ("content", b"ours", False)
     link = tmp_path / "link"
-    link.symlink_to(precious)
-    assert archive.is_own_file(precious)
+    link.symlink_to(outside)
+    assert archive.is_own_file(outside)
     assert not archive.is_own_file(link)
