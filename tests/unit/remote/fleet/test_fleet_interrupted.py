@@ -1,4 +1,4 @@
-"""Ctrl-C while a fleet waits for its workers: each is waited for until it has stopped its job."""
+"""Ctrl-C while a fleet waits for its workers: it waits until each has stopped its job."""
 
 import _thread
 import threading
@@ -10,17 +10,17 @@ from remote.fleet.fleet import Fleet
 
 @pytest.mark.usefixtures("signals_given_back")
 def test_a_worker_that_still_works_when_ctrl_c_comes_is_waited_for() -> None:
-    may_end, end = threading.Event(), threading.Event()
+    may_end, done = threading.Event(), threading.Event()
 
     def work() -> None:
         may_end.wait(60.0)
-        end.set()
+        done.set()
 
     threading.Thread(target=work, daemon=True).start()
     threading.Timer(0.05, _thread.interrupt_main).start()
     with pytest.raises(KeyboardInterrupt):
-        Fleet._join([end])
-    assert not end.is_set()
+        Fleet._wait_all([done])
+    assert not done.is_set()
     threading.Timer(0.05, may_end.set).start()
-    Fleet._join([end])
-    assert end.is_set()
+    Fleet._wait_all([done])
+    assert done.is_set()

@@ -1,4 +1,4 @@
-"""Every case of what a job may leave behind, and the end that follows."""
+"""The outcome of a trial for every way a job may end."""
 
 import signal
 from collections.abc import Sequence
@@ -32,11 +32,13 @@ def case(
     end: TrialStatus,
     reason: str | None,
     status: JobStatus,
-    found: TrialResult | None = None,
+    existing_result: TrialResult | None = None,
     log: Sequence[str] = (),
-    damage: str | None = None,
+    verification_error: str | None = None,
 ) -> ParameterSet:
-    return pytest.param(Verdict(end=end, reason=reason), status, found, list(log), damage, id=name)
+    return pytest.param(
+        Verdict(status=end, reason=reason), status, existing_result, list(log), verification_error, id=name
+    )
 
 
 GOOD = result(TrialStatus.SUCCEEDED, None)
@@ -54,7 +56,7 @@ CASES = [
     case("succeeded at the deadline", TrialStatus.SUCCEEDED, None, exited(137, signal=9, why="deadline"), GOOD),
     case("out of memory", TrialStatus.OUT_OF_MEMORY, OWN, exited(1), result(TrialStatus.OUT_OF_MEMORY)),
     case("failed", TrialStatus.FAILED, OWN, exited(1), result(TrialStatus.FAILED)),
-    case("timed out by itself", TrialStatus.TIMED_OUT, OWN, exited(1), result(TrialStatus.TIMED_OUT)),
+    case("own timeout", TrialStatus.TIMED_OUT, OWN, exited(1), result(TrialStatus.TIMED_OUT)),
     case("preempted", TrialStatus.PREEMPTED, OWN, exited(143, why="terminated"), result(TrialStatus.PREEMPTED)),
     # a cancel counts unless the trial had reached an end of its own before
     case("cancelled", TrialStatus.CANCELLED, BY_OPERATOR, exited(130, why="cancelled"), result(TrialStatus.CANCELLED)),
@@ -64,7 +66,7 @@ CASES = [
         TrialStatus.CANCELLED,
         BY_OPERATOR,
         exited(137, signal=9, why="cancelled"),
-        damage="result.json: torn",
+        verification_error="result.json: torn",
     ),
     case(
         "TERM was quicker",
@@ -81,28 +83,35 @@ CASES = [
     case(
         "another trial", TrialStatus.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, trial=replace(TRIAL, seed=7))
     ),
-    case("torn", TrialStatus.LOST, "result.json: not complete", exited(0), damage="result.json: not complete"),
+    case(
+        "torn", TrialStatus.LOST, "result.json: not complete", exited(0), verification_error="result.json: not complete"
+    ),
     # without a result, how the job ended says what stopped it
     case(
         "supervisor killed",
         TrialStatus.LOST,
-        "ended in phase measure, step 7 of 18 without a word: its supervisor was killed, or its disk is full; "
+        "ended in phase measure, step 7 of 18 without an exit code: its supervisor was killed, or its disk is full; "
         "it left no result",
         JobStatus(state=JobState.LOST, progress=IN_STEP_7),
     ),
     case(
-        "host without memory of it",
+        "unknown to the host",
         TrialStatus.LOST,
         "its job died with its worker; it left no result",
         JobStatus(state=JobState.ABSENT),
     ),
     case(
-        "deaf at the deadline",
+        "killed at the deadline",
         TrialStatus.TIMED_OUT,
         "stopped from outside at its deadline in phase measure, step 7 of 18",
         exited(137, signal=9, why="deadline", progress=IN_STEP_7),
     ),
-    case("obeyed", TrialStatus.TIMED_OUT, "stopped from outside at its deadline", exited(143, why="deadline")),
+    case(
+        "terminated at the deadline",
+        TrialStatus.TIMED_OUT,
+        "stopped from outside at its deadline",
+        exited(143, why="deadline"),
+    ),
     case(
         "terminated by the host",
         TrialStatus.PREEMPTED,
@@ -112,7 +121,7 @@ CASES = [
     case("killed", TrialStatus.LOST, KILLED, exited(137, signal=9, progress=IN_STEP_7)),
     case("segmentation fault", TrialStatus.LOST, "killed by SIGSEGV", exited(139, signal=11)),
     case("an unknown signal", TrialStatus.LOST, "killed by signal 99", exited(128 + 99, signal=99)),
-    case("nothing there", TrialStatus.LOST, "exit 0, but it left no result", exited(0), log=["all done!"]),
+    case("no result after success", TrialStatus.LOST, "exit 0, but it left no result", exited(0), log=["all done!"]),
     case(
         "bad input",
         TrialStatus.FAILED,
@@ -120,25 +129,29 @@ CASES = [
         exited(2),
         log=["noise", "x: no such folder", "  "],
     ),
-    case("nothing to start it with", TrialStatus.LOST, f"exit 127: {CANNOT_START}", exited(127), log=[CANNOT_START]),
+    case("program cannot be started", TrialStatus.LOST, f"exit 127: {CANNOT_START}", exited(127), log=[CANNOT_START]),
     case("disk full", TrialStatus.LOST, f"exit 74: {DISK_FULL}", exited(74), log=[DISK_FULL]),
     case("stopped at once", TrialStatus.PREEMPTED, "stopped by SIGTERM before it began", exited(128 + signal.SIGTERM)),
     case("silent failure", TrialStatus.FAILED, "exit 1: no output", exited(1)),
 ]
 
 
-@pytest.mark.parametrize(("verdict", "status", "found", "log_tail", "damage"), CASES)
+@pytest.mark.parametrize(("verdict", "status", "existing_result", "log_tail", "verification_error"), CASES)
 def test_the_end_of_an_attempt(
-    verdict: Verdict, status: JobStatus, found: TrialResult | None, log_tail: list[str], damage: str | None
+    verdict: Verdict,
+    status: JobStatus,
+    existing_result: TrialResult | None,
+    log_tail: list[str],
+    verification_error: str | None,
 ) -> None:
-    assert judge(PLANNED, 2, status, found, log_tail, damage) == verdict
+    assert judge(PLANNED, 2, status, existing_result, log_tail, verification_error) == verdict
 
 
 @pytest.mark.parametrize("end", list(TrialStatus))
-def test_only_what_was_not_the_trials_own_doing_is_transient(end: TrialStatus) -> None:
-    assert Verdict(end=end, reason=None).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
+def test_only_ends_from_outside_are_transient(end: TrialStatus) -> None:
+    assert Verdict(status=end, reason=None).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
 
 
 @pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
-def test_a_training_at_its_limit_is_not_tried_again(limit: str) -> None:
-    assert not Verdict(end=TrialStatus.PREEMPTED, reason=f"stopped by {limit} after step 2").is_transient
+def test_a_training_at_its_limit_is_not_retried(limit: str) -> None:
+    assert not Verdict(status=TrialStatus.PREEMPTED, reason=f"stopped by {limit} after step 2").is_transient

@@ -1,4 +1,4 @@
-"""Who may have which trial, and when: without hosts, so that every order of events can be written down."""
+"""The queue of trials without hosts, so that every order of events can be tested."""
 
 import threading
 from pathlib import Path
@@ -12,7 +12,7 @@ from remote.fleet.queue import OpenTrial, TrialQueue
 from tests.support.hosts.local_fleet import PATIENCE_SEC, make_trial
 
 
-class Bench:
+class QueueWithTrials:
     """A queue over a ledger of three trials: `free`, `other` and `pinned` (to worker b)."""
 
     def __init__(self, folder: Path) -> None:
@@ -20,96 +20,98 @@ class Bench:
             PlannedTrial(trial_id=name, trial=make_trial(name), worker="b" if name == "pinned" else None)
             for name in ("free", "other", "pinned")
         ]
-        self.ledger = Ledger.create(folder / "ledger.jsonl", [one.trial_id for one in planned])
-        self.free, self.other, self.pinned = trials = [OpenTrial(planned=one, budget=2) for one in planned]
+        self.ledger = Ledger.create(folder / "ledger.jsonl", [planned_trial.trial_id for planned_trial in planned])
+        self.free, self.other, self.pinned = trials = [
+            OpenTrial(planned=planned_trial, max_attempts=2) for planned_trial in planned
+        ]
         self.queue = TrialQueue(self.ledger, {trial.trial_id: trial for trial in trials})
 
     def end(self, *trials: OpenTrial) -> None:
         for trial in trials:
-            self.ledger.ended(trial.trial_id, TrialStatus.SUCCEEDED, None)
-        self.queue.settle()
+            self.ledger.record_end(trial.trial_id, TrialStatus.SUCCEEDED, None)
+        self.queue.notify()
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def trials(tmp_path: Path) -> QueueWithTrials:
+    return QueueWithTrials(tmp_path)
 
 
-def test_trials_are_taken_in_the_order_they_were_put_and_a_pinned_one_by_its_worker_alone(bench: Bench) -> None:
-    for trial in (bench.pinned, bench.other, bench.free):
-        bench.queue.put(trial)
-    assert [bench.queue.take("a"), bench.queue.take("b"), bench.queue.take("a")] == [
-        bench.other,
-        bench.pinned,
-        bench.free,
+def test_trials_are_taken_in_queue_order_and_a_pinned_one_only_by_its_worker(trials: QueueWithTrials) -> None:
+    for trial in (trials.pinned, trials.other, trials.free):
+        trials.queue.put(trial)
+    assert [trials.queue.get("a"), trials.queue.get("b"), trials.queue.get("a")] == [
+        trials.other,
+        trials.pinned,
+        trials.free,
     ]
 
 
-def test_who_waits_is_sent_home_when_nothing_is_left_for_it(bench: Bench) -> None:
-    took: list[OpenTrial | None] = []
-    thread = threading.Thread(target=lambda: took.append(bench.queue.take("a")))
+def test_a_waiting_worker_gets_none_once_no_trial_is_left_for_it(trials: QueueWithTrials) -> None:
+    taken: list[OpenTrial | None] = []
+    thread = threading.Thread(target=lambda: taken.append(trials.queue.get("a")))
     thread.start()
-    bench.end(bench.free, bench.other)
+    trials.end(trials.free, trials.other)
     thread.join(PATIENCE_SEC)
-    assert took == [None]
-    assert bench.queue.is_open_for("b")
-    assert not bench.queue.is_open_for("a")
+    assert taken == [None]
+    assert trials.queue.has_trial_for("b")
+    assert not trials.queue.has_trial_for("a")
 
 
-def test_a_closed_queue_hands_out_nothing(bench: Bench) -> None:
-    bench.queue.put(bench.free)
-    bench.queue.close()
-    assert bench.queue.take("a") is None
-    assert not bench.queue.is_open_for("a")
+def test_a_closed_queue_hands_out_nothing(trials: QueueWithTrials) -> None:
+    trials.queue.put(trials.free)
+    trials.queue.close()
+    assert trials.queue.get("a") is None
+    assert not trials.queue.has_trial_for("a")
 
 
-def test_a_released_trial_is_only_for_the_worker_that_had_it(bench: Bench) -> None:
-    bench.end(bench.other, bench.pinned)
-    bench.queue.release(bench.free, "a")
-    bench.queue.close()  # so that nobody waits here for ever
-    assert bench.queue.take("b") is None
-    assert bench.queue.claim(bench.free)
-    assert not bench.queue.claim(bench.free)
+def test_a_released_trial_is_only_for_the_worker_that_had_it(trials: QueueWithTrials) -> None:
+    trials.end(trials.other, trials.pinned)
+    trials.queue.release(trials.free, "a")
+    trials.queue.close()  # so that this test does not wait
+    assert trials.queue.get("b") is None
+    assert trials.queue.claim(trials.free)
+    assert not trials.queue.claim(trials.free)
 
 
-def test_a_trial_passed_on_is_for_the_next_and_its_old_worker_may_still_claim_it_first(bench: Bench) -> None:
-    bench.queue.release(bench.free, "a")
-    bench.queue.pass_on(bench.free, "a")
-    assert bench.queue.claim(bench.free)
-    bench.queue.release(bench.free, "a")
-    bench.queue.pass_on(bench.free, "a")
-    assert bench.queue.take("b") == bench.free
-    assert not bench.queue.claim(bench.free)
+def test_a_trial_offered_to_others_may_still_be_claimed_first_by_its_old_worker(trials: QueueWithTrials) -> None:
+    trials.queue.release(trials.free, "a")
+    trials.queue.stop_awaiting(trials.free, "a")
+    assert trials.queue.claim(trials.free)
+    trials.queue.release(trials.free, "a")
+    trials.queue.stop_awaiting(trials.free, "a")
+    assert trials.queue.get("b") == trials.free
+    assert not trials.queue.claim(trials.free)
 
 
-def test_a_trial_with_two_earlier_attempts_waits_until_both_are_known(bench: Bench) -> None:
-    bench.queue.release(bench.free, "a")
-    bench.queue.release(bench.free, "b")
-    assert bench.queue.claim(bench.free)  # a looks: its attempt came to nothing
-    bench.queue.put(bench.free)
-    bench.queue.pass_on(bench.free, "a")
-    bench.queue.put(bench.other)
-    assert bench.queue.take("c") == bench.other
-    bench.queue.pass_on(bench.free, "b")
-    assert bench.queue.take("c") == bench.free
+def test_a_trial_with_two_earlier_attempts_waits_until_both_are_known(trials: QueueWithTrials) -> None:
+    trials.queue.release(trials.free, "a")
+    trials.queue.release(trials.free, "b")
+    assert trials.queue.claim(trials.free)  # worker a: its attempt has no result
+    trials.queue.put(trials.free)
+    trials.queue.stop_awaiting(trials.free, "a")
+    trials.queue.put(trials.other)
+    assert trials.queue.get("c") == trials.other
+    trials.queue.stop_awaiting(trials.free, "b")
+    assert trials.queue.get("c") == trials.free
 
 
-def test_giving_up_ends_a_trial_only_when_nobody_else_is_left_to_ask(bench: Bench) -> None:
-    bench.queue.release(bench.free, "a")
-    bench.queue.release(bench.free, "b")
-    assert not bench.queue.give_up(bench.free, "a")
-    assert bench.queue.give_up(bench.free, "b")
-    bench.queue.release(bench.other, "a")
-    bench.queue.pass_on(bench.other, "a")
-    assert not bench.queue.give_up(bench.other, "a"), "it waits for another worker"
+def test_giving_up_claims_a_trial_only_if_no_other_worker_may_have_it(trials: QueueWithTrials) -> None:
+    trials.queue.release(trials.free, "a")
+    trials.queue.release(trials.free, "b")
+    assert not trials.queue.give_up(trials.free, "a")
+    assert trials.queue.give_up(trials.free, "b")
+    trials.queue.release(trials.other, "a")
+    trials.queue.stop_awaiting(trials.other, "a")
+    assert not trials.queue.give_up(trials.other, "a"), "it waits for another worker"
 
 
-def test_a_trial_that_has_ended_is_neither_taken_nor_claimed(bench: Bench) -> None:
-    bench.queue.put(bench.free)
-    bench.queue.release(bench.other, "a")
-    bench.end(bench.free, bench.other)
-    assert not bench.queue.claim(bench.free)
-    assert not bench.queue.claim(bench.other)
-    bench.queue.put(bench.pinned)
-    assert bench.queue.take("b") == bench.pinned
-    assert bench.queue.open_trials() == [bench.pinned]
+def test_a_trial_that_has_ended_is_neither_taken_nor_claimed(trials: QueueWithTrials) -> None:
+    trials.queue.put(trials.free)
+    trials.queue.release(trials.other, "a")
+    trials.end(trials.free, trials.other)
+    assert not trials.queue.claim(trials.free)
+    assert not trials.queue.claim(trials.other)
+    trials.queue.put(trials.pinned)
+    assert trials.queue.get("b") == trials.pinned
+    assert trials.queue.open_trials() == [trials.pinned]

@@ -1,4 +1,4 @@
-"""Temporary folders: gone at the end, and what a killed process left is gone at the next start."""
+"""Temporary folders: removed at the end, or at the next start after a killed process."""
 
 import os
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from remote.hosts.tempdirs import scratch_folder
 
 
-def left(at: Path, name: str) -> Path:
-    """A folder as a killed process leaves it, a while ago."""
+def make_stale_folder(at: Path, name: str) -> Path:
+    """Create a folder as left by a process that was killed a while ago."""
     folder = at / name
     folder.mkdir()
     (folder / "context.tar").write_bytes(bytes(1000))
@@ -17,7 +17,7 @@ def left(at: Path, name: str) -> Path:
     return folder
 
 
-def test_a_folder_is_there_for_as_long_as_it_is_needed(tmp_path: Path) -> None:
+def test_a_folder_exists_until_the_end_of_its_block(tmp_path: Path) -> None:
     with scratch_folder("ours-", tmp_path) as folder:
         (folder / "file").touch()
         assert folder.parent == tmp_path
@@ -27,14 +27,14 @@ def test_a_folder_is_there_for_as_long_as_it_is_needed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
-    dead = left(tmp_path, "ours-dead")
+def test_the_folder_of_a_killed_process_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    dead = make_stale_folder(tmp_path, "ours-dead")
     with scratch_folder("ours-", tmp_path):
         assert not dead.exists()
 
 
-def test_what_others_use_or_made_stays(tmp_path: Path) -> None:
-    others, link, file = left(tmp_path, "theirs-1"), tmp_path / "ours-link", tmp_path / "ours-file"
+def test_folders_in_use_and_other_files_stay(tmp_path: Path) -> None:
+    others, link, file = make_stale_folder(tmp_path, "theirs-1"), tmp_path / "ours-link", tmp_path / "ours-file"
     link.symlink_to(others)
     file.touch()
     with scratch_folder("ours-", tmp_path) as in_use:
@@ -47,7 +47,7 @@ def test_what_others_use_or_made_stays(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_folder_of_another_user_stays(tmp_path: Path) -> None:
-    theirs = left(tmp_path, "ours-theirs")
+    theirs = make_stale_folder(tmp_path, "ours-theirs")
     os.chown(theirs, 4711, 4711)
     with scratch_folder("ours-", tmp_path):
         assert (theirs / "context.tar").exists()

@@ -1,4 +1,4 @@
-"""Which keys are offered where what the configuration names is no file of a key."""
+"""Keys offered if the configured identity is not a key file."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from paramiko.auth_strategy import AuthFailure
 
-from remote.ssh.auth import Keys
+from remote.ssh.auth import KeyAuthStrategy
 from remote.ssh.config import Hop
 
 
@@ -20,10 +20,14 @@ from remote.ssh.config import Hop
         lambda path: path.write_bytes(b"a" * (1 << 20 | 1)),
     ],
 )
-def test_an_identity_whose_reading_may_never_end_is_named(make: Callable[[Path], object], tmp_path: Path) -> None:
+def test_an_identity_that_is_not_a_regular_file_is_named_in_the_error(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
     file, hop = tmp_path / "id", {"name": "vm", "hostname": "vm", "user": "me", "port": 22, "identity_agent": "none"}
     make(file)
-    keys = Keys(Hop(identity_files=(str(file), str(tmp_path / "none")), **hop))  # type: ignore[arg-type]
+    keys = KeyAuthStrategy(Hop(identity_files=(str(file), str(tmp_path / "none")), **hop))  # type: ignore[arg-type]
     assert list(keys.get_sources()) == []
-    said = str(keys.complaint(AuthFailure([])))
-    assert f"there was no key to offer; {file} is no file of at most 1,048,576 bytes;" in said
+    message = str(keys.login_error(AuthFailure([])))
+    assert f"; {file} " in message
+    assert "1,048,576 bytes" in message
+    assert "SHA256:" not in message, "no key is offered"
