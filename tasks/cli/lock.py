@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from remote.hosts.local import me
+from remote.hosts.local import current_user
 from tasks.errors import ConfirmationRequired, results_write_errors
 
 LOCK_FILE = ".lock"
@@ -29,7 +29,7 @@ def acquire_lock(results_folder: Path, command: str) -> Iterator[None]:
             ) from None
         with contextlib.suppress(OSError):  # on a full disk the lock holds without its holder's name
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"`inv {command}`, process {os.getpid()} of {me()}\n".encode(), 0)
+            os.pwrite(handle, f"`inv {command}`, process {os.getpid()} of {current_user()}\n".encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -14,7 +14,7 @@ _MAX_RECORD_BYTES = 1 << 20
 def read_push_record(settings: Settings) -> Any:
     """Parse the record of the last `inv push`. Raises OSError and ValueError."""
     try:
-        return json.loads(read_regular(settings.image_file, most_bytes=_MAX_RECORD_BYTES))
+        return json.loads(read_regular(settings.image_file, max_bytes=_MAX_RECORD_BYTES))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

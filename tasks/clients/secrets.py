@@ -41,7 +41,7 @@ def read_secret_text(settings: Settings, setting: str, name: str) -> str:
     path = settings.resolve_path(name)
     with file_errors(f"{setting}: {path}: cannot be read"):
         is_open = str(path.parent) in _FD_FOLDERS
-        content = _read_open_file(path) if is_open else read_regular(path, most_bytes=_MAX_SECRET_BYTES)
+        content = _read_open_file(path) if is_open else read_regular(path, max_bytes=_MAX_SECRET_BYTES)
         return content.decode("utf-8")
 
 

@@ -80,7 +80,7 @@ def operator(
         "fleet": {"kind": "local", "size": 1, "workspace": str(ROOT)},
         "serve": {"image": f"docker.io/vllm/vllm-openai@{DIGEST}"},
     }
-    operator.set(scratch="1Gi", memory="2Gi")
+    operator.set_cluster(scratch="1Gi", memory="2Gi")
     yield operator
     operator.inv("teardown", "--yes", "--discard-results")
 

@@ -18,7 +18,7 @@ import pytest
 
 from remote.image.artifact import EMPTY_TYPE, MANIFEST_TYPE, TITLE_ANNOTATION
 from tests.support.machines.ports import free_ports
-from tests.support.reports.training_run import RECORD, a_run
+from tests.support.reports.training_run import RECORD, write_run
 
 USER, PASSWORD = "ann", "a password"
 
@@ -65,7 +65,7 @@ def read(host: str, path: str) -> bytes:
 @pytest.fixture
 def pushing(bare_project) -> Path:
     """Return the adapter's folder of a collected training in a project."""
-    run = a_run(bare_project.folder / "results" / "20261122-000000-train")
+    run = write_run(bare_project.folder / "results" / "20261122-000000-train")
     adapter = run / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"weights")

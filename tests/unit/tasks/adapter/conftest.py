@@ -9,7 +9,7 @@ import pytest
 from bench.records.run import RunRecord
 from bench.records.training import AdapterCheck, ServedForm
 from tasks.adapter.artifact import TrainedAdapter
-from tests.support.reports.training_run import RECORD, a_run
+from tests.support.reports.training_run import RECORD, write_run
 
 WEIGHTS = b"abc"
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
@@ -17,7 +17,7 @@ SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 
 @pytest.fixture
 def trained(tmp_path: Path) -> TrainedAdapter:
-    folder = a_run(tmp_path / "r")
+    folder = write_run(tmp_path / "r")
     record = dataclasses.replace(RECORD, adapter_sha256=SHA256)
     record.write(folder)
     (folder / "adapter").mkdir()

@@ -98,7 +98,7 @@ def test_the_document_has_the_messages_of_bench_about_a_gpu(monkeypatch: pytest.
     monkeypatch.delenv("CC", raising=False)
     trial, with_kernels = (suite(name, "gpu", "MODEL", "DATA")[-1] for name in ("quick", "recipes"))
     functions = (
-        lambda: isolation.require_gpu([], is_there=False, chosen=None),
+        lambda: isolation.require_visible_gpu([], has_device_file=False, visible_devices=None),
         lambda: preflight.check(SimpleNamespace(torch=_Torch(None), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=cuda_library), with_kernels),  # type: ignore[arg-type]
