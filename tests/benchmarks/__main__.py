@@ -1,6 +1,6 @@
-"""`python -m tests.benchmarks [NAME ...]`: runs every benchmark beside this file, or those named, one table line each.
+"""`python -m tests.benchmarks [NAME ...]`: run every benchmark, or the named ones, one table line each.
 
-Ends with exit code 1 when a benchmark could not be run; how fast anything was never decides it.
+Exit code 1 if a benchmark could not run; speed never decides it.
 """
 
 import importlib

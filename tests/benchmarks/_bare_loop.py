@@ -1,4 +1,4 @@
-"""The reference recipe with nothing around it: what the stack itself reaches. Prints one JSON line; see harness_cost.
+"""The reference recipe in a bare loop: the speed of the stack itself. Prints one JSON line; see harness_cost.
 
 Written from the recipe's description and importing nothing of bench, so that it cannot share a mistake with it. One
 clock around all measured steps, no synchronisation within; each step's own time is stamped by the device.
@@ -25,8 +25,8 @@ def padded(arguments: argparse.Namespace, steps: int) -> torch.utils.data.DataLo
     texts = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats[: steps * arguments.batch]]
     rows = [ids[: arguments.seq] for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     samples = []
-    for place in range(steps * arguments.batch):
-        ids = torch.tensor(rows[place % len(rows)])
+    for index in range(steps * arguments.batch):
+        ids = torch.tensor(rows[index % len(rows)])
         missing = arguments.seq - len(ids)
         fill = torch.nn.functional.pad
         samples.append(
@@ -93,12 +93,12 @@ def main() -> None:
             stamps.append(_stamp(device))
     _wait(device)
     seconds = time.perf_counter() - began
-    said = {
+    report = {
         "mean_step_sec": seconds / arguments.steps,
         "step_sec": [_between(*pair) for pair in pairwise(stamps)],
         "loss": [float(loss) for loss in losses],
     }
-    print(json.dumps(said), flush=True)
+    print(json.dumps(report), flush=True)
 
 
 def _stamp(device: torch.device) -> Any:

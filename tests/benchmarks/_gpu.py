@@ -1,4 +1,4 @@
-"""What the benchmarks on a GPU share: the memory they may use, their steps, and what the GPU draws meanwhile."""
+"""Shared parts of the GPU benchmarks: memory limit, number of steps, and the power drawn meanwhile."""
 
 import contextlib
 import statistics
@@ -9,10 +9,10 @@ from typing import Any
 
 from bench.machine import nvml
 
-LIMIT_BYTES = int(21.5 * 2**30)  # what a 24 GB card leaves for training
+LIMIT_BYTES = int(21.5 * 2**30)  # usable for training on a 24 GB card
 WARMUP, MEASURED = 5, 12
-HELD_LAYERS = 11  # what the limit has room for beside the activations of 512 x 8, captured
-HELD_IN_EIGHT = {"eight_backward": 22, "eight": 19}  # the former keeps one orientation alone
+HELD_LAYERS = 11  # fit the limit together with the activations of 512 x 8, captured
+HELD_IN_EIGHT = {"int8_backward": 22, "int8": 19}  # the former keeps a single orientation
 PERIOD_SEC = 0.05
 
 
@@ -32,7 +32,7 @@ class Draw:
 
     @property
     def capped_percent(self) -> float | None:
-        """Of the readings, how many had the clock below what it could be because of the power limit."""
+        """Percentage of the readings whose clock was lowered by the power limit."""
         told = [reading.clock_limits for reading in self.readings if reading.clock_limits is not None]
         return 100.0 * sum(nvml.POWER_CAP in limits for limits in told) / len(told) if told else None
 
@@ -40,8 +40,8 @@ class Draw:
         return {"watts": self.watts, "sm_clock_mhz": self.sm_clock_mhz, "power_capped_percent": self.capped_percent}
 
 
-def limit(torch: Any, *, limited: bool = True) -> None:
-    """This process may use LIMIT_BYTES of the GPU, or again all of it."""
+def limit_memory(torch: Any, *, limited: bool = True) -> None:
+    """Limit this process to LIMIT_BYTES of the GPU, or lift the limit."""
     if torch.cuda.is_available():
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / whole if limited else 1.0)
@@ -49,9 +49,9 @@ def limit(torch: Any, *, limited: bool = True) -> None:
 
 @contextlib.contextmanager
 def metered() -> Iterator[Draw]:
-    """Reads the first GPU every PERIOD_SEC while the block runs; on a machine without one, nothing is read."""
+    """Read the first GPU every PERIOD_SEC while the block runs; without a GPU, read nothing."""
     draw, done = Draw(), threading.Event()
-    gpus = nvml.gpus_here()
+    gpus = nvml.visible_gpus()
 
     def sample() -> None:
         while not done.wait(PERIOD_SEC):
@@ -68,13 +68,13 @@ def metered() -> Iterator[Draw]:
             sampler.join()
 
 
-def drawn(said: dict[str, Any]) -> str:
-    """A `Draw.to_json()` for a person, as the end of a list: ", 692 W at 1,470 MHz (at the power limit: 100 %)"."""
-    if said.get("watts") is None or said.get("sm_clock_mhz") is None:
+def format_draw(draw: dict[str, Any]) -> str:
+    """Format a `Draw.to_json()` as the end of a list: ", 692 W at 1,470 MHz (at the power limit: 100 %)"."""
+    if draw.get("watts") is None or draw.get("sm_clock_mhz") is None:
         return ""
-    capped = said["power_capped_percent"]
+    capped = draw["power_capped_percent"]
     limit = "" if capped is None else f" (at the power limit: {capped:.0f} %)"
-    return f", {said['watts']:.0f} W at {said['sm_clock_mhz']:,.0f} MHz{limit}"
+    return f", {draw['watts']:.0f} W at {draw['sm_clock_mhz']:,.0f} MHz{limit}"
 
 
 def _median(values: list[Any]) -> float | None:

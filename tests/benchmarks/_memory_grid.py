@@ -3,16 +3,16 @@
     python -m tests.benchmarks._memory_grid MODEL DATA OUT.jsonl [fitted|held-out|...] [--predict]
 
 `fitted`, the default, are the 60 configurations that the constants of `bench.predict.memory` come from; `held-out`
-were chosen afterwards, to differ from those in what they combine, and their predictions were written down (--predict,
-into held_out_h200.jsonl) before they were measured; `held-out-2` were chosen after what those taught had been mended,
+were chosen afterwards, to combine other values, and their predictions were written down (--predict,
+into held_out_h200.jsonl) before they were measured; `held-out-2` were chosen after the corrections that those led to,
 with predictions in held_out_2_h200.jsonl; `no-dropout` are without LoRA's dropout; `llama` is for a model of another
 shape. `space` is what `inv tune` searches among the recipes fast and stock within 21.5 GiB, at 640 positions a row.
 
 MODEL needs Mistral's shape only, its weights may be random. One line of JSON a configuration; at the end the errors of
 `bench.predict.memory`. A base is loaded once for all batches of one recipe, because loading takes longer than
-measuring: what one configuration leaves behind is given back before the next (`torch.cuda.empty_cache`), and the peak
+measuring: leftover memory is released before the next configuration (`torch.cuda.empty_cache`), and the peak
 is reset. Each group has a process of its own, because a base's NF4 weights were seen to stay (3.353 GiB each;
-held_out_h200.jsonl has peaks with other bases beneath, and what they come to without).
+held_out_h200.jsonl has peaks with other bases loaded, and the values without).
 """
 
 import argparse
@@ -33,7 +33,7 @@ from bench.data.collate import load_tokenizer, make_batches, make_rows
 from bench.data.conversations import read_data
 from bench.predict import memory
 from bench.qlora import recipes
-from bench.qlora.step import load_base, place
+from bench.qlora.step import choose_placement, load_base
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
 
 WARMUP, MEASURED = 2, 4
@@ -50,7 +50,7 @@ EVERY: dict[str, dict[str, Any]] = {
 
 
 def _group(model: str, text: str, recipe: str, recompute: str, sizes: str, **fixed: Any) -> list[Trial]:
-    """One trial for each of `sizes`, LAYOUTxLENGTHxBATCH; `fixed` is what they share."""
+    """Make one trial for each of `sizes`, LAYOUTxLENGTHxBATCH, with the common fields `fixed`."""
     listed = [word.split("x") for word in sizes.split()]
     about = [str(len(value) if isinstance(value, tuple) else value) for value in fixed.values()]
     return [
@@ -76,7 +76,7 @@ def _group(model: str, text: str, recipe: str, recompute: str, sizes: str, **fix
 
 
 def fitted(model: str, text: str) -> list[list[Trial]]:
-    """60 configurations in groups that share a loaded base."""
+    """Return 60 configurations in groups that share a loaded base."""
     group = functools.partial(_group, model, text)
     pads = " ".join(f"padx512x{batch}" for batch in (1, 2, 4, 8, 16, 32))
     return [
@@ -99,7 +99,7 @@ def fitted(model: str, text: str) -> list[list[Trial]]:
 
 
 def held_out(model: str, text: str) -> list[list[Trial]]:
-    """Configurations that the constants were not fitted to: new lengths, batches, ranks, layouts and mixtures."""
+    """Return configurations outside the fit: new lengths, batches, ranks, layouts and mixtures."""
     group = functools.partial(_group, model, text)
     return [
         group("reference", "none", "padx384x6", lora_targets=ALL_LINEAR),
@@ -114,7 +114,7 @@ def held_out(model: str, text: str) -> list[list[Trial]]:
 
 
 def held_out_2(model: str, text: str) -> list[list[Trial]]:
-    """Again configurations that nothing was fitted to or mended by: what both grids combine otherwise or not at all."""
+    """Return configurations outside the fit and its corrections: combinations that neither grid has."""
     group = functools.partial(_group, model, text)
     return [
         group("reference", "none", "varlenx384x4", lora_targets=ALL_LINEAR, lora_rank=64, lora_alpha=128),
@@ -131,7 +131,7 @@ def held_out_2(model: str, text: str) -> list[list[Trial]]:
 
 
 def no_dropout(model: str, text: str) -> list[list[Trial]]:
-    """Without LoRA's dropout, which every other configuration here has."""
+    """Return configurations without LoRA's dropout, which all others here have."""
     group = functools.partial(_group, model, text, lora_dropout=0.0)
     return [
         group("reference", "none", "padx512x4"),
@@ -144,7 +144,7 @@ def no_dropout(model: str, text: str) -> list[list[Trial]]:
 
 
 def llama(model: str, text: str) -> list[list[Trial]]:
-    """For a model of Llama's architecture and another shape."""
+    """Return configurations for a Llama model of another shape."""
     group = functools.partial(_group, model, text)
     return [
         group("reference", "all", "padx512x8"),
@@ -155,11 +155,11 @@ def llama(model: str, text: str) -> list[list[Trial]]:
 
 
 def space(model: str, text: str) -> list[list[Trial]]:
-    """What `inv tune` would choose from, by its own code, one group for each way to build a step."""
-    from tasks.tuning import space as tuning  # the operator's packages, which the other grids do without
+    """Return the search space of `inv tune`, from its own code, one group for each way to build a step."""
+    from tasks.tuning import space as tuning  # only this grid needs the operator's packages
 
     config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    found = tuning.candidates(
+    space = tuning.candidates(
         model=model,
         data=text,
         profile="gpu",
@@ -170,10 +170,11 @@ def space(model: str, text: str) -> list[list[Trial]]:
         seed=42,
         samples=10_000,
     )
-    fitting = [one for one in found if memory.peak_bytes(config, one.trial) <= SPACE_LIMIT_BYTES]
+    fitting = [candidate for candidate in space if memory.peak_bytes(config, candidate.trial) <= SPACE_LIMIT_BYTES]
     ways: dict[tuple[str, str], list[Trial]] = {}
-    for one in fitting:
-        ways.setdefault((one.choice["recipe"], one.choice["recompute"]), []).append(one.trial)
+    for candidate in fitting:
+        way = (candidate.choice["recipe"], candidate.choice["recompute"])
+        ways.setdefault(way, []).append(candidate.trial)
     return list(ways.values())
 
 
@@ -188,9 +189,9 @@ GRIDS = {
 
 
 def measure(group: list[Trial], config: dict[str, Any], modules: torch_stack.Stack) -> Iterator[dict[str, Any]]:
-    """Each configuration of the group over one base."""
+    """Measure each configuration of the group over one base."""
     torch = modules.torch
-    placement = place(modules)
+    placement = choose_placement(modules)
     tokenizer = load_tokenizer(modules, group[0].model)
     _, conversations = read_data(Path(group[0].data))
     began = time.perf_counter()
@@ -203,20 +204,20 @@ def measure(group: list[Trial], config: dict[str, Any], modules: torch_stack.Sta
         torch.cuda.reset_peak_memory_stats()
         rows = make_rows(trial, conversations, tokenizer)
         batches = make_batches(modules, trial, rows, tokenizer, pin_memory=True)
-        said: dict[str, Any] = {"name": trial.name, "trial": trial.to_json(), "recipe_built": step.recipe}
-        said["predicted_bytes"] = memory.peak_bytes(config, trial)
+        point: dict[str, Any] = {"name": trial.name, "trial": trial.to_json(), "recipe_built": step.recipe}
+        point["predicted_bytes"] = memory.peak_bytes(config, trial)
         try:
             seconds, useful, tokens = [], 0, 0
             for number, batch in enumerate(batches):
-                step.wait()
+                step.synchronize()
                 start = time.perf_counter()
                 step(iter([batch]), 1)
-                step.wait()
+                step.synchronize()
                 if number >= trial.warmup_steps:
                     seconds.append(time.perf_counter() - start)
                     useful, tokens = useful + batch.useful_tokens, tokens + batch.tokens
             middle = statistics.median(seconds)
-            said |= {
+            point |= {
                 "peak_bytes": torch.cuda.max_memory_allocated(),
                 "reserved_bytes": torch.cuda.max_memory_reserved(),
                 "step_time_sec": middle,
@@ -225,8 +226,8 @@ def measure(group: list[Trial], config: dict[str, Any], modules: torch_stack.Sta
                 "load_time_sec": loaded,
             }
         except torch.cuda.OutOfMemoryError as error:
-            said |= {"peak_bytes": None, "reason": str(error)[:200]}
-        yield said
+            point |= {"peak_bytes": None, "reason": str(error)[:200]}
+        yield point
 
 
 def main(argv: Sequence[str]) -> None:
@@ -239,16 +240,16 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser.parse_args(argv)
     config = json.loads((Path(arguments.model) / "config.json").read_text(encoding="utf-8"))
     groups = GRIDS[arguments.which](arguments.model, arguments.data)
-    found: list[dict[str, Any]] = []
+    every_point: list[dict[str, Any]] = []
     with arguments.out.open("w", encoding="utf-8") as file, _one_process_each() as pool:
         for group in groups:
             points = predict(group, config) if arguments.predict else pool.submit(measured, group, config).result()
-            for said in points:
-                found.append(said)
-                file.write(json.dumps(said) + "\n")
-                print(line(said), flush=True)
+            for point in points:
+                every_point.append(point)
+                file.write(json.dumps(point) + "\n")
+                print(line(point), flush=True)
             file.flush()
-    summary(found)
+    summary(every_point)
 
 
 def _one_process_each() -> ProcessPoolExecutor:
@@ -256,7 +257,7 @@ def _one_process_each() -> ProcessPoolExecutor:
 
 
 def measured(group: list[Trial], config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every point of a group, in this process."""
+    """Measure every point of a group in this process."""
     return list(measure(group, config, torch_stack.load()))
 
 
@@ -265,24 +266,24 @@ def predict(group: list[Trial], config: dict[str, Any]) -> Iterator[dict[str, An
         yield {"name": trial.name, "predicted_bytes": memory.peak_bytes(config, trial)}
 
 
-def line(said: dict[str, Any]) -> str:
-    """A point for a person."""
-    predicted = f"{said['name']:<40} predicted {said['predicted_bytes'] / 2**30:7.2f} GiB"
-    if not said.get("peak_bytes"):
+def line(point: dict[str, Any]) -> str:
+    """Format a point as one line."""
+    predicted = f"{point['name']:<40} predicted {point['predicted_bytes'] / 2**30:7.2f} GiB"
+    if not point.get("peak_bytes"):
         return predicted
     return (
-        f"{predicted}, measured {said['peak_bytes'] / 2**30:7.2f} ({error_percent(said):+.1f} %), "
-        f"{said['useful_tokens_per_sec']:9,.0f} useful tokens/s"
+        f"{predicted}, measured {point['peak_bytes'] / 2**30:7.2f} ({error_percent(point):+.1f} %), "
+        f"{point['useful_tokens_per_sec']:9,.0f} useful tokens/s"
     )
 
 
-def error_percent(said: dict[str, Any]) -> float:
-    return float(100.0 * (said["predicted_bytes"] / said["peak_bytes"] - 1.0))
+def error_percent(point: dict[str, Any]) -> float:
+    return float(100.0 * (point["predicted_bytes"] / point["peak_bytes"] - 1.0))
 
 
-def summary(found: list[dict[str, Any]]) -> None:
-    """The errors over all that fitted."""
-    errors = [abs(error_percent(said)) for said in found if said.get("peak_bytes")]
+def summary(points: list[dict[str, Any]]) -> None:
+    """Print the errors over all configurations that fitted."""
+    errors = [abs(error_percent(point)) for point in points if point.get("peak_bytes")]
     if errors:
         middle = statistics.median(errors)
         print(f"{len(errors)} points: prediction error median {middle:.2f} %, worst {max(errors):.1f} %")

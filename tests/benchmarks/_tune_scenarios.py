@@ -1,14 +1,14 @@
-"""GPUs that a search can be replayed on: how fast every candidate of `inv tune` is there, and how much memory it takes.
+"""Simulated GPUs for replaying a search: speed and memory of every candidate of `inv tune`.
 
 `measured()` is one H200, from the points of grid_h200.jsonl. The grid has 60 points and a search chooses from 189, so
 what lies between is filled in: for each recipe and way to recompute, a step's time is interpolated over positions, in
 proportion to them above the largest measured and constant below the smallest, where launches bound it; samples kept
 apart take as much longer as the recipe's did where both were measured, in proportion to the row where a mask keeps them
 apart (stock at 20,480 positions: 5.1 s filled in, 4.85 s measured by `inv tune`); a bucketed batch is a padded one of
-as many positions as it has. What no point says anything of is taken from its neighbours: every-2 lies halfway between
-every-4 and all. Lengths are of the survey's kind: log-normal, 94 tokens in the mean, cut at 640.
+as many positions as it has. A value without any point is taken from its neighbours: every-2 lies halfway between
+every-4 and all. Lengths are those of a survey: log-normal, 94 tokens in the mean, cut at 640.
 
-`changed()` are GPUs that are not there, on which what a survey predicts is wrong in a way that it would mislead by.
+`changed()` makes imaginary GPUs on which a survey's predictions mislead.
 """
 
 import functools
@@ -31,12 +31,12 @@ GRID = Path(__file__).with_name("grid_h200.jsonl")
 RECIPES = ("reference", "stock", "fast")
 LONGEST, SAMPLES, MEAN, SPREAD = 640, 4096, 94.0, 0.75
 MASKED_ROW = 4096  # positions of the rows whose mask the grid measured
-SCATTER = 0.03  # standard deviation of log step time: what no formula says of a candidate
+SCATTER = 0.03  # standard deviation of log step time that no formula explains
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What a trial of a candidate takes on a GPU. `useful` is tokens without padding in a step."""
+    """Cost of a candidate's trial on a GPU. `useful` is a step's tokens without padding."""
 
     step_sec: float
     useful: float
@@ -47,15 +47,15 @@ class Truth:
         return self.useful / self.step_sec
 
 
-World = Mapping[str, Truth]  # by a candidate's key
-Times = list[tuple[float, float]]  # of padded batches: (positions, seconds a step), ascending
+World = Mapping[str, Truth]  # key: a candidate's
+Times = list[tuple[float, float]]  # padded batches: (positions, seconds a step), ascending
 
 
 @functools.cache
 def space(steps: tuple[int, int]) -> list[Candidate]:
-    """The candidates as a survey hands them to `inv tune`, predictions included."""
+    """Return the candidates as `inv tune` gets them, with predictions."""
     sizes = lengths()
-    found = candidates(
+    space = candidates(
         model="models/m",
         data="data/d.jsonl",
         profile="gpu",
@@ -66,7 +66,7 @@ def space(steps: tuple[int, int]) -> list[Candidate]:
         seed=1,
         samples=10_000,
     )
-    return with_predictions(found, [throughput.predicted(CONFIG, one.trial, sizes) for one in found])
+    return with_predictions(space, [throughput.predict_trial(CONFIG, candidate.trial, sizes) for candidate in space])
 
 
 def lengths() -> list[int]:
@@ -76,59 +76,58 @@ def lengths() -> list[int]:
 
 
 def points() -> list[dict[str, Any]]:
-    """The grid's rows with 512 to a row and attention's four adapters."""
+    """Return the grid's rows of length 512 with attention's four adapters."""
     rows = [json.loads(line) for line in GRID.read_text(encoding="utf-8").splitlines()[1:]]
     return [row for row in rows if row["max_seq_len"] == 512 and row["targets"] == 4 and row["lora_rank"] == 16]
 
 
-def measured(found: Sequence[Candidate], *, seed: int = 0) -> dict[str, Truth]:
-    """The H200, each candidate with a scatter of its own."""
+def measured(space: Sequence[Candidate], *, seed: int = 0) -> dict[str, Truth]:
+    """Return the H200's values, each candidate with its own scatter."""
     times, apart = _times(points())
     chooser = random.Random(seed)
     world = {}
-    for one in found:
-        recipe, recompute = one.choice["recipe"], one.choice["recompute"]
-        whole = one.choice["micro_batch_size"] * LONGEST
-        useful = _useful(one) * whole
-        positions = useful / one.useful_share
+    for candidate in space:
+        recipe, recompute = candidate.choice["recipe"], candidate.choice["recompute"]
+        whole = candidate.choice["micro_batch_size"] * LONGEST
+        useful = _useful(candidate) * whole
+        positions = useful / candidate.useful_share
         seconds = between(times[recipe, recompute], positions)
-        if one.choice["layout"] == "varlen":
+        if candidate.choice["layout"] == "varlen":
             seconds *= 1.0 + apart[recipe] * (1.0 if recipe == "fast" else positions / MASKED_ROW)
-        peak = memory.peak_bytes(CONFIG, one.trial) * chooser.gauss(1.0, 0.01)
+        peak = memory.peak_bytes(CONFIG, candidate.trial) * chooser.gauss(1.0, 0.01)
         step_sec = seconds * math.exp(chooser.gauss(0.0, SCATTER))
-        world[one.key] = Truth(step_sec=step_sec, useful=useful, peak_bytes=round(peak))
+        world[candidate.key] = Truth(step_sec=step_sec, useful=useful, peak_bytes=round(peak))
     return world
 
 
-def _useful(one: Candidate) -> float:
-    """Real tokens per position of the micro-batch's full size. A bucketed batch has fewer positions, and as many real
+def _useful(candidate: Candidate) -> float:
+    """Return real tokens per position of the full micro-batch. A bucketed batch has fewer positions and as many real
     tokens as a padded one."""
-    if one.choice["layout"] == "varlen":
-        return one.useful_share
+    if candidate.choice["layout"] == "varlen":
+        return candidate.useful_share
     return sum(min(length, LONGEST) for length in lengths()) / (SAMPLES * LONGEST)
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, str], Times], dict[str, float]]:
-    """Step times by recipe and recomputation; by recipe, the part that samples kept apart take
-    more."""
+    """Return step times by recipe and recomputation, and by recipe the extra share of separated samples."""
     padded: dict[tuple[str, str], Times] = {}
     for row in rows:
         if row["layout"] == "pad":
-            place = padded.setdefault((row["recipe"], recompute_of(row)), [])
-            place.append((512.0 * row["micro_batch_size"], row["step_time_sec"]))
+            group = padded.setdefault((row["recipe"], recompute_of(row)), [])
+            group.append((512.0 * row["micro_batch_size"], row["step_time_sec"]))
     times = {way: sorted(pairs) for way, pairs in padded.items()}
     partly, wholly = times["fast", "every-4"], times["fast", "all"]
     times["fast", "every-2"] = [(x, (y + between(wholly, x)) / 2) for x, y in partly]
     ratios: dict[str, list[float]] = {}
     for row in rows:
         if row["layout"] == "varlen":
-            alone = between(times[row["recipe"], recompute_of(row)], 512.0 * row["micro_batch_size"])
-            ratios.setdefault(row["recipe"], []).append(row["step_time_sec"] / alone)
+            separate_sec = between(times[row["recipe"], recompute_of(row)], 512.0 * row["micro_batch_size"])
+            ratios.setdefault(row["recipe"], []).append(row["step_time_sec"] / separate_sec)
     return times, {recipe: statistics.median(each) - 1.0 for recipe, each in ratios.items()}
 
 
 def between(times: Times, positions: float) -> float:
-    """Seconds a step at this many positions."""
+    """Interpolate the seconds of a step at this many positions."""
     for (x, y), (next_x, next_y) in pairwise(times):
         if x <= positions <= next_x:
             return y + (next_y - y) * (positions - x) / (next_x - x)
@@ -142,12 +141,15 @@ def recompute_of(row: Mapping[str, Any]) -> str:
     return next(name for name, fields in RECOMPUTE.items() if plain | fields == wanted)
 
 
-def changed(found: Sequence[Candidate], world: World) -> dict[str, dict[str, Truth]]:
-    """By what is unlike the H200, worlds in which the same predictions mislead."""
+def changed(space: Sequence[Candidate], world: World) -> dict[str, dict[str, Truth]]:
+    """Return scenarios by their difference to the H200, in which the same predictions mislead."""
 
     def slower(factor: Callable[[Mapping[str, Any]], float]) -> dict[str, Truth]:
         return {
-            one.key: replace(world[one.key], step_sec=world[one.key].step_sec * factor(one.choice)) for one in found
+            candidate.key: replace(
+                world[candidate.key], step_sec=world[candidate.key].step_sec * factor(candidate.choice)
+            )
+            for candidate in space
         }
 
     undone = {"none": 1.0, "every-4": 1 / 1.08, "every-2": 1 / 1.16, "all": 1 / 1.36, "offload": 1 / 1.36}

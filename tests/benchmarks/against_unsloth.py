@@ -1,4 +1,4 @@
-"""`fast` beside Unsloth on one GPU: the same model, adapters, batch, optimizer and clock, each case in its own process.
+"""`fast` against Unsloth on one GPU: same model, adapters, batch, optimizer and clock, each case in its own process.
 
     python -m tests.benchmarks.against_unsloth --model DIR [--cases fast,unsloth-keep,...] [--steps 12] [--json FILE]
 
@@ -7,14 +7,14 @@ trainer has it, its fused loss, no attention mask, and each of its three ways wi
 of them that fits.
 
 LoRA's dropout is 5 % in the published configuration and in every other figure here, and Unsloth's own page advises
-against any. So each side is measured with and without: with what it likes best each, which is what the goal is about,
-and with the same on both sides.
+against any. So each side is measured with and without: each at its best, which the goal is about, and both with the
+same dropout.
 
-All cases run below LIMIT_BYTES, what a 24 GB card leaves. Tokens are random: speed depends on shapes alone. The fast
-recipe runs before and after, so that a machine that changes shows.
+All cases run below LIMIT_BYTES, the usable memory of a 24 GB card. Tokens are random: speed depends only on shapes. The
+fast recipe runs before and after, which reveals a changing machine.
 
-Unsloth patches transformers for its whole process, hence one each. It is no dependency of this project: where it is not
-installed the benchmark says so and measures nothing. Without a GPU, on a small model, this is a rehearsal.
+Unsloth patches transformers for its whole process, hence one each. It is not a dependency of this project: if it is not
+installed, the benchmark says so and measures nothing. Without a GPU, on a small model, this is a rehearsal.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from typing import Any
 
 from bench.records import ATTENTION_PROJECTIONS
 from bench.records.bootstrap import Interval, summarize
-from tests.benchmarks import Figure, a_trial, say, spread
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit
+from tests.benchmarks import Figure, a_trial, print_figures, spread
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit_memory
 
 GOAL, GOAL_IN_EIGHT = ">= 1.15x", ">= 1.7x"
 CASE_SEC = 300.0
@@ -86,37 +86,37 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     if arguments.one:
         print(json.dumps(_measure(_case(arguments.one), arguments.model, arguments.steps)), flush=True)
         return []
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name in arguments.cases.split(","):
-        found[name] = _in_a_process(name, arguments)
-        print(f"{name}: {json.dumps({k: v for k, v in found[name].items() if k != 'times'})}", flush=True)
+        results[name] = _in_a_process(name, arguments)
+        print(f"{name}: {json.dumps({k: v for k, v in results[name].items() if k != 'times'})}", flush=True)
         if arguments.json:
-            arguments.json.write_text(json.dumps({"versions": _versions(), "cases": found}, indent=1))
-    rates = {name: one["tokens"] / one["step_sec"] for name, one in found.items() if "failed" not in one}
-    return [_figure(name, one, rates) for name, one in found.items()]
+            arguments.json.write_text(json.dumps({"versions": _versions(), "cases": results}, indent=1))
+    rates = {name: result["tokens"] / result["step_sec"] for name, result in results.items() if "failed" not in result}
+    return [_figure(name, result, rates) for name, result in results.items()]
 
 
 def _in_a_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The case's figures, or why there are none."""
-    words = [sys.executable, "-m", "tests.benchmarks.against_unsloth", "--model", arguments.model]
-    words += ["--one", name, "--steps", str(arguments.steps)]
+    """Measure the case in its own process; return its figures or the error."""
+    argv = [sys.executable, "-m", "tests.benchmarks.against_unsloth", "--model", arguments.model]
+    argv += ["--one", name, "--steps", str(arguments.steps)]
     quiet = {"HF_HUB_OFFLINE": "1", "UNSLOTH_DISABLE_STATISTICS": "1"}
     began = time.monotonic()
     try:
         done = subprocess.run(
-            words, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=CASE_SEC, check=False
+            argv, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=CASE_SEC, check=False
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"took longer than {CASE_SEC:.0f} s"}
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:
         return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit code {done.returncode}"}
-    said: dict[str, Any] = json.loads(lines[-1])
-    return said | {"process_sec": round(time.monotonic() - began, 1)}
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result | {"process_sec": round(time.monotonic() - began, 1)}
 
 
 def _measure(case: Case, model: str, steps: int) -> dict[str, Any]:
-    """Step times in seconds, tokens a step, peak bytes."""
+    """Measure step times in seconds, tokens a step and peak bytes."""
     train, torch, about = (_unsloth if case.is_unsloth else _fast)(case, model)
     on_gpu = torch.cuda.is_available()
     config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
@@ -156,11 +156,11 @@ def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     from bench import torch_stack
     from bench.data.collate import Batch
     from bench.qlora import recipes
-    from bench.qlora.step import load_base, choose_placement
+    from bench.qlora.step import choose_placement, load_base
 
     modules = torch_stack.load()
     placement = choose_placement(modules)
-    limit(modules.torch)
+    limit_memory(modules.torch)
     trial = a_trial(
         case.name,
         model,
@@ -186,10 +186,10 @@ def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
 
 
 def _unsloth(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
-    from unsloth import FastLanguageModel  # isort: skip - before everything that it patches
+    from unsloth import FastLanguageModel  # isort: skip - it patches later imports
     import torch
 
-    limit(torch)
+    limit_memory(torch)
     loaded, _ = FastLanguageModel.from_pretrained(
         model_name=model,
         max_seq_length=case.max_seq_len,
@@ -230,12 +230,12 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names if importlib.util.find_spec(name) is not None}
 
 
-def _figure(name: str, one: dict[str, Any], rates: dict[str, float]) -> Figure:
+def _figure(name: str, result: dict[str, Any], rates: dict[str, float]) -> Figure:
     goal = "-" if _case(name).is_unsloth else GOAL if _case(name).matmul == "bf16" else GOAL_IN_EIGHT
-    if "failed" in one:
-        return Figure(name=name, value=f"failed: {one['failed'].splitlines()[-1]}", goal=goal)
-    interval: Interval = summarize(one["times"])
-    peak = "" if one["peak_bytes"] is None else f", peak {one['peak_bytes'] / 2**30:.2f} GiB"
+    if "failed" in result:
+        return Figure(name=name, value=f"failed: {result['failed'].splitlines()[-1]}", goal=goal)
+    interval: Interval = summarize(result["times"])
+    peak = "" if result["peak_bytes"] is None else f", peak {result['peak_bytes'] / 2**30:.2f} GiB"
     return Figure(
         name=name,
         value=f"{spread(interval, 's')}, {rates[name]:,.0f} tokens/s{peak}",
@@ -245,7 +245,7 @@ def _figure(name: str, one: dict[str, Any], rates: dict[str, float]) -> Figure:
 
 
 def _ratios(name: str, rates: dict[str, float]) -> list[str]:
-    """Of one of ours: to the best of theirs, and to the best of theirs with as much dropout."""
+    """Return the ratios of our case to the best of theirs, and to the best of theirs with equal dropout."""
     ours = _case(name)
     if ours.is_unsloth:
         return []
@@ -261,4 +261,4 @@ def _case(name: str) -> Case:
 
 
 if __name__ == "__main__":
-    say(main(sys.argv[1:]))
+    print_figures(main(sys.argv[1:]))

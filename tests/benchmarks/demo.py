@@ -1,4 +1,4 @@
-"""`make demo` as a newcomer meets it: in a fresh clone, and once more."""
+"""`make demo` for a newcomer: in a fresh clone, then again."""
 
 import subprocess
 import tempfile

@@ -1,7 +1,7 @@
-"""How long an unchanged `inv deploy` takes and what it asks of the API, on the tests' own cluster (four nodes).
+"""Time and API calls of an unchanged `inv deploy` on the tests' cluster (four nodes).
 
-That cluster answers from memory on this machine. A real one is a network away: about two round trips one after the
-other, since what can be asked at once is. `inv` is forked from a process that has its libraries: its start does not
+That cluster answers from memory on this machine. A real one adds about two sequential network round trips; other
+requests are concurrent. `inv` is forked from a process that has its libraries: its start does not
 count.
 """
 
@@ -27,7 +27,7 @@ def main() -> list[Figure]:
         ForkServer(Path(folder), INV) as server,
     ):
         operator = make_operator(cluster, Path(folder), server)
-        operator.set(size=4)
+        operator.set_cluster(size=4)
         first = seconds(lambda: operator.inv("deploy", stdin="a password\n"))
         before = len(cluster.requests())
         unchanged = [seconds(lambda: operator.inv("deploy")) for _ in range(ROUNDS)]
@@ -50,10 +50,10 @@ def _kustomize(operator: Operator) -> None:
 
 
 def _calls_while_waiting(operator: Operator) -> float:
-    """Calls per minute and pod over half a minute of waiting for pods whose image does not come."""
-    operator.set(ready_within_sec=1.0, image=f"fra.ocir.io/ns/another@sha256:{'cd' * 32}")
+    """Count calls per minute and pod over half a minute of waiting for an image that never arrives."""
+    operator.set_cluster(ready_timeout_sec=1.0, image=f"fra.ocir.io/ns/another@sha256:{'cd' * 32}")
     operator.inv("deploy", code=3)
-    operator.set(ready_within_sec=30.0)
+    operator.set_cluster(ready_timeout_sec=30.0)
     before = len(operator.cluster.requests())
     minutes = seconds(lambda: operator.inv("deploy", code=3)) / 60
     return (len(operator.cluster.requests()) - before) / minutes / 4

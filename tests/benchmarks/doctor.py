@@ -1,7 +1,7 @@
-"""How long `inv doctor` takes where everything answers: a build VM, a registry and a cluster of this machine.
+"""Time of `inv doctor` if everything answers: a build VM, a registry and a cluster on this machine.
 
-A new Python each time, as a person types it. These answer over links without delay; what a real network adds is about
-a round trip for each question that waits for another's answer. Not asked here: a GPU, a tenancy.
+A new Python each time, as for a user. The links have no delay; a real network adds about one round trip for each
+request that depends on another. Not included: a GPU, a tenancy.
 """
 
 import json
@@ -12,7 +12,7 @@ from bench.records.bootstrap import summarize
 from tasks.doctor.registry import CHECKS
 from tests.benchmarks import Figure, spread
 from tests.support.kubernetes import Cluster, unavailable
-from tests.support.machines.build_vm import WAIT_SEC, BuildVm, running_build_vm
+from tests.support.machines.build_vm import TIMEOUT_SEC, BuildVm, running_build_vm
 from tests.support.machines.second_cluster import seen_beside
 from tests.support.paths import ROOT
 
@@ -36,9 +36,9 @@ def main() -> list[Figure]:
 
 
 def _doctor(build_vm: BuildVm, settings: dict[str, str]) -> tuple[float, int]:
-    """Seconds from the key to the last line, and how many checks asked something."""
+    """Measure the seconds until the last line, and count the checks that ran."""
     began = time.perf_counter()
-    said, _ = build_vm.start("doctor", "--json", **settings).communicate(timeout=WAIT_SEC)
+    output, _ = build_vm.start_inv("doctor", "--json", **settings).communicate(timeout=TIMEOUT_SEC)
     seconds = time.perf_counter() - began
-    answers = json.loads(said)["answers"]
+    answers = json.loads(output)["answers"]
     return seconds, len({(answer["subject"], answer["check"]) for answer in answers if answer["state"] != "unasked"})

@@ -1,4 +1,4 @@
-"""What a fleet of pods costs: a command in each of 64, what it makes of this process, files brought home, API calls.
+"""Cost of a fleet of pods: a command in each of 64, this process's memory, collected files, API calls.
 
 Against the tests' own cluster with real kubectl: its API server is Python and its pods are processes of this machine,
 so the ratios stand for a real cluster better than the seconds do.
@@ -19,8 +19,8 @@ from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
-from tasks.fleet.runner import ONE_TRY_SEC
-from tests.benchmarks import Figure, beside, seconds, spread
+from tasks.fleet.runner import SILENCE_TIMEOUT_SEC
+from tests.benchmarks import Figure, compare_with, seconds, spread
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.paths import ROOT
 from tests.support.pods import PodFleet, hosts_of, pods_of
@@ -57,7 +57,7 @@ def _fan_out(pods: PodFleet) -> list[Figure]:
         done = subprocess.run(
             argv, input=names, env=pods.cluster.environment, stderr=subprocess.PIPE, check=False, timeout=300
         )
-        broken.append(done.stderr.count(b"error:"))  # kubectl by itself is not always lucky on a busy machine
+        broken.append(done.stderr.count(b"error:"))  # plain kubectl sometimes fails on a busy machine
 
     def ours() -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -68,30 +68,30 @@ def _fan_out(pods: PodFleet) -> list[Figure]:
     bare()  # caches of kubectl and of the file system
     pairs = [(seconds(ours), seconds(bare)) for _ in range(PAIRS)]
     name = f"a command in {PODS} pods, {AT_ONCE} at a time"
-    fleet, xargs = beside(pairs, name, "the same by xargs -P", of="xargs -P and bare kubectl exec", goal="1.2 x")
+    fleet, xargs = compare_with(pairs, name, "the same by xargs -P", of="xargs -P and bare kubectl exec", goal="1.2 x")
     return [fleet, replace(xargs, ratio=f"{sum(broken)} of {PODS * len(broken)} failed")]
 
 
 def _memory(pods: PodFleet) -> list[Figure]:
-    """The largest an operator's process has been after a fan-out over few pods and over many."""
-    found = {}
+    """Measure the operator's peak memory after a fan-out over few pods and over many."""
+    seconds_by_way = {}
     for count in (4, PODS):
-        words = (str(pods.cluster.kubeconfig), pods.label, str(count))
-        argv = (sys.executable, "-m", "tests.benchmarks.fanout", *words)
+        arguments = (str(pods.cluster.kubeconfig), pods.label, str(count))
+        argv = (sys.executable, "-m", "tests.benchmarks.fanout", *arguments)
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
-        found[count] = int(done.stdout)
+        seconds_by_way[count] = int(done.stdout)
     return [
         Figure(
             name=f"operator's memory, {PODS} pods",
-            value=f"{found[PODS] / 1e6:.1f} MB",
-            ratio=f"{found[PODS] / found[4]:.2f} x of 4 pods ({found[4] / 1e6:.1f} MB)",
+            value=f"{seconds_by_way[PODS] / 1e6:.1f} MB",
+            ratio=f"{seconds_by_way[PODS] / seconds_by_way[4]:.2f} x of 4 pods ({seconds_by_way[4] / 1e6:.1f} MB)",
             goal="flat",
         )
     ]
 
 
 def operator(kubeconfig: Path, label: str, count: int) -> None:
-    """Prints its own peak in bytes, after a command in each of `count` pods, all at once."""
+    """Print this process's peak in bytes after one concurrent command in each of `count` pods."""
     import resource
 
     hosts = hosts_of(pods_of(kubeconfig), count, label)
@@ -102,14 +102,14 @@ def operator(kubeconfig: Path, label: str, count: int) -> None:
 
 def _collect(pods: PodFleet, folder: Path) -> list[Figure]:
     host = pods.pod_hosts()[0]
-    place = f"/scratch/{pods.label}/collected"
-    fill = f"mkdir -p {place} && head -c {COLLECTED_BYTES} /dev/urandom > {place}/big"
+    target = f"/scratch/{pods.label}/collected"
+    fill = f"mkdir -p {target} && head -c {COLLECTED_BYTES} /dev/urandom > {target}/big"
     host.run(Command(argv=("sh", "-c", fill)), timeout_sec=120.0)
     pod = str(pods.pod_of("worker-1")["name"])
-    tar = f"set -o pipefail; kubectl exec {pod} -c bench -- tar cf - -C {place} big | tar xf - -C"
+    tar = f"set -o pipefail; kubectl exec {pod} -c bench -- tar cf - -C {target} big | tar xf - -C"
 
     def ours(into: Path) -> None:
-        assert pull(Agent(host), place, into).byte_count == COLLECTED_BYTES
+        assert pull(Agent(host), target, into).byte_count == COLLECTED_BYTES
 
     def raw(into: Path) -> None:
         into.mkdir()
@@ -136,7 +136,7 @@ def _collect(pods: PodFleet, folder: Path) -> list[Figure]:
 
 
 def _overhead(cluster: Cluster, folder: Path) -> Figure:
-    """Short trials, one after the other on one pod: what of their time is not the trial's own."""
+    """Measure the overhead of short consecutive trials on one pod."""
     pods = PodFleet(folder / "overhead", cluster, 1)
     pods.folder.mkdir()
     pods.plan(*(f"fine {number}" for number in range(TRIALS)), workers=1)
@@ -154,7 +154,7 @@ def _overhead(cluster: Cluster, folder: Path) -> Figure:
 
 
 def _by_hand(pods: PodFleet) -> float:
-    """The mean time of the same trial, started by bare kubectl exec."""
+    """Measure the mean time of the same trial started by plain kubectl exec."""
     host, pod = pods.pod_hosts()[0], str(pods.pod_of("worker-1")["name"])
     planned = RunRecord.read(pods.run_folder / "run.json").planned[0]
     began = time.perf_counter()
@@ -171,7 +171,7 @@ def _by_hand(pods: PodFleet) -> float:
 
 
 def _api_calls(cluster: Cluster, folder: Path) -> Figure:
-    """Requests while four trials run and nothing happens."""
+    """Count requests while four trials run undisturbed."""
     pods = PodFleet(folder / "calls", cluster, 4)
     pods.folder.mkdir()
     pods.plan(*(f"slow {number}" for number in range(4)), workers=4)
@@ -192,11 +192,11 @@ def _api_calls(cluster: Cluster, folder: Path) -> Figure:
 
 
 def _noticed(cluster: Cluster, folder: Path) -> Figure:
-    """A node falls silent, unnoticed by the cluster: until its trial is begun elsewhere, with settings as shipped."""
+    """Measure the time from a node's silence to its trial's start elsewhere, with default settings."""
     pods = PodFleet(folder / "noticed", cluster, 2)
     pods.folder.mkdir()
     pods.plan("slow", workers=2)
-    with pods.running(pods.pod_fleet(limits=RetryLimits(lost_after_sec=60.0 - ONE_TRY_SEC["pods"]))):
+    with pods.running(pods.pod_fleet(limits=RetryLimits(lost_after_sec=60.0 - SILENCE_TIMEOUT_SEC["pods"]))):
         while not pods.noted("started"):
             time.sleep(0.05)
         node = str(pods.pod_of(pods.noted("started")[0].split()[3])["node"])

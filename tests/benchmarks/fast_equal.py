@@ -1,14 +1,15 @@
-"""Does the fast recipe compute what the reference computes? Gradients against float32, and loss curves step by step; in
-bf16 and, on a GPU, with products in 8 bits.
+"""Equality of the recipes fast and reference: gradients against float32, and loss curves step by step.
+
+In bf16 and, on a GPU, with products in 8 bits:
 
     python -m tests.benchmarks.fast_equal --model DIR --data FILE [--steps 200] [--parts gradients,curves] [--json FILE]
 
 Gradients: of all adapters, on one micro-batch without dropout and with B drawn at random (at 0, as training begins, A
-has no gradient), as ||found - exact|| / ||exact||. Exact is the same quantized model in float32 throughout, TF32 off.
+has no gradient), as ||gradient - exact|| / ||exact||. Exact is the same quantized model in float32, TF32 off.
 
 Curves: over the same batches in the same order. The reference runs twice, with other dropout masks the second time;
-what its two curves differ by is the noise that the fast one's difference is to be compared with. Each curve says every
-REPORT_EVERY steps how far it is from the first one, so a run that is cut short has told what it knew.
+the difference of its two curves is the noise for judging the fast one. Each curve prints its distance to the first one
+every REPORT_EVERY steps, so a run that is cut short has partial output.
 """
 
 import argparse
@@ -29,9 +30,9 @@ from bench.data.conversations import read_data
 from bench.kernels import nf4
 from bench.qlora import recipes
 from bench.qlora.recipes import adapters
-from bench.qlora.step import Placement, TrainingStep, load_base, place
+from bench.qlora.step import Placement, TrainingStep, choose_placement, load_base
 from bench.records import Trial
-from tests.benchmarks import Figure, a_trial, demo_inputs, say
+from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures
 
 STEPS = 200
 LAST = 50  # steps at the end over which mean losses are compared
@@ -41,8 +42,8 @@ Compared = tuple[str, str, dict[str, Any]]  # a name, a recipe, and what it chan
 REFERENCE: Compared = ("reference", "reference", {})
 AGAIN = "reference with other dropout"
 IN_8_BITS: tuple[Compared, ...] = (
-    ("fast, d_x in 8 bits", "fast", {"products": "eight_backward"}),
-    ("fast, both products in 8 bits", "fast", {"products": "eight"}),
+    ("fast, d_x in 8 bits", "fast", {"matmul": "int8_backward"}),
+    ("fast, both products in 8 bits", "fast", {"matmul": "int8"}),
 )
 
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--json", type=Path, help="every loss, for a record")
     arguments = parser.parse_args(argv)
     modules = torch_stack.load()
-    placement = place(modules)
+    placement = choose_placement(modules)
     with tempfile.TemporaryDirectory() as folder:
         model, chats = arguments.model, arguments.data
         if model is None or chats is None:
@@ -94,9 +95,9 @@ class Equality:
         exact = self.gradient("exact")
         figures = []
         for name, recipe, changes in compared:
-            found = self.gradient(recipe, **changes)
-            error = float((found - exact).norm() / exact.norm())
-            cosine = float(found @ exact / (found.norm() * exact.norm()))
+            gradient = self.gradient(recipe, **changes)
+            error = float((gradient - exact).norm() / exact.norm())
+            cosine = float(gradient @ exact / (gradient.norm() * exact.norm()))
             value = f"{error:.4f}, cosine {cosine:.4f}"
             figures.append(
                 Figure(name=f"gradient error, {name}", value=value, goal="<= 0.12" if name == "fast" else "-")
@@ -105,7 +106,7 @@ class Equality:
         return figures
 
     def curves(self, compared: Sequence[Compared], out: Path | None) -> list[Figure]:
-        """The first, the first again with other dropout, and the others; every loss goes to `out`, curve by curve."""
+        """Train the first case, it again with other dropout, and the others; write every loss to `out`."""
         reference, *others = compared
         curves: dict[str, list[float]] = {}
         for name, recipe, changes in (reference, (AGAIN, *reference[1:]), *others):
@@ -137,12 +138,12 @@ class Equality:
                 apart = "" if first is None else f", mean |difference| {_apart(first[: len(losses)], losses):.4f}"
                 mean = statistics.fmean(losses[-REPORT_EVERY:])
                 print(f"{name}: {len(losses)} steps, last {REPORT_EVERY} at {mean:.4f}{apart}", flush=True)
-        del step  # before the next model is loaded beside it
+        del step  # before the next model is loaded
         self.free()
         return losses
 
     def gradient(self, recipe: str, **changes: Any) -> Any:
-        """Every adapter's gradient, end to end in the order of names, float64 on the host."""
+        """Return all adapters' gradients concatenated in the order of names, float64 on the host."""
         torch = self.modules.torch
         batch = self.batches[0]
         inputs = self.inputs(batch)
@@ -160,9 +161,9 @@ class Equality:
             bf16 = recipe == "reference" and self.placement.compute_dtype == torch.bfloat16
             with self._random_b(model), torch.autocast(self.placement.device.type, torch.bfloat16, enabled=bf16):
                 model(**inputs, **(mask if recipe == "reference" else {})).loss.backward()
-        found = torch.cat([each.grad.double().flatten().cpu() for _, each in _named(model) if each.grad is not None])
+        gradient = torch.cat([each.grad.double().flatten().cpu() for _, each in _named(model) if each.grad is not None])
         self.free()
-        return found
+        return gradient
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         return {name: getattr(batch, name).to(self.placement.device) for name in ("input_ids", "labels")}
@@ -201,13 +202,13 @@ class Equality:
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:
-    """Parameters in the order of their names, which are the same whatever the recipe wraps the model in."""
+    """Return the parameters in the order of their names, which do not depend on the recipe's wrapper."""
     return sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters())
 
 
-def _apart(one: list[float], other: list[float]) -> float:
-    return statistics.fmean(abs(a - b) for a, b in zip(one, other, strict=True))
+def _apart(values: list[float], other: list[float]) -> float:
+    return statistics.fmean(abs(a - b) for a, b in zip(values, other, strict=True))
 
 
 if __name__ == "__main__":
-    say(main(sys.argv[1:]))
+    print_figures(main(sys.argv[1:]))

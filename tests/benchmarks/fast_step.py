@@ -1,12 +1,12 @@
-"""The recipes side by side on one GPU, in one process or each in its own: step times, useful tokens, peak memory, what
-they are in ratio, and what the GPU drew.
+"""The recipes on one GPU, in one process or each in its own: step times, useful tokens, peak memory, ratios, and the
+power drawn.
 
-    python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--alone] [--json FILE]
+    python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--separate] [--json FILE]
 
-DIR is a model folder; speed depends on shapes alone, so one made by `python -m tests.mistral_7b DIR` will do. Every
+DIR is a model folder; speed depends only on shapes, so one made by `python -m tests.mistral_7b DIR` will do. Every
 case is loaded, warmed up for 5 steps and measured for 12 or more; the reference of a group is measured before and after
-the others, so that a machine that changes shows. Cases of the fast recipe run under a limit of 21.5 GiB, what a 24 GB
-card leaves for training.
+the others, which reveals a changing machine. Cases of the fast recipe run under a limit of 21.5 GiB, the memory that
+a 24 GB card leaves for training.
 
 Tokens are drawn at random. Lengths of the ragged cases are log-normal, cut at 512, 194 on average over the measured
 steps (`--mean-tokens`): instruction data's shape. Without a GPU the same cases run on the demo's small model at an
@@ -32,25 +32,25 @@ from typing import Any
 
 from bench import torch_stack
 from bench.data.collate import Batch, make_batches
-from bench.data.packing import Row, apart, bucketed
+from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.predict import flops
 from bench.qlora import recipes
-from bench.qlora.recipes.fast import JOINED
+from bench.qlora.recipes.fast import FUSED_LINEARS
 from bench.qlora.session import TorchSession
-from bench.qlora.step import Placement, load_base, place
+from bench.qlora.step import Placement, choose_placement, load_base
 from bench.records import ALL_LINEAR, Trial
 from bench.records.bootstrap import summarize
 from bench.workloads import hardware
-from tests.benchmarks import Figure, a_trial, demo_inputs, say, spread
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, drawn, limit, metered
+from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures, spread
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, format_draw, limit_memory, metered
 
-PRODUCTS = "the step's products alone"
+PRODUCTS = "only the step's products"
 SPREAD, SHORTEST = 0.75, 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One configuration. `against` names the case it is a ratio to; `goal` is what was promised."""
+    """One configuration. `against` names the case of its ratio; `goal` is the promised value."""
 
     name: str
     group: str
@@ -80,13 +80,13 @@ def cases() -> tuple[Case, ...]:
         _fast("dense", "dense fast held", held, goal=">= 2.6x", **to_dense),
         _fast("dense", "dense fast lean", lean, goal=">= 1.6x at <= 0.6x memory", **to_dense),
         *_in_eight("dense", held, goals=(">= 3.2x", ">= 4.0x"), **to_dense),
-        _fast("dense", "dense eight lean", {**lean, "products": "eight"}, goal=">= 2.4x at <= 0.5x memory", **to_dense),
+        _fast("dense", "dense int8 lean", {**lean, "matmul": "int8"}, goal=">= 2.4x at <= 0.5x memory", **to_dense),
         Case(name="dense reference again", group="dense", **to_dense),
         Case(name="long reference", group="long", **of_1024),
         _fast("long", "long fast", held, goal=">= 2.6x", **to_long),
         *_in_eight("long", held, goals=("-", ">= 3.9x"), **to_long),
         Case(name="all-linear reference", group="wide", changes=wide),
-        # More adapters, more room.
+        # More adapters need more memory.
         _fast("wide", "all-linear fast", {**held, **wide, "held_layers": HELD_LAYERS - 1}, goal=">= 3.0x", **to_wide),
         *_in_eight("wide", {**held, **wide}, goals=("-", ">= 5x"), fewer=2, **to_wide),
         Case(name="ragged reference padded", group="packed", ragged=True),
@@ -107,9 +107,9 @@ def _fast(group: str, name: str, changes: dict[str, Any], **more: Any) -> Case:
 def _in_eight(
     group: str, changes: dict[str, Any], *, goals: tuple[str, str], fewer: int = 0, **more: Any
 ) -> list[Case]:
-    """The recipe fast with its input gradients in 8 bits, and with both products; with so many layers less held."""
+    """Make the cases of recipe fast with input gradients in 8 bits and with both products, with `fewer` held layers."""
     return [
-        _fast(group, f"{group} {name}", {**changes, "products": name, "held_layers": held - fewer}, goal=goal, **more)
+        _fast(group, f"{group} {name}", {**changes, "matmul": name, "held_layers": held - fewer}, goal=goal, **more)
         for (name, held), goal in zip(HELD_IN_EIGHT.items(), goals, strict=True)
     ]
 
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_step")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
     parser.add_argument("--cases", default="dense,long,wide,packed,products,stock", help="groups of cases, or names")
-    parser.add_argument("--alone", action="store_true", help="each case in a process of its own, as a trial is")
+    parser.add_argument("--separate", action="store_true", help="each case in its own process, like a trial")
     parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
     parser.add_argument("--steps", type=int, default=MEASURED)
     parser.add_argument("--mean-tokens", type=float, default=194.0, help="mean length of the ragged cases' samples")
@@ -127,19 +127,19 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or demo_inputs(Path(folder))[0]
         settings = model, arguments.steps, arguments.mean_tokens
-        found, bench = {}, None if arguments.alone else Bench.opened(*settings)
+        results, bench = {}, None if arguments.separate else Bench.opened(*settings)
         for case in cases():
             if case.group in wanted or case.name in wanted:
-                found[case.name] = _alone(settings, case) if bench is None else bench.measure(case)
-                print(f"{case.name}: {json.dumps(found[case.name]['line'])}", flush=True)
+                results[case.name] = _alone(settings, case) if bench is None else bench.measure(case)
+                print(f"{case.name}: {json.dumps(results[case.name]['line'])}", flush=True)
         bench = bench or Bench.opened(*settings)
         if "products" in wanted:
-            found[PRODUCTS] = bench.products()
+            results[PRODUCTS] = bench.products()
         ceiling = bench.ceiling()
     if arguments.json:
-        arguments.json.write_text(json.dumps({"matmul_tflops": ceiling, "cases": found}, indent=1))
-    figures = [_figure(case, found, ceiling) for case in cases() if case.name in found]
-    return figures + ([_products_figure(found[PRODUCTS])] if PRODUCTS in found else [])
+        arguments.json.write_text(json.dumps({"matmul_tflops": ceiling, "cases": results}, indent=1))
+    figures = [_figure(case, results, ceiling) for case in cases() if case.name in results]
+    return figures + ([_products_figure(results[PRODUCTS])] if PRODUCTS in results else [])
 
 
 def _alone(settings: tuple[str, int, float], case: Case) -> dict[str, Any]:
@@ -164,13 +164,13 @@ class Bench:
     @classmethod
     def opened(cls, model: str, steps: int, mean: float) -> "Bench":
         modules = torch_stack.load()
-        return cls(modules=modules, placement=place(modules), model=model, steps=steps, mean=mean)
+        return cls(modules=modules, placement=choose_placement(modules), model=model, steps=steps, mean=mean)
 
     def measure(self, case: Case) -> dict[str, Any]:
         """Step times in seconds, tokens, peak bytes; an out of memory is an answer too."""
         torch = self.modules.torch
         trial = self._trial(case)
-        limit(torch, limited=case.limited)
+        limit_memory(torch, limited=case.limited)
         try:
             times, counts, peak, loss, note, draw = self._train(trial, case)
         except torch.OutOfMemoryError as error:
@@ -210,10 +210,10 @@ class Bench:
 
         def timed(batch: Batch) -> float:
             nonlocal loss
-            step.wait()
+            step.synchronize()
             start = time.perf_counter()
             total = step(iter([batch]), 1)
-            step.wait()
+            step.synchronize()
             seconds = time.perf_counter() - start
             loss = float(total)
             return seconds
@@ -227,7 +227,7 @@ class Bench:
                 times.append(timed(batch))
                 counts.append((batch.tokens, batch.useful_tokens))
         peak = torch.cuda.max_memory_allocated() if self.placement.is_cuda else None
-        note = f"{step.recipe}; {', '.join(step.notes)}; captured: {step.captured}"
+        note = f"{step.recipe}; {', '.join(step.notes)}; captured: {step.capture_status}"
         return times, counts, peak, loss, note, draw.to_json()
 
     def products(self) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class Bench:
             forward(head, 0)
             backward(head, 0)
             for layer in reversed(range(layers)):
-                for which in reversed(of_a_layer if layer else of_a_layer[1:]):  # nothing is trained below the first
+                for which in reversed(of_a_layer if layer else of_a_layer[1:]):  # no gradient below the first layer
                     backward(which, layer % 2)
 
         times = []
@@ -309,25 +309,27 @@ class Bench:
         count = trial.micro_batch_size * (WARMUP + self.steps)
         if not case.ragged:
             return [Row(ids=tokens(trial.max_seq_len), samples=1) for _ in range(count)]
-        # Every case has the same lengths, those of warm-up and measured steps of one mean each; what is packed goes
+        # Every case has the same lengths, those of warm-up and measured steps of one mean each; packed rows go
         # through them several times.
         warming, mean = trial.micro_batch_size * WARMUP, self.mean * trial.max_seq_len / 512
         drawn = [each for part in (warming, count - warming) for each in lengths(part, trial.max_seq_len, mean)]
         samples = [tokens(length) for length in 6 * drawn]
         if trial.layout == "varlen":
-            return apart(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, WARMUP + self.steps)
+            return pack_whole_samples(
+                samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, WARMUP + self.steps
+            )
         rows = [Row(ids=sample, samples=1) for sample in samples[:count]]
-        return bucketed(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
+        return bucket_by_length(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
 
     def _flop(self, trial: Trial) -> int:
         config = json.loads((Path(self.model) / "config.json").read_text())
-        return flops.of_trial(config, trial, trial.max_seq_len).model
+        return flops.trial_flops(config, trial, trial.max_seq_len).model
 
     def ceiling(self) -> float | None:
-        """The bf16 matrix product of this GPU, TFLOP/s, hot from the cases before it."""
+        """Measure this GPU's bf16 matrix product in TFLOP/s, hot from the previous cases."""
         if not self.placement.is_cuda:
             return None
-        limit(self.modules.torch, limited=False)
+        limit_memory(self.modules.torch, limited=False)
         return hardware.bf16_matmul_tflops(TorchSession(modules=self.modules, placement=self.placement)).median
 
     def _free(self) -> None:
@@ -338,50 +340,50 @@ class Bench:
 
 
 def lengths(count: int, longest: int, mean: float) -> list[int]:
-    """Log-normal sample lengths, cut, that are `mean` tokens long on average."""
+    """Draw truncated log-normal sample lengths with this mean."""
     chooser = random.Random(11)
     drawn, scale, shortest = [chooser.lognormvariate(0.0, SPREAD) for _ in range(count)], 1.0, min(SHORTEST, longest)
-    for _ in range(20):  # cutting changes the mean; a few rounds settle it
+    for _ in range(20):  # truncation changes the mean; a few rounds converge
         cut = [max(shortest, min(longest, round(scale * length))) for length in drawn]
         scale *= mean * count / sum(cut)
     return cut
 
 
-def _figure(case: Case, found: dict[str, Any], ceiling: float | None) -> Figure:
-    one = found[case.name]
-    if not one["times"]:
+def _figure(case: Case, results: dict[str, Any], ceiling: float | None) -> Figure:
+    result = results[case.name]
+    if not result["times"]:
         return Figure(name=case.name, value="out of memory", goal=case.goal)
-    interval = summarize(one["times"])
-    rate = one["useful_tokens_per_step"] / interval.median
+    interval = summarize(result["times"])
+    rate = result["useful_tokens_per_step"] / interval.median
     value = f"{spread(interval, 's')}, {rate:,.0f} useful tokens/s"
-    if one["peak_bytes"] is not None:
-        value += f", peak {one['peak_bytes'] / 2**30:.2f} GiB"
+    if result["peak_bytes"] is not None:
+        value += f", peak {result['peak_bytes'] / 2**30:.2f} GiB"
     if ceiling:
-        share = flops.mfu_percent(one["flop_per_token"], one["tokens_per_step"] / interval.median, ceiling)
+        share = flops.mfu_percent(result["flop_per_token"], result["tokens_per_step"] / interval.median, ceiling)
         value += f", {share:.1f} % of {ceiling:.0f} TFLOP/s"
-    value += drawn(one["drawn"])
-    other = found.get(case.against)
+    value += format_draw(result["drawn"])
+    other = results.get(case.against)
     ratio = "-"
     if other and other["times"]:
         ratio = f"{rate / (other['useful_tokens_per_step'] / summarize(other['times']).median):.2f}x"
-        if one["peak_bytes"] and other["peak_bytes"]:
-            ratio += f", memory {one['peak_bytes'] / other['peak_bytes']:.2f}x"
+        if result["peak_bytes"] and other["peak_bytes"]:
+            ratio += f", memory {result['peak_bytes'] / other['peak_bytes']:.2f}x"
     return Figure(name=case.name, value=value, ratio=ratio, goal=case.goal)
 
 
-def _products_figure(one: dict[str, Any]) -> Figure:
-    interval = summarize(one["times"])
-    rate = one["flop"] / interval.median / 1e12
-    return Figure(name=PRODUCTS, value=f"{spread(interval, 's')}, {rate:.0f} TFLOP/s{drawn(one['drawn'])}")
+def _products_figure(result: dict[str, Any]) -> Figure:
+    interval = summarize(result["times"])
+    rate = result["flop"] / interval.median / 1e12
+    return Figure(name=PRODUCTS, value=f"{spread(interval, 's')}, {rate:.0f} TFLOP/s{format_draw(result['drawn'])}")
 
 
 def product_shapes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(rows, columns) of the weights of a layer as `fast` joins them (q k v, o, gate up, down), and of the head."""
     wide = flops.linear_layers(config)
-    joined = [names for _, names in JOINED.values()]
+    joined = [names for _, names in FUSED_LINEARS.values()]
     of_a_layer = [(sum(wide[name][1] for name in names), wide[names[0]][0]) for names in joined]
     return [*of_a_layer, (config["vocab_size"], config["hidden_size"])]
 
 
 if __name__ == "__main__":
-    say(main(sys.argv[1:]))
+    print_figures(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What the fleet costs a trial: the same 60 s trial by hand and as a detached job of a fleet, in turn."""
+"""Overhead of the fleet for a trial: the same 60 s trial by hand and as a detached job, in turn."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
 from remote.hosts.host import Host
 from remote.hosts.local import LocalHost
-from tests.benchmarks import Figure, beside, demo_inputs, seconds
+from tests.benchmarks import Figure, compare_with, demo_inputs, seconds
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic
 
@@ -31,11 +31,11 @@ def main() -> list[Figure]:
         home = Path(folder)
         trial = _sixty_seconds(home)
         pairs = [(_through_fleet(home, trial, f"r{n}"), _by_hand(home, trial, f"h{n}")) for n in range(PAIRS)]
-    return beside(pairs, "a trial through fleet and job", "the same trial by hand", of="by hand", goal="1.03 x")
+    return compare_with(pairs, "a trial through fleet and job", "the same trial by hand", of="by hand", goal="1.03 x")
 
 
 def _sixty_seconds(folder: Path) -> Trial:
-    """The optimized tiny trial on the demo's model, with as many steps as make it last a minute here."""
+    """Make the optimized tiny trial on the demo's model, with enough steps to last a minute here."""
     short = dataclasses.replace(suite("quick", "tiny", *demo_inputs(folder))[1], measured_steps=20)
     overall = _by_hand(folder, short, "short")
     step = TrialResult.read(folder / "short" / "result.json").metrics
@@ -57,9 +57,11 @@ def _by_hand(folder: Path, trial: Trial, name: str) -> float:
 
 def _through_fleet(folder: Path, trial: Trial, run_id: str) -> float:
     def launch(host: Host, planned: PlannedTrial, attempt: int, job: str) -> Command:
-        words = ("run", "--trial", f"{job}/{TRIAL_FILE}", "--out", f"{job}/{OUT_FOLDER}")
+        arguments = ("run", "--trial", f"{job}/{TRIAL_FILE}", "--out", f"{job}/{OUT_FOLDER}")
         labels = ("--trial-id", planned.trial_id, "--worker", host.name, "--attempt", str(attempt))
-        return Command(argv=(*host.python, "-m", "bench", *words, *labels), environment=ONE_THREAD, folder=str(ROOT))
+        return Command(
+            argv=(*host.python, "-m", "bench", *arguments, *labels), environment=ONE_THREAD, folder=str(ROOT)
+        )
 
     run = synthetic.record((trial,), run_id=run_id, workers=1, spread="shard")
     (planned,), (worker,) = run.planned, run.workers
@@ -69,7 +71,7 @@ def _through_fleet(folder: Path, trial: Trial, run_id: str) -> float:
     def fleet() -> None:
         ledger = Ledger.create(home / LEDGER_FILE, [planned.trial_id])
         host = LocalHost(name=worker, workdir=str(folder / worker))
-        Fleet(hosts=[host], run=run, run_folder=home, ledger=ledger, launch=launch).run()
+        Fleet(hosts=[host], run=run, run_folder=home, ledger=ledger, make_command=launch).run()
 
     taken = seconds(fleet)
     TrialResult.read(home / "trials" / planned.trial_id / "result.json")

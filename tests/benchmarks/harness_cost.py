@@ -1,6 +1,6 @@
-"""What the instrument costs what it measures: the reference recipe through `python -m bench run`, and in a bare loop.
+"""Overhead of the harness: the reference recipe by `python -m bench run` and in a bare loop.
 
-Both in turn, in processes of their own, over the same batches; the losses show that they compute the same. By itself:
+Both in turn, in processes of their own, over the same batches; equal losses show that they compute the same. Alone:
 
     python -m tests.benchmarks.harness_cost --profile gpu --model DIR --data FILE
 """
@@ -19,7 +19,7 @@ from typing import Any
 from bench.records import Trial, suite
 from bench.records.bootstrap import summarize
 from bench.records.result import TrialResult
-from tests.benchmarks import Figure, beside, demo_inputs, say, spread
+from tests.benchmarks import Figure, compare_with, demo_inputs, print_figures, spread
 from tests.support.paths import ROOT
 
 BARE = Path(__file__).with_name("_bare_loop.py")
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
 
 
 def _pair(folder: Path, trial: Trial, number: int) -> tuple[TrialResult, dict[str, Any]]:
-    """Both sides once; the other one first every second time. The bare loop computes in the dtype that bench chose."""
+    """Run both sides once, in alternating order. The bare loop computes in the dtype that bench chose."""
     folder.mkdir()
     environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(ROOT)}
     if trial.profile == "tiny":
@@ -60,9 +60,9 @@ def _pair(folder: Path, trial: Trial, number: int) -> tuple[TrialResult, dict[st
 
 def _through_bench(folder: Path, trial: Trial, environment: dict[str, str]) -> TrialResult:
     (folder / "trial.json").write_text(trial.to_text())
-    words = ("run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
+    arguments = ("run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
     subprocess.run(
-        (sys.executable, "-m", "bench", *words),
+        (sys.executable, "-m", "bench", *arguments),
         env=environment,
         check=True,
         stdout=subprocess.DEVNULL,
@@ -80,22 +80,22 @@ def _bare(trial: Trial, environment: dict[str, str]) -> dict[str, Any]:
         "seed": trial.seed,
         "learning-rate": trial.learning_rate,
     }
-    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    words += ["--model", trial.model, "--data", trial.data, "--dtype", _dtype(trial.profile)]
+    arguments = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    arguments += ["--model", trial.model, "--data", trial.data, "--dtype", _dtype(trial.profile)]
     done = subprocess.run(
-        (sys.executable, str(BARE), *words),
+        (sys.executable, str(BARE), *arguments),
         env=environment,
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         timeout=PROCESS_SEC,
     )
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    bare: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return bare
 
 
 def _dtype(profile: str) -> str:
-    """What `bench.qlora.step.place` chooses, without importing torch here."""
+    """Return the dtype that `bench.qlora.step.choose_placement` chooses, without importing torch here."""
     from bench.machine.fingerprint import cpu_flags
 
     has_bf16 = profile == "gpu" or not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
@@ -103,17 +103,17 @@ def _dtype(profile: str) -> str:
 
 
 def _figures(trial: Trial, pairs: Sequence[tuple[TrialResult, dict[str, Any]]]) -> list[Figure]:
-    # All that the harness does between its steps is in its side of the mean: losses read, checks, log, progress.
-    whole = [result.phases["measure"] / trial.measured_steps / said["mean_step_sec"] for result, said in pairs]
+    # The harness's mean includes its work between steps: losses, checks, log, progress.
+    whole = [result.phases["measure"] / trial.measured_steps / bare["mean_step_sec"] for result, bare in pairs]
     # A busy machine disturbs single steps, and the mean with them; the median step is what a result reports.
     ours, bare = "the median step through bench", "the median step in a bare loop"
     medians = [
-        (summarize(result.steps.step_time_sec).median, summarize(said["step_sec"]).median) for result, said in pairs
+        (summarize(result.steps.step_time_sec).median, summarize(bare["step_sec"]).median) for result, bare in pairs
     ]
     apart = max(
         abs((loss if loss is not None else float("nan")) - other)
-        for result, said in pairs
-        for loss, other in zip(result.warmup.loss + result.steps.loss, said["loss"], strict=True)
+        for result, bare in pairs
+        for loss, other in zip(result.warmup.loss + result.steps.loss, bare["loss"], strict=True)
     )
     size = f"{trial.max_seq_len} x {trial.micro_batch_size}, {trial.profile}"
     return [
@@ -123,10 +123,10 @@ def _figures(trial: Trial, pairs: Sequence[tuple[TrialResult, dict[str, Any]]]) 
             ratio=f"{spread(summarize(whole), 'x')} of a bare loop",
             goal="1.05 x",
         ),
-        *beside(medians, ours, bare, of="a bare loop", goal="1.05 x"),
+        *compare_with(medians, ours, bare, of="a bare loop", goal="1.05 x"),
         Figure(name="largest difference between their losses", value=f"{apart:.2g} n={len(pairs[0][1]['loss'])}"),
     ]
 
 
 if __name__ == "__main__":
-    say(main(sys.argv[1:]))
+    print_figures(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What building and pushing cost over SSH with a real engine and registry: nothing to do, one edited line, an archive.
+"""Time of build and push over SSH with a real engine and registry: no change, one edited line, an archive.
 
 The base image and the stack are small stand-ins, so the seconds are those of an edit, which touches neither.
 """
@@ -59,7 +59,7 @@ def _edits(build_vm: BuildVm) -> list[Figure]:
 
 
 def _archives(build_vm: BuildVm) -> Figure:
-    """Ours, job and checksum included, beside the usual pipe on the same VM, by turns."""
+    """Measure our archive, job and checksum included, and the usual pipe on the same VM, in turns."""
     ours, usual = [], []
     folder = Path(build_vm.tmpdir, "archives")
     for _ in range(ARCHIVES):

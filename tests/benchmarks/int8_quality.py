@@ -1,10 +1,10 @@
-"""What products in 8 bits cost: gradients, and the held-out loss of the adapter that they trained, computed in bf16.
+"""Cost of products in 8 bits: gradient errors, and the held-out loss of the trained adapter, computed in bf16.
 
-    python -m tests.benchmarks.int8_quality --model DIR --data FILE [--seeds 3] [--steps 200] [--products eight,...]
+    python -m tests.benchmarks.int8_quality --model DIR --data FILE [--seeds 3] [--steps 200] [--matmul int8,...]
 
-DIR holds real weights: random ones have no outliers, and hide what rounding costs. Gradients are those of `fast_equal`.
+DIR holds real weights: random ones have no outliers and hide the cost of rounding. Gradients are those of `fast_equal`.
 Each training takes 4 x 256 tokens a step, rank 16 on the attention, the same batches in the same order for every choice
-of `products`, and other adapters and dropout masks for each seed. Held-out loss is a target token's, over batches that
+of `matmul`, and other adapters and dropout masks for each seed. Held-out loss is a target token's, over batches that
 no step has seen, with the adapter in a model whose products are all in bf16, as it will be served; differences to bf16
 are paired by seed, with Student's 95 % interval.
 """
@@ -20,10 +20,10 @@ from typing import Any
 
 from bench import torch_stack
 from bench.qlora.recipes import int8
-from bench.qlora.step import place
-from bench.records.trial import PRODUCTS
+from bench.qlora.step import choose_placement
+from bench.records.trial import MATMULS
 from reports.statistics.student import quantile
-from tests.benchmarks import Figure, a_trial, say
+from tests.benchmarks import Figure, a_trial, print_figures
 from tests.benchmarks.fast_equal import REFERENCE, Equality
 
 HELD_OUT = 64  # batches
@@ -36,20 +36,20 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--products", default=",".join(PRODUCTS[1:]))
-    parser.add_argument("--apart", type=int, default=int8.APART, help="columns apart, at most")
+    parser.add_argument("--matmul", default=",".join(MATMULS[1:]))
+    parser.add_argument("--apart", type=int, default=int8.MAX_OUTLIER_COLUMNS, help="columns apart, at most")
     parser.add_argument("--json", type=Path, help="every loss, for a record")
     arguments = parser.parse_args(argv)
-    int8.APART = arguments.apart
+    int8.MAX_OUTLIER_COLUMNS = arguments.apart
     modules = torch_stack.load()
     trial = a_trial(
         "quality", arguments.model, data=arguments.data, recipe="fast", max_seq_len=256, micro_batch_size=4,
         warmup_steps=0, measured_steps=arguments.steps + HELD_OUT, gradient_checkpointing=False,
     )  # fmt: skip
-    equal = Equality(modules, place(modules), trial)
+    equal = Equality(modules, choose_placement(modules), trial)
     quality = Quality(equal, arguments.steps)
-    choices = ["bf16", *(name for name in arguments.products.split(",") if name in PRODUCTS[1:])]
-    figures = equal.gradients([REFERENCE, *((name, "fast", {"products": name}) for name in choices)])
+    choices = ["bf16", *(name for name in arguments.matmul.split(",") if name in MATMULS[1:])]
+    figures = equal.gradients([REFERENCE, *((name, "fast", {"matmul": name}) for name in choices)])
     losses = {choice: [quality.trained(choice, seed) for seed in range(arguments.seeds)] for choice in choices}
     if arguments.json:
         arguments.json.write_text(json.dumps(losses, indent=1))
@@ -64,9 +64,9 @@ class Quality:
         self._torch = equal.modules.torch
         self._held_out = equal.batches[steps : steps + HELD_OUT]
 
-    def trained(self, products: str, seed: int) -> dict[str, float]:
-        """Train; the training loss of the last steps, and the held-out loss in bf16."""
-        step = self._equal.build("fast", products=products, seed=seed)
+    def trained(self, matmul: str, seed: int) -> dict[str, float]:
+        """Train; return the training loss of the last steps and the held-out loss in bf16."""
+        step = self._equal.build("fast", matmul=matmul, seed=seed)
         self._torch.manual_seed(1000 + seed)
         losses = [float(step(iter([batch]), 1)) for batch in islice(self._equal.batches, self._steps)]
         adapters = [each.detach().clone() for each in step.model.parameters() if each.requires_grad]
@@ -79,11 +79,11 @@ class Quality:
                 (each for each in served.parameters() if each.requires_grad), adapters, strict=True
             ):
                 parameter.copy_(value)
-        found = {"training": statistics.fmean(losses[-LAST:]), "held_out": self._loss(served)}
-        print(f"{recipe}, seed {seed}: {found}", flush=True)
+        run_losses = {"training": statistics.fmean(losses[-LAST:]), "held_out": self._loss(served)}
+        print(f"{recipe}, seed {seed}: {run_losses}", flush=True)
         del served
         self._equal.free()
-        return found
+        return run_losses
 
     def _loss(self, model: Any) -> float:
         model.eval()
@@ -97,17 +97,17 @@ class Quality:
 
 
 def _figure(choice: str, losses: dict[str, list[dict[str, float]]]) -> Figure:
-    held_out = [one["held_out"] for one in losses[choice]]
-    training = statistics.fmean(one["training"] for one in losses[choice])
+    held_out = [run_losses["held_out"] for run_losses in losses[choice]]
+    training = statistics.fmean(run_losses["training"] for run_losses in losses[choice])
     value = f"held-out loss {statistics.fmean(held_out):.4f}, training {training:.4f}"
-    apart = [one / plain["held_out"] - 1 for one, plain in zip(held_out, losses["bf16"], strict=True)]
+    apart = [loss / plain["held_out"] - 1 for loss, plain in zip(held_out, losses["bf16"], strict=True)]
     if choice == "bf16" or len(apart) < 2:
-        return Figure(name=f"trained with products {choice}", value=value)
+        return Figure(name=f"trained with matmul {choice}", value=value)
     half = quantile(0.95, len(apart) - 1) * statistics.stdev(apart) / len(apart) ** 0.5
     middle = statistics.fmean(apart)
     ratio = f"{100 * middle:+.3f} % ({100 * (middle - half):+.3f} to {100 * (middle + half):+.3f})"
-    return Figure(name=f"trained with products {choice}", value=value, ratio=ratio)
+    return Figure(name=f"trained with matmul {choice}", value=value, ratio=ratio)
 
 
 if __name__ == "__main__":
-    say(main(sys.argv[1:]))
+    print_figures(main(sys.argv[1:]))

@@ -1,10 +1,10 @@
-"""How long `inv --list` takes beside the least it could take: Python that imports Invoke and stops."""
+"""Time of `inv --list` against its lower bound: Python that imports Invoke and stops."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.benchmarks import Figure, beside, seconds
+from tests.benchmarks import Figure, compare_with, seconds
 from tests.support.paths import ROOT
 
 ROUNDS = 25
@@ -14,10 +14,10 @@ def main() -> list[Figure]:
     inv = (str(Path(sys.executable).with_name("inv")), "--list")
     least = (sys.executable, "-c", "import invoke")
     for command in (inv, least):
-        _run(command)  # fills the caches both then run from
+        _run(command)  # fills the caches for both
     pairs = [(seconds(lambda: _run(inv)), seconds(lambda: _run(least))) for _ in range(ROUNDS)]
     name = "python -c 'import invoke'"
-    return beside(pairs, "inv --list", name, of=name, goal="1.5 x")
+    return compare_with(pairs, "inv --list", name, of=name, goal="1.5 x")
 
 
 def _run(command: tuple[str, ...]) -> None:

@@ -1,7 +1,7 @@
-"""How long a report of 10,000 trials takes with all their step times, and whether that grows in step with the trials.
+"""Time of a report of 10,000 trials with all step times, and its growth with the number of trials.
 
 250 configurations on 4, 12 and 40 workers, 15 measured steps each: 1,000, 3,000 and 10,000 trials, page and figures
-included. Then the part that grows (loading, statistics, tables) alone, on 2,500 configurations of 4 workers and on
+included. Then only the growing part (loading, statistics, tables), on 2,500 configurations of 4 workers and on
 10,000 of a single one, whose intervals take a bootstrap each. Each round is a Python of its own, so that its imports
 and its peak memory count, as for a user. The trials are synthetic and are written before the clock starts.
 """
@@ -46,23 +46,23 @@ csv_frames.to_csv(run.trials), csv_frames.to_csv(run.steps)
 
 
 def main() -> list[Figure]:
-    found: list[Figure] = []
+    figures: list[Figure] = []
     grown: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for workers in (4, 12, 40):
             trials, run = _write(Path(folder), 250, workers)
             rounds = [_timed(_REPORT, run) for _ in range(ROUNDS)]
-            seconds, busy = (summarize([taken[place] for taken in rounds]) for place in (0, 2))
+            seconds, busy = (summarize([taken[index] for taken in rounds]) for index in (0, 2))
             grown.append((trials, seconds.median))
             name = f"report of {trials:,} trials"
             in_time, in_memory = ("10 s", "420 MB") if workers == 40 else ("-", "-")
-            found += [
+            figures += [
                 Figure(name=f"{name}, figures included", value=spread(seconds, "s"), goal=in_time),
                 Figure(name=f"{name}, processor time", value=spread(busy, "s"), goal=in_time),
                 Figure(name=f"{name}, peak memory", value=_peak(rounds), goal=in_memory),
             ]
         page_bytes = (run / "report" / "index.html").stat().st_size
-        found += [
+        figures += [
             Figure(name=f"{name}, size of its page", value=f"{page_bytes / 1e6:.2f} MB", goal="2 MB"),
             _growth(grown),
         ]
@@ -70,15 +70,15 @@ def main() -> list[Figure]:
             trials, run = _write(Path(folder), configurations, workers)
             rounds = [_timed(_TABLES, run) for _ in range(ROUNDS)]
             name = f"loading, statistics, tables of {configurations:,} configurations x {workers}"
-            found += [
+            figures += [
                 Figure(name=name, value=spread(summarize([wall for wall, *_ in rounds]), "s"), goal="10 s"),
                 Figure(name=f"{name}, peak memory", value=_peak(rounds), goal="500 MB"),
             ]
-    return found
+    return figures
 
 
 def _write(folder: Path, configurations: int, workers: int) -> tuple[int, Path]:
-    """A run of so many trials, every configuration another one; returns how many, and its folder."""
+    """Write a run of this many trials with distinct configurations; return their number and the folder."""
     trials = tuple(
         synthetic.trial(
             f"rank-{number % 250 + 1}-{number // 250 + 1}",
@@ -88,13 +88,13 @@ def _write(folder: Path, configurations: int, workers: int) -> tuple[int, Path]:
         for number in range(configurations)
     )
     run = folder / f"{configurations}x{workers}"
-    with mock.patch("os.fsync"):  # files for the clock to read, not to keep: syncing each took most of a minute
+    with mock.patch("os.fsync"):  # syncing each file took most of a minute
         planned = synthetic.write_run(run, synthetic.record(trials, workers=workers)).planned
     return len(planned), run
 
 
 def _timed(program: str, run: Path) -> tuple[float, int, float]:
-    """Seconds, the peak resident bytes of the process or of one that it started, and the processor's seconds of all."""
+    """Measure seconds, peak resident bytes of the process or a child, and CPU seconds of all."""
     began, before = time.perf_counter(), os.times()
     done = subprocess.run(
         (sys.executable, "-c", program, str(run)),
@@ -114,7 +114,7 @@ def _peak(rounds: Sequence[tuple[float, int, float]]) -> str:
 
 
 def _growth(grown: Sequence[tuple[int, float]]) -> Figure:
-    """The exponent between the smallest and the largest run: 1 is in step with the trials, below 1 better than that."""
+    """Compute the exponent between the smallest and the largest run: 1 is linear, below 1 better."""
     (few, fast), (many, slow) = grown[0], grown[-1]
     exponent = math.log(slow / fast) / math.log(many / few)
     return Figure(name=f"growth from {few:,} to {many:,} trials, exponent", value=f"{exponent:.2f}", goal="1")

@@ -1,4 +1,4 @@
-"""How long `inv report` takes on the demo's run, and on one of every kind of trial; and how large their pages are.
+"""Time of `inv report` on the demo's run and on a run of every workload, and the size of their pages.
 
 The runs are written before the clock starts: the quick suite on four workers, as `make demo` leaves it, telemetry
 included, and suite `all` on four GPU nodes, with all figures but that of a comparison. Each round is a process of its

@@ -1,4 +1,4 @@
-"""What SSH costs: a warm command and a new connection, each beside the least that the same server could take."""
+"""Cost of SSH: a warm command and a new connection, each against its lower bound on the same server."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def main() -> list[Figure]:
             true = Command(argv=("true",))
 
             def bare() -> None:
-                """The same program on the same connection, with nothing of ours around it."""
+                """Run the same program on the same connection without our code."""
                 channel = host.connect().transport.open_session()
                 channel.exec_command("true")
                 channel.recv_exit_status()
@@ -33,7 +33,7 @@ def main() -> list[Figure]:
             def warm() -> None:
                 host.run(true, timeout_sec=60.0)
 
-            def anew() -> None:
+            def reconnect() -> None:
                 with SshHost(name="vm", destination=ssh_client.destination(), workdir=made) as other:
                     other.connect()
 
@@ -43,11 +43,11 @@ def main() -> list[Figure]:
 
             bare()
             warm_ms, bare_ms = _pairs(warm, bare)
-            anew_ms, openssh_ms = _pairs(anew, openssh)
+            reconnect_ms, openssh_ms = _pairs(reconnect, openssh)
     return [
         Figure(name="SSH: warm command", value=spread(warm_ms, "ms"), ratio=_times(warm_ms, bare_ms), goal="15 ms"),
         Figure(name="SSH: the same, bare", value=spread(bare_ms, "ms")),
-        Figure(name="SSH: new connection", value=spread(anew_ms, "ms"), ratio=_times(anew_ms, openssh_ms)),
+        Figure(name="SSH: new connection", value=spread(reconnect_ms, "ms"), ratio=_times(reconnect_ms, openssh_ms)),
         Figure(name="SSH: `ssh vm true`", value=spread(openssh_ms, "ms")),
     ]
 

@@ -1,9 +1,9 @@
-"""How often the report and `inv compare` mislead: rates over thousands of simulated runs, each beside its goal.
+"""Error rates of the report and `inv compare` over thousands of simulated runs, each with its goal.
 
-The fleets are those of tests/support/reports/scenarios.py, whose truth is known. A word is false where all configurations
-are equal and one is recommended over the baseline or called faster or slower. Regret is how much slower the
-configuration to train with is than the truly fastest. Coverage is the share of runs whose 95 % interval holds the
-truth: of the headline's ratio, and of its useful tokens per second on a healthy worker. `TRUST_RUNS` in the
+The fleets are those of tests/support/reports/scenarios.py, whose truth is known. A verdict is false if all
+configurations are equal and one is recommended over the baseline or called faster or slower. Regret is the distance of
+the recommended configuration to the truly fastest. Coverage is the share of runs whose 95 % interval holds the truth:
+of the headline's ratio, and of its useful tokens per second on a healthy worker. `TRUST_RUNS` in the
 environment: runs a line (default 400).
 """
 
@@ -34,16 +34,16 @@ def main() -> list[Figure]:
 
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:
     for world in of_each_size("full"):
-        found = [summarize(run) for run in equal(world, runs)]
-        says = share(found, lambda one: text.recommendation_text(one).startswith("Train with"))
-        any_word = share(found, has_word)
-        yield figure(f"all equal, {said(world)}: Train with", says, "5 %")
-        yield figure(f"all equal, {said(world)}: any word in the table", any_word, "5 %")
+        summaries = [summarize(run) for run in equal(world, runs)]
+        says = share(summaries, lambda summary: text.recommendation_text(summary).startswith("Train with"))
+        any_word = share(summaries, has_verdict)
+        yield figure(f"all equal, {describe(world)}: Train with", says, "5 %")
+        yield figure(f"all equal, {describe(world)}: any word in the table", any_word, "5 %")
     for world in of_each_size("full"):
         lost = regrets(world, runs)
         goal = "0.3 %" if world.workers == 2 else "-"
-        yield Figure(name=f"spread, {said(world)}: mean regret", value=f"{100 * np.mean(lost):.2f} %", goal=goal)
-        yield figure(f"spread, {said(world)}: best named", float(np.mean(np.array(lost) == 0.0)), "-")
+        yield Figure(name=f"spread, {describe(world)}: mean regret", value=f"{100 * np.mean(lost):.2f} %", goal=goal)
+        yield figure(f"spread, {describe(world)}: best named", float(np.mean(np.array(lost) == 0.0)), "-")
 
 
 def coverages(runs: int = RUNS) -> Iterator[Figure]:
@@ -63,24 +63,26 @@ def coverages(runs: int = RUNS) -> Iterator[Figure]:
             ratio, rate = coverage(
                 replace(world, worker_spread=0.0 if world.workers == 1 else world.worker_spread), runs
             )
-            yield figure(f"coverage, {said(world)}: ratio", ratio, "93 %")
-            yield figure(f"coverage, {said(world)}: useful tokens/s", rate, "93 %")
+            yield figure(f"coverage, {describe(world)}: ratio", ratio, "93 %")
+            yield figure(f"coverage, {describe(world)}: useful tokens/s", rate, "93 %")
 
 
 def comparisons(runs: int = RUNS) -> Iterator[Figure]:
     for world in (*of_each_size("quick"), *of_each_size("full")):
-        one, every = ("95 %", "99 %") if (world.workers, world.processes) == (4, 0.005) else ("-", "-")
-        yield figure(f"compare, {said(world)}: false alarm", alarms(world, runs), "5 %")
-        yield figure(f"compare, {said(world)}: one 3 % slower, found", finds_one(world, runs), one)
-        yield figure(f"compare, {said(world)}: all 3 % slower, found", finds_all(world, runs), every)
+        goal_one, every = ("95 %", "99 %") if (world.workers, world.processes) == (4, 0.005) else ("-", "-")
+        yield figure(f"compare, {describe(world)}: false alarm", alarms(world, runs), "5 %")
+        yield figure(f"compare, {describe(world)}: one 3 % slower, found", finds_one(world, runs), goal_one)
+        yield figure(f"compare, {describe(world)}: all 3 % slower, found", finds_all(world, runs), every)
     shifted = replace(QUICK, shift=0.005)
-    yield figure(f"compare, {said(shifted)}, runs 0.5 % apart: false alarm", alarms(shifted, runs), "-")
-    yield figure("  of these ended with exit code 1", alarms(shifted, runs, lambda one: bool(one.slower)), "-")
+    yield figure(f"compare, {describe(shifted)}, runs 0.5 % apart: false alarm", alarms(shifted, runs), "-")
+    yield figure(
+        "  of these ended with exit code 1", alarms(shifted, runs, lambda comparison: bool(comparison.slower)), "-"
+    )
     for name, world in (
         ("modes", replace(QUICK, modes=0.04)),
         ("throttled", replace(QUICK, workers=8, throttled=0.17)),
     ):
-        yield figure(f"compare, {said(world)}, {name}: false alarm", alarms(world, runs), "5 %")
+        yield figure(f"compare, {describe(world)}, {name}: false alarm", alarms(world, runs), "5 %")
 
 
 def of_each_size(suite: str) -> list[Scenario]:
@@ -97,7 +99,7 @@ def equal(world: Scenario, runs: int) -> Iterator[Run]:
 
 
 def regrets(world: Scenario, runs: int, *, seed: int = 2, sd: float = 0.03) -> list[float]:
-    """How much slower what is recommended is than the fastest, as a share of time, for each run."""
+    """Return for each run how much slower the recommended configuration is than the fastest, as a share of time."""
     random, lost = np.random.default_rng(seed), []
     for _ in range(runs):
         slower = dict(zip(world.labels, random.normal(0.0, sd, len(world.labels)), strict=True))
@@ -107,7 +109,7 @@ def regrets(world: Scenario, runs: int, *, seed: int = 2, sd: float = 0.03) -> l
 
 
 def coverage(world: Scenario, runs: int, *, seed: int = 3, sd: float = 0.03) -> tuple[float, float]:
-    """Share of runs whose headline holds the truth: the ratio's interval, and that of useful tokens per second."""
+    """Return the shares of runs whose intervals hold the truth: of the ratio, and of useful tokens per second."""
     random, held = np.random.default_rng(seed), np.zeros(2)
     for _ in range(runs):
         slower = dict(zip(world.labels, random.normal(0.0, sd, len(world.labels)), strict=True))
@@ -117,61 +119,68 @@ def coverage(world: Scenario, runs: int, *, seed: int = 3, sd: float = 0.03) -> 
             raise ValueError("every run has a best configuration")
         truth = USEFUL / STEP_SEC * np.exp(-slower[row.label] - world.median_log_time())
         ratio = row.useful_tokens_ratio
-        held[0] += ratio is None or holds(ratio, np.exp(slower[summary.baseline] - slower[row.label]))
-        held[1] += holds(row.measured.useful_tokens_per_sec, truth)
+        held[0] += ratio is None or contains(ratio, np.exp(slower[summary.baseline] - slower[row.label]))
+        held[1] += contains(row.measured.useful_tokens_per_sec, truth)
     return float(held[0] / runs), float(held[1] / runs)
 
 
 def alarms(world: Scenario, runs: int, is_one: Callable[[Comparison], bool] | None = None, *, seed: int = 4) -> float:
-    """Share of comparisons of equal runs in which any row is called faster or slower."""
+    """Return the share of comparisons of equal runs with any row called faster or slower."""
     return share(list(pairs(world, {}, runs, seed)), is_one or has_alarm)
 
 
 def finds_one(world: Scenario, runs: int, *, seed: int = 5) -> float:
-    """Share of comparisons that call the one configuration slower that is, and none faster or slower that is not."""
+    """Return the share of comparisons that call exactly the slower configuration slower."""
     label = world.labels[-1]
-    found = pairs(world, {label: np.log(1.03)}, runs, seed)
-    return share(list(found), lambda one: slower_speeds(one) == {label})
+    comparisons_of_pairs = pairs(world, {label: np.log(1.03)}, runs, seed)
+    return share(list(comparisons_of_pairs), lambda comparison: slower_speeds(comparison) == {label})
 
 
 def finds_all(world: Scenario, runs: int, *, seed: int = 6) -> float:
-    """Share of comparisons that end with exit code 1 where every configuration is 3 % slower."""
+    """Return the share of comparisons with exit code 1 if every configuration is 3 % slower."""
     return share(
-        list(pairs(world, dict.fromkeys(world.labels, np.log(1.03)), runs, seed)), lambda one: one.exit_code == 1
+        list(pairs(world, dict.fromkeys(world.labels, np.log(1.03)), runs, seed)),
+        lambda comparison: comparison.exit_code == 1,
     )
 
 
 def pairs(world: Scenario, slower: Mapping[str, float], runs: int, seed: int) -> Iterator[Comparison]:
-    """Comparisons of two runs on the same GPUs."""
+    """Yield comparisons of two runs on the same GPUs."""
     random = np.random.default_rng(seed)
     for _ in range(runs):
         speeds = world.speeds(random)
         yield compare([world.run(random, {}, speeds), world.run(random, slower, speeds, run_id="after")])
 
 
-def slower_speeds(one: Comparison) -> set[str]:
-    return {row.configuration for row in one.rows if row.verdict == "slower" and row.metric == "useful_tokens_per_sec"}
+def slower_speeds(comparison: Comparison) -> set[str]:
+    return {
+        row.configuration
+        for row in comparison.rows
+        if row.verdict == "slower" and row.metric == "useful_tokens_per_sec"
+    }
 
 
-def has_alarm(one: Comparison) -> bool:
-    return any(row.verdict in ("faster", "slower") for row in one.rows)
+def has_alarm(comparison: Comparison) -> bool:
+    return any(row.verdict in ("faster", "slower") for row in comparison.rows)
 
 
-def has_word(one: Summary) -> bool:
-    return any(row.useful_tokens_ratio is not None and row.useful_tokens_ratio.verdict is not None for row in one.rows)
+def has_verdict(summary: Summary) -> bool:
+    return any(
+        row.useful_tokens_ratio is not None and row.useful_tokens_ratio.verdict is not None for row in summary.rows
+    )
 
 
-def holds(of: Estimate | Ratio, truth: float) -> bool:
+def contains(of: Estimate | Ratio, truth: float) -> bool:
     return of.low is not None and of.high is not None and bool(of.low <= truth <= of.high)
 
 
-def share(found, is_so) -> float:
-    return float(np.mean([bool(is_so(one)) for one in found]))
+def share(items, is_so) -> float:
+    return float(np.mean([bool(is_so(item)) for item in items]))
 
 
 def figure(name: str, value: float, goal: str) -> Figure:
     return Figure(name=name, value=f"{100 * value:.1f} %", goal=goal)
 
 
-def said(world: Scenario) -> str:
+def describe(world: Scenario) -> str:
     return f"{world.suite}, {world.workers} workers, noise {100 * world.processes:g} %"

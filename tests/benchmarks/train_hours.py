@@ -1,8 +1,8 @@
-"""Predicted hours beside what an undisturbed training took.
+"""Predicted hours against those of an undisturbed training.
 
     python -m tests.benchmarks.train_hours [--rounds 3] [--model DIR]
 
-Each round types `inv bench --trial-file` with the configuration of the training, then `inv train`: the hours foreseen
+Each round types `inv bench --trial-file` with the configuration of the training, then `inv train`: the hours predicted
 from these steps are in its plan, the time of its steps is in training.json. One worker: the demo's small model on a
 CPU, or DIR on a GPU with the recipe `fast`. A CPU that others share changes its speed by several percent between one
 minute and the next, and so does what is printed.
@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.records.bootstrap import summarize
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
-from tests.benchmarks import Figure, demo_inputs, say, spread
+from tests.benchmarks import Figure, demo_inputs, print_figures, spread
 from tests.support.forked import INV, ForkServer
 from tests.system.conftest import Project, made_project
 
@@ -36,8 +36,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", type=Path, help="a model folder; needs a GPU")
     arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as place:
-        here = Path(place)
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
         tiny, data = demo_inputs(here)
         (here / "server").mkdir()
         with ForkServer(here / "server", INV) as server, made_project(here, server, "fleet") as project:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     off = [100.0 * (ratio - 1.0) for ratio in ratios]
     return [
         Figure(
-            name=f"predicted time of a training's steps, beside what they took, on {where}",
+            name=f"predicted against actual time of a training's steps, on {where}",
             value=spread(summarize(off), "% off"),
             goal="within 3 %",
         )
@@ -59,9 +59,9 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
 
 
 def _round(project: Project) -> float:
-    """Predicted over actual seconds."""
+    """Return predicted over actual seconds."""
     if not (project.folder / "trial.json").exists():
-        _typed(project, "train", "--workers", "1")  # for its plan alone
+        _typed(project, "train", "--workers", "1")  # only for its plan
         trial = RunRecord.read(project.run_folder() / "run.json").planned[0].trial
         steps = dataclasses.replace(trial, kind="training", suite="custom", name="same", training=None)
         (project.folder / "trial.json").write_text(dataclasses.replace(steps, measured_steps=40).to_text())
@@ -72,11 +72,11 @@ def _round(project: Project) -> float:
     return float(foreseen["seconds"]) / sum(record.steps.step_time_sec)
 
 
-def _typed(project: Project, *words: str) -> None:
-    process = project.start(*words)
-    said, complaint = process.communicate(timeout=LIMIT_SEC)
-    assert process.returncode == 0, said + complaint
+def _typed(project: Project, *arguments: str) -> None:
+    process = project.start(*arguments)
+    output, complaint = process.communicate(timeout=LIMIT_SEC)
+    assert process.returncode == 0, output + complaint
 
 
 if __name__ == "__main__":
-    say(main(sys.argv[1:]))
+    print_figures(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Two ranks of a training over a link of 10 and of 1 Gb/s: the share of communication, predicted beside measured.
+"""Two ranks of a training over a link of 10 and of 1 Gb/s: the share of communication, predicted and measured.
 
 `python -m tests.benchmarks.train_link [--steps 20] [--rows 4,16] [--rounds 3]`, as root. Two network namespaces, a rank
 in each, and a cable whose both ends the kernel shapes (tc, a token bucket). The model is small and its adapters are
-large for it, so that gradients take time on such a link. In each round one rank alone trains the same global batches,
+large for it, so that gradients take time on such a link. In each round a single rank trains the same global batches,
 and two trainings of one rank run at once: they exchange nothing, so that no link can be faster.
 
 Not covered: GPUs and NCCL; latency of a real network; more than two ranks.
@@ -23,14 +23,14 @@ from bench import torch_stack
 from bench.records import ALL_LINEAR, NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, Trial
 from bench.records.bootstrap import summarize
 from bench.records.training import TrainingRecord
-from tests.benchmarks import Figure, say, spread
+from tests.benchmarks import Figure, print_figures, spread
 from tests.support import tiny_training
 from tests.support.forked import BENCH, ForkServer
 from tests.support.machines.machine import Link, Machine, require
 
 ADDRESSES = ("10.79.9.1", "10.79.9.2")
 LIMIT_SEC = 1200.0
-BURST = "256kb"  # what a token bucket lets through at once; 2 ms of 1 Gb/s
+BURST = "256kb"  # burst of the token bucket: 2 ms of 1 Gb/s
 WARM_STEPS = 2
 CASES = tuple((rate, gradients) for rate in ("10gbit", "1gbit") for gradients in ("fp32", "bf16"))
 
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args(argv)
     require("tc")
-    with tempfile.TemporaryDirectory() as place:
-        here = Path(place)
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
         here.chmod(0o755)
         model = tiny_training.make_folder(torch_stack.load(), here / "models" / "tiny--wide", width=128)
         data = tiny_training.make_data(here / "chats.jsonl", lines=200)
@@ -57,12 +57,12 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
 
 
 def _server(machine: Machine) -> ForkServer:
-    """What starts trials on a machine: forks of one process, because to import the stack takes longer than to train."""
+    """Start a fork server on a machine, because importing the stack takes longer than training."""
     return ForkServer(machine.folder, BENCH, lambda argv, **options: machine.start(*argv, **options))
 
 
 class Runs:
-    """Trainings of the same global batches: by one rank, by two apart, and by two over a link."""
+    """Trainings of the same global batches: by one rank, by two separate ones, and by two over a link."""
 
     def __init__(
         self, here: Path, inputs: tuple[Path, Path], link: Link, servers: Sequence[ForkServer], steps: int
@@ -74,11 +74,11 @@ class Runs:
         ratios: dict[tuple[str, str], list[float]] = {case: [] for case in CASES}
         shares: dict[tuple[str, str], list[tuple[float, ...]]] = {case: [] for case in CASES}
         for _ in range(rounds):
-            alone = self.apart(rows, 1)
-            apart.append(self.apart(rows, 2) / alone)
+            single_rank = self.apart(rows, 1)
+            apart.append(self.apart(rows, 2) / single_rank)
             for case in CASES:
                 record = self.together(rows, *case)
-                ratios[case].append(speed(record) / alone)
+                ratios[case].append(speed(record) / single_rank)
                 shares[case].append(communication(record))
         first = Figure(
             name=f"2 trainings of one rank at once, {rows} rows a step", value="no communication", ratio=of_one(apart)
@@ -102,12 +102,12 @@ class Runs:
             machine.run("tc", "qdisc", "replace", "dev", card, "root", *limits)
 
     def apart(self, rows: int, count: int) -> float:
-        """Useful tokens a second of so many trainings at once, of one rank each."""
+        """Measure useful tokens per second of this many concurrent trainings of one rank."""
         trial = self.trial(rows, "fp32", 1)
         return sum(map(speed, self.ended([self.start(node, trial, {}) for node in range(count)])))
 
     def together(self, rows: int, rate: str, gradients: str) -> TrainingRecord:
-        """One training of two ranks over the link."""
+        """Run one training of two ranks over the link."""
         self.shape(rate)
         trial = self.trial(rows, gradients, 2)
         return self.ended([self.start(node, trial, self.meeting(node)) for node in (0, 1)])[0]
@@ -122,22 +122,22 @@ class Runs:
         )  # fmt: skip
 
     def start(self, node: int, trial: Trial, meeting: dict[str, str]) -> tuple[subprocess.Popen[str], Path]:
-        """A trial under way on a machine, and the folder of its results."""
+        """Start a trial on a machine; return it and the folder of its results."""
         self.number += 1
-        place = self.here / str(self.number)
-        place.mkdir()
-        (place / "trial.json").write_text(trial.to_text())
-        words = ("--trial", str(place / "trial.json"), "--out", str(place / "out"))
+        folder = self.here / str(self.number)
+        folder.mkdir()
+        (folder / "trial.json").write_text(trial.to_text())
+        arguments = ("--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **meeting}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        argv = ("-m", "bench", "run", *words, "--checkpoints", str(place / "checkpoints"))
-        return self.servers[node].start(*argv, env=environment, **pipes), place / "out"
+        argv = ("-m", "bench", "run", *arguments, "--checkpoints", str(folder / "checkpoints"))
+        return self.servers[node].start(*argv, env=environment, **pipes), folder / "out"
 
     def ended(self, started: Sequence[tuple[subprocess.Popen[str], Path]]) -> list[TrainingRecord]:
-        """The records of those that write one. Raises AssertionError with what a rank said, where it did not train."""
+        """Wait for the trainings; return their records. Raises AssertionError with a failed rank's output."""
         for process, _ in started:
-            said, _ = process.communicate(timeout=LIMIT_SEC)
-            assert process.returncode == 0, said
+            output, _ = process.communicate(timeout=LIMIT_SEC)
+            assert process.returncode == 0, output
         written = [out / "training.json" for _, out in started]
         return [TrainingRecord.read(path) for path in written if path.exists()]
 
@@ -158,7 +158,7 @@ def of_one(ratios: list[float]) -> str:
 
 
 def communication(record: TrainingRecord) -> tuple[float, float]:
-    """Percent of a step: predicted, measured."""
+    """Return the percentage of a step: predicted, measured."""
     predicted, measured = record.communication_predicted_percent, record.communication_measured_percent
     assert predicted is not None
     assert measured is not None
@@ -166,10 +166,10 @@ def communication(record: TrainingRecord) -> tuple[float, float]:
 
 
 def speed(record: TrainingRecord) -> float:
-    """Useful tokens a second, of the middle step."""
+    """Return the useful tokens per second of the median step."""
     pairs = list(zip(record.steps.tokens, record.steps.step_time_sec, strict=True))[WARM_STEPS:]
     return statistics.median(tokens / seconds for tokens, seconds in pairs)
 
 
 if __name__ == "__main__":
-    say(main(sys.argv[1:]))
+    print_figures(main(sys.argv[1:]))

@@ -1,12 +1,12 @@
-"""A training with everything on, against the bare step of the same recipe; a checkpoint's stall; going on from one.
+"""A complete training against the bare step of the same recipe; a checkpoint's stall; a resume from one.
 
-    python -m tests.benchmarks.train_step [--model DIR] [--recipe fast] [--products bf16] [--steps 60] [--json FILE]
+    python -m tests.benchmarks.train_step [--model DIR] [--recipe fast] [--matmul bf16] [--steps 60] [--json FILE]
 
 On a GPU the model is one of any size with random weights (`python -m tests.mistral_7b DIR` makes 7B's shape); without
 --model, and on a CPU, the demo's small one. Data is made here: chats whose lengths are log-normal, packed.
 
-Both sides train on the same rows, one row a step, in blocks that take turns. Bare: forward, backward, clipping, update
-and the loss read, as a benchmark trial does. Everything on: what a fine-tuning does in `Trainer.run` (seeds by row,
+Both sides train on the same rows, one row a step, in alternating blocks. Bare: forward, backward, clipping, update
+and the loss read, as a benchmark trial does. Complete: `Trainer.run` of a fine-tuning (seeds by row,
 scaling, flat gradients, checks, history, reports, checkpoints of `--checkpoint-sec`), with its own thread writing to
 this disk. The ratio is of useful tokens a second.
 
@@ -32,7 +32,7 @@ from typing import Any
 
 from bench import torch_stack
 from bench.qlora import recipes
-from bench.qlora.step import Placement, load_base, place
+from bench.qlora.step import Placement, choose_placement, load_base
 from bench.records import ALL_LINEAR, Trial
 from bench.records.bootstrap import summarize
 from bench.records.training import Training
@@ -43,7 +43,7 @@ from bench.workloads.finetune import trainer as trainer_module
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import resume
 from bench.workloads.finetune.steps.group import RankGroup
-from tests.benchmarks import Figure, a_trial, demo_inputs, say, spread
+from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures, spread
 
 BLOCKS = 6
 CLIPPED_AT = 1.0
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.train_step")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
     parser.add_argument("--recipe", default="fast")
-    parser.add_argument("--products", default="bf16", help="bf16, eight_backward or eight")
+    parser.add_argument("--matmul", default="bf16", help="bf16, int8_backward or int8")
     parser.add_argument("--steps", type=int, default=60, help="of each side")
     parser.add_argument("--checkpoint-sec", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
@@ -61,16 +61,16 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     if arguments.steps < 2 * BLOCKS:
         parser.error(f"--steps: at least {2 * BLOCKS}, two for each of {BLOCKS} blocks; found {arguments.steps}")
     modules = torch_stack.load()
-    placement = place(modules)
+    placement = choose_placement(modules)
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         model = arguments.model or demo_inputs(here)[0]
-        built = {"recipe": arguments.recipe, "products": arguments.products}
+        built = {"recipe": arguments.recipe, "matmul": arguments.matmul}
         bench = Bench(modules, placement, model, built, arguments.steps, here)
-        figures, found = bench.overhead(arguments.checkpoint_sec)
+        figures, record = bench.overhead(arguments.checkpoint_sec)
         more, others = bench.promise()
     if arguments.json:
-        arguments.json.write_text(json.dumps(found | others, indent=1))
+        arguments.json.write_text(json.dumps(record | others, indent=1))
     return [*figures, *more]
 
 
@@ -100,17 +100,17 @@ class Bench:
         )  # fmt: skip
 
     def material(self, trial: Trial) -> training_set.TrainingSet:
-        """Examples of log-normal lengths, half of whose tokens are targets; enough for every step once."""
+        """Make examples of log-normal lengths, half of their tokens targets; enough for every step once."""
         chooser = random.Random(3)
-        words = json.loads((Path(self.model) / "config.json").read_text())["vocab_size"]
+        vocabulary = json.loads((Path(self.model) / "config.json").read_text())["vocab_size"]
         examples, positions = [], 0
         while positions < 2.2 * self.steps * self.tokens * self.batch:
             length = max(8, min(self.tokens, round(chooser.lognormvariate(0.0, 0.7) * 0.4 * self.tokens)))
-            ids = chooser.choices(range(3, words), k=length)
+            ids = chooser.choices(range(3, vocabulary), k=length)
             targets = bytes(length // 2) + b"\1" * (length - length // 2)
             examples.append(Example(file="made", line=len(examples) + 1, ids=array("I", ids), targets=targets))
             positions += length
-        return training_set.TrainingSet.of(
+        return training_set.TrainingSet.from_trial(
             trial, Dataset(files=[], training=examples, validation=[], findings=[], left_out=0, shown=[])
         )
 
@@ -120,13 +120,13 @@ class Bench:
         base = load_base(self.modules, trial, self.placement)
         step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
         tokenizer = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 0})()
-        self.identity = resume.Identity.of(trial, "model", data.sha256)
+        self.identity = resume.Identity.from_trial(trial, "model", data.sha256)
         lines = (folder / "lines.jsonl").open("ab", buffering=0)
         world = trainer_module.TrainContext(
             group=RankGroup(self.torch),
             report=lambda **line: lines.write(json.dumps(line).encode() + b"\n"),
-            move=lambda _phase, _step: None,
-            asked=(folder / "stop").exists,
+            on_progress=lambda _phase, _step: None,
+            stop_requested=(folder / "stop").exists,
             checkpoints=folder,
             identity=self.identity,
         )
@@ -136,11 +136,11 @@ class Bench:
         )
 
     def overhead(self, checkpoint_sec: float) -> tuple[list[Figure], dict[str, Any]]:
-        """Blocks of bare steps and of a training's, in turns; then checkpoints taken one by one."""
+        """Measure alternating blocks of bare and complete steps, then single checkpoints."""
         trial = self.trial(checkpoint_sec=checkpoint_sec)
         trainer = self.trainer(trial, self.here / "overhead")
         trainer.rehearse()
-        trainer.begin(None)
+        trainer.restore(None)
         rates: dict[str, list[float]] = {"bare": [], "training": []}
         each = self.steps // BLOCKS
         with trainer_module.deterministic(self.torch, trainer.step.recipe):
@@ -152,15 +152,15 @@ class Bench:
         stalls = []
         for _ in range(5):
             self._bare(trainer, 1)
-            trainer.step.wait()
+            trainer.step.synchronize()
             start = time.perf_counter()
-            facts = trainer.keeper.take(trainer.state, trainer.history)
-            trainer.step.wait()  # the copy on the device is the training's time too
+            facts = trainer.checkpoint_manager.save(trainer.state, trainer.history)
+            trainer.step.synchronize()  # the copy on the device counts as training time
             stalls.append(time.perf_counter() - start)
-            trainer.keeper.finish()
+            trainer.checkpoint_manager.wait()
             assert facts is not None
-        written = trainer.keeper.written[-1]
-        found = {"rates": rates, "ratios": ratios, "stalls": stalls, "bytes": written.bytes, "sec": written.seconds}
+        written = trainer.checkpoint_manager.written[-1]
+        record = {"rates": rates, "ratios": ratios, "stalls": stalls, "bytes": written.bytes, "sec": written.seconds}
         where = self.torch.cuda.get_device_name() if self.placement.is_cuda else "CPU"
         return [
             Figure(
@@ -174,54 +174,55 @@ class Bench:
                 value=f"{spread(summarize(stalls), 's')}; on the disk after {written.seconds:.2f} s",
                 goal="<= 0.05 s",
             ),
-        ], found
+        ], record
 
     def _bare(self, trainer: trainer_module.Trainer, steps: int) -> float:
-        """Useful tokens a second of plain steps over the same rows."""
+        """Measure useful tokens per second of plain steps over the same rows."""
         step, torch = trainer.step, self.torch
-        batches = trainer.material.batches(trainer.state.step)
+        batches = trainer.training_set.batches(trainer.state.step)
         rows = [
-            trainer.rows([trainer.material.data.training[place] for place in next(batches)[0]]) for _ in range(steps)
+            trainer.collate([trainer.training_set.data.training[index] for index in next(batches)[0]])
+            for _ in range(steps)
         ]
         trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
-        step.wait()
+        step.synchronize()
         start = time.perf_counter()
         for row in rows:
             step.clock.begin()
-            loss = step.gradient(step.inputs(row), 1.0)
+            loss = step.forward_backward(step.inputs(row), 1.0)
             torch.nn.utils.clip_grad_norm_(trained, CLIPPED_AT)
             step.optimizer.step()
             step.optimizer.zero_grad(set_to_none=False)
             float(loss)
-        step.wait()
+        step.synchronize()
         return sum(row.useful_tokens for row in rows) / (time.perf_counter() - start)
 
     def _training(self, trainer: trainer_module.Trainer, steps: int) -> float:
-        """Useful tokens a second of the training itself, for so many steps more."""
+        """Measure useful tokens per second of the training over `steps` more steps."""
         done = trainer.state.step
         trainer.steps = done + steps
-        real = trainer.material
-        trainer.material = dataclasses.replace(
+        real = trainer.training_set
+        trainer.training_set = dataclasses.replace(
             real, training=dataclasses.replace(real.training, max_steps=done + steps)
         )
-        compare, checkpoint = trainer._compare, trainer._checkpoint
-        trainer._compare = lambda: None  # type: ignore[method-assign]
+        compare, checkpoint = trainer._compare_ranks, trainer._checkpoint
+        trainer._compare_ranks = lambda: None  # type: ignore[method-assign]
         trainer._checkpoint = lambda *, wait=False: True if wait else checkpoint()  # type: ignore[method-assign]
-        upcoming = trainer._upcoming()  # the order of an epoch is found once in a training, not in each block
+        upcoming = trainer._upcoming()  # an epoch's order is computed once a training, not once a block
         first = next(upcoming)
         trainer._upcoming = lambda: itertools.chain([first], upcoming)  # type: ignore[method-assign]
-        trainer.step.wait()
+        trainer.step.synchronize()
         start = time.perf_counter()
         trainer.run()
-        trainer.step.wait()
+        trainer.step.synchronize()
         seconds = time.perf_counter() - start
-        trainer._compare, trainer._checkpoint, trainer.material = compare, checkpoint, real  # type: ignore[method-assign]
+        trainer._compare_ranks, trainer._checkpoint, trainer.training_set = compare, checkpoint, real  # type: ignore[method-assign]
         del trainer._upcoming
         tokens = trainer.history.columns["tokens"][-steps:]
         return sum(tokens) / seconds
 
     def promise(self) -> tuple[list[Figure], dict[str, Any]]:
-        """Is a training that was stopped and gone on from the same as a quiet one; and how soon does it go on?"""
+        """Check that a stopped and resumed training equals an undisturbed one; measure the time to resume."""
         steps = 8
         digests, resumed_sec = [], 0.0
         for name, stops in (("quiet", ()), ("again", ()), ("stopped", (3, 6))):
@@ -233,11 +234,11 @@ class Bench:
                 start = time.perf_counter()
                 with trainer_module.deterministic(self.torch, trainer.step.recipe):
                     trainer.rehearse()
-                    trainer.begin(resume.find(folder, self.identity, lambda _: None))
+                    trainer.restore(resume.find_checkpoint(folder, self.identity, lambda _: None))
                     began = self._until(trainer, folder, until, steps)
                 if stops:
                     resumed_sec = began - start
-            digests.append(hashlib.sha256(trainer.weights.flat().numpy().tobytes()).hexdigest())
+            digests.append(hashlib.sha256(trainer.weights.to_flat().numpy().tobytes()).hexdigest())
             del trainer
         same = {"again": digests[0] == digests[1], "stopped": digests[0] == digests[2]}
         return [
@@ -250,8 +251,8 @@ class Bench:
         ], {"digests": digests, "resumed_sec": resumed_sec}
 
     def _until(self, trainer: trainer_module.Trainer, folder: Path, until: int, steps: int) -> float:
-        """Train up to a step; when the first one was done."""
-        real, moments = trainer._note, list[float]()
+        """Train up to a step; return the time of the first one's end."""
+        real, moments = trainer._log_step, list[float]()
 
         def note(number: int, *values: Any) -> None:
             moments.append(time.perf_counter())
@@ -259,10 +260,10 @@ class Bench:
                 (folder / "stop").touch()
             real(number, *values)
 
-        trainer._note = note  # type: ignore[assignment, method-assign]
+        trainer._log_step = note  # type: ignore[assignment, method-assign]
         trainer.run()
         return moments[0]
 
 
 if __name__ == "__main__":
-    say(main(sys.argv[1:]))
+    print_figures(main(sys.argv[1:]))

@@ -1,16 +1,15 @@
-"""`inv tune`'s search against an exhaustive grid: the best it finds, and what part of the grid's GPU time it takes.
+"""`inv tune`'s search against an exhaustive grid: the best rate it reaches, and its share of the grid's GPU time.
 
-Replayed, not run: how fast each configuration is comes from a table (`_tune_worlds`), and the search asks that table
+Replayed, not run: how fast each configuration is comes from a table (`_tune_scenarios`), and the search asks that table
 instead of a fleet. Its parts are the real ones: `bench.predict.memory` says what fits, `bench.predict.throughput`
-predicts rates, `tasks.tuning.search` chooses. Every world is searched many times, with other scatter and noise each
-time.
+predicts rates, `tasks.tuning.search` chooses. Every scenario is searched many times, with new scatter and noise.
 
 GPU time is what processes hold a GPU for: each one's start, FIXED_SEC for importing, loading and measuring ceilings,
-and its steps. The search pays for every short trial, those that run out of memory included (their start alone), and for
+and its steps. The search pays for every short trial, those that run out of memory included (only their start), and for
 each finalist as many full processes as the settings say; the grid for one full process of every candidate that fits.
 
 The memory errors are over the 60 points that `bench.predict.memory` was fitted to, and over those of three files
-that were predicted before they were measured (HELD_OUT), each after what the one before it taught had been mended.
+that were predicted before they were measured (HELD_OUT), each after the corrections from the one before.
 """
 
 import json
@@ -37,30 +36,40 @@ FIXED_SEC = 20.0
 SEEDS = range(10)
 LIMITS_GIB = (21.5, 12.0)
 WORKERS = (1, 4, 8)
-NOISE = {"pad": 0.015, "varlen": 0.015, "bucket": 0.04}  # of a short trial's log rate; buckets differ in length
-FULL_NOISE = 0.007  # of a full trial's, between processes (docs/measurements.md)
+NOISE = {
+    "pad": 0.015,
+    "varlen": 0.015,
+    "bucket": 0.04,
+}  # standard deviation of a short trial's log rate; buckets differ in length
+FULL_NOISE = 0.007  # the same for a full trial, between processes (docs/measurements.md)
 
 
 def main() -> list[Figure]:
-    found = space(SHORT_STEPS["gpu"])
+    candidates = space(SHORT_STEPS["gpu"])
     known = {(row["recipe"], row["layout"], row["micro_batch_size"], recompute_of(row)) for row in points()}
-    on_grid = [one for one in found if tuple(one.choice[name] for name in DIMENSIONS) in known]
+    on_grid = [candidate for candidate in candidates if tuple(candidate.choice[name] for name in DIMENSIONS) in known]
     figures = memory_figures()
     for limit_gib in LIMITS_GIB:
-        figures.append(_replayed(on_grid, limit_gib, "the grid's own points alone"))
-        figures += [_replayed(found, limit_gib, f"the whole space over {count}", workers=count) for count in WORKERS]
-        figures += [_replayed(found, limit_gib, name, unlike=name) for name in changed(found, measured(found))]
+        figures.append(_replayed(on_grid, limit_gib, "only the grid's own points"))
+        figures += [
+            _replayed(candidates, limit_gib, f"the whole space over {count}", workers=count) for count in WORKERS
+        ]
+        figures += [
+            _replayed(candidates, limit_gib, name, unlike=name) for name in changed(candidates, measured(candidates))
+        ]
     return figures
 
 
 def _replayed(
-    found: Sequence[Candidate], limit_gib: float, name: str, *, workers: int = 4, unlike: str | None = None
+    candidates: Sequence[Candidate], limit_gib: float, name: str, *, workers: int = 4, unlike: str | None = None
 ) -> Figure:
-    """One figure of as many searches as there are seeds; in the world that is `unlike` the measured one in this way."""
+    """Make one figure of a search per seed, in the measured scenario or the one named `unlike`."""
     rows = []
     for seed in SEEDS:
-        world = measured(found, seed=seed)
-        rows.append(replay(found, changed(found, world)[unlike] if unlike else world, limit_gib, workers, seed))
+        world = measured(candidates, seed=seed)
+        rows.append(
+            replay(candidates, changed(candidates, world)[unlike] if unlike else world, limit_gib, workers, seed)
+        )
     quality, cost, tried, fitting = zip(*rows, strict=True)
     value = (
         f"best found: median {statistics.median(quality):.1f} %, worst {min(quality):.1f} %; GPU time: median "
@@ -71,40 +80,40 @@ def _replayed(
 
 
 def replay(
-    found: Sequence[Candidate], world: World, limit_gib: float, workers: int, seed: int
+    candidates: Sequence[Candidate], world: World, limit_gib: float, workers: int, seed: int
 ) -> tuple[float, float, int, int]:
-    """One search: (% of the best rate in the grid, % of the grid's GPU time, configurations tried, how many fit)."""
+    """Run one search; return % of the best rate, % of the grid's GPU time, tried configurations, fitting ones."""
     settings, limit_bytes = TuneSection(), round(limit_gib * 2**30)
     noise = random.Random(1000 + seed)
-    fitting = [one for one in found if world[one.key].peak_bytes <= limit_bytes]
+    fitting = [candidate for candidate in candidates if world[candidate.key].peak_bytes <= limit_bytes]
     observed: list[TrialObservation] = []
     spent = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        search = Search(Path(folder) / "journal.log", found, recipes=RECIPES)
+        search = Search(Path(folder) / "journal.log", candidates, recipes=RECIPES)
         while True:
             limit = MemoryLimit(limit_bytes, observed)
             wave = search.next_wave(limit, min(workers, settings.trials - len(search.results)))
             if not wave:
                 break
-            for one in wave:
-                truth = world[one.key]
+            for proposal in wave:
+                truth = world[proposal.key]
                 fits = truth.peak_bytes <= limit_bytes
-                observed.append(TrialObservation(candidate=one, peak_bytes=truth.peak_bytes if fits else None))
-                rate = truth.rate * math.exp(noise.gauss(0.0, NOISE[one.choice["layout"]]))
-                search.record(one, rate if fits else None, is_too_large=not fits)
+                observed.append(TrialObservation(candidate=proposal, peak_bytes=truth.peak_bytes if fits else None))
+                rate = truth.rate * math.exp(noise.gauss(0.0, NOISE[proposal.choice["layout"]]))
+                search.record(proposal, rate if fits else None, is_too_large=not fits)
                 spent += FIXED_SEC + (sum(SHORT_STEPS["gpu"]) * truth.step_sec if fits else 0.0)
         tried = len(search.results)
         chosen = search.finalists(MemoryLimit(limit_bytes, observed), settings.finalists)
     steps = SCALES["gpu"].warmup_steps + SCALES["gpu"].measured_steps
-    spent += settings.repeats * sum(FIXED_SEC + steps * world[one.key].step_sec for one in chosen)
-    exhaustive = sum(FIXED_SEC + steps * world[one.key].step_sec for one in fitting)
+    spent += settings.repeats * sum(FIXED_SEC + steps * world[candidate.key].step_sec for candidate in chosen)
+    exhaustive = sum(FIXED_SEC + steps * world[candidate.key].step_sec for candidate in fitting)
     full = {
-        one.key: world[one.key].rate * math.exp(noise.gauss(0.0, FULL_NOISE / math.sqrt(settings.repeats)))
-        for one in chosen
-        if world[one.key].peak_bytes <= limit_bytes
+        candidate.key: world[candidate.key].rate * math.exp(noise.gauss(0.0, FULL_NOISE / math.sqrt(settings.repeats)))
+        for candidate in chosen
+        if world[candidate.key].peak_bytes <= limit_bytes
     }
     answer = max(full, key=full.__getitem__)
-    best = max(world[one.key].rate for one in fitting)
+    best = max(world[candidate.key].rate for candidate in fitting)
     return 100.0 * world[answer].rate / best, 100.0 * spent / exhaustive, tried, len(fitting)
 
 
@@ -115,7 +124,7 @@ KEPT = (
 
 
 def read() -> list[dict[str, Any]]:
-    """The grid's points, each with its `trial`."""
+    """Read the grid's points, each with its `trial`."""
     rows = [json.loads(line) for line in GRID.read_text(encoding="utf-8").splitlines()[1:]]
     for row in rows:
         row["trial"] = Trial(
@@ -133,18 +142,18 @@ def read() -> list[dict[str, Any]]:
 
 
 def fitted_ratios() -> list[float]:
-    """Predicted over measured peak, of each point that the constants of `bench.predict.memory` were fitted to."""
+    """Return predicted over measured peak of each fitted point of `bench.predict.memory`."""
     return [_ratio(row["trial"], row["peak_bytes"]) for row in read()]
 
 
 def held_out(file: Path) -> list[dict[str, Any]]:
-    """The points of a file that they were not fitted to, with what was predicted of each before it was measured."""
+    """Read a file's held-out points, with the predictions made before measuring."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[1:]]
     return [row for row in rows if row["peak_bytes"] and row["model"].startswith("Mistral")]
 
 
 def held_out_ratios(file: Path) -> list[float]:
-    """Predicted over measured peak of these, by `bench.predict.memory` as it is now."""
+    """Return predicted over measured peak of the held-out points, by today's `bench.predict.memory`."""
     ratios = []
     for row in held_out(file):
         trial = Trial.from_json({**row["trial"], "model": "models/m", "data": "data/d.jsonl"})
@@ -153,14 +162,13 @@ def held_out_ratios(file: Path) -> list[float]:
 
 
 def _ratio(trial: Trial, measured: int) -> float:
-    """Embeddings and head are added to offloaded points: when these were measured, they still lay on the GPU."""
+    """Compute the ratio; embeddings and head count for offloaded points, since they were on the GPU when measured."""
     tables = 2 * 2 * flops.head_weights(CONFIG) if trial.offload_checkpoints else 0
     return (memory.peak_bytes(CONFIG, trial, captured=False) + tables) / measured
 
 
 def memory_figures() -> list[Figure]:
-    """Of the points that the constants were fitted to, and of those that were not: as predicted before they were
-    measured, and by the model as it is since."""
+    """Make the figures of fitted and held-out points: as predicted before measuring, and by today's model."""
     figures = [_memory_figure("points of the grid", fitted_ratios())]
     for file in HELD_OUT:
         beforehand = [row["predicted_bytes"] / row["peak_bytes"] for row in held_out(file)]
