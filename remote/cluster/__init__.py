@@ -1,9 +1,16 @@
-"""Kubernetes: read, render, plan, change.
+"""Kubernetes: read the cluster, render manifests, plan and apply changes.
 
-kubeconfig: which cluster is meant; credentials: a limit for the programs that it names
-client: reads it and changes it; kubectl: its command line, its YAML and its errors
-manifests: values in, objects out; plan: what to do about them (pure); pullsecret: the registry's login
-reader: a pod without a GPU that sees a training's volumes
-kinds, labels, errors: the words of all of these; quantity: "500m" as a number
-diagnosis: why nodes, pods, Jobs and claims are not as they should be (pure)
+client: reads and changes one namespace of a cluster
+credentials: timeout for the kubeconfig's credential programs
+diagnosis: causes and remedies of nodes, pods, Jobs and claims that are not ready (pure)
+errors: exceptions of this package
+kubeconfig: resolves context and namespace, makes the API client
+kubectl: builds kubectl's argv and YAML, explains its errors
+labels: labels and names of the fleet's objects
+manifests: renders the manifests by Kustomize
+plan: computes the actions that bring the cluster to the manifests (pure)
+pull_secret: makes the registry's and the server's Secret
+quantities: parses Kubernetes quantities such as "500m"
+resource_kinds: API paths of the kinds in use
+volume_reader_pod: makes a pod without a GPU that mounts a training's volumes
 """

@@ -1,8 +1,7 @@
-"""A limit for the programs that a kubeconfig names for its credentials: the kubernetes client waits for them for ever.
+"""Timeout for a kubeconfig's credential programs: the kubernetes client would wait for them indefinitely.
 
-What it has started itself is ended with it. It shares our terminal, on which it may ask for a password, so it has no
-process group of its own that could be ended whole: Linux lists its children. Not covered: other systems, and a child
-whose parent has ended before, as that of a service.
+The program's descendants are killed with it. It shares our terminal, where it may prompt for a password, so it has no
+process group of its own; Linux lists its children instead. Not covered: other systems, and orphans of the program.
 """
 
 import contextlib
@@ -16,68 +15,64 @@ from typing import Any, cast
 from remote.hosts.host import CommandTimedOut, TooMuchOutput
 from remote.hosts.process import BoundedOutput, ProcessLimits, pump
 
-LIMIT_SEC = 120.0  # as long as kubectl has for all it does; somebody may have to log in meanwhile
-_LEAVE_SEC = 2.0
+CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may have to log in meanwhile
+_TERMINATE_SEC = 2.0
 
 
-class _LimitedExecProvider(subprocess.Popen[str]):
+class _LimitedCredentialProgram(subprocess.Popen[str]):
     def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: A002
-        """As Popen's, and raises OSError for a program that is not done after LIMIT_SEC, or prints without end."""
+        """Like `Popen.communicate`. Raises OSError if the program times out or prints too much."""
         program = f"the kubeconfig's credential program {self.args[0] if isinstance(self.args, list) else self.args!s}"
         limits, out, err = (
-            ProcessLimits(program, timeout or LIMIT_SEC, None),
+            ProcessLimits(program, timeout or CREDENTIAL_TIMEOUT_SEC, None),
             BoundedOutput(program),
             BoundedOutput(program),
         )
         try:
-            heard = cast("subprocess.Popen[bytes]", self)
-            pump(heard, (input or "").encode(), {heard.stdout: out.take, heard.stderr: err.take}, limits)
-            self.wait(limits.left_sec())
+            process = cast("subprocess.Popen[bytes]", self)
+            pump(process, (input or "").encode(), {process.stdout: out.append, process.stderr: err.append}, limits)
+            self.wait(limits.remaining_sec())
         except (CommandTimedOut, subprocess.TimeoutExpired):
-            self._end()
+            self._kill_tree()
             raise TimeoutError(
-                f"{program} was not done after {limits.timeout_sec:g} s and was ended; run it by hand to see what it "
-                "waits for"
+                f"{program} timed out after {limits.timeout_sec:g} s; run it by hand to see what it waits for"
             ) from None
         except TooMuchOutput as error:
-            self._end()
+            self._kill_tree()
             raise OSError(str(error)) from None
         return out.content.decode(errors="replace"), err.content.decode(errors="replace")
 
-    def _end(self) -> None:
-        below = _below(self.pid)
+    def _kill_tree(self) -> None:
+        descendants = _open_descendants(self.pid)
         self.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(_LEAVE_SEC)
+            self.wait(_TERMINATE_SEC)
         self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: do not wait for it
-            self.wait(_LEAVE_SEC)
-        for handle in below:
-            with contextlib.suppress(OSError):  # ended, or another user's, as behind sudo
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+            self.wait(_TERMINATE_SEC)
+        for handle in descendants:
+            with contextlib.suppress(OSError):  # ended, or another user's because of sudo
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
-        for stream in (self.stdout, self.stderr):  # not read to their end: somebody may hold them open still
+        for stream in (self.stdout, self.stderr):  # not read to the end: a descendant may hold them open
             if stream is not None:
                 stream.close()
 
 
-def _below(number: int) -> list[int]:
-    """Handles of the processes that this one has started, and of theirs; none where the kernel does not list them.
-
-    A handle stays its process's own, also when another one gets its number.
-    """
-    handles, todo = list[int](), [number]
+def _open_descendants(root: int) -> list[int]:
+    """Open a pidfd of every descendant; none if the kernel does not list them. A pidfd survives reuse of the pid."""
+    handles, todo = list[int](), [root]
     while todo:
-        one = todo.pop()
+        pid = todo.pop()
         with contextlib.suppress(OSError):  # ended meanwhile
-            if one != number:
-                handles.append(os.pidfd_open(one))
-            for listed in Path(f"/proc/{one}/task").glob("*/children"):
+            if pid != root:
+                handles.append(os.pidfd_open(pid))
+            for listed in Path(f"/proc/{pid}/task").glob("*/children"):
                 todo += map(int, listed.read_text().split())
     return handles
 
 
-def limit_programs(*modules: ModuleType) -> None:
-    """From now on the client's `modules` give each program LIMIT_SEC, also when they renew a token later."""
+def limit_credential_programs(*modules: ModuleType) -> None:
+    """Make the client's `modules` limit each credential program, also when they renew a token later."""
     for module in modules:
-        vars(module)["subprocess"] = SimpleNamespace(Popen=_LimitedExecProvider, PIPE=subprocess.PIPE)
+        vars(module)["subprocess"] = SimpleNamespace(Popen=_LimitedCredentialProgram, PIPE=subprocess.PIPE)

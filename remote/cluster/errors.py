@@ -1,49 +1,49 @@
-"""What can be wrong with a cluster. A pod is a host, so each of these is also what it means for a host.
+"""Exceptions about a cluster. A pod is a host, so each one is also a HostError.
 
-To the fleet `OperatorRefused` means that no host will answer this operator, `HostUnreachable` that asking again helps.
+To the fleet, `PermissionDenied` means that no host will accept this operator, `HostUnreachable` that a retry may help.
 """
 
 import contextlib
 from collections.abc import Iterator
 
-from remote.hosts.host import HostError, HostUnreachable, PermissionDenied, one_line
+from remote.hosts.host import HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 
 
 class ClusterError(HostError):
-    """Something about the cluster; the message says what and what to do."""
+    """Error about the cluster; the message has the cause and the remedy."""
 
 
 class Misconfigured(ClusterError, PermissionDenied):
-    """The kubeconfig, the context, the credentials or kubectl itself cannot be used as they are."""
+    """Unusable kubeconfig, context, credentials or kubectl."""
 
 
 class Forbidden(ClusterError, PermissionDenied):
-    """The cluster accepts the credentials, but the account has no right to do this."""
+    """Missing permission of an account whose credentials are valid."""
 
 
-class KubectlUnusable(ClusterError):
-    """A pod's image lacks what every command needs. Asking again does not help, and another pod may have it."""
+class PodUnusable(ClusterError):
+    """Pod whose image lacks the program of every command. A retry does not help; another pod may have it."""
 
 
 class Conflict(ClusterError):
-    """Another manager owns a field that this change would take."""
+    """Conflict with another manager that owns a field of this change."""
 
 
 class Unreachable(ClusterError, HostUnreachable):
-    """The API server does not answer, or the connection broke. Worth another try."""
+    """API server that does not answer, or a broken connection. Worth a retry."""
 
 
 class NotFound(ClusterError):
-    """The object, or its whole kind, does not exist."""
+    """Absent object or absent kind."""
 
 
 @contextlib.contextmanager
-def reading_objects() -> Iterator[None]:
-    """Within, objects of the API are read and nobody is asked. Raises ClusterError for one that no API server has."""
+def object_errors() -> Iterator[None]:
+    """Translate errors of reading the API's objects: raise ClusterError for a malformed object."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ClusterError(
-            f"an object is not as Kubernetes has them ({type(error).__name__}: {one_line(error)[:80]}); see that the "
-            "server of the kubeconfig is the cluster's own, and no proxy answers for it"
+            f"the cluster returned a malformed object ({type(error).__name__}: {collapse_whitespace(error)[:80]}); "
+            "check that the kubeconfig's server is the cluster itself, not a proxy"
         ) from None

@@ -1,4 +1,4 @@
-"""The labels by which the fleet's objects are found, and those that Kubernetes puts on a Job's pods."""
+"""Labels of the fleet's objects, and those that Kubernetes puts on a Job's pods."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,16 +12,16 @@ PART_OF = f"{PART_OF_LABEL}={OWNER}"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
-SERVE, FIRST = "serve", "adapter"  # the Job of a server, and the container that runs before it
-RUN_ANNOTATION = "qlora-fleet/run"  # of a Job that trains by itself: its run
+SERVE, ADAPTER_CONTAINER = "serve", "adapter"  # the server's Job and its init container
+RUN_ANNOTATION = "qlora-fleet/run"  # run ID, on the Job of a training that runs without the operator
 
 
-def label(one: Object, name: str) -> str | None:
-    """The value of an object's label; None where it has no such label."""
-    value: str | None = (one["metadata"].get("labels") or {}).get(name)
+def label(resource: Object, name: str) -> str | None:
+    """Return the value of an object's label; None if it has no such label."""
+    value: str | None = (resource["metadata"].get("labels") or {}).get(name)
     return value
 
 
-def is_owned(one: Object) -> bool:
-    """Whether `inv deploy` made this object."""
-    return label(one, OWNER_LABEL) == OWNER
+def is_owned(resource: Object) -> bool:
+    """Return True if `inv deploy` created this object."""
+    return label(resource, OWNER_LABEL) == OWNER

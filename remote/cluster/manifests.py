@@ -1,7 +1,7 @@
-"""What should be in the cluster: values in, objects out. `kubectl kustomize` renders them.
+"""Desired objects of a deployment, rendered by `kubectl kustomize` from the manifests and the settings.
 
 Values enter the manifests as data: a kustomization and a Settings resource are written into a temporary folder, and
-Kustomize copies the values to the places that manifests/components/settings names. No manifest is made by string
+Kustomize copies the values to the fields that manifests/components/settings names. No manifest is made by string
 formatting.
 """
 
@@ -18,40 +18,42 @@ from typing import Any, Self
 import yaml
 
 from remote.cluster.errors import ClusterError, Misconfigured
-from remote.cluster.kubectl import documents, not_installed
+from remote.cluster.kubectl import not_installed_error, to_yaml
 from remote.cluster.labels import SERVE, Object
-from remote.hosts.host import CommandTimedOut, one_line
+from remote.hosts.host import CommandTimedOut, collapse_whitespace
 from remote.hosts.process import CannotStart, run_program
 from remote.hosts.tempdirs import scratch_folder
 
-DIGEST = "qlora-fleet/rendered"
+DIGEST_ANNOTATION = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER, SERVER_PLACEHOLDER = "qlora-fleet-bench", "qlora-fleet-server"
-JOB = "job-"  # how the names of overlays begin that train by themselves
-_SIZED = ("pods", "preemptible")
-_DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
+JOB_PREFIX = "job-"  # overlays of trainings that run without the operator
+_SIZED_OVERLAYS = ("pods", "preemptible")
+_DIGEST_REFERENCE = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image by its digest. `size_bytes` is what it takes on a node during its first pull, where that is known.
+    """An image by its digest. `size_bytes`: disk space on a node during its first pull, if known.
 
-    `requires` is the base image's NVIDIA_REQUIRE_CUDA: the drivers it starts on, where it says that.
+    `cuda_requirement` is the base image's NVIDIA_REQUIRE_CUDA, if it has that variable.
     """
 
     repository: str
     digest: str
     size_bytes: int | None = None
-    requires: str | None = None
+    cuda_requirement: str | None = None
 
     @classmethod
-    def parse(cls, reference: str, size_bytes: int | None = None, requires: str | None = None) -> Self:
-        """From HOST/REPOSITORY[:TAG]@sha256:...; ValueError for anything else: a tag can move, a digest cannot."""
-        match = _DIGEST_FORM.match(reference)
+    def parse(cls, reference: str, size_bytes: int | None = None, cuda_requirement: str | None = None) -> Self:
+        """Parse HOST/REPOSITORY[:TAG]@sha256:... Raises ValueError without a digest: a tag can move."""
+        match = _DIGEST_REFERENCE.match(reference)
         if match is None:
-            raise ValueError(f"{reference!r} names no digest")
+            raise ValueError(f"{reference!r} has no digest")
         host, _, path = match["repository"].rpartition("/")
         repository = f"{host}/{path.split(':')[0]}".lstrip("/")
-        return cls(repository=repository, digest=match["digest"], size_bytes=size_bytes, requires=requires)
+        return cls(
+            repository=repository, digest=match["digest"], size_bytes=size_bytes, cuda_requirement=cuda_requirement
+        )
 
     @property
     def reference(self) -> str:
@@ -59,16 +61,16 @@ class Image:
 
     @property
     def registry(self) -> str:
-        """The host one logs in to."""
+        """Host of the registry."""
         return self.repository.split("/", 1)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Values:
-    """All that varies between one deployment and another.
+class ManifestValues:
+    """Parameters of a deployment.
 
-    `copied`: further settings by name. Kustomize copies those that manifests/components/settings names, in camelCase.
-    `components`: those of manifests/components that a setting asks for by itself. `server`: the image of a server.
+    `extra_settings`: further settings by name. Kustomize copies those that manifests/components/settings names, in
+    camelCase. `components`: further folders of manifests/components.
     """
 
     namespace: str
@@ -77,24 +79,24 @@ class Values:
     preemptible: bool
     pull_secret: str | None
     volume_handle: str | None
-    copied: Mapping[str, str | int | list[str]]
+    extra_settings: Mapping[str, str | int | list[str]]
     components: tuple[str, ...] = ()
-    server: Image | None = None
+    server_image: Image | None = None
 
 
-def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(kustomization.yaml, settings.yaml) as data; `manifests` is the path from their folder to manifests/."""
+def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Build (kustomization.yaml, settings.yaml) as data; `manifests` is the path from their folder to manifests/."""
     components = [
         *(["preemptible"] if values.preemptible and values.overlay != "preemptible" else []),
         *(["emptydir"] if values.volume_handle is None else []),
         "settings",
-        *(["size"] if values.overlay in _SIZED else []),
-        *(["order"] if values.overlay.startswith(JOB) else []),
+        *(["size"] if values.overlay in _SIZED_OVERLAYS else []),
+        *(["order"] if values.overlay.startswith(JOB_PREFIX) else []),
         *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
         *([SERVE] if values.overlay == SERVE else []),
         *values.components,
         *(["public-image"] if values.pull_secret is None else []),
-        # Last: it copies the Job as all others have left it.
+        # Last: it copies the Job after all other components have changed it.
         *(["jobset"] if values.overlay == "job-4gpu-jobset" else []),
     ]
     overlay = values.overlay.removesuffix("-jobset")
@@ -106,7 +108,7 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
         "components": [f"{manifests}/components/{name}" for name in components],
         "images": [
             {"name": name, "newName": image.repository, "digest": image.digest}
-            for name, image in ((IMAGE_PLACEHOLDER, values.image), (SERVER_PLACEHOLDER, values.server))
+            for name, image in ((IMAGE_PLACEHOLDER, values.image), (SERVER_PLACEHOLDER, values.server_image))
             if image is not None
         ],
     }
@@ -119,44 +121,44 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
             "pullSecret": values.pull_secret or "none",
             "volumeHandle": values.volume_handle or "none",
             "volumeName": f"qlora-fleet-{values.namespace}",
-            **{_camel(name): value for name, value in values.copied.items()},
+            **{_camel_case(name): value for name, value in values.extra_settings.items()},
         },
     }
     return top, settings
 
 
-def _camel(name: str) -> str:
+def _camel_case(name: str) -> str:
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)
 
 
-def render(values: Values, manifests: Path) -> list[dict[str, Any]]:
-    """The objects of a deployment, as `kubectl kustomize` builds them, each with its digest. Raises ClusterError."""
+def render(values: ManifestValues, manifests: Path) -> list[dict[str, Any]]:
+    """Render the objects of a deployment, each with its digest. Raises ClusterError."""
     with scratch_folder("qlora-fleet-deploy-") as folder:
-        # Kustomize takes folders by relative path only.
+        # Kustomize accepts only relative paths.
         top, settings = kustomization(values, os.path.relpath(manifests.resolve(), folder.resolve()))
-        (folder / "kustomization.yaml").write_text(documents([top]), encoding="utf-8")
-        (folder / "settings.yaml").write_text(documents([settings]), encoding="utf-8")
+        (folder / "kustomization.yaml").write_text(to_yaml([top]), encoding="utf-8")
+        (folder / "settings.yaml").write_text(to_yaml([settings]), encoding="utf-8")
         argv = ("kubectl", "kustomize", str(folder))
         try:
             completed = run_program(argv, label="kubectl kustomize", timeout_sec=60.0)
         except CannotStart as error:
-            raise not_installed(error) from None
+            raise not_installed_error(error) from None
         except CommandTimedOut as error:
             raise ClusterError(str(error)) from None
         if completed.exit_code != 0:
-            stderr = one_line(completed.stderr.decode(errors="replace"))
-            # Kustomize prints the path to the mistake first and the mistake last.
-            raise Misconfigured(f"{manifests}: cannot be rendered: ...{stderr[-300:]}; see `git diff manifests/`")
-    return [stamped(one) for one in yaml.load_all(completed.stdout, Loader=_LOADER) if one]
+            stderr = collapse_whitespace(completed.stderr.decode(errors="replace"))
+            # Kustomize prints the path first and the error last.
+            raise Misconfigured(f"{manifests}: cannot be rendered: ...{stderr[-300:]}; check `git diff manifests/`")
+    return [with_digest(resource) for resource in yaml.load_all(completed.stdout, Loader=_LOADER) if resource]
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where libyaml is there
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times faster, if installed
 
 
-def stamped(one: Object) -> dict[str, Any]:
-    """The object with the digest of itself in an annotation."""
-    digest = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:16]
-    marked = copy.deepcopy(dict(one))
-    marked["metadata"].setdefault("annotations", {})[DIGEST] = digest
+def with_digest(resource: Object) -> dict[str, Any]:
+    """Return a copy with the object's digest in an annotation."""
+    digest = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).hexdigest()[:16]
+    marked = copy.deepcopy(dict(resource))
+    marked["metadata"].setdefault("annotations", {})[DIGEST_ANNOTATION] = digest
     return marked

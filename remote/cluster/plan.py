@@ -1,7 +1,7 @@
-"""What is to be done to the cluster: from the objects that should be there and those that are, to actions. Pure.
+"""Actions that bring the live objects to the desired ones. Pure.
 
-An object is unchanged when the digest of the rendered object (an annotation) is the same and every rendered field has
-the same value in the cluster. The digest detects a field that left the manifests, the comparison a change by hand.
+An object is unchanged if the digest of the rendered object (an annotation) is the same and every rendered field has
+the same value in the cluster. The digest detects a field that left the manifests, the comparison a manual change.
 """
 
 import json
@@ -11,16 +11,16 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from remote.cluster.errors import reading_objects
+from remote.cluster.errors import object_errors
 from remote.cluster.labels import COMPONENT_LABEL, Object, is_owned
-from remote.cluster.manifests import DIGEST
-from remote.cluster.quantities import same
+from remote.cluster.manifests import DIGEST_ANNOTATION
+from remote.cluster.quantities import is_equal
 
-_SHOWN = 160  # characters of a value in a difference; an image with its digest has some 110
+_MAX_VALUE_CHARS = 160  # an image with its digest has some 110
 
 
 class Verb(Enum):
-    """What is done to one object."""
+    """Change to one object."""
 
     KEEP = "unchanged"
     CREATE = "create"
@@ -30,7 +30,7 @@ class Verb(Enum):
     LEAVE = "leave"
 
 
-_RIGHTS = {
+_RBAC_VERBS = {
     Verb.CREATE: ("create", "patch"),
     Verb.APPLY: ("patch",),
     Verb.REPLACE: ("create", "delete", "patch"),
@@ -40,24 +40,24 @@ _RIGHTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FieldDifference:
-    """A field that the cluster does not have as desired; `live` is None where it is absent."""
+    """A field whose live value is not the desired one; `live` is None if it is absent."""
 
     path: str
     desired: object
     live: object = None
 
     def __str__(self) -> str:
-        return f"{self.path}: {_short(self.live)} -> {_short(self.desired)}"
+        return f"{self.path}: {_format_value(self.live)} -> {_format_value(self.desired)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One object and what to do with it; `why` names the first fields that differ, `differences` has them all."""
+    """Change to one object. `reason` names the first fields that differ, `differences` has all."""
 
     verb: Verb
     kind: str
     name: str
-    why: str = ""
+    reason: str = ""
     desired: Object | None = None
     live: Object | None = None
     differences: tuple[FieldDifference, ...] = ()
@@ -67,128 +67,130 @@ class Action:
         return f"{self.kind.lower()}/{self.name}"
 
     def __str__(self) -> str:
-        return f"{self.verb.value:9}  {self.title}" + (f"  ({self.why})" if self.why else "")
+        return f"{self.verb.value:9}  {self.title}" + (f"  ({self.reason})" if self.reason else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlan:
-    """What a deployment will do, in this order. `makes_secret`: the pull secret is written as well."""
+    """Actions of a deployment, in order. `makes_secret`: the pull secret is written, too."""
 
     actions: tuple[Action, ...]
     makes_secret: bool = False
 
-    def of(self, *verbs: Verb) -> tuple[Action, ...]:
+    def with_verb(self, *verbs: Verb) -> tuple[Action, ...]:
         return tuple(action for action in self.actions if action.verb in verbs)
 
     @property
     def changes(self) -> tuple[Action, ...]:
-        return self.of(Verb.CREATE, Verb.APPLY, Verb.REPLACE, Verb.DELETE)
+        return self.with_verb(Verb.CREATE, Verb.APPLY, Verb.REPLACE, Verb.DELETE)
 
     @property
     def is_empty(self) -> bool:
         return not self.changes and not self.makes_secret
 
     @property
-    def ends_pods(self) -> tuple[Action, ...]:
-        """The actions that end running pods, and lose what was not collected from them."""
-        return tuple(a for a in self.of(Verb.REPLACE, Verb.DELETE) if a.kind in ("Job", "JobSet"))
+    def pod_ending_actions(self) -> tuple[Action, ...]:
+        """Actions that end running pods and lose their uncollected results."""
+        return tuple(a for a in self.with_verb(Verb.REPLACE, Verb.DELETE) if a.kind in ("Job", "JobSet"))
 
     @property
     def permissions(self) -> tuple[tuple[str, str], ...]:
-        """(verb, kind) the plan needs besides reading."""
+        """RBAC permissions (verb, kind) that the plan needs in addition to reading."""
         needed = [(action.verb, action.kind) for action in self.changes]
         needed += [(Verb.CREATE, "Secret")] if self.makes_secret else []
-        return tuple(sorted({(right, kind) for verb, kind in needed for right in _RIGHTS[verb]}))
+        return tuple(sorted({(right, kind) for verb, kind in needed for right in _RBAC_VERBS[verb]}))
 
 
-# Not deleted when a manifest no longer has them: a volume has data, and a namespace may have objects of others.
-_KEPT_KINDS = ("Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret")
+# Kept after they left the manifests: a volume has data, and a namespace may have objects of others.
+_NEVER_DELETED_KINDS = ("Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret")
 _IMMUTABLE_KINDS = ("Job", "JobSet", "PersistentVolume", "PersistentVolumeClaim")
 
 
-@reading_objects()
+@object_errors()
 def plan(
     desired: Sequence[Object], live: Sequence[Object], *, makes_secret: bool = False, replace_ended: bool = False
 ) -> ClusterPlan:
-    """From what is there to what should be. Deletions come first, so that their pods free their GPUs.
+    """Compute the actions. Deletions come first, to free GPUs.
 
-    `replace_ended`: start Jobs that have failed or completed again.
+    `replace_ended`: restart Jobs that have failed or completed.
     """
-    there = {identity(one): one for one in live}
-    actions = [_decide(one, there.get(identity(one)), replace_ended) for one in desired]
-    wanted = {identity(one) for one in desired}
-    for key, one in there.items():
-        if key not in wanted and one["kind"] not in _KEPT_KINDS and is_owned(one):
-            actions.append(Action(verb=Verb.DELETE, kind=key[0], name=key[1], why="no longer part of it", live=one))
+    live_objects = {identity(resource): resource for resource in live}
+    actions = [_plan_action(resource, live_objects.get(identity(resource)), replace_ended) for resource in desired]
+    wanted = {identity(resource) for resource in desired}
+    for key, resource in live_objects.items():
+        if key not in wanted and resource["kind"] not in _NEVER_DELETED_KINDS and is_owned(resource):
+            actions.append(
+                Action(verb=Verb.DELETE, kind=key[0], name=key[1], reason="no longer part of it", live=resource)
+            )
     actions.sort(key=lambda action: action.verb is not Verb.DELETE)
     return ClusterPlan(actions=tuple(actions), makes_secret=makes_secret)
 
 
-def _decide(desired: Object, live: Object | None, replace_ended: bool) -> Action:
+def _plan_action(desired: Object, live: Object | None, replace_ended: bool) -> Action:
     kind, name = identity(desired)
     action = partial(Action, kind=kind, name=name, desired=desired, live=live)
     if live is None:
         return action(verb=Verb.CREATE)
     if kind == "Namespace" and not is_owned(live):
-        return action(verb=Verb.LEAVE, why="it was there before: its labels are left as they are")
-    if replace_ended and kind == "Job" and ended(live) is not None:
-        return action(verb=Verb.REPLACE, why=f"it {ended(live)}")
+        return action(verb=Verb.LEAVE, reason="it existed before: its labels are not changed")
+    if replace_ended and kind == "Job" and end_state(live) is not None:
+        return action(verb=Verb.REPLACE, reason=f"it {end_state(live)}")
     different = list(differences(desired, live))
     if not different:
         return action(verb=Verb.KEEP)
-    shown = tuple(one for one in different if DIGEST not in one.path)
-    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-    why = ", ".join(one.path for one in shown[:3]) + more or "a field left the manifest"
+    visible = tuple(difference for difference in different if DIGEST_ANNOTATION not in difference.path)
+    more = f" and {len(visible) - 3} more" if len(visible) > 3 else ""
+    reason = ", ".join(difference.path for difference in visible[:3]) + more or "a field left the manifest"
     verb = Verb.REPLACE if kind in _IMMUTABLE_KINDS else Verb.APPLY
     if kind in ("PersistentVolume", "PersistentVolumeClaim"):
         verb = Verb.LEAVE
-        why = f"{why} cannot change while it is bound: `inv teardown`, then `inv deploy`"
-    return action(verb=verb, why=why, differences=shown)
+        reason = f"{reason} cannot change while it is bound: `inv teardown`, then `inv deploy`"
+    return action(verb=verb, reason=reason, differences=visible)
 
 
-def ended(job: Object) -> str | None:
-    """How a Job has ended: "failed", "completed" or None."""
+def end_state(job: Object) -> str | None:
+    """Return "failed" or "completed" for a Job that has ended, else None."""
     for condition in job.get("status", {}).get("conditions") or []:
         if condition["status"] == "True" and condition["type"] in ("Failed", "Complete"):
             return "failed" if condition["type"] == "Failed" else "completed"
     return None
 
 
-@reading_objects()
+@object_errors()
 def is_training(workload: Object) -> bool:
-    """Whether a Job or JobSet is in the middle of work of its own; a worker only waits for commands."""
+    """Return True if a Job or JobSet runs a training; a worker only waits for commands."""
     status = workload.get("status", {})
     if workload["kind"] == "JobSet":
         return not status.get("terminalState")
     labels = workload.get("spec", {}).get("template", {}).get("metadata", {}).get("labels") or {}
-    return labels.get(COMPONENT_LABEL) == "train" and ended(workload) is None and bool(status.get("active"))
+    return labels.get(COMPONENT_LABEL) == "train" and end_state(workload) is None and bool(status.get("active"))
 
 
-def identity(one: Object) -> tuple[str, str]:
-    """(kind, name): the same in the manifests and in the cluster, within one namespace."""
-    return one["kind"], one["metadata"]["name"]
+def identity(resource: Object) -> tuple[str, str]:
+    """Return (kind, name), which is unique in one namespace."""
+    return resource["kind"], resource["metadata"]["name"]
 
 
 def differences(desired: object, live: object, path: str = "") -> Iterator[FieldDifference]:
-    """Where the cluster does not have what is desired. What the cluster adds (defaults, status) is no difference.
+    """Yield desired fields whose live value differs. Fields that only the cluster has (defaults, status) are ignored.
 
-    A list is compared item by item, except tolerations, to which admission adds two of its own.
+    A list is compared item by item, except tolerations: admission adds two.
     """
     if isinstance(desired, Mapping):
         if not isinstance(live, Mapping):
             yield FieldDifference(path=path, desired=desired, live=live)
             return
         for key, value in desired.items():
-            below = f"{path}.{key}" if path else str(key)
+            field = f"{path}.{key}" if path else str(key)
             if value is None or value in ({}, []):
                 continue  # the API drops empty values
             if key not in live:
-                yield FieldDifference(path=below, desired=value)
+                yield FieldDifference(path=field, desired=value)
             else:
-                yield from differences(value, live[key], below)
+                yield from differences(value, live[key], field)
     elif isinstance(desired, list):
         yield from _list_differences(desired, live, path)
-    elif not same(desired, live):
+    elif not is_equal(desired, live):
         yield FieldDifference(path=path, desired=desired, live=live)
 
 
@@ -197,19 +199,19 @@ def _list_differences(desired: list[Any], live: object, path: str) -> Iterator[F
     if not isinstance(live, list):
         yield whole
     elif path.endswith("tolerations"):
-        if any(all(any(differences(one, other)) for other in live) for one in desired):
+        if any(all(any(differences(item, live_item)) for live_item in live) for item in desired):
             yield whole
     elif len(desired) != len(live):
         yield whole
     else:
-        for index, (one, other) in enumerate(zip(desired, live, strict=True)):
-            yield from differences(one, other, f"{path}[{index}]")
+        for index, (item, live_item) in enumerate(zip(desired, live, strict=True)):
+            yield from differences(item, live_item, f"{path}[{index}]")
 
 
-def _short(value: object) -> str:
-    """A field's value on one line; what is long is cut."""
+def _format_value(value: object) -> str:
+    """Format a field's value on one line, truncated."""
     if value is None:
         return "absent"
     text = value if isinstance(value, str) else json.dumps(value)
     text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."

@@ -1,6 +1,6 @@
-"""Secrets as Kubernetes has them, made in memory and sent on standard input: a registry's login, a server's key.
+"""Kubernetes Secrets with a registry's login or a server's key, made in memory and sent on standard input.
 
-Server-side apply leaves no copy of them in an annotation; client-side apply would.
+Server-side apply, unlike client-side apply, leaves no copy of them in an annotation.
 """
 
 import base64
@@ -14,7 +14,7 @@ from remote.hosts.command import Secret
 def pull_secret(
     *, name: str, namespace: str, registry: str, user: str, password: Secret
 ) -> tuple[dict[str, Any], tuple[Secret, ...]]:
-    """(the Secret object, every encoding of the password in it, none of which may be shown)."""
+    """Make (the Secret object, every encoding of the password in it, to be masked)."""
     auth = base64.b64encode(f"{user}:{password.reveal()}".encode()).decode()
     login = {"username": user, "password": password.reveal(), "auth": auth}
     config = base64.b64encode(json.dumps({"auths": {registry: login}}).encode()).decode()
@@ -23,7 +23,7 @@ def pull_secret(
 
 
 def key_secret(*, name: str, namespace: str, key: Secret) -> tuple[dict[str, Any], tuple[Secret, ...]]:
-    """(a Secret object with the field `key`, every encoding of the key in it)."""
+    """Make (a Secret object with the field `key`, every encoding of the key in it, to be masked)."""
     encoded = base64.b64encode(key.reveal().encode()).decode()
     return _secret(name, namespace, "Opaque", {"key": encoded}), (key, Secret(encoded))
 

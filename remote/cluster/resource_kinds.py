@@ -1,16 +1,16 @@
-"""The kinds of objects that a deployment is made of, and where each lives in the API."""
+"""Kinds of objects in a deployment, and their API paths."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Where objects of a kind live in the API."""
+    """API path of a kind. `is_optional`: its controller may not be installed."""
 
     api: str
     plural: str
     is_namespaced: bool = True
-    is_optional: bool = False  # of a controller that may not be installed
+    is_optional: bool = False
 
     @property
     def group(self) -> str:

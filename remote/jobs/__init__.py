@@ -1,8 +1,8 @@
 """Detached jobs and verified files on any host.
 
-agent: calls the program on a host, installs it the first time
-incoming: the near end of a pull
+agent: calls the host agent on a host, installs it at the first call
+download: receives the files of a pull
+host_agent: program that runs on the host
 job: starts, follows and cancels a detached job
-onhost: the program that runs on the host
-transfer: moves folders, verified and resumable
+transfer: pushes and pulls folders, verified and resumable
 """

@@ -1,7 +1,7 @@
-"""Detached jobs on any host: work that goes on without the connection and without the operator's laptop.
+"""Detached jobs on any host, which continue without the connection and the operator's laptop.
 
-A job is a folder on the host (see `remote.jobs.host_agent`). Whoever knows the folder can follow and cancel the job.
-Completion is a file written last with the exit code.
+A job is a folder on the host (see `remote.jobs.host_agent`), by which any process can follow and cancel it. Its end is
+a file with the exit code, written last.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,11 +14,11 @@ from remote.hosts.host import Host, HostError, HostUnreachable
 from remote.jobs.agent import Agent
 
 LOG_FILE = "log.txt"
-CLAIM_SEC = 10.0  # a job that has just ended keeps its slot for some milliseconds
+CLAIM_SEC = 10.0  # a job that has just ended holds its slot for some milliseconds
 
 
 class JobState(Enum):
-    """What a job is now. LOST: its supervisor died without writing an end."""
+    """State of a job. LOST: its supervisor died without writing an end."""
 
     ABSENT = "absent"
     WAITING = "waiting"
@@ -28,7 +28,7 @@ class JobState(Enum):
 
 
 class HostBusy(HostError):
-    """Another job holds the slot; `holder` is its folder on the host."""
+    """Slot held by another job; `holder` is its folder on the host."""
 
     def __init__(self, host: str, holder: str) -> None:
         super().__init__(f"{host}: busy with {holder}")
@@ -37,9 +37,9 @@ class HostBusy(HostError):
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What to run, and its limits. `files` (name to text) are written into the job's folder before it starts.
+    """Command of a job, and its limits. `files` (name to text) are written into the job's folder before the start.
 
-    After `deadline_sec` the whole process group is asked to end; after `grace_sec` more it is killed.
+    The process group gets SIGTERM after `deadline_sec`, and SIGKILL `grace_sec` later.
     """
 
     command: Command
@@ -50,12 +50,12 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         if self.command.secrets:
-            raise ValueError("a job's command is written to disk; it cannot carry secrets")
+            raise ValueError("a job's command is written to disk, it must not have secrets")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """A look at a job. The fields after `heartbeat_age_sec` are set once it has ended.
+    """Observed state of a job. The fields after `heartbeat_age_sec` are set once it has ended.
 
     `why` is exited, deadline, cancelled (by `Job.cancel`) or terminated (a SIGTERM from the host itself).
     """
@@ -70,13 +70,13 @@ class JobStatus:
 
 
 class Job:
-    """A job at `folder` (absolute) on the agent's host. `slot` is a lock file that at most one running job holds."""
+    """A job in the absolute `folder` on the agent's host. `slot`: lock file that at most one running job holds."""
 
     def __init__(self, agent: Agent, folder: str, *, slot: str | None = None) -> None:
         self.agent, self.folder, self.slot = agent, folder, slot
 
     def start(self, spec: JobSpec) -> JobStatus:
-        """Start the job unless it was started before; return what it is now. Raises HostBusy and as `Agent`."""
+        """Start the job unless it was started before; return its status. Raises HostBusy, and like `Agent`."""
         answer = self.agent.start(
             self.folder,
             {
@@ -93,60 +93,60 @@ class Job:
         )
         if answer["state"] == "busy":
             raise HostBusy(self.agent.host.name, answer["holder"])
-        return _status(answer)
+        return _parse_status(answer)
 
     def status(self) -> JobStatus:
-        return self.watch(lambda _: None, for_sec=0.0)
+        return self.watch(lambda _: None, duration_sec=0.0)
 
     def watch(
         self,
         on_status: Callable[[JobStatus], None],
         *,
         progress: str = "progress.json",
-        every_sec: float = 1.0,
-        for_sec: float = 300.0,
+        interval_sec: float = 1.0,
+        duration_sec: float = 300.0,
         silence_sec: float = 20.0,
     ) -> JobStatus:
-        """Follow the job over one stream until it ends or `for_sec` has passed; return the last status.
+        """Follow the job over one stream until it ends or `duration_sec` has passed; return the last status.
 
-        `progress` is a JSON file below the job's folder whose content comes with each status. Raises HostUnreachable
-        or CommandTimedOut when the stream breaks or is silent; the job goes on, watch again. An exception from
-        `on_status` ends the watching and is raised.
+        `progress` is a JSON file in the job's folder; each status has its content. Raises HostUnreachable or
+        CommandTimedOut if the stream breaks or is silent; the job continues, so the caller may retry. An exception
+        from `on_status` ends the call and is raised.
         """
         last: JobStatus | None = None
 
-        def hear(line: dict[str, Any]) -> None:
+        def on_line(line: dict[str, Any]) -> None:
             nonlocal last
-            last = _status(line)
+            last = _parse_status(line)
             on_status(last)
 
-        self.agent.lines(
+        self.agent.call_lines(
             "watch",
-            {"job": self.folder, "progress": progress, "every_sec": every_sec, "for_sec": for_sec},
-            on_line=hear,
-            timeout_sec=for_sec + silence_sec,
-            idle_timeout_sec=every_sec + silence_sec,
+            {"job": self.folder, "progress": progress, "every_sec": interval_sec, "for_sec": duration_sec},
+            on_line=on_line,
+            timeout_sec=duration_sec + silence_sec,
+            idle_timeout_sec=interval_sec + silence_sec,
         )
-        if last is None:  # a transport that loses a stream may still report success
+        if last is None:  # a transport that loses a stream may report success
             raise HostUnreachable(f"{self.agent.host.name}: no answer about {self.folder}")
         return last
 
     def cancel(self, *, grace_sec: float = 25.0) -> JobStatus:
-        """Interrupt the job; what is left after its spec's grace is killed. `grace_sec` bounds the wait for its end."""
-        return _status(self.agent.cancel(self.folder, grace_sec=grace_sec))
+        """Interrupt the job, which is killed after its spec's grace. `grace_sec` limits the wait for its end."""
+        return _parse_status(self.agent.cancel(self.folder, grace_sec=grace_sec))
 
     def log_tail(self) -> list[str]:
-        """The last lines of what the command printed, at most 4096 bytes of it."""
-        answer = self.agent.line("tail", {"root": self.folder, "path": LOG_FILE, "size": 4096})
+        """Fetch the last lines of the command's output, at most 4096 bytes."""
+        answer = self.agent.call_line("tail", {"root": self.folder, "path": LOG_FILE, "size": 4096})
         return str(answer["text"]).splitlines()
 
 
-def slot_of(host: Host) -> str:
-    """The lock file that keeps a host to one trial at a time."""
+def slot_path(host: Host) -> str:
+    """Return the lock file that limits a host to one trial at a time."""
     return f"{host.workdir}/slot"
 
 
-def _status(line: Mapping[str, Any]) -> JobStatus:
-    known: dict[str, Any] = {each.name: line.get(each.name) for each in fields(JobStatus)}
-    progress = known["progress"] if isinstance(known["progress"], dict) else None
-    return JobStatus(**{**known, "state": JobState(line["state"]), "progress": progress})
+def _parse_status(line: Mapping[str, Any]) -> JobStatus:
+    values: dict[str, Any] = {item.name: line.get(item.name) for item in fields(JobStatus)}
+    progress = values["progress"] if isinstance(values["progress"], dict) else None
+    return JobStatus(**{**values, "state": JobState(line["state"]), "progress": progress})

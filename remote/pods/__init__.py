@@ -1,7 +1,7 @@
-"""A pod as a host, by `kubectl exec`.
+"""Pods as hosts, by `kubectl exec`.
 
-far_end: the program in the pod that runs a command and frames what it says
-host: runs commands in whichever pod holds an index
-listing: the pods of a fleet as the cluster shows them
-wire: the near end of the talk with far_end
+exec_agent: program in the pod that runs a command and frames its output
+exec_protocol: our side of the protocol with exec_agent
+host: runs commands in the current pod of an index
+pod_index: caches the fleet's pods and selects the one of an index
 """

@@ -1,7 +1,7 @@
-"""The near end of the protocol with `remote.pods.exec_agent`: writes the request, reads streams out of frames.
+"""Our side of the protocol with `remote.pods.exec_agent`: encodes the request, decodes the frames of the reply.
 
-A reply is complete when its end frame has come and the check sums in it match everything before it; anything less is a
-broken stream. kubectl's own word does not count.
+A reply is complete if its end frame has arrived with matching checksums. Anything else is a broken stream, whatever
+kubectl's exit code.
 """
 
 import os
@@ -15,26 +15,26 @@ from remote.hosts.host import ByteReader, HostUnreachable
 from remote.hosts.process import BoundedOutput
 
 _FRAME_BYTES = 1 << 15
-_LARGEST_FRAME_BYTES = 1 << 24
-_LONGEST_END_BYTES = 1 << 10
+_MAX_FRAME_BYTES = 1 << 24
+_MAX_END_BYTES = 1 << 10
 _HEAD_BYTES = 5
-_MARGIN_SEC = 5.0  # the caller's own deadline passes first; the pod's is for a caller that is gone
-_BEATS = 4  # signs of life that may go missing before a stream counts as broken
+_MARGIN_SEC = 5.0  # the pod's timeout, for a caller that is gone, comes later than ours
+_HEARTBEATS_PER_SILENCE = 4  # a stream without any of them is broken
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How the command ended: exit code (128 + n for signal n); `why` is exited, deadline, idle or caller-gone."""
+    """End of a command: exit code (128 + n for signal n) and reason: exited, deadline, idle or caller-gone."""
 
     exit_code: int
-    why: str
+    reason: str
 
 
 def bootstrap(content: bytes, workdir: str) -> str:
-    """The text for `python -c` in the pod: it reads the program from its input and runs it, or the copy of it that an
-    earlier command left in `workdir`.
+    """Make the text for `python -c` in the pod, which reads the program from its input and runs it.
 
-    It is short because argv is in the address of an HTTP request, where proxies allow a few kB.
+    It prefers the copy that an earlier command saved in `workdir`. The text is short because argv is part of an HTTP
+    request's URL, where proxies allow a few kB.
     """
     size, module = len(content), f"inpod_{digest(content)}"
     return (
@@ -46,7 +46,7 @@ def bootstrap(content: bytes, workdir: str) -> str:
     )
 
 
-def request(
+def encode_request(
     command: Command,
     nonce: str,
     *,
@@ -55,18 +55,18 @@ def request(
     idle_timeout_sec: float | None,
     silence_sec: float,
 ) -> bytes:
-    """The command with its limits, as `remote.pods.exec_agent` reads it: fields apart by NUL, which no Command holds.
+    """Encode the command with its timeouts for `remote.pods.exec_agent`: fields separated by NUL.
 
-    `idle_timeout_sec` is the command's and is enforced in the pod; `silence_sec` is the stream's and is enforced here.
+    `idle_timeout_sec` limits the command's silence, in the pod; `silence_sec` limits the stream's, on our side.
     """
     fields = [
         nonce,
         repr(timeout_sec + _MARGIN_SEC),
         "" if idle_timeout_sec is None else repr(idle_timeout_sec),
-        repr(silence_sec / _BEATS),
+        repr(silence_sec / _HEARTBEATS_PER_SILENCE),
         command.folder or "",
         "1" if takes_input else "",
-        "1" if command.proves_itself else "",
+        "1" if command.is_self_verifying else "",
         str(len(command.environment)),
         *(f"{name}={value}" for name, value in command.environment.items()),
         *command.argv,
@@ -76,9 +76,9 @@ def request(
 
 
 class Reply:
-    """The reply to one command. `on_stdout` receives its standard output; without it `stdout` keeps it.
+    """Decoder of the reply to one command. `on_stdout` receives its standard output, else `stdout` stores it.
 
-    `name` is the host's, for messages. Output that `proves_itself` has no check sum of ours.
+    `name` is the host's, for messages. Output that `proves_itself` has no checksum here.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class Reply:
         nonce: str,
         on_stdout: Callable[[bytes], None] | None = None,
         *,
-        proves_itself: bool = False,
+        is_self_verifying: bool = False,
     ) -> None:
         self._name, self._greeting = name, f"{nonce}\n".encode()
-        self._sink = on_stdout
-        self._head = bytearray()  # the part received of the greeting, then of a frame's head
-        self._channel, self._left, self._last = b"", 0, bytearray()
-        self.has_begun = False  # the pod has answered
-        self._summed = (b"e",) if proves_itself else (b"o", b"e")
-        self._sums = {b"o": 0, b"e": 0}
+        self._on_stdout = on_stdout
+        self._partial = bytearray()  # received part of the greeting, then of a frame's header
+        self._channel, self._frame_left, self._end_content = b"", 0, bytearray()
+        self.has_begun = False  # the greeting has arrived
+        self._checked_channels = (b"e",) if is_self_verifying else (b"o", b"e")
+        self._checksums = {b"o": 0, b"e": 0}
         self._stdout, self._stderr = BoundedOutput(name), BoundedOutput(name)
         self.ending: Ending | None = None
 
@@ -108,78 +108,76 @@ class Reply:
         return bytes(self._stderr.content)
 
     def feed(self, piece: bytes) -> None:
-        """Take a piece of the reply. Raises HostUnreachable if it is incomplete or damaged, and TooMuchOutput."""
+        """Decode a chunk of the reply. Raises HostUnreachable if it is incomplete or damaged, and TooMuchOutput."""
         view = memoryview(piece)
         if not self.has_begun:
-            view = self._greet(view)
+            view = self._read_greeting(view)
         while view:
-            if not self._left:
-                view = self._begin_frame(view)
+            if not self._frame_left:
+                view = self._read_frame_head(view)
                 continue
-            content, view = view[: self._left], view[self._left :]
-            self._left -= len(content)
-            self._take(bytes(content))
+            content, view = view[: self._frame_left], view[self._frame_left :]
+            self._frame_left -= len(content)
+            self._handle_content(bytes(content))
 
-    def _greet(self, view: memoryview) -> memoryview:
-        missing = len(self._greeting) - len(self._head)
-        self._head += view[:missing]
-        if not self._greeting.startswith(self._head):
-            raise HostUnreachable(f"{self._name}: it is not our program that answers: {bytes(self._head[:60])!r}")
-        if len(self._head) == len(self._greeting):
+    def _read_greeting(self, view: memoryview) -> memoryview:
+        missing = len(self._greeting) - len(self._partial)
+        self._partial += view[:missing]
+        if not self._greeting.startswith(self._partial):
+            raise HostUnreachable(f"{self._name}: the reply is not from our program: {bytes(self._partial[:60])!r}")
+        if len(self._partial) == len(self._greeting):
             self.has_begun = True
-            self._head.clear()
+            self._partial.clear()
         return view[missing:]
 
-    def _begin_frame(self, view: memoryview) -> memoryview:
-        missing = _HEAD_BYTES - len(self._head)
-        self._head += view[:missing]
-        if len(self._head) == _HEAD_BYTES:
-            self._channel, self._left = bytes(self._head[:1]), int.from_bytes(self._head[1:], "big")
-            self._head.clear()
-            is_known = not self._left if self._channel == b"k" else self._channel in (b"o", b"e", b"x")
-            if not is_known or self._left > _LARGEST_FRAME_BYTES or self.ending is not None:
-                raise HostUnreachable(f"{self._name}: the answer was garbled on its way")
+    def _read_frame_head(self, view: memoryview) -> memoryview:
+        missing = _HEAD_BYTES - len(self._partial)
+        self._partial += view[:missing]
+        if len(self._partial) == _HEAD_BYTES:
+            self._channel, self._frame_left = bytes(self._partial[:1]), int.from_bytes(self._partial[1:], "big")
+            self._partial.clear()
+            is_known = not self._frame_left if self._channel == b"k" else self._channel in (b"o", b"e", b"x")
+            if not is_known or self._frame_left > _MAX_FRAME_BYTES or self.ending is not None:
+                raise HostUnreachable(f"{self._name}: the reply is corrupt")
         return view[missing:]
 
-    def _take(self, content: bytes) -> None:
+    def _handle_content(self, content: bytes) -> None:
         channel = self._channel
         if channel == b"x":
-            if len(self._last) + len(content) > _LONGEST_END_BYTES:
-                raise HostUnreachable(f"{self._name}: the answer was garbled on its way")
-            self._last += content
-            if not self._left:
-                self.ending = self._end(bytes(self._last))
+            if len(self._end_content) + len(content) > _MAX_END_BYTES:
+                raise HostUnreachable(f"{self._name}: the reply is corrupt")
+            self._end_content += content
+            if not self._frame_left:
+                self.ending = self._parse_end(bytes(self._end_content))
             return
-        if channel in self._summed:
-            self._sums[channel] = zlib.crc32(content, self._sums[channel])
+        if channel in self._checked_channels:
+            self._checksums[channel] = zlib.crc32(content, self._checksums[channel])
         if channel == b"e":
-            self._stderr.take(content)
-        elif self._sink is None:
-            self._stdout.take(content)
+            self._stderr.append(content)
+        elif self._on_stdout is None:
+            self._stdout.append(content)
         else:
-            self._sink(content)
+            self._on_stdout(content)
 
-    def _end(self, content: bytes) -> Ending:
-        text, _, own = content.rpartition(b" ")
+    def _parse_end(self, content: bytes) -> Ending:
+        text, _, checksum = content.rpartition(b" ")
         try:
-            if own != b"%08x" % zlib.crc32(text):
+            if checksum != b"%08x" % zlib.crc32(text):
                 raise ValueError
-            code, why, out, err = text.decode("ascii").split(" ")
+            code, reason, out, err = text.decode("ascii").split(" ")
             sums = (int(out, 16), int(err, 16))
-            ending = Ending(exit_code=int(code), why=why)
+            ending = Ending(exit_code=int(code), reason=reason)
         except ValueError:
-            raise HostUnreachable(f"{self._name}: the end of the answer was garbled on its way") from None
-        if sums != (self._sums[b"o"], self._sums[b"e"]):
-            raise HostUnreachable(
-                f"{self._name}: the answer does not match its check sum: part of it was lost on its way"
-            )
+            raise HostUnreachable(f"{self._name}: the end of the reply is corrupt") from None
+        if sums != (self._checksums[b"o"], self._checksums[b"e"]):
+            raise HostUnreachable(f"{self._name}: the reply does not match its checksum: part of it was lost")
         return ending
 
 
-class Outgoing:
-    """Standard input for kubectl: the program, the request, then `source` in frames. It stays open after that.
+class RequestStream:
+    """Standard input of kubectl: the program, the request, then `source` in frames. It stays open after that.
 
-    Once the reply is complete, the rest of `source` is not sent.
+    The rest of `source` is not sent once the reply is complete.
     """
 
     def __init__(self, head: bytes, source: bytes | ByteReader | None, reply: Reply) -> None:
@@ -191,17 +189,17 @@ class Outgoing:
         if self._ended:
             return None
         content, self._head = self._head, b""
-        # Bytes at hand go with the head: each piece of its own is one more message for every server on the way.
+        # Available bytes go with the head: each separate chunk is one more message for every server in between.
         while not content or (self._file is None and not self._ended and len(content) < _FRAME_BYTES):
-            content += self._frame()
+            content += self._next_frame()
         return content
 
-    def _frame(self) -> bytes:
-        content = b"" if self._reply.ending is not None else self._next()
+    def _next_frame(self) -> bytes:
+        content = b"" if self._reply.ending is not None else self._next_chunk()
         self._ended = not content
         return len(content).to_bytes(4, "big") + content
 
-    def _next(self) -> bytes:
+    def _next_chunk(self) -> bytes:
         if self._file is not None:
             return self._file.read(_FRAME_BYTES)
         content, self._left = bytes(self._left[:_FRAME_BYTES]), self._left[_FRAME_BYTES:]

@@ -1,12 +1,12 @@
 """A pod as a host: every command is one `kubectl exec`, and counts only with its own end frame.
 
-kubectl's exit code and the end of its streams prove nothing (measured: exit 0 and cut output when a kubelet dies).
-`remote.pods.exec_agent` runs the command in the pod and frames its output. A reply without its end frame or with a wrong
-check sum is HostUnreachable, never an exit code.
+kubectl's exit code and the end of its streams prove nothing (measured: exit 0 and truncated output when a kubelet
+dies). `remote.pods.exec_agent` runs the command in the pod and frames its output. A reply without its end frame or with
+a wrong checksum raises HostUnreachable.
 
-far_end sends a sign of life into every pause of the command, so a silent stream is a broken one. The command does not
-outlive the call: far_end ends it when its input closes and, where a dead network hides that, at the limits sent along.
-What must outlive the call is a job (`remote.jobs.job`).
+exec_agent sends keepalives while the command is silent, so a silent stream is a broken one. The command does not
+outlive the call: exec_agent kills it when its input closes or, behind a dead network, at its timeouts. Work that must
+outlive the call is a job (`remote.jobs.job`).
 
 Not covered: children of the command that leave its session, as on every host.
 """
@@ -17,34 +17,34 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remote.cluster.errors import KubectlUnusable, Misconfigured, Unreachable
-from remote.cluster.kubectl import not_installed, refusal
-from remote.hosts.bundle import PYTHON_FLAGS, source
+from remote.cluster.errors import Misconfigured, PodUnusable, Unreachable
+from remote.cluster.kubectl import not_installed_error, to_cluster_error
+from remote.hosts.bundle import PYTHON_FLAGS, read_source
 from remote.hosts.command import Command
 from remote.hosts.host import ByteReader, CommandTimedOut, Completed, HostError, HostUnreachable
 from remote.hosts.process import CannotStart, run_program
-from remote.pods.exec_protocol import Outgoing, Reply, bootstrap, request
-from remote.pods.pod_index import Pod, Pods
+from remote.pods.exec_protocol import Reply, RequestStream, bootstrap, encode_request
+from remote.pods.pod_index import Pod, PodIndex
 
-_PROGRAM = source("remote.pods.exec_agent").encode()
-# Go's garbage collector took a tenth of an exec: measured, 54.8 ms of processor time, 49.8 ms with 200 and 2 MB more.
-# A GOGC that the operator has set is kept.
+_PROGRAM = read_source("remote.pods.exec_agent").encode()
+# Go's garbage collector takes a tenth of an exec: 54.8 ms of CPU time, with 200 it is 49.8 ms and 2 MB more memory.
+# The operator's GOGC has priority.
 _ENVIRONMENT = {"GOGC": "200"}
-_NOT_STARTED = ("executable file not found", "no such file or directory", "permission denied")
+_NOT_STARTED_MESSAGES = ("executable file not found", "no such file or directory", "permission denied")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodHost:
-    """The worker `index` of a fleet of pods: whichever pod holds that index now.
+    """Worker `index` of a fleet of pods: the current pod of that index.
 
-    `workdir` is a folder in the pod's scratch, which dies with the pod: jobs of a pod that was replaced are absent, so
-    lost. A stream is given up after `silence_sec` without a sign of life; a new exec through a node that has just died
-    was seen to take 14 s and more to fail.
+    `workdir` is a folder in the pod's scratch, which dies with the pod: the jobs of a replaced pod are lost. A stream
+    is broken after `silence_sec` without a keepalive; a new exec through a node that has just died took 14 s or more
+    to fail.
     """
 
     name: str
     index: int
-    pods: Pods
+    pods: PodIndex
     workdir: str
     container: str
     python: tuple[str, ...] = ("python3",)
@@ -59,14 +59,14 @@ class PodHost:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> Completed:
-        """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as on this machine.
+        """Run a command, see `remote.hosts.host.Host.run`. Exit code 127 if it cannot be started.
 
-        Raises PodGone if the cluster shows no living pod of this index, and ClusterError.
+        Raises PodGone if no pod of this index lives, and ClusterError.
         """
         nonce, deadline = secrets.token_hex(16), time.monotonic() + timeout_sec
-        pod = self._find()
-        reply = Reply(self.name, nonce, on_stdout, proves_itself=command.proves_itself)
-        asked = request(
+        pod = self._find_pod()
+        reply = Reply(self.name, nonce, on_stdout, is_self_verifying=command.is_self_verifying)
+        encoded_request = encode_request(
             command,
             nonce,
             takes_input=stdin is not None,
@@ -75,58 +75,58 @@ class PodHost:
             silence_sec=self.silence_sec,
         )
         try:
-            carried = run_program(
+            completed = run_program(
                 self.exec_argv(pod),
                 label=f"{self.name}: {command.brief()}",
                 environment={**_ENVIRONMENT, **os.environ},
-                stdin=Outgoing(_PROGRAM + asked, stdin, reply),
+                stdin=RequestStream(_PROGRAM + encoded_request, stdin, reply),
                 on_stdout=reply.feed,
                 is_complete=lambda: reply.ending is not None,
                 timeout_sec=timeout_sec,
                 idle_timeout_sec=self.silence_sec,
             )
         except CannotStart as error:
-            raise Misconfigured(f"{self.name}: {not_installed(error)}") from None
+            raise Misconfigured(f"{self.name}: {not_installed_error(error)}") from None
         except CommandTimedOut:
             self.pods.invalidate()
             if time.monotonic() >= deadline:
                 raise
-            raise HostUnreachable(f"{self.name}: no sign of life from {pod.name} for {self.silence_sec:g} s") from None
+            raise HostUnreachable(f"{self.name}: no keepalive from {pod.name} for {self.silence_sec:g} s") from None
         if reply.ending is None:
             self.pods.invalidate()
-            raise self._broken(pod, reply, carried)
-        if reply.ending.why == "caller-gone":  # its input closed, but not by us
+            raise self._broken_stream_error(pod, reply, completed)
+        if reply.ending.reason == "caller-gone":  # something else closed its input
             self.pods.invalidate()
             raise HostUnreachable(f"{self.name}: the stream to {pod.name} broke before the command's end")
-        if reply.ending.why != "exited":
-            limit = f"silent for {idle_timeout_sec or 0:g} s" if reply.ending.why == "idle" else "not done in time"
+        if reply.ending.reason != "exited":
+            limit = f"silent for {idle_timeout_sec or 0:g} s" if reply.ending.reason == "idle" else "deadline passed"
             raise CommandTimedOut(f"{self.name}: {command.brief()}: {limit}")
         return Completed(exit_code=reply.ending.exit_code, stdout=reply.stdout, stderr=reply.stderr)
 
     def address(self) -> str:
-        """The address at which other pods reach this one now. Raises as `run` does."""
-        pod = self._find()
+        """Return the pod's current IP address. Raises like `run`."""
+        pod = self._find_pod()
         if not pod.ip:
             raise HostUnreachable(f"{self.name}: {pod.name} has no address yet")
         return pod.ip
 
     def exec_argv(self, pod: Pod) -> tuple[str, ...]:
-        """The command that carries every other; its argv does not show what is run."""
+        """Return kubectl's argv, which is the same for every command."""
         inside = (*self.python, *PYTHON_FLAGS, "-c", bootstrap(_PROGRAM, self.workdir))
         return self.pods.kubectl.argv("exec", "--stdin", pod.name, f"--container={self.container}", "--", *inside)
 
-    def _find(self) -> Pod:
+    def _find_pod(self) -> Pod:
         try:
             return self.pods.find(self.index)
         except HostError as error:
             raise type(error)(f"{self.name}: {error}") from error
 
-    def _broken(self, pod: Pod, reply: Reply, carried: Completed) -> HostError:
+    def _broken_stream_error(self, pod: Pod, reply: Reply, completed: Completed) -> HostError:
         if reply.has_begun:
             return HostUnreachable(f"{self.name}: the stream from {pod.name} broke before the command's end")
-        error = refusal(
-            f"{self.name}: kubectl exec in {pod.name}", carried.stderr.decode(errors="replace"), Unreachable
+        error = to_cluster_error(
+            f"{self.name}: kubectl exec in {pod.name}", completed.stderr.decode(errors="replace"), Unreachable
         )
-        if any(sign in str(error) for sign in _NOT_STARTED) and "exec failed" in str(error):
-            return KubectlUnusable(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
+        if any(sign in str(error) for sign in _NOT_STARTED_MESSAGES) and "exec failed" in str(error):
+            return PodUnusable(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
         return error

@@ -1,10 +1,10 @@
-"""The fleet's pods as the cluster shows them: one list for all workers, read only when it is needed.
+"""Cached list of the fleet's pods, shared by all workers and read on demand.
 
 A worker is an index (the label that an Indexed Job puts on its pods), not a pod's name: a dead pod's replacement has
-another name and the same index. For a while there can be two, and a pod on a dead node shows Running; `choose` picks
-the one to talk to.
+another name and the same index. Temporarily both exist, and a pod on a dead node is still Running; `choose` selects the
+one to use.
 
-Not covered: pods that are no part of an Indexed Job.
+Not covered: pods outside Indexed Jobs.
 """
 
 import threading
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remote.cluster.errors import Unreachable
-from remote.cluster.kubectl import Kubectl, not_installed, refusal
+from remote.cluster.kubectl import Kubectl, not_installed_error, to_cluster_error
 from remote.cluster.labels import INDEX_LABEL
 from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable
 from remote.hosts.process import CannotStart, run_program
 
 _READ_SEC = 20.0
-_FRESH_SEC = 30.0
-_NOT_BEFORE_SEC = 2.0
+_MAX_AGE_SEC = 30.0
+_MIN_AGE_SEC = 2.0
 _FIELDS = (
     ".metadata.name",
     rf".metadata.labels.{INDEX_LABEL.replace('.', chr(92) + '.')}",
@@ -32,19 +32,19 @@ _FIELDS = (
     ".status.reason",
     '.status.conditions[?(@.type=="Ready")].status',
 )
-# Some fields of a pod, not all of it: what is kept of 400 pods is small.
+# Only the fields in use: a list of 400 pods stays small.
 LIST_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{{field}}}" for field in _FIELDS) + '{"\\n"}{end}'
 
 
 class PodGone(HostError):
-    """No pod of this index lives: what ran in it has ended, and no answer will come."""
+    """Index without a living pod: its commands have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """One pod as the cluster shows it. A name always means the same pod: a replacement has another one.
+    """Listed state of one pod. Names are unique: a replacement has another one.
 
-    `created_at` is RFC 3339 in UTC: its text order is its order in time.
+    `created_at` is RFC 3339 in UTC, so its text order is chronological.
     """
 
     name: str
@@ -59,60 +59,63 @@ class Pod:
 
     @property
     def state(self) -> str:
-        """In words: why this pod takes no command."""
-        word = self.reason or self.phase
-        where = f" on {self.node}" if self.node else ""
+        """Text that explains why this pod accepts no command."""
+        status = self.reason or self.phase
+        location = f" on {self.node}" if self.node else ""
         terminating = ", being deleted" if self.is_terminating else ""
         ready = "" if self.is_ready or self.phase != "Running" else ", not Ready"
-        return f"{self.name} is {word}{ready}{terminating}{where}"
+        return f"{self.name} is {status}{ready}{terminating}{location}"
 
 
-class Pods:
-    """The pods that `selector` finds. Safe to use from many threads; they share one reading."""
+class PodIndex:
+    """Cached list of the pods that match `selector`. Thread-safe; concurrent callers share one request."""
 
-    def __init__(self, kubectl: Kubectl, selector: str, *, starting: bool = False) -> None:
-        """`starting`: those that are not Ready yet count, too: their first containers take commands."""
-        self.kubectl, self.selector, self.starting = kubectl, selector, starting
+    def __init__(self, kubectl: Kubectl, selector: str, *, include_starting: bool = False) -> None:
+        """`include_starting`: also select pods that are not Ready yet, whose init containers accept commands."""
+        self.kubectl, self.selector, self.starting = kubectl, selector, include_starting
         self._lock = threading.Lock()
         self._pods: list[Pod] = []
         self._read_at: float | None = None
-        self._failed: tuple[float, HostError] | None = None
-        self._doubted = False
+        self._last_failure: tuple[float, HostError] | None = None
+        self._is_invalidated = False
 
     def find(self, index: int) -> Pod:
-        """The pod to talk to for this index. Raises PodGone, HostUnreachable and ClusterError.
+        """Select the pod of this index. Raises PodGone, HostUnreachable and ClusterError.
 
-        The list is read again when it is old, or after a doubt, at most every 2 s.
+        The list is refreshed if it is old or invalidated, at most every 2 s.
         """
         pods = self.all()
         try:
-            among = f"{self.selector} in namespace {self.kubectl.namespace}"
-            return choose(pods, index, among, starting=self.starting)
+            scope = f"{self.selector} in namespace {self.kubectl.namespace}"
+            return choose(pods, index, scope, include_starting=self.starting)
         except HostError:
-            self.invalidate()  # a replacement comes within seconds; the next caller must not read the old list for 30 s
+            self.invalidate()  # a replacement comes within seconds, sooner than the list expires
             raise
 
     def all(self) -> list[Pod]:
-        """Every pod of the selector, read as `find` says."""
+        """Return all pods, refreshed as in `find`."""
         with self._lock:
             now = time.monotonic()
             age_sec = None if self._read_at is None else now - self._read_at
-            if age_sec is not None and age_sec <= (_NOT_BEFORE_SEC if self._doubted else _FRESH_SEC):
+            if age_sec is not None and age_sec <= (_MIN_AGE_SEC if self._is_invalidated else _MAX_AGE_SEC):
                 return self._pods
-            if self._failed is not None and now - self._failed[0] <= _NOT_BEFORE_SEC:
-                raise self._failed[1]  # one failed reading answers all threads that waited
-            was_doubted, self._doubted = self._doubted, False  # a doubt during the reading is about this reading
+            if self._last_failure is not None and now - self._last_failure[0] <= _MIN_AGE_SEC:
+                raise self._last_failure[1]  # all waiting threads share one failure
+            was_invalidated, self._is_invalidated = (
+                self._is_invalidated,
+                False,
+            )  # an invalidation during the request applies to its result
             try:
                 self._pods = self._read()
             except HostError as error:
-                self._failed, self._doubted = (time.monotonic(), error), was_doubted
+                self._last_failure, self._is_invalidated = (time.monotonic(), error), was_invalidated
                 raise
             self._read_at = time.monotonic()
             return self._pods
 
     def invalidate(self) -> None:
-        """Some pod of the list is, or may be, no longer as it was read."""
-        self._doubted = True
+        """Mark the list as possibly outdated."""
+        self._is_invalidated = True
 
     def _read(self) -> list[Pod]:
         argv = self.kubectl.argv(
@@ -121,16 +124,16 @@ class Pods:
         try:
             completed = run_program(argv, label="kubectl get pods", timeout_sec=_READ_SEC)
         except CannotStart as error:
-            raise not_installed(error) from None
+            raise not_installed_error(error) from None
         except CommandTimedOut as error:
             raise Unreachable(f"the cluster does not answer: {error}") from None
         if completed.exit_code != 0:
-            raise refusal("kubectl get pods", completed.stderr.decode(errors="replace"), Unreachable)
+            raise to_cluster_error("kubectl get pods", completed.stderr.decode(errors="replace"), Unreachable)
         return parse(completed.stdout.decode(errors="replace"))
 
 
 def parse(text: str) -> list[Pod]:
-    """The pods in kubectl's answer to LIST_TEMPLATE; those without an index are left out."""
+    """Parse kubectl's output for LIST_TEMPLATE. Pods without an index are ignored."""
     pods = []
     for line in text.splitlines():
         fields = line.split("\t")
@@ -153,21 +156,21 @@ def parse(text: str) -> list[Pod]:
     return pods
 
 
-def choose(pods: Sequence[Pod], index: int, among: str, *, starting: bool = False) -> Pod:
-    """The newest Ready pod of an index, or one that is `starting`; failing that, why there is none to talk to.
+def choose(pods: Sequence[Pod], index: int, scope: str, *, include_starting: bool = False) -> Pod:
+    """Select the newest Ready pod of an index, or a starting one. Raises HostUnreachable or PodGone with the reason.
 
-    A pod that is being deleted still counts as Ready for the cluster and still takes commands; its work would be lost.
+    A pod that is being deleted is still Ready and accepts commands, but their work would be lost.
     """
     of_index = sorted((pod for pod in pods if pod.index == index), key=lambda pod: pod.created_at, reverse=True)
     live = [pod for pod in of_index if not pod.is_terminating and pod.phase == "Running"]
     ready = [pod for pod in live if pod.is_ready]
-    if starting:
+    if include_starting:
         ready += [pod for pod in of_index if not pod.is_terminating and pod.phase in ("Pending", "Running")]
     if ready:
         return ready[0]
     if live:
-        # A node that stopped answering takes Ready away from its pods; so does a probe that fails once.
+        # Not Ready: the node stopped answering, or a probe failed once.
         raise HostUnreachable(live[0].state)
     if of_index:
         raise PodGone("; ".join(pod.state for pod in of_index[:2]))
-    raise PodGone(f"no pod has index {index} among {among}; `inv status` shows what there is")
+    raise PodGone(f"no pod has index {index} among {scope}; see `inv status`")

@@ -1,5 +1,5 @@
-"""A model that is served somewhere, asked over its API.
+"""Clients of a model server.
 
-client: a server that speaks OpenAI's protocol (vLLM does), careful with its key and its answers
-inpod: the same from within its pod, so that the key stays in the cluster and no port is opened
+client: client of OpenAI's protocol, as vLLM serves it, over HTTP
+pod_transport: sends the requests from inside the server's pod, so that the key stays in the cluster
 """

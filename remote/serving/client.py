@@ -1,8 +1,8 @@
-"""A server that speaks OpenAI's protocol, as vLLM does: which models it has, chats and completions, greedily.
+"""Client of a server with OpenAI's protocol, such as vLLM: lists models, requests greedy chats and completions.
 
-It is asked over HTTP (`at`) or in its pod (`remote.serving.pod_transport`). The key goes to the server's own address and, but
-for this machine, over TLS alone; this machine is not asked through a proxy, and no redirect is followed. Every answer
-has a longest size and a longest time.
+Requests go over HTTP (`connect`) or from inside its pod (`remote.serving.pod_transport`). The key goes only to the
+server's own address, and only over TLS except on this machine. Requests to this machine bypass proxies; redirects are
+not followed. Every response is limited in size and time.
 """
 
 import http.client
@@ -19,30 +19,30 @@ from typing import Any
 from remote.hosts.command import Secret
 from remote.hosts.host import is_loopback
 
-MOST_BYTES, MOST_SAID = 8 << 20, 500  # of an answer; of a refusal
-ASK_SEC = 300.0
-_PIECE = 1 << 16
+MAX_RESPONSE_BYTES, MAX_ERROR_BYTES = 8 << 20, 500
+REQUEST_TIMEOUT_SEC = 300.0
+_CHUNK_BYTES = 1 << 16
 
 
 class BadServer(Exception):
-    """The server's address, key, or its answer cannot be used; another try will not help."""
+    """Unusable address, key or response of the server; a retry does not help."""
 
 
 class ServerUnavailable(Exception):
-    """The server does not answer, or not now; it is worth another try."""
+    """Server that does not answer or is overloaded; worth a retry."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
-    """An answer: its text, and whether the model ended it."""
+class Completion:
+    """Generated text. `has_ended`: the model ended it, not the token limit."""
 
     text: str
     has_ended: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatReply:
-    """What came over HTTP; of `content` at most one byte more than MOST_BYTES."""
+class ServerResponse:
+    """HTTP response; `content` has at most MAX_RESPONSE_BYTES + 1 bytes."""
 
     status: int
     reason: str
@@ -50,10 +50,10 @@ class ChatReply:
 
 
 def connect(url: str, key: Secret | None) -> "ServerClient":
-    """The server at `url`, e.g. http://127.0.0.1:8000. Raises ServerWrong."""
-    parts = _parts(url)
-    is_here = is_loopback(parts.hostname)
-    if key is not None and parts.scheme == "http" and not is_here:
+    """Make a client of the server at `url`, e.g. http://127.0.0.1:8000. Raises BadServer."""
+    parts = _parse_url(url)
+    is_local = is_loopback(parts.hostname)
+    if key is not None and parts.scheme == "http" and not is_local:
         raise BadServer(
             f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"
         )
@@ -61,104 +61,108 @@ def connect(url: str, key: Secret | None) -> "ServerClient":
     headers = {"Content-Type": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key.reveal()}"
-    opener = urllib.request.build_opener(NoErrorProcessor(), *([urllib.request.ProxyHandler({})] if is_here else []))
+    opener = urllib.request.build_opener(NoErrorProcessor(), *([urllib.request.ProxyHandler({})] if is_local else []))
 
-    def fetch(path: str, data: bytes | None) -> ChatReply:
+    def fetch(path: str, data: bytes | None) -> ServerResponse:
         request = urllib.request.Request(f"{base}{path}", data=data, headers=headers)  # noqa: S310 - http(s), checked
-        until, content = time.monotonic() + ASK_SEC, bytearray()
+        until, content = time.monotonic() + REQUEST_TIMEOUT_SEC, bytearray()
         try:
-            with opener.open(request, timeout=ASK_SEC) as answer:
-                while len(content) <= MOST_BYTES and (piece := answer.read1(_PIECE)):
+            with opener.open(request, timeout=REQUEST_TIMEOUT_SEC) as response:
+                while len(content) <= MAX_RESPONSE_BYTES and (piece := response.read1(_CHUNK_BYTES)):
                     content += piece
                     if time.monotonic() > until:
-                        raise TimeoutError(f"no whole answer within {ASK_SEC:.0f} s")
-                if answer.length and len(content) <= MOST_BYTES:  # `length` is what has not come
-                    raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
-                return ChatReply(status=answer.status, reason=answer.reason, content=bytes(content))
+                        raise TimeoutError(f"no complete response within {REQUEST_TIMEOUT_SEC:.0f} s")
+                if response.length and len(content) <= MAX_RESPONSE_BYTES:  # `length`: bytes not received
+                    raise ConnectionResetError(f"the response ended {response.length} bytes early")
+                return ServerResponse(status=response.status, reason=response.reason, content=bytes(content))
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _no_answer(f"{base}{path}", error) from None
+            raise _connection_error(f"{base}{path}", error) from None
 
     return ServerClient(base, fetch)
 
 
-def _parts(url: str) -> urllib.parse.SplitResult:
-    """An address, taken apart. Raises ServerWrong."""
+def _parse_url(url: str) -> urllib.parse.SplitResult:
+    """Parse and check a URL. Raises BadServer."""
     try:
         parts = urllib.parse.urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0  # it raises for no number
+        is_valid = (
+            parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        )  # `port` raises for an invalid number
     except ValueError:
-        is_one = False
-    if not is_one or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
-        raise BadServer(f"{url!r}: expected an address like http://127.0.0.1:8000")
+        is_valid = False
+    if not is_valid or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
+        raise BadServer(f"{url!r}: expected a URL like http://127.0.0.1:8000")
     return parts
 
 
-def _no_answer(url: str, error: Exception) -> BadServer | ServerUnavailable:
+def _connection_error(url: str, error: Exception) -> BadServer | ServerUnavailable:
     if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-        return ServerUnavailable(f"{url}: no answer over HTTP: {error!r}")
-    why = getattr(error, "reason", None) or error
-    if isinstance(why, ssl.SSLCertVerificationError):
-        trust = "name the file of an authority of your own in the variable SSL_CERT_FILE"
-        return BadServer(f"{url}: its certificate is not trusted: {why.verify_message}; {trust}")
-    return ServerUnavailable(f"{url}: {why}")
+        return ServerUnavailable(f"{url}: no HTTP response: {error!r}")
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        trust = "to trust your own authority, set SSL_CERT_FILE to its file"
+        return BadServer(f"{url}: its certificate is not trusted: {reason.verify_message}; {trust}")
+    return ServerUnavailable(f"{url}: {reason}")
 
 
 class ServerClient:
-    """A server, asked through `fetch` (path, body or None). All methods raise ServerWrong and ServerAway."""
+    """A server, reached by `fetch` (path, body or None). All methods raise BadServer and ServerUnavailable."""
 
-    def __init__(self, url: str, fetch: Callable[[str, bytes | None], ChatReply]) -> None:
+    def __init__(self, url: str, fetch: Callable[[str, bytes | None], ServerResponse]) -> None:
         self.url, self._fetch = url, fetch
 
     def models(self) -> list[str]:
-        """The names of the models that it serves."""
-        data = self._ask("models").get("data")
-        names = [one.get("id") for one in data if isinstance(one, dict)] if isinstance(data, list) else []
+        """List the names of the served models."""
+        data = self._request("models").get("data")
+        names = [entry.get("id") for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
         if not names or not all(isinstance(name, str) for name in names):
-            raise BadServer(f"{self.url}/v1/models: names no model; is it a server of OpenAI's protocol?")
+            raise BadServer(f"{self.url}/v1/models: lists no model; check that this is a server with OpenAI's protocol")
         return [str(name) for name in names]
 
-    def chat(self, model: str, messages: Sequence[Mapping[str, str]], most_tokens: int) -> Said:
-        """Its greedy answer to a conversation, in the server's own chat template."""
-        asked = {"model": model, "messages": list(messages), "max_tokens": most_tokens, "temperature": 0.0}
-        return self._said("chat/completions", asked, lambda one: one["message"]["content"])
+    def chat(self, model: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> Completion:
+        """Request the greedy reply to a conversation, in the server's chat template."""
+        body = {"model": model, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0.0}
+        return self._request_completion("chat/completions", body, lambda choice: choice["message"]["content"])
 
-    def complete(self, model: str, prompt: str, most_tokens: int) -> Said:
-        """What it writes after a text that holds its special tokens already."""
-        asked = {"model": model, "prompt": prompt, "max_tokens": most_tokens, "temperature": 0.0}
-        return self._said("completions", asked | {"add_special_tokens": False}, lambda one: one["text"])
+    def complete(self, model: str, prompt: str, max_tokens: int) -> Completion:
+        """Request the greedy continuation of a text that has its special tokens already."""
+        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
+        return self._request_completion(
+            "completions", body | {"add_special_tokens": False}, lambda choice: choice["text"]
+        )
 
-    def _said(self, what: str, asked: Mapping[str, Any], text_of: Any) -> Said:
-        found = self._ask(what, asked)
+    def _request_completion(self, endpoint: str, body: Mapping[str, Any], get_text: Any) -> Completion:
+        document = self._request(endpoint, body)
         try:
-            (one,) = found["choices"]
-            text, reason = text_of(one), one["finish_reason"]
+            (choice,) = document["choices"]
+            text, reason = get_text(choice), choice["finish_reason"]
             if not isinstance(text, str) or reason not in ("stop", "length"):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise BadServer(f"{self.url}/v1/{what}: answers something else than one choice with its text") from None
-        return Said(text=text.strip(), has_ended=reason == "stop")
+            raise BadServer(f"{self.url}/v1/{endpoint}: the response does not have one choice with its text") from None
+        return Completion(text=text.strip(), has_ended=reason == "stop")
 
-    def _ask(self, what: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        url = f"{self.url}/v1/{what}"
-        answer = self._fetch(f"/v1/{what}", None if document is None else json.dumps(document).encode())
-        if not 200 <= answer.status < 300:
-            words = " ".join(answer.content[:MOST_SAID].decode(errors="replace").split())[:200]
-            kind = ServerUnavailable if answer.status in (429, 500, 502, 503, 504) else BadServer
-            more = "; name its key's file with --key-file" if answer.status in (401, 403) else ""
-            raise kind(f"{url}: {answer.status} {answer.reason}: {words}{more}")
-        if len(answer.content) > MOST_BYTES:
-            raise BadServer(f"{url}: answers with more than {MOST_BYTES >> 20} MiB; given up")
+    def _request(self, endpoint: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        url = f"{self.url}/v1/{endpoint}"
+        response = self._fetch(f"/v1/{endpoint}", None if body is None else json.dumps(body).encode())
+        if not 200 <= response.status < 300:
+            text = " ".join(response.content[:MAX_ERROR_BYTES].decode(errors="replace").split())[:200]
+            kind = ServerUnavailable if response.status in (429, 500, 502, 503, 504) else BadServer
+            remedy = "; pass its key file with --key-file" if response.status in (401, 403) else ""
+            raise kind(f"{url}: {response.status} {response.reason}: {text}{remedy}")
+        if len(response.content) > MAX_RESPONSE_BYTES:
+            raise BadServer(f"{url}: the response exceeds {MAX_RESPONSE_BYTES >> 20} MiB")
         try:
-            found = json.loads(answer.content)
+            document = json.loads(response.content)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise BadServer(f"{url}: answers with something else than a JSON object")
-        return found
+            document = None
+        if not isinstance(document, dict):
+            raise BadServer(f"{url}: the response is not a JSON object")
+        return document
 
 
 class NoErrorProcessor(urllib.request.HTTPErrorProcessor):
-    """Every answer with its status. A redirect is one, too: the key and the prompts go nowhere else."""
+    """Handler that returns every response with its status and follows no redirect with the key and the prompts."""
 
     def http_response(self, _request: Any, response: Any) -> Any:
         return response

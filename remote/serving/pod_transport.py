@@ -1,16 +1,23 @@
-"""A server in a pod, asked by a program in that pod: its key stays there, and nothing listens outside the cluster."""
+"""Requests to a server from a program in its pod: the key stays there, and no port is opened."""
 
 import json
 
 from remote.hosts.command import Command
-from remote.hosts.host import Host, HostError, one_line
-from remote.serving.client import ASK_SEC, MOST_BYTES, MOST_SAID, ChatReply, ServerClient, ServerUnavailable
+from remote.hosts.host import Host, HostError, collapse_whitespace
+from remote.serving.client import (
+    MAX_ERROR_BYTES,
+    MAX_RESPONSE_BYTES,
+    REQUEST_TIMEOUT_SEC,
+    ServerClient,
+    ServerResponse,
+    ServerUnavailable,
+)
 
-PORT = 8000  # as manifests/overlays/serve has it
+PORT = 8000  # as in manifests/overlays/serve
 _PROGRAM = f"""
 import json, os, sys, urllib.error, urllib.request
 class NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *given):
+    def redirect_request(self, *_):
         return None
 ip, data = os.environ["POD_IP"], sys.stdin.buffer.read() or None
 request = urllib.request.Request(
@@ -20,36 +27,36 @@ request = urllib.request.Request(
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}), NoRedirects())
 try:
     try:
-        with opener.open(request, timeout={ASK_SEC}) as answer:
-            found = [answer.status, answer.reason, answer.read({MOST_BYTES} + 1)]
+        with opener.open(request, timeout={REQUEST_TIMEOUT_SEC}) as answer:
+            parts = [answer.status, answer.reason, answer.read({MAX_RESPONSE_BYTES} + 1)]
     except urllib.error.HTTPError as error:
-        found = [error.code, error.reason, error.read({MOST_SAID})]
-    print(json.dumps({{"status": found[0], "reason": found[1]}}))
+        parts = [error.code, error.reason, error.read({MAX_ERROR_BYTES})]
+    print(json.dumps({{"status": parts[0], "reason": parts[1]}}))
     sys.stdout.flush()
-    sys.stdout.buffer.write(found[2])
+    sys.stdout.buffer.write(parts[2])
 except (OSError, ValueError) as error:
     print(json.dumps({{"away": str(getattr(error, "reason", None) or error)}}))
 """
-_MORE_SEC = 30.0
+_EXEC_MARGIN_SEC = 30.0
 
 
-def request_in_pod(host: Host) -> ServerClient:
-    """The server in the pod `host`, which has its address and key in its environment."""
+def connect_in_pod(host: Host) -> ServerClient:
+    """Make a client of the server in the pod `host`, whose environment has its address and key."""
 
-    def fetch(path: str, data: bytes | None) -> ChatReply:
+    def fetch(path: str, data: bytes | None) -> ServerResponse:
         command = Command(argv=(*host.python, "-c", _PROGRAM, path))
         try:
-            done = host.run(command, stdin=data or b"", timeout_sec=ASK_SEC + _MORE_SEC)
+            completed = host.run(command, stdin=data or b"", timeout_sec=REQUEST_TIMEOUT_SEC + _EXEC_MARGIN_SEC)
         except HostError as error:
-            raise ServerUnavailable(one_line(error)) from None
-        head, _, content = done.stdout.partition(b"\n")
+            raise ServerUnavailable(collapse_whitespace(error)) from None
+        head, _, content = completed.stdout.partition(b"\n")
         try:
-            found = json.loads(head)
-            if done.exit_code or "away" in found:
-                raise ServerUnavailable(f"{host.name}{path}: {found.get('away')}")
-            return ChatReply(status=int(found["status"]), reason=str(found["reason"]), content=content)
+            header = json.loads(head)
+            if completed.exit_code or "away" in header:
+                raise ServerUnavailable(f"{host.name}{path}: {header.get('away')}")
+            return ServerResponse(status=int(header["status"]), reason=str(header["reason"]), content=content)
         except (ValueError, KeyError, TypeError, AttributeError):
-            last = one_line(done.stderr.decode(errors="replace"))[-200:]
-            raise ServerUnavailable(f"{host.name}{path}: its pod could not ask it: {last}") from None
+            last = collapse_whitespace(completed.stderr.decode(errors="replace"))[-200:]
+            raise ServerUnavailable(f"{host.name}{path}: the request in its pod failed: {last}") from None
 
     return ServerClient(host.name, fetch)

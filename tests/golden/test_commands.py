@@ -1,4 +1,4 @@
-"""The commands that are really run, word for word: for a job and a transfer on a host, and for a pod.
+"""Golden tests of the executed commands: for a job and a transfer on a host, and for a pod.
 
 After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden
 """
@@ -16,17 +16,17 @@ from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, slot_of
+from remote.jobs.job import Job, JobSpec, slot_path
 from remote.jobs.transfer import pull, push
 from remote.pods.host import PodHost
-from remote.pods.pod_index import Pods
+from remote.pods.pod_index import PodIndex
 from tests.support.hosts.local_fleet import CuttableHost
 from tests.unit.remote.pods.test_pod_index import READY
 
 GOLDEN = Path(__file__).with_name("commands")
 
 
-def check(name: str, text: str) -> None:
+def check_golden(name: str, text: str) -> None:
     golden = GOLDEN / name
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
@@ -34,26 +34,26 @@ def check(name: str, text: str) -> None:
 
 
 def test_the_commands_for_a_job_and_a_transfer_are_the_golden_ones(tmp_path: Path) -> None:
-    """Where every name needs quoting."""
+    # Every name here needs quoting.
     commands: list[Command] = []
     here = LocalHost(name='it\'s a "worker"', workdir=str(tmp_path / 'it\'s a "worker" of $HOME'))
     host = CuttableHost(host=here, before=commands.append)
     agent = Agent(host)
-    job = Job(agent, f"{host.workdir}/runs/r 1/base'line.1", slot=slot_of(host))
+    job = Job(agent, f"{host.workdir}/runs/r 1/base'line.1", slot=slot_path(host))
     job.start(JobSpec(command=Command(argv=("echo", "hello")), deadline_sec=60.0))
-    job.watch(lambda _: None, progress="out/progress.json", every_sec=0.5, for_sec=60.0)
+    job.watch(lambda _: None, progress="out/progress.json", interval_sec=0.5, duration_sec=60.0)
     assert job.log_tail() == ["hello"]
     job.cancel(grace_sec=5.0)
-    assert agent.holder(slot_of(host)) is None
+    assert agent.holder(slot_path(host)) is None
     pull(agent, job.folder, tmp_path / "here", only=("log.txt",))
     push(agent, tmp_path / "here", f"{host.workdir}/in put")
 
     lines = [command.render() for command in commands]
     assert all(shlex.split(line) == list(command.argv) for line, command in zip(lines, commands, strict=True))
-    check("job_and_transfer.txt", "".join(f"{without_what_varies(line, tmp_path)}\n" for line in lines))
+    check_golden("job_and_transfer.txt", "".join(f"{normalize(line, tmp_path)}\n" for line in lines))
 
 
-def without_what_varies(line: str, folder: Path) -> str:
+def normalize(line: str, folder: Path) -> str:
     line = line.replace(str(folder), "/srv").replace(shlex.quote(sys.executable), "python3")
     line = re.sub(r"\.onhost-[0-9a-f]{12}\b", ".onhost-DIGEST", line)
     line = re.sub(r'"stdin_bytes": [1-9][0-9]*', '"stdin_bytes": N', line)
@@ -61,19 +61,19 @@ def without_what_varies(line: str, folder: Path) -> str:
 
 
 def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[tuple[str, ...]] = []
+    executed: list[tuple[str, ...]] = []
 
     def run_program(argv: tuple[str, ...], **_: object) -> None:
-        ran.append(argv)
+        executed.append(argv)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("remote.pods.pod_index.run_program", run_program)
     kubectl = Kubectl(namespace="qlora-fleet", context="it's mine", kubeconfig="/home/me/.kube/config")
-    pods = Pods(kubectl, "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker")
+    pods = PodIndex(kubectl, "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker")
     with pytest.raises(KeyboardInterrupt):
         pods.all()
     host = PodHost(name="worker-0", index=0, pods=pods, workdir="/scratch/qlora-fleet", container="bench")
-    ran.append(host.exec_argv(replace(READY, name="bench-0-x7k2p")))
+    executed.append(host.exec_argv(replace(READY, name="bench-0-x7k2p")))
     # The program's length and digest are in the command; its content travels on standard input.
-    text = "".join(re.sub(r"\b\d{4,6}\b", "SIZE", shlex.join(argv)) + "\n" for argv in ran)
-    check("kubectl.txt", re.sub(r"inpod_[0-9a-f]{12}", "inpod_DIGEST", text))
+    text = "".join(re.sub(r"\b\d{4,6}\b", "SIZE", shlex.join(argv)) + "\n" for argv in executed)
+    check_golden("kubectl.txt", re.sub(r"inpod_[0-9a-f]{12}", "inpod_DIGEST", text))

@@ -1,11 +1,11 @@
-"""The loss curve of the reference recipe on a small model, step by step, against the one recorded beside this file.
+"""Golden test of the loss curve of the reference recipe on a small model.
 
     UPDATE_GOLDEN=1 python -m pytest tests/golden/test_loss_curve.py
 
-records it anew; do that only for a change that is meant to change what is computed, and say so in its commit.
+records a new curve. Do that only for a deliberate change of the computation, and mention it in the commit.
 
-The model and its text are made here from arithmetic and not by `inv model.demo`, whose text is the documentation of
-the Python that runs it: another version of Python would be another curve.
+The text is made from arithmetic, not by `inv model.demo`, whose text is the documentation of the running Python:
+another version of Python would have another curve.
 """
 
 import json
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parent / "loss_curve" / "reference.json"
 STEPS = 12
 # Largest difference from the recorded curve, measured over the 12 steps: 0.0001 without the processor's vector
 # instructions (ATEN_CPU_CAPABILITY=default), 0 with AVX2, with two threads, without checkpointing; 0.13 with a base in
-# bf16, 0.16 with a learning rate 10 % lower, 0.69 with half the alpha. Not seen: 32-bit AdamW (0.0005), because
+# bf16, 0.16 with a learning rate 10 % lower, 0.69 with half the alpha. Not detected: 32-bit AdamW (0.0005), because
 # bitsandbytes keeps the state of tensors this small in 32 bits.
 TOLERANCE = 0.005
 # Float32 everywhere: with bf16 the last digits depend on which instructions the processor has.
@@ -28,16 +28,16 @@ FLOAT32 = "import bench.qlora.step; bench.qlora.step.cpu_flags = frozenset"
 
 
 def chats() -> list[dict[str, list[dict[str, str]]]]:
-    """144 questions of unequal length, the same on every machine."""
-    made = []
+    """Make 144 questions of unequal length, the same on every machine."""
+    conversations = []
     for left in range(2, 14):
         for right in range(1, 13):
             steps = ", ".join(str(left * step) for step in range(1, right + 1))
             question = f"What is {left} times {right}?"
             answer = f"Counting by {left}: {steps}. So {left} times {right} is {left * right}."
             pair = (("user", question), ("assistant", answer))
-            made.append({"messages": [{"role": role, "content": content} for role, content in pair]})
-    return made
+            conversations.append({"messages": [{"role": role, "content": content} for role, content in pair]})
+    return conversations
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, ma
         warmup_steps=0,
         measured_steps=STEPS,
         learning_rate=4e-3,
-        lora_dropout=0.0,  # its random numbers come from the processor's own library
+        lora_dropout=0.0,  # its random numbers depend on the CPU's library
     )
     result, _ = measured(trial, FLOAT32)
     assert result.fingerprint["compute_dtype"] == "float32"
@@ -69,5 +69,5 @@ def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, ma
     golden = json.loads(GOLDEN.read_text())
     assert result.metrics.padding_percent == pytest.approx(golden["padding_percent"])  # the same tokens, exactly
     assert result.steps.loss == pytest.approx(golden["loss"], abs=TOLERANCE)
-    # A tolerance says something only if learning moves the curve by much more.
+    # The tolerance is meaningful only if learning moves the curve by much more.
     assert golden["loss"][0] - golden["loss"][-1] > 20 * TOLERANCE

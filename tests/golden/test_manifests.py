@@ -1,11 +1,11 @@
-"""What `inv deploy` sends, word for word, and whether Kubernetes would take it.
+"""Golden tests of the manifests that `inv deploy` applies, and of their validity in Kubernetes.
 
-The golden file of an overlay holds what differs from the overlay `pods` with a shared volume, which is there whole.
+The golden file of an overlay has its differences from the overlay `pods` with a shared volume, whose file is complete.
 After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden
 
-The schemas are Kubernetes' own (kubernetes-validate, strict: unknown fields fail). Pod Security is checked by the rules
-of the tests' own cluster, written to the recorded refusals; not covered there: host ports, SELinux, AppArmor, sysctls.
-JobSet has no schema here: the Job in it is checked as a Job.
+The schemas are those of Kubernetes (kubernetes-validate, strict: unknown fields fail). Pod Security is checked by the
+rules of the tests' cluster, which follow recorded refusals; they lack host ports, SELinux, AppArmor and sysctls. JobSet
+has no schema here: its Job is checked as a Job.
 """
 
 import copy
@@ -23,9 +23,9 @@ import pytest
 import yaml
 from kubernetes_validate.utils import schema_contents
 
-from remote.cluster.diagnosis.nodes import GPU
+from remote.cluster.diagnosis.nodes import GPU_RESOURCE
 from remote.cluster.labels import is_owned
-from remote.cluster.manifests import Image, Values, render
+from remote.cluster.manifests import Image, ManifestValues, render
 from remote.cluster.plan import plan
 from remote.hosts.process import run_program
 from remote.serving.pod_transport import PORT
@@ -39,14 +39,14 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
 GOLDEN = Path(__file__).with_name("manifests")
-BASIC = Values(
+BASIC = ManifestValues(
     namespace="team-a",
     overlay="pods",
     image=Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "ab" * 32),
     preemptible=False,
     pull_secret="ocir-secret",
     volume_handle="ocid1.filesystem.oc1.eu_frankfurt_1.aaaaexample:10.0.20.5:/export",
-    copied={
+    extra_settings={
         "size": 4,
         "least_up": 3,
         "gpus_per_pod": "1",
@@ -72,30 +72,30 @@ BASIC = Values(
 SERVER = Image.parse("docker.io/vllm/vllm-openai@sha256:" + "ef" * 32)
 
 
-def changed(**changes: Any) -> Values:
-    copied = {name: changes.pop(name, value) for name, value in BASIC.copied.items()}
-    return dataclasses.replace(BASIC, **{"copied": copied, **changes})
+def with_changes(**changes: Any) -> ManifestValues:
+    extra_settings = {name: changes.pop(name, value) for name, value in BASIC.extra_settings.items()}
+    return dataclasses.replace(BASIC, **{"extra_settings": extra_settings, **changes})
 
 
 VARIANTS = {
     "pods": BASIC,
-    "preemptible": changed(overlay="preemptible"),
-    "interactive": changed(overlay="interactive"),
-    "job-1gpu": changed(overlay="job-1gpu", size=1),
-    "job-4gpu": changed(overlay="job-4gpu"),
-    "job-4gpu-jobset": changed(overlay="job-4gpu-jobset"),
-    "job-4gpu-kueue": changed(overlay="job-4gpu-kueue"),
-    "pods-without-fss": changed(volume_handle=None),
-    "pods-public-image-on-preemptible-nodes": changed(pull_secret=None, preemptible=True, size=8, least_up=7),
-    "pods-two-gpus-each-several-per-node": changed(
-        copied={**BASIC.copied, "gpus_per_pod": "2", "gpu": "NVIDIA-A100-SXM4-40GB", "cpu_limit": "8"},
+    "preemptible": with_changes(overlay="preemptible"),
+    "interactive": with_changes(overlay="interactive"),
+    "job-1gpu": with_changes(overlay="job-1gpu", size=1),
+    "job-4gpu": with_changes(overlay="job-4gpu"),
+    "job-4gpu-jobset": with_changes(overlay="job-4gpu-jobset"),
+    "job-4gpu-kueue": with_changes(overlay="job-4gpu-kueue"),
+    "pods-without-fss": with_changes(volume_handle=None),
+    "pods-public-image-on-preemptible-nodes": with_changes(pull_secret=None, preemptible=True, size=8, least_up=7),
+    "pods-two-gpus-each-several-per-node": with_changes(
+        extra_settings={**BASIC.extra_settings, "gpus_per_pod": "2", "gpu": "NVIDIA-A100-SXM4-40GB", "cpu_limit": "8"},
         components=("several-per-node", "gpu-product", "cpu-limit"),
     ),
-    "job-4gpu-jobset-with-everything": changed(
+    "job-4gpu-jobset-with-everything": with_changes(
         overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True, components=("metrics",)
     ),
-    "serve": changed(overlay="serve", server=SERVER),
-    "serve-without-fss": changed(overlay="serve", server=SERVER, volume_handle=None, pull_secret=None),
+    "serve": with_changes(overlay="serve", server_image=SERVER),
+    "serve-without-fss": with_changes(overlay="serve", server_image=SERVER, volume_handle=None, pull_secret=None),
 }
 FLEET = [name for name in VARIANTS if not name.startswith("serve")]
 VERSIONS = ("1.29", "1.34", "1.37")
@@ -103,7 +103,7 @@ VERSIONS = ("1.29", "1.34", "1.37")
 
 @pytest.fixture(scope="module", autouse=True)
 def schemas_read_once() -> Iterator[None]:
-    """The library parses two files of a megabyte for each object."""
+    """Cache the library's schemas: it parses two files of a megabyte per object."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kubernetes_validate.utils, "schema_contents", functools.cache(schema_contents))
         yield
@@ -115,12 +115,14 @@ def rendered(name: str) -> tuple[dict[str, Any], ...]:
 
 
 def of_kind(name: str, kind: str) -> list[dict[str, Any]]:
-    return [copy.deepcopy(one) for one in rendered(name) if one["kind"] == kind]
+    return [copy.deepcopy(resource) for resource in rendered(name) if resource["kind"] == kind]
 
 
 def job_spec(name: str) -> dict[str, Any]:
-    """The spec of the one Job of an overlay, wherever it stands."""
-    jobs = [one["spec"]["replicatedJobs"][0]["template"] for one in of_kind(name, "JobSet")] or of_kind(name, "Job")
+    """Return the spec of the overlay's Job, also inside a JobSet."""
+    jobs = [job_set["spec"]["replicatedJobs"][0]["template"] for job_set in of_kind(name, "JobSet")] or of_kind(
+        name, "Job"
+    )
     return jobs[0]["spec"]
 
 
@@ -129,32 +131,32 @@ def pod_spec(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_what_is_sent_is_what_was_agreed(name: str) -> None:
-    objects = [one for one in rendered(name) if name == "pods" or one not in rendered("pods")]
+def test_the_manifests_equal_the_golden_files(name: str) -> None:
+    objects = [resource for resource in rendered(name) if name == "pods" or resource not in rendered("pods")]
     text = yaml.safe_dump_all(objects, sort_keys=True, width=120)
     golden = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.mkdir(exist_ok=True)
         golden.write_text(text)
-    assert golden.is_file(), "a new variant: UPDATE_GOLDEN=1 pytest tests/golden, and read what it wrote"
+    assert golden.is_file(), "a new variant: run UPDATE_GOLDEN=1 pytest tests/golden, and review the file"
     assert text == golden.read_text()
 
 
-def test_no_golden_manifest_is_left_of_a_variant_that_is_gone() -> None:
+def test_every_golden_manifest_has_a_variant() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(VARIANTS)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_object_is_valid_in_every_version(name: str, version: str) -> None:
-    for one in rendered(name):
-        if one["kind"] == "JobSet":
-            job = one["spec"]["replicatedJobs"][0]["template"]
-            one = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "of-a-set"}, "spec": job["spec"]}
-        kubernetes_validate.validate(one, version, strict=True)
+    for resource in rendered(name):
+        if resource["kind"] == "JobSet":
+            job = resource["spec"]["replicatedJobs"][0]["template"]
+            resource = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "of-a-set"}, "spec": job["spec"]}
+        kubernetes_validate.validate(resource, version, strict=True)
 
 
-def test_a_misspelt_field_would_be_found() -> None:
+def test_a_misspelt_field_is_an_error() -> None:
     job = of_kind("pods", "Job")[0]
     job["spec"]["template"]["spec"]["nodeSelektor"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="nodeSelektor"):
@@ -166,29 +168,29 @@ def test_pods_keep_the_rules_of_a_restricted_namespace(name: str) -> None:
     assert violations("restricted", pod_spec(name)) == []
 
 
-def _below(*place: str | int, **changes: Any) -> Callable[[Any], None]:
-    """These fields changed at a place of a pod's spec."""
-    return lambda spec: functools.reduce(operator.getitem, place, spec).update(changes)
+def changed_at(*path: str | int, **changes: Any) -> Callable[[Any], None]:
+    """Return a function that changes these fields at a path of a pod's spec."""
+    return lambda spec: functools.reduce(operator.getitem, path, spec).update(changes)
 
 
-_container = functools.partial(_below, "containers", 0, "securityContext")
-_pod = functools.partial(_below, "securityContext")
+changed_container = functools.partial(changed_at, "containers", 0, "securityContext")
+changed_pod = functools.partial(changed_at, "securityContext")
 
 WEAKENED = {
-    "root": (_pod(runAsNonRoot=False), "runAsNonRoot"),
-    "uid 0": (_pod(runAsUser=0), "runAsUser"),
-    "no seccomp": (_pod(seccompProfile={"type": "Unconfined"}), "seccompProfile"),
-    "privilege escalation": (_container(allowPrivilegeEscalation=True), "allowPrivilegeEscalation"),
-    "privileged": (_container(privileged=True), "privileged"),
-    "capabilities kept": (_container(capabilities={}), "capabilities"),
-    "IPC_LOCK": (_container(capabilities={"drop": ["ALL"], "add": ["IPC_LOCK"]}), "capabilities"),
-    "SYS_ADMIN": (_container(capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}), "capabilities"),
-    "hostPath": (_below(volumes=[{"name": "more", "hostPath": {"path": "/"}}]), "hostPath"),
-    "inline nfs": (_below(volumes=[{"name": "more", "nfs": {"server": "10.0.0.5", "path": "/"}}]), "nfs"),
-    "host network": (_below(hostNetwork=True), "host"),
-    "host ipc": (_below(hostIPC=True), "host"),
-    "host pid": (_below(hostPID=True), "host"),
-    "a bare init container": (_below(initContainers=[{"name": "first", "image": "i"}]), "allowPrivilegeEscalation"),
+    "root": (changed_pod(runAsNonRoot=False), "runAsNonRoot"),
+    "uid 0": (changed_pod(runAsUser=0), "runAsUser"),
+    "no seccomp": (changed_pod(seccompProfile={"type": "Unconfined"}), "seccompProfile"),
+    "privilege escalation": (changed_container(allowPrivilegeEscalation=True), "allowPrivilegeEscalation"),
+    "privileged": (changed_container(privileged=True), "privileged"),
+    "capabilities kept": (changed_container(capabilities={}), "capabilities"),
+    "IPC_LOCK": (changed_container(capabilities={"drop": ["ALL"], "add": ["IPC_LOCK"]}), "capabilities"),
+    "SYS_ADMIN": (changed_container(capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}), "capabilities"),
+    "hostPath": (changed_at(volumes=[{"name": "more", "hostPath": {"path": "/"}}]), "hostPath"),
+    "inline nfs": (changed_at(volumes=[{"name": "more", "nfs": {"server": "10.0.0.5", "path": "/"}}]), "nfs"),
+    "host network": (changed_at(hostNetwork=True), "host"),
+    "host ipc": (changed_at(hostIPC=True), "host"),
+    "host pid": (changed_at(hostPID=True), "host"),
+    "a bare init container": (changed_at(initContainers=[{"name": "first", "image": "i"}]), "allowPrivilegeEscalation"),
 }
 
 
@@ -200,12 +202,12 @@ def test_a_weakened_pod_is_refused(weaken: Callable[[Any], None], word: str) -> 
 
 
 @pytest.mark.parametrize("name", FLEET)
-def test_every_pod_is_as_the_fleet_needs_it(name: str) -> None:
+def test_every_pod_fulfils_the_fleets_requirements(name: str) -> None:
     spec, job = pod_spec(name), job_spec(name)
     (container,) = spec["containers"]
     assert container["image"] == BASIC.image.reference, "by digest"
     assert "command" not in container, "the image's init process stays PID 1"
-    assert container["resources"]["limits"][GPU] == VARIANTS[name].copied["gpus_per_pod"]
+    assert container["resources"]["limits"][GPU_RESOURCE] == VARIANTS[name].extra_settings["gpus_per_pod"]
     assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
@@ -221,7 +223,7 @@ def test_every_pod_is_as_the_fleet_needs_it(name: str) -> None:
         assert rule["topologyKey"] == "kubernetes.io/hostname"
     seconds = {t["key"]: t.get("tolerationSeconds") for t in spec["tolerations"]}
     assert seconds["node.kubernetes.io/not-ready"] == seconds["node.kubernetes.io/unreachable"] == 30
-    assert {"key": GPU, "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
+    assert {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
     assert spec["nodeSelector"]["node.kubernetes.io/instance-type"] == "VM.GPU.A10.1"
     assert job["completionMode"] == "Indexed"
     assert job["completions"] == job["parallelism"]
@@ -230,44 +232,44 @@ def test_every_pod_is_as_the_fleet_needs_it(name: str) -> None:
     assert service["metadata"]["name"] == spec["subdomain"]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["selector"].items() <= labels.items(), "the Service finds these pods"
+    assert service["spec"]["selector"].items() <= labels.items(), "the Service selects these pods"
     (config,) = of_kind(name, "ConfigMap")
     assert container["envFrom"] == [{"configMapRef": {"name": config["metadata"]["name"]}}]
 
 
 @pytest.mark.parametrize("name", ["serve", "serve-without-fss"])
-def test_a_server_is_one_gpu_with_probes_limits_and_a_key_that_no_manifest_holds(name: str) -> None:
+def test_a_server_has_one_gpu_probes_limits_and_a_key_from_a_secret(name: str) -> None:
     spec = pod_spec(name)
     (first,), (server,) = spec["initContainers"], spec["containers"]
     assert (first["image"], server["image"]) == (BASIC.image.reference, SERVER.reference), "by digest"
     assert first["envFrom"] == server["envFrom"]
-    assert server["args"] == BASIC.copied["server_arguments"]
-    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_SERVE"] == BASIC.copied["serve"]
-    assert server["resources"]["limits"] == {"memory": "24Gi", GPU: "1"}
+    assert server["args"] == BASIC.extra_settings["server_arguments"]
+    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_SERVE"] == BASIC.extra_settings["serve"]
+    assert server["resources"]["limits"] == {"memory": "24Gi", GPU_RESOURCE: "1"}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert server[probe]["httpGet"] == {"path": "/health", "port": "http"}
     patience = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
-    assert patience >= ClusterSection().ready_timeout_sec, "`inv serve` gives up first, and says why"
-    environment = {one["name"]: one for one in server["env"]}
+    assert patience >= ClusterSection().ready_timeout_sec, "`inv serve` times out first, with the reason"
+    environment = {variable["name"]: variable for variable in server["env"]}
     assert environment["VLLM_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": KEY_SECRET, "key": "key"}}
     assert of_kind(name, "Secret") == of_kind(name, "Ingress") == []
     (service,) = of_kind(name, "Service")
-    assert "type" not in service["spec"], "within the cluster alone"
+    assert "type" not in service["spec"], "only within the cluster"
     assert service["spec"]["selector"].items() <= job_spec(name)["template"]["metadata"]["labels"].items()
     assert service["spec"]["ports"][0]["port"] == server["ports"][0]["containerPort"] == PORT
 
 
 @pytest.mark.parametrize("name", ["pods", "preemptible", "interactive", "pods-without-fss"])
-def test_one_lost_worker_never_fails_the_job(name: str) -> None:
+def test_a_lost_worker_never_fails_the_job(name: str) -> None:
     job = job_spec(name)
     assert job["backoffLimitPerIndex"] >= 10
     assert "backoffLimit" not in job
-    assert "exit 143" in pod_spec(name)["containers"][0]["args"][2], "an exit with 0 after TERM counts as done"
+    assert "exit 143" in pod_spec(name)["containers"][0]["args"][2], "exit 0 after SIGTERM would count as completed"
     (rule,) = job["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget"), "a drain"
 
 
-def test_drained_nodes_give_up_one_worker_at_a_time() -> None:
+def test_drained_nodes_evict_one_worker_at_a_time() -> None:
     for name, size in (("pods", 4), ("pods-public-image-on-preemptible-nodes", 8)):
         (budget,) = of_kind(name, "PodDisruptionBudget")
         labels = job_spec(name)["template"]["metadata"]["labels"]
@@ -278,17 +280,17 @@ def test_drained_nodes_give_up_one_worker_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("job-")])
-def test_a_training_outlives_lost_pods_and_ends_with_its_own_end(name: str) -> None:
+def test_a_training_survives_lost_pods_and_fails_on_its_own_exit_codes(name: str) -> None:
     job = job_spec(name)
     assert job["completions"] == (1 if name == "job-1gpu" else 4)
     assert job["backoffLimit"] >= 10
     ignored, fails = job["podFailurePolicy"]["rules"]
     assert (ignored["action"], ignored["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget"), "a drain"
     assert (fails["action"], fails["onExitCodes"]["values"]) == ("FailJob", [1, 2])
-    assert "exec python3 -m bench train" in pod_spec(name)["containers"][0]["args"][2], "a TERM reaches it"
-    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_ORDER"] == BASIC.copied["order"]
-    assert job["template"]["metadata"]["annotations"]["qlora-fleet/run"] == BASIC.copied["run_id"]
-    metrics = BASIC.copied["metrics"] if "metrics" in VARIANTS[name].components else None
+    assert "exec python3 -m bench train" in pod_spec(name)["containers"][0]["args"][2], "SIGTERM reaches it"
+    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_ORDER"] == BASIC.extra_settings["order"]
+    assert job["template"]["metadata"]["annotations"]["qlora-fleet/run"] == BASIC.extra_settings["run_id"]
+    metrics = BASIC.extra_settings["metrics"] if "metrics" in VARIANTS[name].components else None
     assert of_kind(name, "ConfigMap")[0]["data"].get("QLORA_FLEET_METRICS") == metrics
 
 
@@ -300,8 +302,8 @@ def test_the_numbers_and_names_are_the_settings() -> None:
     (job,) = of_kind("job-4gpu-kueue", "Job")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     environment = of_kind("pods", "ConfigMap")[0]["data"]
-    assert environment["QLORA_FLEET_MODEL"] == BASIC.copied["model"]
-    assert environment["QLORA_FLEET_DATA"] == BASIC.copied["data"]
+    assert environment["QLORA_FLEET_MODEL"] == BASIC.extra_settings["model"]
+    assert environment["QLORA_FLEET_DATA"] == BASIC.extra_settings["data"]
 
 
 def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
@@ -318,18 +320,18 @@ def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
 
 
 def test_the_network_is_closed_but_for_dns_and_the_fleet() -> None:
-    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind("pods", "NetworkPolicy")}
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind("pods", "NetworkPolicy")}
     closed = policies.pop("deny-by-default")
     assert closed["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in closed
     assert "ingress" not in closed
     ports = {port["port"] for rule in policies["dns"]["egress"] for port in rule["ports"]}
-    assert ports == {53}, "pods talk to no API"
+    assert ports == {53}, "pods do not use the API"
     for spec in (closed, *policies.values()):
         assert spec["podSelector"]["matchLabels"] == {"app.kubernetes.io/part-of": "qlora-fleet"}
 
 
-def test_nobody_gets_more_rights_than_reading_and_exec() -> None:
+def test_the_role_allows_only_reading_and_exec() -> None:
     (role,) = of_kind("pods", "Role")
     for rule in role["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
@@ -348,7 +350,7 @@ def test_nobody_gets_more_rights_than_reading_and_exec() -> None:
 )
 def test_a_changed_setting_changes_the_job(setting: str) -> None:
     other = Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "cd" * 32) if setting == "image" else "7"
-    objects = render(changed(**{setting: other}), ROOT / "manifests")
+    objects = render(with_changes(**{setting: other}), ROOT / "manifests")
     actions = {action.title: action.verb.value for action in plan(objects, rendered("pods")).changes}
     assert actions["job/bench"] == "replace"
 
@@ -364,32 +366,32 @@ def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FLEET)
-def test_nodes_are_judged_by_what_the_pods_tolerate(name: str) -> None:
+def test_node_requirements_have_the_tolerations_of_the_pods(name: str) -> None:
     variant = VARIANTS[name]
     cluster = ClusterSection(overlay=variant.overlay, preemptible=variant.preemptible)  # type: ignore[arg-type]
     need = pod_requirements(Settings(root=ROOT, cluster=cluster), variant.image)
     tolerated = pod_spec(name)["tolerations"]
     assert all(toleration in tolerated for toleration in need.tolerations)
     own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
-    assert [one for one in tolerated if one["key"] not in own] == list(need.tolerations)
+    assert [toleration for toleration in tolerated if toleration["key"] not in own] == list(need.tolerations)
 
 
-def test_what_prometheus_needs_is_valid_and_left_alone_by_a_deployment() -> None:
-    """A PodMonitor and a PrometheusRule have no schema here: their fields are compared with what was written."""
+def test_the_objects_for_prometheus_are_valid_and_not_owned_by_a_deployment() -> None:
+    # PodMonitor and PrometheusRule have no schema here: their fields are compared with the other manifests.
     done = run_program(
         ("kubectl", "kustomize", str(ROOT / "manifests" / "overlays" / "metrics")), label="kustomize", timeout_sec=60.0
     )
     assert done.exit_code == 0, done.stderr
-    found = {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
-    assert set(found) == {"PodMonitor", "NetworkPolicy", "PrometheusRule"}
+    resources = {resource["kind"]: resource for resource in yaml.safe_load_all(done.stdout)}
+    assert set(resources) == {"PodMonitor", "NetworkPolicy", "PrometheusRule"}
     for version in VERSIONS:
-        kubernetes_validate.validate(found["NetworkPolicy"], version, strict=True)
-    (rule,) = found["NetworkPolicy"]["spec"]["ingress"]
-    (endpoint,) = found["PodMonitor"]["spec"]["podMetricsEndpoints"]
+        kubernetes_validate.validate(resources["NetworkPolicy"], version, strict=True)
+    (rule,) = resources["NetworkPolicy"]["spec"]["ingress"]
+    (endpoint,) = resources["PodMonitor"]["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"][0]["replacement"] == f"$1:{rule['ports'][0]['port']}"
     for name in ("pods", "job-1gpu", "job-4gpu"):
         labels = job_spec(name)["template"]["metadata"]["labels"]
-        for one in found["PodMonitor"]["spec"]["selector"]["matchExpressions"]:
-            assert labels[one["key"]] in one["values"], "the workers are found, and the pods of a training"
-        assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    assert not any(map(is_owned, found.values()))
+        for expression in resources["PodMonitor"]["spec"]["selector"]["matchExpressions"]:
+            assert labels[expression["key"]] in expression["values"], "workers and training pods are selected"
+        assert resources["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert not any(map(is_owned, resources.values()))

@@ -1,6 +1,10 @@
-"""Why a pod does not come up: pure functions on the API's JSON.
+"""Diagnosis of pods that do not start: pure functions on the API's JSON.
 
-nodes: which nodes qualify; driver: the drivers that an image starts on
-readiness: the pods that a Job promises; finding: one thing that is wrong
-pods: pods, Jobs and claims; imagepull: a pull that fails; scheduling: the scheduler's message
+driver: NVIDIA driver versions that an image supports
+finding: one problem with its cause and remedy
+image_pull: failed image pulls
+nodes: nodes that qualify for our pods
+pods: pods, Jobs and claims
+readiness: state of each pod of a Job
+scheduling: the scheduler's messages
 """

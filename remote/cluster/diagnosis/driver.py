@@ -1,20 +1,20 @@
-"""Which NVIDIA drivers an image starts on, from the variable NVIDIA_REQUIRE_CUDA of its base image. Pure.
+"""NVIDIA driver branches that an image supports, from its base image's variable NVIDIA_REQUIRE_CUDA. Pure.
 
 The container runtime on the node reads the same variable and refuses to start a container whose driver does not fit.
-It holds alternatives, separated by spaces, each of conditions, separated by commas; nvidia/cuda:12.8.1 has
+It holds alternatives separated by spaces; each has conditions separated by commas. nvidia/cuda:12.8.1 has
 
     cuda>=12.8 brand=tesla,driver>=535,driver<536 brand=nvidia,driver>=535,driver<536 ...
 
 A driver new enough for that CUDA fits, and so do some older branches, by CUDA's forward compatibility packages.
-Not covered: the brand, which no label of a node says: a branch that is listed for some brand counts.
+Not covered: the brand, which no node label has. A branch that is listed for any brand counts.
 """
 
 import re
 from dataclasses import dataclass
 
-# CUDA version to the first driver branch that has it (CUDA Toolkit release notes, table "CUDA Toolkit and Corresponding
+# First driver branch of each CUDA version (CUDA Toolkit release notes, table "CUDA Toolkit and Corresponding
 # Driver Versions").
-_BRANCH_OF = {
+_FIRST_BRANCHES = {
     (11, 8): 520,
     (12, 0): 525,
     (12, 1): 530,
@@ -32,45 +32,45 @@ _CONDITION = re.compile(r"(cuda|driver|brand)(>=|<=|=|<|>)([\w.]+)\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drivers:
-    """The driver branches that an image starts on: `since` and all newer ones, and the older ones in `also`."""
+class DriverRange:
+    """Driver branches that an image supports: `minimum` and newer, and those in `older`."""
 
-    since: int
-    also: tuple[int, ...] = ()
+    minimum: int
+    older: tuple[int, ...] = ()
 
     def fits(self, branch: int) -> bool:
-        return branch >= self.since or branch in self.also
+        return branch >= self.minimum or branch in self.older
 
     def __str__(self) -> str:
-        return f"{self.since} or newer" + (f", or of {', '.join(map(str, self.also))}" if self.also else "")
+        return f"{self.minimum} or newer" + (f", or of {', '.join(map(str, self.older))}" if self.older else "")
 
 
-def drivers(requirement: str) -> Drivers | None:
-    """The drivers that a value of NVIDIA_REQUIRE_CUDA allows; None where it says nothing that is understood."""
-    since: int | None = None
-    also: set[int] = set()
+def parse_drivers(requirement: str) -> DriverRange | None:
+    """Parse a value of NVIDIA_REQUIRE_CUDA; None if it has no CUDA version that is known."""
+    minimum: int | None = None
+    older: set[int] = set()
     for alternative in requirement.split():
-        found = [_CONDITION.match(one) for one in alternative.split(",")]
-        if not all(found):
+        matches = [_CONDITION.match(condition) for condition in alternative.split(",")]
+        if not all(matches):
             continue
-        limits = {(one[1], one[2]): one[3] for one in found if one is not None}
+        limits = {(match[1], match[2]): match[3] for match in matches if match is not None}
         if set(limits) == {("cuda", ">=")}:
-            since = _branch_of(limits["cuda", ">="])
-        lowest, above = limits.get(("driver", ">=")), limits.get(("driver", "<"))
-        if lowest is not None and above is not None:
-            also.update(range(_number(lowest), _number(above)))
-    if since is None:
+            minimum = _first_branch(limits["cuda", ">="])
+        lowest, end = limits.get(("driver", ">=")), limits.get(("driver", "<"))
+        if lowest is not None and end is not None:
+            older.update(range(_major_version(lowest), _major_version(end)))
+    if minimum is None:
         return None
-    return Drivers(since=since, also=tuple(sorted(branch for branch in also if branch < since)))
+    return DriverRange(minimum=minimum, older=tuple(sorted(branch for branch in older if branch < minimum)))
 
 
-def _branch_of(cuda: str) -> int | None:
+def _first_branch(cuda: str) -> int | None:
     major, _, minor = cuda.partition(".")
     if not (major.isdecimal() and (minor or "0").isdecimal()):
         return None
-    return _BRANCH_OF.get((int(major), int(minor or 0)))
+    return _FIRST_BRANCHES.get((int(major), int(minor or 0)))
 
 
-def _number(version: str) -> int:
+def _major_version(version: str) -> int:
     head = version.partition(".")[0]
     return int(head) if re.fullmatch(r"[0-9]{1,4}", head) else 0

@@ -1,6 +1,6 @@
-"""Which nodes can take one of our pods, and why not the others. Pure: nodes and pods as JSON in, findings out.
+"""Nodes that qualify for our pods, and findings about the others. Pure.
 
-Not covered: whether the driver works (a pod shows that), and images that other pods will still pull to the node.
+Not covered: a broken driver (a pod shows it), and images that other pods will pull to the node.
 """
 
 import re
@@ -9,27 +9,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from remote.cluster.diagnosis.driver import Drivers
+from remote.cluster.diagnosis.driver import DriverRange
 from remote.cluster.diagnosis.finding import Diagnosis
-from remote.cluster.errors import reading_objects
+from remote.cluster.errors import object_errors
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
-from remote.cluster.quantities import amount, in_gib
+from remote.cluster.quantities import format_gib, parse_quantity
 
-GPU = "nvidia.com/gpu"
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-PRODUCT = "nvidia.com/gpu.product"
+GPU_RESOURCE = "nvidia.com/gpu"
+INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 ANY_PRODUCT = "any"
 _OTHER_GPU = re.compile(r"nvidia\.com/(mig-|gpu\.shared)")  # a device plugin's names for parts of GPUs
 PREEMPTIBLE = "oci.oraclecloud.com/oke-is-preemptible"
 MIN_KUBELET = (1, 29)  # backoffLimitPerIndex is on by default
-CUDA_12 = Drivers(since=525)  # where the image's base says nothing else: the least that CUDA 12 runs on
+CUDA_12 = DriverRange(minimum=525)  # minimum of CUDA 12, used if the base image has no requirement
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRequirements:
-    """What one pod asks of a node. `image_bytes`: unpacked plus compressed; a first pull puts both on the disk.
+    """Requirements of one pod. `image_bytes`: unpacked plus compressed size; a first pull stores both.
 
-    `product` is the label nvidia.com/gpu.product of the nodes to use, or `ANY_PRODUCT`; None: any, of whole GPUs.
+    `gpu_product` is the label nvidia.com/gpu.product of the nodes to use, or `ANY_PRODUCT`; None: any whole GPU.
     """
 
     instance_type: str
@@ -41,31 +41,30 @@ class NodeRequirements:
     namespace: str
     gpus: int = 1
     one_per_node: bool = True
-    product: str | None = None
+    gpu_product: str | None = None
     image: str | None = None
     image_bytes: int | None = None
-    drivers: Drivers = CUDA_12
+    drivers: DriverRange = CUDA_12
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """One node: what it has, how many pods it can take, and what keeps it from qualifying.
+    """One node: its resources, the pods that fit, and the reasons why it does not qualify.
 
-    Free GPUs are None where pods may not be listed. `product` is the kind of GPU where the node has that label;
-    `shared` is how many pods get the same GPU.
+    `gpus_free` is None if pods may not be listed. `gpu_product` is None if the node lacks that label.
     """
 
     name: str
     instance_type: str
-    product: str | None
-    shared: int
+    gpu_product: str | None
+    pods_per_gpu: int
     gpus: int
     gpus_free: int | None
     disk_bytes: Decimal
     kubelet: str
     driver: str | None
     is_candidate: bool
-    room: int = 1
+    pod_capacity: int = 1
     findings: tuple[Diagnosis, ...] = ()
 
     @property
@@ -74,18 +73,18 @@ class NodeReport:
 
     @property
     def pods(self) -> int:
-        """How many of our pods it can take."""
-        return self.room if self.qualifies else 0
+        """Number of our pods that it can run."""
+        return self.pod_capacity if self.qualifies else 0
 
 
-@reading_objects()
+@object_errors()
 def examine(nodes: Iterable[Object], pods: Sequence[Object] | None, need: NodeRequirements) -> list[NodeReport]:
-    """A report for each node, those that qualify first. `pods`: of all namespaces, None where that may not be read."""
-    reports = [_examine(node, None if pods is None else _on(node, pods), need) for node in nodes]
+    """Report on each node, those that qualify first. `pods`: those of all namespaces; None if they may not be read."""
+    reports = [_examine(node, None if pods is None else _pods_on(node, pods), need) for node in nodes]
     return sorted(reports, key=lambda report: (not report.qualifies, not report.is_candidate, report.name))
 
 
-def _on(node: Object, pods: Sequence[Object]) -> list[Object]:
+def _pods_on(node: Object, pods: Sequence[Object]) -> list[Object]:
     name = node["metadata"]["name"]
     return [pod for pod in pods if pod.get("spec", {}).get("nodeName") == name]
 
@@ -93,65 +92,74 @@ def _on(node: Object, pods: Sequence[Object]) -> list[Object]:
 def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements) -> NodeReport:
     status, allocatable = node.get("status", {}), node.get("status", {}).get("allocatable") or {}
     others = [pod for pod in pods or [] if not _is_ours(pod, need)]
-    gpus, kind = int(amount(allocatable.get(GPU, "0"))), label(node, INSTANCE_TYPE) or ""
+    gpus, kind = int(parse_quantity(allocatable.get(GPU_RESOURCE, "0"))), label(node, INSTANCE_TYPE_LABEL) or ""
     report = NodeReport(
         name=node["metadata"]["name"],
         instance_type=kind,
-        product=label(node, PRODUCT),
-        shared=_shared(node),
+        gpu_product=label(node, GPU_PRODUCT_LABEL),
+        pods_per_gpu=_pods_per_gpu(node),
         gpus=gpus,
-        gpus_free=None if pods is None else max(0, gpus - sum(map(_gpus_of, others))),
-        disk_bytes=amount(allocatable.get("ephemeral-storage", "0")),
+        gpus_free=None if pods is None else max(0, gpus - sum(map(_gpu_count, others))),
+        disk_bytes=parse_quantity(allocatable.get("ephemeral-storage", "0")),
         kubelet=status.get("nodeInfo", {}).get("kubeletVersion", "?"),
         driver=label(node, "nvidia.com/cuda.driver-version.full") or label(node, "nvidia.com/cuda.driver.major"),
         is_candidate=kind == need.instance_type,
     )
     if kind != need.instance_type:
-        # Nothing else about a node of another type matters.
-        remedy = f"set cluster.instance_type to {kind} to use it" if kind and gpus else "it is not for these pods"
+        # Nothing else matters on a node of another type.
+        remedy = f"set cluster.instance_type to {kind} to use it" if kind and gpus else "these pods do not use it"
         reason = f"instance type is {kind or 'not labelled'}, not {need.instance_type}"
-        found = [Diagnosis("instance-type", reason, remedy)]
+        findings = [Diagnosis("instance-type", reason, remedy)]
     else:
-        found = [*_health(node), *_kept_out(node, need), *_gpu(report, allocatable, pods, need)]
-        found += [*_room(report, status, others, need), *_versions(report, need)]
-    room = 1 if need.one_per_node else _fitting(report, status, others, need)
-    return replace(report, room=room, findings=tuple(finding.of(f"node {report.name}") for finding in found))
+        findings = [
+            *_health_findings(node),
+            *_admission_findings(node, need),
+            *_gpu_findings(report, allocatable, pods, need),
+        ]
+        findings += [*_capacity_findings(report, status, others, need), *_version_findings(report, need)]
+    pod_capacity = 1 if need.one_per_node else _pod_capacity(report, status, others, need)
+    return replace(
+        report,
+        pod_capacity=pod_capacity,
+        findings=tuple(finding.with_subject(f"node {report.name}") for finding in findings),
+    )
 
 
-def _shared(node: Object) -> int:
-    """How many pods get the same GPU, by time-slicing or MPS."""
+def _pods_per_gpu(node: Object) -> int:
+    """Return how many pods share one GPU by time-slicing or MPS."""
     replicas = label(node, "nvidia.com/gpu.replicas") or "1"
     return int(replicas) if replicas.isdecimal() and label(node, "nvidia.com/gpu.sharing-strategy") != "none" else 1
 
 
-def _fitting(report: NodeReport, status: Object, others: Sequence[Object], need: NodeRequirements) -> int:
-    """How many of our pods find GPUs, cores and memory at once."""
-    free = _free(status, others)
+def _pod_capacity(report: NodeReport, status: Object, others: Sequence[Object], need: NodeRequirements) -> int:
+    """Return how many of our pods fit, by GPUs, cores and memory."""
+    free = _free_resources(status, others)
     gpus = report.gpus if report.gpus_free is None else report.gpus_free
     return max(0, min(gpus // need.gpus, int(free["cpu"] // need.cpu), int(free["memory"] // need.memory)))
 
 
-def _free(status: Object, others: Sequence[Object]) -> dict[str, Decimal]:
+def _free_resources(status: Object, others: Sequence[Object]) -> dict[str, Decimal]:
     allocatable = status.get("allocatable") or {}
     return {
-        resource: amount(allocatable.get(resource, "0")) - sum((_requests(pod, resource) for pod in others), Decimal(0))
+        resource: parse_quantity(allocatable.get(resource, "0"))
+        - sum((_requested(pod, resource) for pod in others), Decimal(0))
         for resource in ("cpu", "memory")
     }
 
 
-def mixed(reports: Sequence[NodeReport]) -> list[str]:
-    """The kinds of GPU of the nodes that qualify, as "NVIDIA-A10 (3 nodes)"; empty where there is one at most.
+def mixed_gpu_products(reports: Sequence[NodeReport]) -> list[str]:
+    """List the GPU products of the nodes that qualify, as "NVIDIA-A10 (3 nodes)"; empty if there is at most one.
 
-    A node without that label counts as one kind with all others.
+    Nodes without that label are ignored.
     """
-    kinds = Counter(report.product for report in reports if report.qualifies and report.product is not None)
+    kinds = Counter(report.gpu_product for report in reports if report.qualifies and report.gpu_product is not None)
     return (
         [f"{kind} ({count} node{'s' if count > 1 else ''})" for kind, count in kinds.items()] if len(kinds) > 1 else []
     )
 
 
-def _health(node: Object) -> Iterator[Diagnosis]:
-    conditions = {one["type"]: one for one in node.get("status", {}).get("conditions") or []}
+def _health_findings(node: Object) -> Iterator[Diagnosis]:
+    conditions = {condition["type"]: condition for condition in node.get("status", {}).get("conditions") or []}
     ready = conditions.get("Ready", {})
     if ready.get("status") != "True":
         reason = f"not Ready since {ready.get('lastTransitionTime', '?')}: {ready.get('message', 'it never reported')}"
@@ -159,24 +167,24 @@ def _health(node: Object) -> Iterator[Diagnosis]:
         yield Diagnosis("not-ready", reason, remedy)
     for pressure in ("DiskPressure", "MemoryPressure", "PIDPressure"):
         if conditions.get(pressure, {}).get("status") == "True":
-            yield Diagnosis("pressure", f"{pressure}: it takes no new pods", "free the node's disk or memory")
+            yield Diagnosis("pressure", f"{pressure}: it accepts no new pods", "free the node's disk or memory")
 
 
-def _kept_out(node: Object, need: NodeRequirements) -> Iterator[Diagnosis]:
-    """What keeps our pods from the node: cordon, taints, or that it is not preemptible."""
+def _admission_findings(node: Object, need: NodeRequirements) -> Iterator[Diagnosis]:
+    """Find reasons why the node does not admit our pods: cordon, taints, or not preemptible."""
     name, spec = node["metadata"]["name"], node.get("spec", {})
     if spec.get("unschedulable"):
-        yield Diagnosis("cordoned", "cordoned: it takes no new pods", f"kubectl uncordon {name}")
+        yield Diagnosis("cordoned", "cordoned: it accepts no new pods", f"kubectl uncordon {name}")
     if need.preemptible and label(node, PREEMPTIBLE) != "true":
-        remedy = "set cluster.preemptible to false, and cluster.overlay to another than preemptible, to use it"
+        remedy = "to use it, set cluster.preemptible to false, and cluster.overlay to one other than preemptible"
         yield Diagnosis("not-preemptible", "not a preemptible node", remedy)
     for taint in spec.get("taints") or []:
         if taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/"):
-            continue  # a preference, or what a condition above says already
+            continue  # a preference, or reported by a condition above
         if not any(_tolerates(toleration, taint) for toleration in need.tolerations):
             remedy = f"kubectl taint node {name} {taint['key']}:{taint['effect']}-"
             if taint["key"] == PREEMPTIBLE:
-                remedy = "set cluster.preemptible to true to use preemptible nodes"
+                remedy = "to use preemptible nodes, set cluster.preemptible to true"
             text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
             yield Diagnosis("taint", f"taint {text} is not tolerated", remedy)
 
@@ -189,89 +197,97 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
     return bool(toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", ""))
 
 
-def _gpu(
+def _gpu_findings(
     report: NodeReport, allocatable: Object, pods: Sequence[Object] | None, need: NodeRequirements
 ) -> list[Diagnosis]:
     if report.gpus == 0:
         others = [f"{name}: {allocatable[name]}" for name in allocatable if _OTHER_GPU.match(name)]
         if others:
-            reason = f"no {GPU} allocatable, but {', '.join(others)}: its GPUs are split or shared under other names"
-            remedy = "set the GPU operator's mig.strategy to single, or renameByDefault to false, to use them"
+            reason = f"no {GPU_RESOURCE} allocatable, but {', '.join(others)}: split or shared GPUs with other names"
+            remedy = "to use them, set the GPU operator's mig.strategy to single, or renameByDefault to false"
             return [Diagnosis("split", reason, remedy)]
         plugin = next((pod for pod in pods or [] if _is_device_plugin(pod)), None)
         if pods is None:
-            why, remedy = "no right to see whether the device plugin runs", "look at `kubectl get pods -A`"
+            reason, remedy = "no permission to see if the device plugin runs", "check with `kubectl get pods -A`"
         elif plugin is None:
-            why = "no device plugin runs on it"
-            remedy = "enable the NVIDIA GPU plugin add-on of OKE, or install the device plugin or GPU operator"
+            reason = "no device plugin runs on it"
+            remedy = "enable OKE's NVIDIA GPU plugin add-on, or install the device plugin or the GPU operator"
         else:
-            why = f"its device plugin {_name(plugin)} is {_state(plugin)}"
-            remedy = f"kubectl -n {_name(plugin).replace('/', ' logs ')}"
-        return [Diagnosis("device-plugin", f"no {GPU} allocatable: {why}", remedy)]
-    if need.product not in (None, ANY_PRODUCT, report.product):
-        reason = f"its GPU is {report.product or 'not labelled'}, not {need.product}"
-        return [Diagnosis("gpu-product", reason, f"set cluster.gpu to {report.product or 'null'} to use it")]
-    if need.product is None and (report.shared > 1 or "-MIG-" in (report.product or "")):
-        how = f"{report.shared} pods share each GPU" if report.shared > 1 else "its GPUs are split (MIG)"
-        what = "other pods slow them down" if report.shared > 1 else "they are those of a part of a GPU"
-        remedy = f"set cluster.gpu to {report.product or ANY_PRODUCT} to use it all the same"
-        return [Diagnosis("gpu-shared", f"{how}: numbers measured there are not those of a whole GPU ({what})", remedy)]
+            reason = f"its device plugin {_full_name(plugin)} is {_pod_state(plugin)}"
+            remedy = f"kubectl -n {_full_name(plugin).replace('/', ' logs ')}"
+        return [Diagnosis("device-plugin", f"no {GPU_RESOURCE} allocatable: {reason}", remedy)]
+    if need.gpu_product not in (None, ANY_PRODUCT, report.gpu_product):
+        reason = f"its GPU is {report.gpu_product or 'not labelled'}, not {need.gpu_product}"
+        return [Diagnosis("gpu-product", reason, f"to use it, set cluster.gpu to {report.gpu_product or 'null'}")]
+    if need.gpu_product is None and (report.pods_per_gpu > 1 or "-MIG-" in (report.gpu_product or "")):
+        state = f"{report.pods_per_gpu} pods share each GPU" if report.pods_per_gpu > 1 else "its GPUs are split (MIG)"
+        consequence = "other pods slow ours down" if report.pods_per_gpu > 1 else "each pod has a part of a GPU"
+        remedy = f"to use it nevertheless, set cluster.gpu to {report.gpu_product or ANY_PRODUCT}"
+        return [Diagnosis("gpu-shared", f"{state}: measurements are not those of a whole GPU ({consequence})", remedy)]
     if report.gpus < need.gpus:
         return [
-            Diagnosis("few-gpus", f"it has {report.gpus} GPUs, {need.gpus} asked for", "lower cluster.gpus_per_pod")
+            Diagnosis("few-gpus", f"it has {report.gpus} GPUs, {need.gpus} requested", "lower cluster.gpus_per_pod")
         ]
     if report.gpus_free is not None and report.gpus_free < need.gpus:
-        holders = [_name(pod) for pod in pods or [] if _gpus_of(pod) and not _is_ours(pod, need)]
-        by = (
-            f" is taken by {', '.join(holders[:3])}"
+        holders = [_full_name(pod) for pod in pods or [] if _gpu_count(pod) and not _is_ours(pod, need)]
+        taken = (
+            f" is in use by {', '.join(holders[:3])}"
             if report.gpus == 1
             else f"s: {report.gpus_free} of {report.gpus} free"
         )
-        return [Diagnosis("gpu-taken", f"its GPU{by}", "wait for it, or stop it")]
+        return [Diagnosis("gpu-taken", f"its GPU{taken}", "wait for the other pods, or stop them")]
     return []
 
 
-def _room(report: NodeReport, status: Object, others: Sequence[Object], need: NodeRequirements) -> Iterator[Diagnosis]:
-    for resource, free in _free(status, others).items():
+def _capacity_findings(
+    report: NodeReport, status: Object, others: Sequence[Object], need: NodeRequirements
+) -> Iterator[Diagnosis]:
+    for resource, free in _free_resources(status, others).items():
         wanted = need.cpu if resource == "cpu" else need.memory
         if free < wanted:
-            has, asked = map(in_gib if resource == "memory" else "{:g}".format, (free, wanted))
+            has, asked = map(format_gib if resource == "memory" else "{:g}".format, (free, wanted))
             remedy = f"lower cluster.{resource}, or use larger nodes"
-            yield Diagnosis(f"no-{resource}", f"{resource}: {has} of it free, {asked} asked for", remedy)
+            yield Diagnosis(f"no-{resource}", f"{resource}: {has} free, {asked} requested", remedy)
     digest = need.image.rsplit("@", 1)[-1] if need.image and "@" in need.image else None
     names = [name for image in status.get("images") or [] for name in image.get("names") or []]
     has_image = digest is not None and any(digest in name for name in names)
     wanted = need.scratch + (0 if has_image else need.image_bytes or 0)
     if report.disk_bytes < wanted:
-        disk = f"disk: {in_gib(report.disk_bytes)} allocatable"
+        disk = f"disk: {format_gib(report.disk_bytes)} allocatable"
         remedy = "grow the boot volume (node pool, 200 GB; on OKE also `oci-growfs`), or lower cluster.scratch"
-        yield Diagnosis("disk", f"{disk}, {in_gib(wanted)} needed for the image and cluster.scratch", remedy)
+        yield Diagnosis("disk", f"{disk}, {format_gib(wanted)} needed for the image and cluster.scratch", remedy)
 
 
-def _versions(report: NodeReport, need: NodeRequirements) -> Iterator[Diagnosis]:
+def _version_findings(report: NodeReport, need: NodeRequirements) -> Iterator[Diagnosis]:
     kubelet = re.match(r"v?(\d+)\.(\d+)", report.kubelet)
     if kubelet is not None and (int(kubelet[1]), int(kubelet[2])) < MIN_KUBELET:
-        least = ".".join(map(str, MIN_KUBELET))
-        yield Diagnosis("kubelet", f"kubelet {report.kubelet}, older than {least}", "upgrade cluster and node pool")
+        minimum = ".".join(map(str, MIN_KUBELET))
+        yield Diagnosis("kubelet", f"kubelet {report.kubelet}, older than {minimum}", "upgrade cluster and node pool")
     driver = re.match(r"\d+", report.driver or "")
     if driver is not None and not need.drivers.fits(int(driver[0])):
-        reason = f"NVIDIA driver {report.driver}, and the image starts on {need.drivers}"
-        remedy = "use a newer GPU node image, or set image.base to one of an older CUDA"
+        reason = f"NVIDIA driver {report.driver}, but the image needs {need.drivers}"
+        remedy = "use a newer GPU node image, or set image.base to one with an older CUDA"
         yield Diagnosis("driver", reason, remedy)
 
 
-def _requests(pod: Object, resource: str, which: str = "requests") -> Decimal:
-    resources = [one.get("resources") or {} for one in pod.get("spec", {}).get("containers") or []]
-    return sum((amount((one.get(which) or {}).get(resource, "0")) for one in resources), Decimal(0))
+def _requested(pod: Object, resource: str, section: str = "requests") -> Decimal:
+    resources = [container.get("resources") or {} for container in pod.get("spec", {}).get("containers") or []]
+    return sum(
+        (
+            parse_quantity((container_resources.get(section) or {}).get(resource, "0"))
+            for container_resources in resources
+        ),
+        Decimal(0),
+    )
 
 
-def _gpus_of(pod: Object) -> int:
+def _gpu_count(pod: Object) -> int:
     if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
-    return int(_requests(pod, GPU)) or int(_requests(pod, GPU, "limits"))
+    return int(_requested(pod, GPU_RESOURCE)) or int(_requested(pod, GPU_RESOURCE, "limits"))
 
 
-def _name(pod: Object) -> str:
+def _full_name(pod: Object) -> str:
     return f"{pod['metadata'].get('namespace', '?')}/{pod['metadata']['name']}"
 
 
@@ -284,7 +300,7 @@ def _is_device_plugin(pod: Object) -> bool:
     return "nvidia" in name and "device-plugin" in name
 
 
-def _state(pod: Object) -> str:
+def _pod_state(pod: Object) -> str:
     for container in pod.get("status", {}).get("containerStatuses") or []:
         waiting = container.get("state", {}).get("waiting")
         if waiting:

@@ -1,6 +1,6 @@
-"""Are the pods of a Job there? One row per index, from pods and events as the API shows them. Pure.
+"""State of each pod of a Job: one row per index, from the API's pods and events. Pure.
 
-Not covered: JobSets, whose pods are counted by the Jobs that they make.
+JobSets are covered by the Jobs that they create.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
-from remote.cluster.errors import reading_objects
+from remote.cluster.errors import object_errors
 from remote.cluster.labels import COMPONENT_LABEL, INDEX_LABEL, JOB_LABEL, Object, label
-from remote.cluster.plan import ended
+from remote.cluster.plan import end_state
 
-_MOST_ROWS = 10_000  # of one Job; fleet.size has a tenth of it, and anybody may order more under our labels
+_MAX_ROWS = 10_000  # per Job; fleet.size allows a tenth, but other users may create larger Jobs with our labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodRow:
-    """One index of a Job: the pod that has it now, if any, and how it is."""
+    """One index of a Job: its current pod, if any, and the pod's state."""
 
     job: str
     index: int
@@ -31,33 +31,33 @@ class PodRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PodFleet:
-    """What is deployed and how far it is up."""
+    """Deployed pods and their readiness."""
 
     rows: tuple[PodRow, ...] = ()
     findings: tuple[Diagnosis, ...] = ()
 
     @property
     def all_findings(self) -> tuple[Diagnosis, ...]:
-        """Those of Jobs and claims first: they explain why a pod is not even there."""
+        """Findings of Jobs and claims, which explain missing pods, then those of pods."""
         return (*self.findings, *(finding for row in self.rows for finding in row.findings))
 
     @property
-    def up(self) -> int:
+    def up_count(self) -> int:
         return sum(row.is_up for row in self.rows)
 
     @property
     def is_up(self) -> bool:
-        return bool(self.rows) and self.up == len(self.rows)
+        return bool(self.rows) and self.up_count == len(self.rows)
 
 
-@reading_objects()
-def fleet(
+@object_errors()
+def build_fleet(
     jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Object], events: Sequence[Object]
 ) -> PodFleet:
-    """The state of the given Jobs. Pods that none of them made are left out."""
+    """Build the state of the given Jobs. Pods of other Jobs are ignored."""
     rows: list[PodRow] = []
     findings: list[Diagnosis] = []
-    for job in sorted(jobs, key=lambda one: str(one["metadata"]["name"])):
+    for job in sorted(jobs, key=lambda job: str(job["metadata"]["name"])):
         findings += diagnose_job(job, events)
         rows += _rows(job, pods, events)
     if not all(row.is_up for row in rows):
@@ -68,19 +68,19 @@ def fleet(
 
 def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> Iterator[PodRow]:
     name = job["metadata"]["name"]
-    done = _ranges(job.get("status", {}).get("completedIndexes", ""))
-    for index in range(min(int(job.get("spec", {}).get("completions") or 1), _MOST_ROWS)):
+    done = _parse_ranges(job.get("status", {}).get("completedIndexes", ""))
+    for index in range(min(int(job.get("spec", {}).get("completions") or 1), _MAX_ROWS)):
         own = [pod for pod in pods if label(pod, JOB_LABEL) == name and label(pod, INDEX_LABEL) == str(index)]
         if own:
             yield _row(name, index, max(own, key=_preference), events)
         else:
-            is_done = any(first <= index <= last for first, last in done) or ended(job) == "completed"
+            is_done = any(first <= index <= last for first, last in done) or end_state(job) == "completed"
             state = "completed, its pod is gone" if is_done else "no pod yet"
             yield PodRow(job=name, index=index, state=state, is_up=is_done)
 
 
 def _preference(pod: Object) -> tuple[bool, bool, str]:
-    """Of two pods with one index the larger one counts: a Ready one, then a live one, then the newest."""
+    """Return the order of pods with one index; the largest counts: Ready, then not being deleted, then newest."""
     meta = pod["metadata"]
     return is_ready(pod), not meta.get("deletionTimestamp"), str(meta.get("creationTimestamp", ""))
 
@@ -111,7 +111,7 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
     )
 
 
-def _ranges(text: str) -> list[tuple[int, int]]:
-    """completedIndexes ("0,2-4") as first and last numbers."""
+def _parse_ranges(text: str) -> list[tuple[int, int]]:
+    """Parse completedIndexes ("0,2-4") as first and last numbers."""
     ranges = [part.partition("-") for part in text.split(",") if part]
     return [(int(first), int(last or first)) for first, _, last in ranges]

@@ -1,14 +1,14 @@
-"""The way in: one verb, its arguments as JSON."""
+"""Entry point: one verb and its arguments as JSON."""
 
 import sys
 
 
 def main() -> int:
-    # Isolated, Python does not look for modules beside the file it runs.
+    # In isolated mode, Python does not search the folder of the file that it runs.
     sys.path.insert(0, __file__.rsplit("/", 4)[0])
     import json
 
-    from remote.jobs.host_agent.util import CUT_SHORT, REFUSED, CutShort, Refusal
+    from remote.jobs.host_agent.util import EXIT_REFUSED, EXIT_TRUNCATED, InputTruncated, RequestRefused
 
     verb = sys.argv[1]
     if verb in ("send", "missing", "receive"):
@@ -21,13 +21,13 @@ def main() -> int:
     try:
         VERBS[verb](arguments)
     except OSError as error:
-        # A write that finds no room names no file: then the folder that was worked in does.
-        where = error.filename or arguments.get("job") or arguments.get("root")
-        sys.stderr.write(f"{error}\n" if where is None else f"{where}: {error.strerror}\n")
-        return REFUSED
-    except (Refusal, CutShort) as error:
+        # An error of write() has no file name: report the request's folder.
+        path = error.filename or arguments.get("job") or arguments.get("root")
+        sys.stderr.write(f"{error}\n" if path is None else f"{path}: {error.strerror}\n")
+        return EXIT_REFUSED
+    except (RequestRefused, InputTruncated) as error:
         sys.stderr.write(f"{error}\n")
-        return CUT_SHORT if isinstance(error, CutShort) else REFUSED
+        return EXIT_TRUNCATED if isinstance(error, InputTruncated) else EXIT_REFUSED
     return 0
 
 

@@ -1,40 +1,40 @@
-"""Puts a program on this host. It comes before every other file of ours, so its text is sent as `python -c`.
+"""Installer of a program on this host. It precedes every other file of ours, so its text is sent as `python -c`.
 
-    python -c THIS FOLDER NAME SIZE     paths and texts in turn, apart by NUL, SIZE bytes, on standard input
+    python -c THIS FOLDER NAME SIZE     alternating paths and texts, separated by NUL, SIZE bytes, on standard input
 
-The program is made beside its place and renamed into it: it is there whole or not at all. If two install it at once,
-the first one's files stay.
+The program is written to a temporary folder and renamed, so it is complete or absent. If two processes install it at
+once, the files of the first one stay.
 """
 
 import os
 import sys
 
-REFUSED, CUT_SHORT = 3, 4  # as in `remote.jobs.host_agent.util`, which is not here yet
+EXIT_REFUSED, EXIT_TRUNCATED = 3, 4  # as in `remote.jobs.host_agent.util`, not installed yet
 
 
 def main() -> int:
     folder, name, size = sys.argv[1:]
     content = sys.stdin.buffer.read(int(size))
     if len(content) != int(size):
-        sys.stderr.write("the program arrived cut short")
-        return CUT_SHORT
-    place = f"{folder}/{name}"
-    made, parts = f"{place}.{os.getpid()}.part", iter(content.decode().split("\0"))
+        sys.stderr.write("the program arrived truncated")
+        return EXIT_TRUNCATED
+    target = f"{folder}/{name}"
+    temporary, fields = f"{target}.{os.getpid()}.part", iter(content.decode().split("\0"))
     try:
-        for path in parts:
-            write(f"{made}/{path}", next(parts))
-        if not os.path.isdir(place):
-            os.rename(made, place)
+        for path in fields:
+            write_text(f"{temporary}/{path}", next(fields))
+        if not os.path.isdir(target):
+            os.rename(temporary, target)
     except OSError as error:
-        if not os.path.isdir(place):
+        if not os.path.isdir(target):
             sys.stderr.write(str(error))
-            return REFUSED
+            return EXIT_REFUSED
     finally:
-        remove(made)
+        remove_tree(temporary)
     return 0
 
 
-def write(path: str, text: str) -> None:
+def write_text(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
@@ -42,10 +42,10 @@ def write(path: str, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def remove(made: str) -> None:
-    """What is left of the folder; an error is not worth more than the one before it."""
+def remove_tree(root: str) -> None:
+    """Remove the folder; errors are ignored, because an earlier one is reported."""
     try:
-        for folder, _, names in os.walk(made, topdown=False):
+        for folder, _, names in os.walk(root, topdown=False):
             for name in names:
                 os.unlink(f"{folder}/{name}")
             os.rmdir(folder)

@@ -1,14 +1,14 @@
-"""Detached jobs, watched and cancelled by whoever knows their folder.
+"""Watching and cancelling of detached jobs, by any process that knows their folder.
 
-A job is a folder. `starting` claims it, starts a supervisor and returns. The supervisor outlives the connection, runs
-the command in a session of its own, enforces the deadline, and writes `end.json` last. The folder's files:
+A job is a folder. Module `start` claims it, starts a supervisor and returns. The supervisor outlives the connection,
+runs the command in its own session, enforces the deadline, and writes `end.json` last. The folder's files:
 
 - `lock`      flock held by the supervisor for as long as it lives, so a recycled pid cannot look like a live job;
 - `heartbeat` the host's uptime in seconds, rewritten every `heartbeat_sec`; uptime, because a clock can be set back;
-- `end.json`  how the command ended; its presence is the end marker.
+- `end.json`  exit code and reason of the end; its presence is the end marker.
 
-A *slot* is a file locked by the supervisor and by everything it started: at most one job at a time holds it, and an
-orphan that survived its supervisor still does.
+A *slot* is a file locked by the supervisor and by everything it started: at most one job at a time holds it, also by an
+orphan that survived its supervisor.
 
 Not covered: a host that loses power between the command's last write and end.json; the job then shows as lost.
 """
@@ -20,7 +20,7 @@ import json
 import os
 import time
 
-from remote.jobs.host_agent.util import inside, read_bytes, read_json, say, uptime_sec, write_atomic
+from remote.jobs.host_agent.util import join_inside, print_line, read_bytes, read_json, uptime_sec, write_atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 SIGINT, SIGTERM = 2, 15
 
 
-def state_of(job: str) -> dict[str, Any]:
-    """absent | waiting (claimed, never started) | running | ended | lost (its supervisor died without an end)."""
+def get_state(job: str) -> dict[str, Any]:
+    """Return absent | waiting (claimed, not started) | running | ended | lost (its supervisor died without an end)."""
     if not os.path.isdir(job):
         return {"state": "absent"}
-    # Read the end after testing liveness: a supervisor that ends in between has written it by then.
+    # Read the end after the liveness test: a supervisor that ends in between has written it by then.
     supervised, alive = os.path.exists(f"{job}/supervisor.json"), is_alive(job)
     end = read_json(f"{job}/end.json")
     if end is not None:
@@ -64,32 +64,32 @@ def heartbeat_age_sec(job: str) -> float | None:
 
 
 def watch(arguments: dict[str, Any]) -> None:
-    """A line every `every_sec` with the job's state and progress; the last line is its end, or comes at `for_sec`."""
-    job, until = arguments["job"], time.monotonic() + arguments["for_sec"]
+    """Print the job's state and progress every `every_sec`, until it ends or `for_sec` has passed."""
+    job, deadline = arguments["job"], time.monotonic() + arguments["for_sec"]
     progress_file = os.path.join(job, arguments["progress"])
     due = 0.0
     while True:
         now = time.monotonic()
-        # Only `end.json` is checked each time: taking the lock ten times a second would hinder a starter.
+        # Only `end.json` is checked each time: taking the lock that often would hinder a starter.
         if now >= due or os.path.exists(f"{job}/end.json"):
-            state = state_of(job)
-            say({**state, "progress": read_json(progress_file)})
-            if state["state"] != "running" or now >= until:
+            state = get_state(job)
+            print_line({**state, "progress": read_json(progress_file)})
+            if state["state"] != "running" or now >= deadline:
                 return
-            due = min(now + arguments["every_sec"], until)
+            due = min(now + arguments["every_sec"], deadline)
         time.sleep(0.05)
 
 
 def cancel(arguments: dict[str, Any]) -> None:
-    """Interrupt, then kill everything the job started; wait for its end and answer it.
+    """Interrupt, then kill everything the job started; wait for its end and print it.
 
-    A job that has not begun ends at once, also one whose starter still waits for the slot.
+    A job that has not started ends at once, also if its starter still waits for the slot.
     """
-    job, deadline, signalled = arguments["job"], time.monotonic() + arguments["grace_sec"] + 10.0, False
+    job, deadline, is_signalled = arguments["job"], time.monotonic() + arguments["grace_sec"] + 10.0, False
     while True:
-        state = state_of(job)
+        state = get_state(job)
         if state["state"] not in ("waiting", "running") or time.monotonic() >= deadline:
-            say(state)
+            print_line(state)
             return
         if not os.path.exists(f"{job}/cancel"):
             write_atomic(f"{job}/cancel", b"")
@@ -97,10 +97,10 @@ def cancel(arguments: dict[str, Any]) -> None:
         if supervisor is None:
             lock = os.open(f"{job}/lock", os.O_RDWR | os.O_CREAT, 0o644)
             if try_lock(lock):
-                end_unbegun(job)
+                write_cancelled_end(job)
             os.close(lock)
-        elif not signalled:
-            signalled = True
+        elif not is_signalled:
+            is_signalled = True
             try:  # noqa: SIM105 - contextlib costs 2 ms of every call
                 os.kill(supervisor["pid"], SIGTERM)
             except ProcessLookupError:
@@ -108,51 +108,51 @@ def cancel(arguments: dict[str, Any]) -> None:
         time.sleep(0.05)
 
 
-def end_unbegun(job: str) -> None:
-    """The end of a job that was cancelled before it began; whoever holds its lock may write it."""
+def write_cancelled_end(job: str) -> None:
+    """Write the end of a job that was cancelled before its start. The caller holds the job's lock."""
     if not os.path.exists(f"{job}/supervisor.json"):
         end = {"exit_code": 128 + SIGINT, "signal": None, "why": "cancelled", "wall_time_sec": 0.0}
         write_atomic(f"{job}/end.json", json.dumps(end).encode())
 
 
 def holder(arguments: dict[str, Any]) -> None:
-    """Which job holds the slot, if any."""
+    """Print the job that holds the slot, or null."""
     job = None
     try:
         handle = os.open(arguments["slot"], os.O_RDWR)
-        if not try_lock(handle, within_sec=0.2):
+        if not try_lock(handle, timeout_sec=0.2):
             job = os.read(handle, 4096).decode(errors="replace").strip()
     except FileNotFoundError:
         pass
-    say({"holder": job})
+    print_line({"holder": job})
 
 
 def room(arguments: dict[str, Any]) -> None:
-    """Write as much into `folder` as the start of a job takes, and remove it: a host whose disk is full refuses."""
+    """Write and remove as many bytes in `folder` as the start of a job needs; fails if the disk is full."""
     os.makedirs(arguments["folder"], exist_ok=True)
-    tried = f"{arguments['folder']}/.room"
-    write_atomic(tried, bytes(1 << 16))
+    probe = f"{arguments['folder']}/.room"
+    write_atomic(probe, bytes(1 << 16))
     try:  # noqa: SIM105 - contextlib costs 2 ms of every call
-        os.unlink(tried)
-    except FileNotFoundError:  # by another call
+        os.unlink(probe)
+    except FileNotFoundError:  # removed by another call
         pass
-    say({"room": True})
+    print_line({"room": True})
 
 
 def tail(arguments: dict[str, Any]) -> None:
-    """The last `size` bytes of a file, as text; empty where there is none."""
+    """Print the last `size` bytes of a file as text; empty if it does not exist."""
     text = b""
     try:
-        with open(inside(arguments["root"], arguments["path"]), "rb") as file:
+        with open(join_inside(arguments["root"], arguments["path"]), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - arguments["size"]))
             text = file.read(arguments["size"])
     except FileNotFoundError:
         pass
-    say({"text": text.decode(errors="replace")})
+    print_line({"text": text.decode(errors="replace")})
 
 
-def try_lock(handle: int, within_sec: float = 0.0) -> bool:
-    deadline = time.monotonic() + within_sec
+def try_lock(handle: int, timeout_sec: float = 0.0) -> bool:
+    deadline = time.monotonic() + timeout_sec
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

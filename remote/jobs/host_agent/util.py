@@ -1,4 +1,4 @@
-"""What jobs and files share: answers in lines, input of a known length, names that stay inside, durable writes."""
+"""Helpers of jobs and files: output lines, input of a known length, safe paths, durable writes."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-REFUSED = 3  # exit code: cannot be done, for the reason on standard error
-CUT_SHORT = 4  # exit code: standard input ended early; another try may succeed
+EXIT_REFUSED = 3  # exit code: the request cannot be fulfilled; the reason is on standard error
+EXIT_TRUNCATED = 4  # exit code: standard input ended early; a retry may succeed
 
 
-class Refusal(Exception):
-    """What was asked cannot be done; the caller gets the message."""
+class RequestRefused(Exception):
+    """Request that cannot be fulfilled; the caller gets the message."""
 
 
-class CutShort(Exception):
-    """Standard input ended before its announced size."""
+class InputTruncated(Exception):
+    """Standard input that ended before its announced size."""
 
 
-def line_of(document: object) -> bytes:
-    """The CRC-32 of the JSON text, and the text: a transport that loses or changes part of it is noticed."""
+def encode_line(document: object) -> bytes:
+    """Encode a document as CRC-32 and JSON text, so that a lossy transport is detected."""
     text = json.dumps(document).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def say(document: object) -> None:
-    """Answer with one line."""
-    sys.stdout.buffer.write(line_of(document))
+def print_line(document: object) -> None:
+    """Print one line of the answer."""
+    sys.stdout.buffer.write(encode_line(document))
     sys.stdout.buffer.flush()
 
 
 def read_exactly(size: int) -> bytes:
-    """The next `size` bytes of standard input. Its end is not waited for: a transport may never close it."""
+    """Read `size` bytes of standard input without waiting for its end: a transport may never close it."""
     content = sys.stdin.buffer.read(size)
     if len(content) != size:
-        raise CutShort(f"standard input ended after {len(content)} of {size} bytes")
+        raise InputTruncated(f"standard input ended after {len(content)} of {size} bytes")
     return content
 
 
-def inside(root: str, name: str) -> str:
-    """`name` below `root`. Raises Refusal for a name that would leave it."""
+def join_inside(root: str, name: str) -> str:
+    """Join `root` and `name`. Raises RequestRefused for a name that would leave `root`."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-        raise Refusal(f"{name!r} is not a path inside the folder")
+        raise RequestRefused(f"{name!r} is not a path inside the folder")
     return os.path.join(root, *parts)
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put `content` at `path`, whole or not at all, also after a power cut."""
+    """Write `content` to `path` atomically and durably."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.part")
     try:
@@ -69,7 +69,7 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Make the folder's names durable."""
+    """Make the names in a folder durable (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -78,7 +78,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The parsed file; None if it is absent or not JSON."""
+    """Parse a JSON file; None if it is absent or not JSON."""
     try:
         return json.loads(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -86,7 +86,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def uptime_sec() -> float:
-    """Seconds since the host started."""
+    """Return the seconds since the host started."""
     return float(read_bytes("/proc/uptime").split()[0])
 
 

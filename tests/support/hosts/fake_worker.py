@@ -1,4 +1,4 @@
-"""A pod without a cluster: kubectl is stand_in_kubectl.py; the program in the pod is the real one."""
+"""A pod without a cluster: kubectl is fake_kubectl.py; the program in the pod is the real one."""
 
 import json
 import sys
@@ -8,11 +8,11 @@ from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.host import Completed
 from remote.pods.host import PodHost
-from remote.pods.pod_index import Pods
+from remote.pods.pod_index import PodIndex
 from tests.support.hosts.local_fleet import PATIENCE_SEC
 from tests.support.paths import ROOT
 
-STAND_IN = ROOT / "tests" / "support" / "hosts" / "stand_in_kubectl.py"
+STAND_IN = ROOT / "tests" / "support" / "hosts" / "fake_kubectl.py"
 
 
 def line(name: str, index: int, *, created: str = "2026-01-01T00:00:00Z", phase: str = "Running", **more: str) -> str:
@@ -29,7 +29,7 @@ class StandIn:
         program = folder / "kubectl"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {STAND_IN} "$@"\n')
         program.chmod(0o755)
-        self.pods = Pods(Kubectl(namespace="n", program=str(program)), "app=bench")
+        self.pods = PodIndex(Kubectl(namespace="n", program=str(program)), "app=bench")
         self.host = PodHost(
             name="worker-0",
             index=0,

@@ -1,4 +1,4 @@
-"""Which cluster is meant, and one line where that cannot be known, or where what answers is none."""
+"""Tests of resolving the cluster, its credentials, and a server that is not Kubernetes: each error is one line."""
 
 import contextlib
 import errno
@@ -38,14 +38,14 @@ def kubeconfig(path: Path, *names: str, current: str | None = None, user: dict[s
     return path
 
 
-def refusal(**asked: Any) -> str:
+def resolve_error(**arguments: Any) -> str:
     with pytest.raises(Misconfigured) as caught:
-        resolve(**{"kubeconfig": None, "context": None, "namespace": "n", **asked})
+        resolve(**{"kubeconfig": None, "context": None, "namespace": "n", **arguments})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_the_current_context_is_meant_where_none_is_named(tmp_path: Path) -> None:
+def test_the_current_context_is_the_default(tmp_path: Path) -> None:
     path = str(kubeconfig(tmp_path / "k", "dev", "prod", current="dev"))
     target = resolve(kubeconfig=path, context=None, namespace="n")
     assert (target.context, target.server) == ("dev", "https://dev:6443")
@@ -53,49 +53,47 @@ def test_the_current_context_is_meant_where_none_is_named(tmp_path: Path) -> Non
     assert resolve(kubeconfig=path, context="prod", namespace="n").server == "https://prod:6443"
 
 
-def test_a_missing_context_names_those_there_are(tmp_path: Path) -> None:
+def test_a_missing_context_is_reported_with_the_existing_ones(tmp_path: Path) -> None:
     path = str(kubeconfig(tmp_path / "k", "dev", "prod", current="dev"))
-    assert refusal(kubeconfig=path, context="stage") == (
-        f"kubeconfig {path}: there is no context 'stage'; there are dev, prod; set cluster.context"
-    )
-    assert "no context is current" in refusal(kubeconfig=str(kubeconfig(tmp_path / "l", "dev")))
+    error = resolve_error(kubeconfig=path, context="stage")
+    assert all(token in error for token in (f"kubeconfig {path}: ", "'stage'", "dev, prod", "; set cluster.context"))
+    assert "; set cluster.context" in resolve_error(kubeconfig=str(kubeconfig(tmp_path / "l", "dev")))
 
 
 def test_the_variable_may_name_several_files_and_the_first_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = kubeconfig(tmp_path / "1", "a", current="a"), kubeconfig(tmp_path / "2", "a", "b", current="b")
-    two.write_text(two.read_text().replace("https://a:", "https://other:"))
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{one}:{two}")
+    first, second = kubeconfig(tmp_path / "1", "a", current="a"), kubeconfig(tmp_path / "2", "a", "b", current="b")
+    second.write_text(second.read_text().replace("https://a:", "https://other:"))
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{first}:{second}")
     assert resolve(kubeconfig=None, context=None, namespace="n").server == "https://a:6443"
     assert resolve(kubeconfig=None, context="b", namespace="n").server == "https://b:6443"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "token"),
     [
-        (None, "not there; make one"),
-        ("a: [", "cannot be read"),
-        ("[" * 20_000, "cannot be read"),
-        ("just words", "holds no kubeconfig"),
-        ("contexts: 5", "holds no kubeconfig"),
-        ("contexts: [{}]", "holds no kubeconfig"),
-        ("current-context: [a]", "there is no context \"['a']\""),
+        (None, "oci ce cluster create-kubeconfig"),
+        ("a: [", ", line 1, column 5"),
+        ("[" * 20_000, "recursion"),
+        ("just words", ": not a kubeconfig; "),
+        ("contexts: 5", "'int' object"),
+        ("contexts: [{}]", "'name'"),
+        ("current-context: [a]", "['a']"),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, words: str, tmp_path: Path) -> None:
+def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, token: str, tmp_path: Path) -> None:
     path = tmp_path / "k"
     if text is not None:
         path.write_text(text)
-    assert words in refusal(kubeconfig=str(path))
+    assert token in resolve_error(kubeconfig=str(path))
 
 
 def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "k")
-    assert refusal(kubeconfig=str(tmp_path / "k")) == (
-        f"kubeconfig {tmp_path / 'k'}: cannot be read: it is a pipe, not a file; name a file, which kubectl can read "
-        "anew for each of its commands"
-    )
+    error = resolve_error(kubeconfig=str(tmp_path / "k"))
+    assert error.startswith(f"kubeconfig {tmp_path / 'k'}: cannot be read: ")
+    assert "; use a regular file" in error
 
 
 @pytest.mark.parametrize(
@@ -111,14 +109,14 @@ def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         ("dev", "qlora-fleet", False),
     ],
 )
-def test_what_looks_like_production_is_told_by_its_name(name: str, namespace: str, looks: bool) -> None:
+def test_a_name_that_suggests_production_is_recognised(name: str, namespace: str, looks: bool) -> None:
     assert Target(context=name, cluster="c", user="u", namespace=namespace).looks_like_production is looks
 
 
-def test_a_credential_program_that_fails_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+def test_a_credential_program_that_fails_is_reported_before_any_request(tmp_path: Path) -> None:
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", "exit(3)"]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    with pytest.raises(Misconfigured, match="no credentials: exec: process returned 3") as caught:
+    with pytest.raises(Misconfigured, match="exec: process returned 3") as caught:
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
     assert "log in again" in str(caught.value)
 
@@ -127,91 +125,89 @@ def test_a_credential_program_that_fails_is_said_before_anything_is_asked(tmp_pa
 def test_a_credential_program_that_hangs_is_ended_and_named(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "LIMIT_SEC", 0.2)
-    monkeypatch.setattr(credentials, "_LEAVE_SEC", 0.2)
+    monkeypatch.setattr(credentials, "CREDENTIAL_TIMEOUT_SEC", 0.2)
+    monkeypatch.setattr(credentials, "_TERMINATE_SEC", 0.2)
     codes = list[int]()
-    end = credentials._LimitedExecProvider._end
+    kill_tree = credentials._LimitedCredentialProgram._kill_tree
 
-    def noted(program: credentials._LimitedExecProvider) -> None:
-        end(program)
+    def record(program: credentials._LimitedCredentialProgram) -> None:
+        kill_tree(program)
         codes.append(program.returncode)
 
-    monkeypatch.setattr(credentials._LimitedExecProvider, "_end", noted)
+    monkeypatch.setattr(credentials._LimitedCredentialProgram, "_kill_tree", record)
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
     with pytest.raises(Misconfigured) as caught:
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-    assert str(caught.value) == (
-        "context a: no credentials: the kubeconfig's credential program /bin/sh was not done after 0.2 s and was "
-        "ended; run it by hand to see what it waits for; log in again, then the same"
-    )
+    assert str(caught.value).startswith("context a: ")
+    assert "credential program /bin/sh timed out after 0.2 s; run it by hand" in str(caught.value)
     assert codes[0] in (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_a_credential_program_that_prints_without_end_is_ended_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MOST_KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 20)
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "yes"}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    with pytest.raises(Misconfigured, match="credential program yes: printed more than 1 MiB; it was ended; log in"):
+    with pytest.raises(Misconfigured, match=r"credential program yes: .* 1 MiB"):
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
 
 
 def test_what_a_credential_program_has_started_is_ended_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "LIMIT_SEC", 1.0)
-    monkeypatch.setattr(credentials, "_LEAVE_SEC", 0.2)
+    monkeypatch.setattr(credentials, "CREDENTIAL_TIMEOUT_SEC", 1.0)
+    monkeypatch.setattr(credentials, "_TERMINATE_SEC", 0.2)
     script = f"sh -c 'sleep 600 & echo $! $$ > {tmp_path}/numbers; wait' & wait"
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    with pytest.raises(Misconfigured, match="was not done after 1 s"):
+    with pytest.raises(Misconfigured, match="after 1 s"):
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
     numbers = [int(word) for word in (tmp_path / "numbers").read_text().split()]
     deadline = time.monotonic() + 10
-    while alive(numbers) and time.monotonic() < deadline:  # their new parent has to notice
+    while alive(numbers) and time.monotonic() < deadline:  # until their new parent reaps them
         time.sleep(0.01)
     assert (len(numbers), alive(numbers)) == (2, [])
 
 
-def test_a_private_key_lies_where_a_killed_process_does_not_leave_it_for_ever(tmp_path: Path) -> None:
+def test_a_private_key_is_in_a_folder_that_is_removed_after_a_kill(tmp_path: Path) -> None:
     user = {"client-certificate-data": "YQ==", "client-key-data": "Yg=="}
     path = kubeconfig(tmp_path / "k", "a", current="a", user=user)
     made = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
     key = Path(str(made.configuration.key_file))
     assert (key.read_bytes(), key.stat().st_mode & 0o777) == (b"b", 0o600)
-    assert key.parent.name.startswith("qlora-fleet-kubeconfig-"), "of which the next process removes those left"
+    assert key.parent.name.startswith("qlora-fleet-kubeconfig-"), "the next process removes leftovers of this prefix"
 
 
-def test_a_disk_without_room_for_a_private_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_for_a_private_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("kubernetes.config.load_kube_config", full)
     path = kubeconfig(tmp_path / "k", "a", current="a")
-    with pytest.raises(Unreachable, match=r"/qlora-fleet-kubeconfig-.*: no space left on its disk; free some"):
+    with pytest.raises(Unreachable, match=r"/qlora-fleet-kubeconfig-.*: no space left"):
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
 
 
 class Server(Serving):
-    """An API server that answers everything with `answer`, and notes the Authorization of each request."""
+    """API server that returns `response` for everything and records the Authorization of each request."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(_Handler)
-        self.answer, self.heard = (status, body), list[str | None]()
+        self.response, self.authorizations = (status, body), list[str | None]()
 
 
 class _Handler(Answering):
     server: Server
 
     def do_GET(self) -> None:
-        self.server.heard.append(self.headers.get("Authorization"))
-        self.reply(*self.server.answer)
+        self.server.authorizations.append(self.headers.get("Authorization"))
+        self.reply(*self.server.response)
 
 
 @contextlib.contextmanager
-def asked(
+def open_cluster(
     folder: Path, user: dict[str, Any], status: int = 200, body: bytes = b"{}"
 ) -> Iterator[tuple[Server, Cluster]]:
     with Server(status, body) as server:
@@ -220,32 +216,32 @@ def asked(
         yield server, Cluster(resolve(kubeconfig=str(path), context=None, namespace="n"))
 
 
-def test_the_line_break_of_a_tokens_file_is_no_part_of_the_token(tmp_path: Path) -> None:
+def test_the_line_break_of_a_token_file_is_not_part_of_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hidden\n")
-    with asked(tmp_path, {"tokenFile": str(tmp_path / "token")}) as (server, cluster):
+    with open_cluster(tmp_path, {"tokenFile": str(tmp_path / "token")}) as (server, cluster):
         assert cluster.namespace() == {}
-    assert server.heard == ["Bearer hidden"]
+    assert server.authorizations == ["Bearer hidden"]
 
 
 def test_this_machine_is_not_asked_through_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Server(200, b"{}") as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
-        with asked(tmp_path, {"token": "hidden"}) as (server, cluster):
+        with open_cluster(tmp_path, {"token": "hidden"}) as (server, cluster):
             assert cluster.namespace() == {}
-    assert (proxy.heard, server.heard) == ([], ["Bearer hidden"])
+    assert (proxy.authorizations, server.authorizations) == ([], ["Bearer hidden"])
 
 
 @pytest.mark.parametrize(
     "user", [{"token": "hidden\nhidden"}, {"token": "h\u0456dden"}, {"username": "u", "password": 7}]
 )
 def test_credentials_that_cannot_be_sent_are_named_and_not_shown(user: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match="context a: ") as refused, asked(tmp_path, user) as (_, cluster):
+    with pytest.raises(Misconfigured, match="context a: ") as refused, open_cluster(tmp_path, user) as (_, cluster):
         cluster.namespace()
     assert "dden" not in str(refused.value)
 
 
 @pytest.mark.parametrize("proxy", [7, "x", "http://[", "\x1b[31m"])
-def test_a_proxy_that_is_none_is_one_line(proxy: object, tmp_path: Path) -> None:
+def test_an_invalid_proxy_is_one_line(proxy: object, tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "k", "a", current="a")
     document = json.loads(path.read_text())
     document["clusters"][0]["cluster"]["proxy-url"] = proxy
@@ -260,47 +256,48 @@ def test_credentials_do_not_travel_over_plain_http(user: dict[str, Any], tmp_pat
     path.write_text(path.read_text().replace("https://a", "http://a"))
     with pytest.raises(Misconfigured) as refused:
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-    assert str(refused.value) == (
-        "context a: the credentials of u-a would travel over plain HTTP to http://a:6443; set the cluster's server to "
-        "https://... in the kubeconfig"
-    )
+    assert str(refused.value).startswith("context a: ")
+    assert all(token in str(refused.value) for token in ("u-a", "http://a:6443", "https://..."))
 
 
 @pytest.mark.parametrize("status", [200, 503])
-def test_an_answer_without_an_end_is_given_up(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 20)
+def test_an_endless_response_is_an_error(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_MAX_RESPONSE_BYTES", 1 << 20)
     body = json.dumps({"items": [], "more": "a" * (1 << 21)}).encode()
-    with asked(tmp_path, {"token": "t"}, status, body) as (_, cluster):
-        with pytest.raises(ClusterError, match=r"answers /api/v1/nodes with more than 1 MiB; given up"):
+    with open_cluster(tmp_path, {"token": "t"}, status, body) as (_, cluster):
+        with pytest.raises(ClusterError, match=r"/api/v1/nodes .* 1 MiB"):
             cluster.nodes()
-        monkeypatch.setattr(client, "_MOST_BYTES", 1 << 22)
-        monkeypatch.setattr(client, "_WHOLE_SEC", -1.0)
-        monkeypatch.setattr(client, "_PAUSES_SEC", ())
-        with pytest.raises(Unreachable, match="the answer to /api/v1/nodes is not whole after"):
+        monkeypatch.setattr(client, "_MAX_RESPONSE_BYTES", 1 << 22)
+        monkeypatch.setattr(client, "_RESPONSE_TIMEOUT_SEC", -1.0)
+        monkeypatch.setattr(client, "_RETRY_PAUSES_SEC", ())
+        with pytest.raises(Unreachable, match="/api/v1/nodes is incomplete"):
             cluster.nodes()
 
 
 @pytest.mark.parametrize("date", ["Mon, 20 Nov 99999999999999999999 00:00:00 GMT", "Mon, 20 Nov 10000 00:00:00 GMT"])
-def test_a_clock_that_is_none_is_not_known(date: str) -> None:
-    assert client._moment_of(date) is None
+def test_an_invalid_date_is_not_parsed(date: str) -> None:
+    assert client._parse_date(date) is None
 
 
 def test_a_kubectl_that_prints_without_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MOST_KEPT_BYTES", 1 << 16)
+    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 16)
     (tmp_path / "kubectl").write_text("#!/bin/sh\nexec yes\n")
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with asked(tmp_path, {"token": "t"}) as (_, cluster), pytest.raises(ClusterError, match="printed more than"):
+    with (
+        open_cluster(tmp_path, {"token": "t"}) as (_, cluster),
+        pytest.raises(ClusterError, match=r"kubectl .* logs a.* MiB"),
+    ):
         cluster.logs("a")
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"no such page"', b"[" * 100_000])
 @pytest.mark.parametrize("status", [200, 503])
-def test_json_that_is_no_answer_of_kubernetes_is_an_api_server_that_does_not_answer(
+def test_json_that_is_not_from_kubernetes_is_an_unreachable_server(
     status: int, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_PAUSES_SEC", ())
-    with asked(tmp_path, {"token": "t"}, status, body) as (_, cluster), pytest.raises(Unreachable):
+    monkeypatch.setattr(client, "_RETRY_PAUSES_SEC", ())
+    with open_cluster(tmp_path, {"token": "t"}, status, body) as (_, cluster), pytest.raises(Unreachable):
         cluster.pods()
 
 
@@ -317,16 +314,16 @@ def test_json_that_is_no_answer_of_kubernetes_is_an_api_server_that_does_not_ans
         [{"metadata": {"name": "a"}, "status": "Ready"}],
     ],
 )
-def test_a_list_of_what_are_no_objects_is_no_answer_of_kubernetes(items: object, tmp_path: Path) -> None:
+def test_a_list_of_invalid_objects_is_an_unreachable_server(items: object, tmp_path: Path) -> None:
     body = json.dumps({"items": items, "metadata": []}).encode()
-    with asked(tmp_path, {"token": "t"}, body=body) as (_, cluster):
-        for ask in (cluster.nodes, cluster.pods, cluster.events):
-            with pytest.raises(Unreachable, match=r"no answer of Kubernetes to /api/v1/.*: an item is no object"):
-                ask()
+    with open_cluster(tmp_path, {"token": "t"}, body=body) as (_, cluster):
+        for list_objects in (cluster.nodes, cluster.pods, cluster.events):
+            with pytest.raises(Unreachable, match=r"response to /api/v1/"):
+                list_objects()
 
 
 @pytest.mark.parametrize("spec", [{}, {"spec": {}}, {"spec": {"claimRef": None}}, {"spec": {"claimRef": "a"}}])
-def test_a_volume_that_nothing_claims_is_not_ours(spec: dict[str, object], tmp_path: Path) -> None:
+def test_an_unclaimed_volume_is_not_ours(spec: dict[str, object], tmp_path: Path) -> None:
     body = json.dumps({"items": [{"metadata": {"name": "a"}, **spec}]}).encode()
-    with asked(tmp_path, {"token": "t"}, body=body) as (_, cluster):
-        assert "PersistentVolume" not in {one.get("kind") for one in cluster.live()}
+    with open_cluster(tmp_path, {"token": "t"}, body=body) as (_, cluster):
+        assert "PersistentVolume" not in {resource.get("kind") for resource in cluster.live_objects()}

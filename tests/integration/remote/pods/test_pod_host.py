@@ -1,6 +1,6 @@
-"""One command in a pod: believed only with its own end, whatever the carrier says, and gone when the caller is.
+"""Tests of a command in a pod: only its end frame counts, and it ends with its caller.
 
-kubectl is a stand-in here (see stand_in_kubectl.py); the program in the pod is the real one.
+kubectl is a stand-in here (see fake_kubectl.py); the program in the pod is the real one.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from remote.cluster.errors import Forbidden, KubectlUnusable, Misconfigured, Unreachable
-from remote.hosts.bundle import source
+from remote.cluster.errors import Forbidden, Misconfigured, PodUnusable, Unreachable
+from remote.hosts.bundle import read_source
 from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, HostUnreachable
-from remote.pods.exec_protocol import Ending, Reply, bootstrap, request
+from remote.pods.exec_protocol import Ending, Reply, bootstrap, encode_request
 from remote.pods.pod_index import PodGone
 from tests.support.hosts.fake_worker import StandIn, line
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
@@ -26,11 +26,11 @@ from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setenv("STAND_IN_FOLDER", str(tmp_path))
-    with LocalFleet(tmp_path):  # and whatever a command left behind is an error
+    with LocalFleet(tmp_path):  # a leftover process of a command is an error
         yield StandIn(tmp_path)
 
 
-def test_what_is_run_shows_in_no_argv_of_kubectl(stand_in: StandIn) -> None:
+def test_the_argv_of_kubectl_does_not_show_the_command(stand_in: StandIn) -> None:
     host = dataclasses.replace(stand_in.host, workdir="/scratch/qlora-fleet")
     assert len(" ".join(host.exec_argv(stand_in.pods.find(0)))) < 700
 
@@ -41,11 +41,11 @@ TWO_STREAMS = "head -c 3000000 /dev/zero; echo err >&2; sleep 0.05; head -c 3000
 
 
 def test_output_that_proves_itself_comes_whole_with_the_other_stream_and_the_exit_code(stand_in: StandIn) -> None:
-    heard = bytearray()
-    command = Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True)
-    for sink in (None, heard.extend):
+    output = bytearray()
+    command = Command(argv=("sh", "-c", TWO_STREAMS), is_self_verifying=True)
+    for sink in (None, output.extend):
         completed = stand_in.host.run(command, timeout_sec=PATIENCE_SEC, on_stdout=sink)
-        assert (heard or completed.stdout) == bytes(6_000_000) + b"end\n"
+        assert (output or completed.stdout) == bytes(6_000_000) + b"end\n"
         assert (completed.exit_code, completed.stderr) == (5, b"err\n")
 
 
@@ -53,51 +53,49 @@ def test_output_that_proves_itself_comes_whole_with_the_other_stream_and_the_exi
 def test_output_that_proves_itself_is_lost_without_its_end_all_the_same(stand_in: StandIn, after: int) -> None:
     stand_in.fault("cut", after)
     with pytest.raises(HostUnreachable, match="worker-0"):
-        stand_in.host.run(Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True), timeout_sec=PATIENCE_SEC)
+        stand_in.host.run(Command(argv=("sh", "-c", TWO_STREAMS), is_self_verifying=True), timeout_sec=PATIENCE_SEC)
 
 
 def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path) -> None:
-    """Such as a file opened for appending, into which the kernel moves nothing by itself."""
-    command, nonce = Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True), "0" * 32
-    asked = request(command, nonce, takes_input=False, timeout_sec=60, idle_timeout_sec=None, silence_sec=60)
-    argv = (sys.executable, "-I", "-S", "-c", bootstrap(source("remote.pods.exec_agent").encode(), str(tmp_path)))
+    """Use a file opened for appending, into which the kernel cannot splice."""
+    command, nonce = Command(argv=("sh", "-c", TWO_STREAMS), is_self_verifying=True), "0" * 32
+    request = encode_request(command, nonce, takes_input=False, timeout_sec=60, idle_timeout_sec=None, silence_sec=60)
+    argv = (sys.executable, "-I", "-S", "-c", bootstrap(read_source("remote.pods.exec_agent").encode(), str(tmp_path)))
     with (tmp_path / "out").open("ab") as out:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out)
         assert process.stdin is not None
         with process.stdin as stdin:
-            stdin.write(source("remote.pods.exec_agent").encode() + asked + bytes(4))
+            stdin.write(read_source("remote.pods.exec_agent").encode() + request + bytes(4))
             stdin.flush()
             process.wait(PATIENCE_SEC)
-    reply = Reply("worker-0", nonce, proves_itself=True)
+    reply = Reply("worker-0", nonce, is_self_verifying=True)
     reply.feed((tmp_path / "out").read_bytes())
     assert (reply.stdout, reply.stderr) == (bytes(6_000_000) + b"end\n", b"err\n")
-    assert reply.ending == Ending(exit_code=5, why="exited")
+    assert reply.ending == Ending(exit_code=5, reason="exited")
 
 
-# The copy that the first command leaves -------------------------------------------------------------------------------
+# The copy that the first command saves --------------------------------------------------------------------------------
 
 
-def copy_of_the_program(stand_in: StandIn) -> Path:
+def saved_program(stand_in: StandIn) -> Path:
     stand_in.run("true")
     (copy,) = (stand_in.folder / "scratch").glob("inpod_*.py")
     return copy
 
 
 def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in: StandIn) -> None:
-    copy = copy_of_the_program(stand_in)
-    assert copy.read_bytes() == source("remote.pods.exec_agent").encode()
+    copy = saved_program(stand_in)
+    assert copy.read_bytes() == read_source("remote.pods.exec_agent").encode()
     stand_in.run("true")
-    assert not list(stand_in.folder.rglob("*.pyc")), (
-        "a full disk would leave half of one, which breaks every later start"
-    )
+    assert not list(stand_in.folder.rglob("*.pyc")), "a full disk would truncate it, which breaks every later start"
     copy.write_text(copy.read_text() + "\nreal_main = main\ndef main(path, content):\n    raise SystemExit\n")
-    with pytest.raises(HostUnreachable):  # so it is the copy that runs
+    with pytest.raises(HostUnreachable):  # the copy runs
         stand_in.run("true")
 
 
 @pytest.mark.parametrize("content", [b"", b"main = ", b"\0\0\0"])
 def test_a_copy_that_is_no_program_is_not_used(stand_in: StandIn, content: bytes) -> None:
-    copy_of_the_program(stand_in).write_bytes(content)
+    saved_program(stand_in).write_bytes(content)
     assert stand_in.run("echo", "well").stdout == b"well\n"
 
 
@@ -107,44 +105,44 @@ def test_where_no_copy_can_be_left_commands_run_all_the_same(stand_in: StandIn) 
         assert stand_in.run("echo", "well").stdout == b"well\n"
 
 
-# What the carrier does ------------------------------------------------------------------------------------------------
+# Faults of the transport ----------------------------------------------------------------------------------------------
 
 NOT_FOUND = '"python3": executable file not found in $PATH'
-TALK = "echo begins; sleep 0.05; echo ends"
+TWO_LINES = "echo begins; sleep 0.05; echo ends"
 
 
-def whole_answer(stand_in: StandIn) -> int:
-    """How many bytes kubectl brings for TALK."""
-    counted = len(f"{'0' * 32}\n") + 2 * 5 + len("begins\nends\n") + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
-    assert stand_in.run("sh", "-c", TALK).stdout == b"begins\nends\n"
-    return counted
+def reply_size(stand_in: StandIn) -> int:
+    """Return the bytes of kubectl's output for TWO_LINES."""
+    size = len(f"{'0' * 32}\n") + 2 * 5 + len("begins\nends\n") + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
+    assert stand_in.run("sh", "-c", TWO_LINES).stdout == b"begins\nends\n"
+    return size
 
 
 def test_output_cut_at_any_byte_with_exit_0_is_lost_and_never_a_success(stand_in: StandIn) -> None:
-    whole = whole_answer(stand_in)
+    whole = reply_size(stand_in)
     for after in [0, 1, 32, 33, 34, 40, whole // 2, *range(whole - 12, whole)]:
         stand_in.fault("cut", after)
         with pytest.raises(HostUnreachable, match="worker-0"):
-            stand_in.run("sh", "-c", TALK)
-    stand_in.fault("cut", whole)  # not one byte is missing: nothing was lost
-    assert stand_in.run("sh", "-c", TALK).exit_code == 0
+            stand_in.run("sh", "-c", TWO_LINES)
+    stand_in.fault("cut", whole)  # no byte is missing
+    assert stand_in.run("sh", "-c", TWO_LINES).exit_code == 0
 
 
 @pytest.mark.parametrize("fault", ["flip", "skip"])
 def test_output_spoiled_on_its_way_is_lost_and_never_a_success(stand_in: StandIn, fault: str) -> None:
-    whole = whole_answer(stand_in)
+    whole = reply_size(stand_in)
     for after in [0, 20, 33, 36, 40, 45, whole - 30, whole - 20, whole - 1 if fault == "flip" else whole - 11]:
         stand_in.fault(fault, after)
         with pytest.raises((HostUnreachable, CommandTimedOut)):
-            stand_in.run("sh", "-c", TALK, timeout_sec=1.5)
+            stand_in.run("sh", "-c", TWO_LINES, timeout_sec=1.5)
 
 
 @pytest.mark.parametrize("after", [0, 20, 40])
 def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in: StandIn, after: int) -> None:
     stand_in.host = dataclasses.replace(stand_in.host, silence_sec=1.0)
     stand_in.fault("freeze", after)
-    with pytest.raises(HostUnreachable, match="no sign of life from bench-0-abc for 1 s"):
-        stand_in.run("sh", "-c", TALK)
+    with pytest.raises(HostUnreachable, match="bench-0-abc for 1 s"):
+        stand_in.run("sh", "-c", TWO_LINES)
 
 
 def test_a_command_may_be_silent_for_longer_than_its_stream(stand_in: StandIn) -> None:
@@ -152,37 +150,37 @@ def test_a_command_may_be_silent_for_longer_than_its_stream(stand_in: StandIn) -
     assert stand_in.run("sh", "-c", "sleep 2; echo done").stdout == b"done\n"
 
 
-def test_a_kubectl_that_stays_after_the_end_is_sent_away(stand_in: StandIn) -> None:
+def test_a_kubectl_that_stays_after_the_end_is_killed(stand_in: StandIn) -> None:
     stand_in.fault("linger")
     began = time.monotonic()
-    assert stand_in.run("sh", "-c", TALK).stdout == b"begins\nends\n"
+    assert stand_in.run("sh", "-c", TWO_LINES).stdout == b"begins\nends\n"
     assert time.monotonic() - began < 30  # the stand-in would stay for a minute
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "says"),
+    ("stderr", "kind", "token"),
     [
         ("error: unable to upgrade connection: container not found", Unreachable, "container not found"),
-        ('Error from server (Forbidden): pods "p" is forbidden', Forbidden, "for that right"),
+        ('Error from server (Forbidden): pods "p" is forbidden', Forbidden, "administrator"),
         ("error: You must be logged in to the server (Unauthorized)", Misconfigured, "renew the kubeconfig"),
-        (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", KubectlUnusable, "fleet.pods.python"),
+        (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", PodUnusable, "fleet.pods.python"),
         ("", Unreachable, "no message"),
     ],
 )
-def test_what_kubectl_complains_of_is_said_with_what_to_do(
-    stand_in: StandIn, words: str, kind: type[Exception], says: str
+def test_an_error_of_kubectl_has_its_exception_and_remedy(
+    stand_in: StandIn, stderr: str, kind: type[Exception], token: str
 ) -> None:
-    stand_in.fault("deaf", words=words)
-    with pytest.raises(kind, match=says) as caught:
+    stand_in.fault("deaf", words=stderr)
+    with pytest.raises(kind, match=token) as caught:
         stand_in.run("true")
     assert type(caught.value) is kind
     assert "Unknown stream id" not in str(caught.value)
 
 
-# Which pod ------------------------------------------------------------------------------------------------------------
+# Selection of the pod -------------------------------------------------------------------------------------------------
 
 
-def test_of_two_pods_with_one_index_the_newest_ready_one_is_asked(stand_in: StandIn) -> None:
+def test_of_two_pods_with_one_index_the_newest_ready_one_is_used(stand_in: StandIn) -> None:
     stand_in.list_pods(
         line("old", 0, created="2026-01-01T00:00:00Z"),
         line("new", 0, created="2026-01-01T00:01:00Z"),
@@ -203,7 +201,7 @@ def test_of_two_pods_with_one_index_the_newest_ready_one_is_asked(stand_in: Stan
         ([line("a", 0, ready="False")], HostUnreachable, "a is Running, not Ready on node-1"),
     ],
 )
-def test_why_there_is_no_pod_to_ask_is_said(
+def test_a_missing_pod_is_reported_with_the_reason(
     stand_in: StandIn, pods: list[str], kind: type[Exception], says: str
 ) -> None:
     stand_in.list_pods(*pods)
@@ -213,13 +211,13 @@ def test_why_there_is_no_pod_to_ask_is_said(
     assert not (stand_in.folder / "fault.json").exists()
 
 
-def test_many_commands_share_one_reading_of_the_cluster(stand_in: StandIn) -> None:
+def test_many_commands_share_one_list_of_pods(stand_in: StandIn) -> None:
     for _ in range(5):
         stand_in.run("true")
     assert (stand_in.calls("get"), stand_in.calls("exec")) == (1, 5)
 
 
-def test_after_a_broken_stream_the_cluster_is_read_again_but_not_in_a_rush(
+def test_after_a_broken_stream_the_list_is_refreshed_at_a_limited_rate(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.fault("cut", 0, times=100)
@@ -227,7 +225,7 @@ def test_after_a_broken_stream_the_cluster_is_read_again_but_not_in_a_rush(
         with pytest.raises(HostUnreachable):
             stand_in.run("true")
     assert stand_in.calls("get") <= 2
-    monkeypatch.setattr("remote.pods.pod_index._NOT_BEFORE_SEC", 0.0)
+    monkeypatch.setattr("remote.pods.pod_index._MIN_AGE_SEC", 0.0)
     with pytest.raises(HostUnreachable):
         stand_in.run("true")
     before = stand_in.calls("get")
@@ -241,7 +239,7 @@ def test_after_a_broken_stream_the_cluster_is_read_again_but_not_in_a_rush(
 @pytest.mark.parametrize(
     "gone", [[], [line("a", 0, phase="Pending", node="", ready="")], [line("a", 0, ready="False")]]
 )
-def test_a_replacement_is_found_by_the_next_who_asks_and_the_cluster_not_asked_in_a_rush(
+def test_a_replacement_is_found_by_the_next_caller_at_a_limited_rate(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, gone: list[str]
 ) -> None:
     stand_in.list_pods(*gone)
@@ -250,7 +248,7 @@ def test_a_replacement_is_found_by_the_next_who_asks_and_the_cluster_not_asked_i
             stand_in.run("true")
     assert stand_in.calls("get") <= 2
     (stand_in.folder / "pods.txt").write_text(line("replacement", 0))
-    monkeypatch.setattr("remote.pods.pod_index._NOT_BEFORE_SEC", 0.0)
+    monkeypatch.setattr("remote.pods.pod_index._MIN_AGE_SEC", 0.0)
     assert stand_in.run("true").exit_code == 0
 
 
@@ -260,22 +258,20 @@ def test_a_cluster_that_does_not_answer_is_out_of_reach(stand_in: StandIn) -> No
         stand_in.run("true")
 
 
-def test_many_who_wait_for_a_cluster_that_does_not_answer_share_its_silence(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("remote.pods.pod_index._NOT_BEFORE_SEC", PATIENCE_SEC)
+def test_concurrent_callers_share_one_failed_request(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remote.pods.pod_index._MIN_AGE_SEC", PATIENCE_SEC)
     (stand_in.folder / "pods.txt").unlink()
 
-    def ask(_: int) -> None:
+    def run_command(_: int) -> None:
         with pytest.raises(HostUnreachable):
             stand_in.run("true")
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(ask, range(8)))
+        list(pool.map(run_command, range(8)))
     assert stand_in.calls("get") == 1
 
 
-def test_a_machine_without_kubectl_says_what_is_missing(stand_in: StandIn) -> None:
+def test_without_kubectl_the_error_names_it(stand_in: StandIn) -> None:
     (stand_in.folder / "kubectl").unlink()
     with pytest.raises(Misconfigured, match="install kubectl"):
         stand_in.run("true")

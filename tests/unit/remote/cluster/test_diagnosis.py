@@ -1,7 +1,7 @@
-"""Every recorded way in which a pod, a Job or a claim does not come up gets its own cause and a remedy.
+"""Tests of the diagnosis: every recorded problem of a pod, a Job or a claim has its own cause and a remedy.
 
-The texts are those of a real cluster (Kubernetes 1.34, containerd 1.6), in data/kubernetes_events.json; the pods around
-them are made here.
+The messages in data/kubernetes_events.json are those of a real cluster (Kubernetes 1.34, containerd 1.6); the tests
+make the pods.
 """
 
 import json
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from remote.cluster.diagnosis.finding import Diagnosis, together
+from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
 from remote.cluster.diagnosis.scheduling import explain_scheduling
 
-RECORDED = json.loads((Path(__file__).parent / "data" / "kubernetes_events.json").read_text())
+RECORDED_SCENARIOS = json.loads((Path(__file__).parent / "data" / "kubernetes_events.json").read_text())
 UID = "0000-1111"
 
 
@@ -59,8 +59,8 @@ def job(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
     }
 
 
-def found(topic: str, name: str, **changes: Any) -> list[Diagnosis]:
-    scenario = RECORDED[topic][name]
+def diagnose_recorded(topic: str, name: str, **changes: Any) -> list[Diagnosis]:
+    scenario = RECORDED_SCENARIOS[topic][name]
     if topic in ("quota", "pod-security"):
         return diagnose_job(job(), events(scenario))
     if topic == "volume-claims":
@@ -69,7 +69,7 @@ def found(topic: str, name: str, **changes: Any) -> list[Diagnosis]:
     return diagnose_pod(pod(scenario, **changes), events(scenario))
 
 
-# Every recorded scenario in which a pod, a Job or a claim does not come up, and its cause.
+# Cause of every recorded scenario in which a pod, a Job or a claim is not ready.
 RECORDED_CAUSES = {
     "image-pull": {
         "unauthorized": "pull-basic-401-no-secret pull-basic-401-wrong-password",
@@ -133,7 +133,7 @@ SCHEDULING = [(name, cause) for topic, name, cause in CASES if topic == "schedul
 
 @pytest.mark.parametrize(("topic", "name", "cause"), CASES)
 def test_every_recorded_scenario_has_its_cause(topic: str, name: str, cause: str) -> None:
-    (finding,) = found(topic, name)
+    (finding,) = diagnose_recorded(topic, name)
     assert finding.cause == cause
     assert finding.remedy
     assert finding.subject == {"volume-claims": "claim p", "quota": "job p", "pod-security": "job p"}.get(
@@ -149,18 +149,18 @@ def test_every_recorded_scenario_has_its_cause(topic: str, name: str, cause: str
 
 
 def test_every_recorded_pull_that_fails_is_in_the_table() -> None:
-    assert set(RECORDED["image-pull"]) == {name for topic, name, _ in CASES if topic == "image-pull"}
+    assert set(RECORDED_SCENARIOS["image-pull"]) == {name for topic, name, _ in CASES if topic == "image-pull"}
 
 
 @pytest.mark.parametrize("name", ["pull-basic-401-no-secret", "pull-token-403-no-secret"])
 def test_a_pod_without_any_pull_secret_is_told_so(name: str) -> None:
-    (finding,) = found("image-pull", name, secrets=())
+    (finding,) = diagnose_recorded("image-pull", name, secrets=())
     assert finding.cause == "no-secret"
     assert "cluster.pull_secret" in finding.remedy
 
 
 def test_an_older_kubelet_that_says_only_back_off_is_explained_by_its_events() -> None:
-    scenario = RECORDED["image-pull"]["pull-x509-unknown-ca"]
+    scenario = RECORDED_SCENARIOS["image-pull"]["pull-x509-unknown-ca"]
     backing_off = pod(scenario)
     waiting = backing_off["status"]["containerStatuses"][0]["state"]["waiting"]
     waiting["message"] = 'Back-off pulling image "registry.internal.example.com/team/qlora-bench:1.0"'
@@ -175,12 +175,12 @@ NOT_RECORDED = {
     "broken-off": "failed to pull: failed to copy: read tcp: connection reset by peer",
     "name-not-resolved": 'failed to pull and unpack image "fra.ocir.io/a": failed to do request: '
     'Head "https://fra.ocir.io/v2": dial tcp: lookup fra.ocir.io on 10.0.0.2:53: read udp 10.77.0.11: i/o timeout',
-    "pull": "failed to pull: something nobody has seen",
+    "pull": "failed to pull: something unknown",
 }
 
 
 @pytest.mark.parametrize(("cause", "text"), NOT_RECORDED.items())
-def test_a_pull_that_was_not_recorded_is_told_too(cause: str, text: str) -> None:
+def test_a_pull_error_that_was_not_recorded_has_a_finding(cause: str, text: str) -> None:
     state = {"waiting": {"reason": "ErrImagePull", "message": text}}
     (finding,) = diagnose_pod(pod({"pod_status": {"phase": "Pending", "containerState": state}, "events": []}), [])
     assert finding.cause == cause
@@ -189,10 +189,10 @@ def test_a_pull_that_was_not_recorded_is_told_too(cause: str, text: str) -> None
 
 
 @pytest.mark.parametrize(("name", "cause"), SCHEDULING)
-def test_a_cordoned_node_beside_it_is_told_as_well(name: str, cause: str) -> None:
-    scenario = RECORDED["scheduling-one-node-cordoned"][name]
+def test_a_cordoned_node_is_reported_in_addition(name: str, cause: str) -> None:
+    scenario = RECORDED_SCENARIOS["scheduling-one-node-cordoned"][name]
     message = next(event["message"] for event in scenario["events"] if event["reason"] == "FailedScheduling")
-    assert [one.cause for one in explain_scheduling(message)] == [cause, "cordoned"]
+    assert [finding.cause for finding in explain_scheduling(message)] == [cause, "cordoned"]
 
 
 @pytest.mark.parametrize(
@@ -206,69 +206,72 @@ def test_a_cordoned_node_beside_it_is_told_as_well(name: str, cause: str) -> Non
         ("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", ["claim-unbound"]),
         ('persistentvolumeclaim "shared" not found', ["claim-missing"]),
         ('0/4 nodes are available: persistentvolumeclaim "shared" not found. preemption: 0/4 nodes', ["claim-missing"]),
-        ("0/4 nodes are available: 4 node(s) had something nobody has seen.", ["unschedulable"]),
+        ("0/4 nodes are available: 4 node(s) had something unknown.", ["unschedulable"]),
         ("", ["unschedulable"]),
         ("no nodes available to schedule pods", ["unschedulable"]),
     ],
 )
-def test_other_words_of_the_scheduler_are_understood_or_passed_on(message: str, causes: list[str]) -> None:
-    assert [one.cause for one in explain_scheduling(message)] == causes
+def test_other_messages_of_the_scheduler_are_explained_or_passed_on(message: str, causes: list[str]) -> None:
+    assert [finding.cause for finding in explain_scheduling(message)] == causes
 
 
 NO_ADDRESS = 'failed to setup network for sandbox "ab": plugin type="bridge" failed (add): no IP addresses available'
 NO_SHIM = "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed"
 
 
-@pytest.mark.parametrize(("words", "part"), [(NO_ADDRESS, "network plugin"), (NO_SHIM, "container runtime")])
-def test_a_sandbox_that_is_not_made_says_which_part_of_the_node_fails(words: str, part: str) -> None:
-    message = f"Failed to create pod sandbox: rpc error: code = Unknown desc = {words}"
+@pytest.mark.parametrize(("error", "part"), [(NO_ADDRESS, "network plugin"), (NO_SHIM, "container runtime")])
+def test_a_sandbox_that_is_not_made_says_which_part_of_the_node_fails(error: str, part: str) -> None:
+    message = f"Failed to create pod sandbox: rpc error: code = Unknown desc = {error}"
     event = {"kind": "Pod", "reason": "FailedCreatePodSandBox", "message": message, "at": "2026-01-01T00:00:00Z"}
     scenario = {"pod_status": {"phase": "Pending"}, "events": [event]}
     (finding,) = diagnose_pod(pod(scenario), events(scenario))
     assert finding.cause == "sandbox"
-    assert f"the node's {part} fails" in finding.remedy
+    assert part in finding.remedy
 
 
 @pytest.mark.parametrize("name", ["succeeded", "running", "init-running", "oom-child-killed"])
-def test_what_is_well_or_not_known_yet_has_no_finding(name: str) -> None:
-    assert found("containers", name) == []
+def test_a_healthy_or_starting_pod_has_no_finding(name: str) -> None:
+    assert diagnose_recorded("containers", name) == []
 
 
 def test_a_pod_that_is_being_deleted_says_so_and_is_not_ready() -> None:
-    going = pod(RECORDED["containers"]["terminating"])
-    going["metadata"]["deletionTimestamp"] = "2026-11-20T20:00:00Z"
-    going["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    assert not is_ready(going)
-    (finding,) = diagnose_pod(going, [])
+    deleted_pod = pod(RECORDED_SCENARIOS["containers"]["terminating"])
+    deleted_pod["metadata"]["deletionTimestamp"] = "2026-11-20T20:00:00Z"
+    deleted_pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    assert not is_ready(deleted_pod)
+    (finding,) = diagnose_pod(deleted_pod, [])
     assert (finding.cause, finding.patience_sec) == ("terminating", None)
 
 
 def test_a_pod_on_a_silent_node_is_told_from_one_whose_probe_fails() -> None:
     running = {"phase": "Running", "containerState": {"running": {}}}
-    scenario = {"pod_status": running, "events": RECORDED["nodes-and-taint-eviction"]["job-30-0-s49dl"]["events"]}
+    scenario = {
+        "pod_status": running,
+        "events": RECORDED_SCENARIOS["nodes-and-taint-eviction"]["job-30-0-s49dl"]["events"],
+    }
     (finding,) = diagnose_pod(pod(scenario), events(scenario))
     assert finding.cause == "node-not-ready"
 
 
 def test_a_quota_on_limits_that_are_not_set_names_the_setting() -> None:
-    """As a real quota says it; not recorded."""
-    said = 'Error creating: pods "bench-0-x" is forbidden: failed quota: cpu: must specify limits.cpu for: bench'
-    event = {"involvedObject": {"name": "bench"}, "reason": "FailedCreate", "message": said, "metadata": {}}
+    # The message is that of a real quota; it is not in the recorded scenarios.
+    message = 'Error creating: pods "bench-0-x" is forbidden: failed quota: cpu: must specify limits.cpu for: bench'
+    event = {"involvedObject": {"name": "bench"}, "reason": "FailedCreate", "message": message, "metadata": {}}
     job = {"metadata": {"name": "bench"}, "spec": {"parallelism": 1}, "status": {}}
     (finding,) = diagnose_job(job, [event])
     assert (finding.cause, "set cluster.cpu_limit" in finding.remedy) == ("quota-limit", True)
 
 
 def test_a_quota_that_has_room_again_is_no_finding() -> None:
-    assert diagnose_job(job({"active": 4}), events(RECORDED["quota"]["job-quota"])) == []
+    assert diagnose_job(job({"active": 4}), events(RECORDED_SCENARIOS["quota"]["job-quota"])) == []
 
 
 @pytest.mark.parametrize("reason", ["BackoffLimitExceeded", "FailedIndexes", "DeadlineExceeded", "PodFailurePolicy"])
 def test_a_job_that_failed_says_why(reason: str) -> None:
-    condition = {"type": "Failed", "status": "True", "reason": reason, "message": "recorded words"}
+    condition = {"type": "Failed", "status": "True", "reason": reason, "message": "recorded message"}
     (finding,) = diagnose_job(job({"conditions": [condition]}), [])
     cause = "deadline" if reason == "DeadlineExceeded" else "job-failed"
-    assert (finding.cause, finding.reason) == (cause, "recorded words")
+    assert (finding.cause, finding.reason) == (cause, "recorded message")
 
 
 def test_a_suspended_job_waits_for_its_queue() -> None:
@@ -277,27 +280,27 @@ def test_a_suspended_job_waits_for_its_queue() -> None:
 
 
 def test_events_of_an_earlier_pod_of_the_same_name_do_not_count() -> None:
-    scenario = RECORDED["mounts-and-environment"]["mount-nfs-unreachable"]
-    told = events(scenario)
-    for event in told:
+    scenario = RECORDED_SCENARIOS["mounts-and-environment"]["mount-nfs-unreachable"]
+    foreign_events = events(scenario)
+    for event in foreign_events:
         event["involvedObject"]["uid"] = "another"
-    assert diagnose_pod(pod(scenario), told) == []
+    assert diagnose_pod(pod(scenario), foreign_events) == []
 
 
-def wrong(subject: str, reason: str = "refused") -> Diagnosis:
-    return Diagnosis(subject=subject, cause="c", reason=reason, remedy="mend it")
+def make_finding(subject: str, reason: str = "refused") -> Diagnosis:
+    return Diagnosis(subject=subject, cause="c", reason=reason, remedy="fix it")
 
 
-def test_what_is_said_of_several_pods_in_the_same_words_stands_once() -> None:
-    pods = [wrong(f"pod p-{number}") for number in range(4)]
-    assert together(pods[:1]) == ["pod p-0: refused; mend it"]
-    assert together([*pods[:2], wrong("pod q", "full"), *pods[2:]]) == [
-        "pods p-0, p-1, p-2 and p-3: refused; mend it",
-        "pod q: full; mend it",
+def test_equal_findings_of_several_pods_are_one_line() -> None:
+    pods = [make_finding(f"pod p-{number}") for number in range(4)]
+    assert grouped_lines(pods[:1]) == ["pod p-0: refused; fix it"]
+    assert grouped_lines([*pods[:2], make_finding("pod q", "full"), *pods[2:]]) == [
+        "pods p-0, p-1, p-2 and p-3: refused; fix it",
+        "pod q: full; fix it",
     ]
-    assert together([wrong("job a"), wrong("pod b")]) == ["job a, pod b: refused; mend it"]
-    many = together(wrong(f"pod p-{number}") for number in range(64))
-    assert many == ["pods p-0, p-1, p-2, p-3, p-4, p-5, p-6 and 57 more: refused; mend it"]
+    assert grouped_lines([make_finding("job a"), make_finding("pod b")]) == ["job a, pod b: refused; fix it"]
+    many = grouped_lines(make_finding(f"pod p-{number}") for number in range(64))
+    assert many == ["pods p-0, p-1, p-2, p-3, p-4, p-5, p-6 and 57 more: refused; fix it"]
 
 
 def test_a_server_that_loads_its_model_is_waited_for_as_long_as_its_startup_probe_does() -> None:
@@ -311,7 +314,7 @@ def test_a_server_that_loads_its_model_is_waited_for_as_long_as_its_startup_prob
 def test_a_server_that_failed_is_served_again_and_its_first_container_has_a_log_of_its_own() -> None:
     failed = job({"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "m"}]})
     failed["metadata"]["name"] = "serve"
-    assert "`inv serve` starts it again" in str(diagnose_job(failed, [])[0])
+    assert "`inv serve`" in str(diagnose_job(failed, [])[0])
     ended = {"name": "adapter", "state": {"terminated": {"exitCode": 4}}}
     crashed = {
         "metadata": {"name": "p", "uid": UID}, "spec": {},

@@ -1,13 +1,13 @@
-"""What kubectl's standard error means, on texts recorded from kubectl; and texts that look like numbers, for it."""
+"""Tests of kubectl's recorded error messages, and of texts in YAML that look like numbers."""
 
 import pytest
 import yaml
 
 from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
-from remote.cluster.kubectl import documents, refusal
+from remote.cluster.kubectl import to_cluster_error, to_yaml
 
-# The standard error of kubectl as recorded, and what becomes of it.
-COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
+# Recorded standard error, the exception, and a token of its message.
+STDERR_CASES: dict[str, tuple[str, type[ClusterError], str]] = {
     "forbidden": (
         'Error from server (Forbidden): configmaps "c2" is forbidden: User "dev" cannot patch resource "configmaps" in '
         'API group "" in the namespace "err"',
@@ -19,7 +19,7 @@ COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
         'list"\nerror: You must be logged in to the server (the server has asked for the client to provide '
         "credentials)",
         Misconfigured,
-        "log in again",
+        "renew the kubeconfig",
     ),
     "credential program": (
         "ServiceError: {'status': 401}\n(Forbidden) Unauthorized: connection refused\n"
@@ -30,19 +30,18 @@ COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
         "exit code 1",
         Misconfigured,
         "kubectl apply: Unable to connect to the server: getting credentials: exec: executable oci failed with exit "
-        "code 1 ServiceError: {'status': 401} (Forbidden) Unauthorized: connection refused; the kubeconfig's "
-        "credential program fails: log in again or renew the kubeconfig",
+        "code 1 ServiceError: {'status': 401} (Forbidden) Unauthorized: connection refused; ",
     ),
     "conflict": (
         'error: Apply failed with 1 conflict: conflict with "other-tool": .data.a\nPlease review the fields above',
         Conflict,
-        "--take-over",
+        "--force-conflicts",
     ),
     "namespace going": (
         'Error from server (Forbidden): error when creating "err/cmterm.json": configmaps "c" is forbidden: unable to '
         "create new content in namespace err-term because it is being terminated",
         Unreachable,
-        "wait until",
+        "`kubectl delete jobs --all`",
     ),
     "kind missing": (
         'error: resource mapping not found for name: "q" namespace: "err" from "err/crd.json": no matches for kind '
@@ -53,9 +52,13 @@ COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
     "server down": (
         "error: dial tcp 127.0.0.1:6449: connect: connection refused",
         Unreachable,
-        "the same again",
+        "127.0.0.1:6449",
     ),
-    "name": ("error: dial tcp: lookup api.no-such-name.example on 10.96.0.10:53: no such host", Unreachable, "again"),
+    "name": (
+        "error: dial tcp: lookup api.no-such-name.example on 10.96.0.10:53: no such host",
+        Unreachable,
+        "api.no-such-name.example",
+    ),
     "authority": (
         "tls: failed to verify certificate: x509: certificate signed by unknown authority",
         Misconfigured,
@@ -65,35 +68,37 @@ COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
     "context": ('error: context "production" does not exist', Misconfigured, "set cluster.context"),
     "quota": ('Error from server (Forbidden): pods "q" is forbidden: exceeded quota: gpu-quota', ClusterError, "quota"),
     "stuck": ("error: timed out waiting for the condition on jobs/bench", ClusterError, "--force"),
-    "new": ("error: something nobody has seen", ClusterError, "something nobody has seen"),
+    "new": ("error: something unknown", ClusterError, "something unknown"),
 }
 
 
-@pytest.mark.parametrize("case", COMPLAINTS)
-def test_what_kubectl_complains_of_becomes_one_line_of_the_right_kind(case: str) -> None:
-    said, kind, words = COMPLAINTS[case]
-    error = refusal("kubectl apply", said)
+@pytest.mark.parametrize("case", STDERR_CASES)
+def test_an_error_of_kubectl_becomes_one_line_of_the_right_exception(case: str) -> None:
+    stderr, kind, token = STDERR_CASES[case]
+    error = to_cluster_error("kubectl apply", stderr)
     assert type(error) is kind
-    assert words in str(error)
+    assert token in str(error)
     assert "\n" not in str(error)
     assert "memcache.go" not in str(error)
 
 
-def test_what_no_rule_knows_is_of_the_kind_that_the_caller_names() -> None:
-    error = refusal("kubectl exec", "I1120 websocket.go:296] Unknown stream id 1, discarding message\n", Unreachable)
+def test_an_unknown_error_becomes_the_callers_exception() -> None:
+    error = to_cluster_error(
+        "kubectl exec", "I1120 websocket.go:296] Unknown stream id 1, discarding message\n", Unreachable
+    )
     assert (type(error), str(error)) == (Unreachable, "kubectl exec: no message")
 
 
-# What kubectl makes of such a text is seen in tests/system/cluster, where digests are annotations.
+# tests/system/cluster has such texts as annotations and real kubectl.
 @pytest.mark.parametrize("text", ["12e34567", "1234567890123456", "0x1f", "1_000", "no", "null", "~", "", "a: b"])
 def test_a_text_is_quoted_whatever_it_looks_like(text: str) -> None:
-    written = documents([{"digest": text, "replicas": 4, "none": None, "yes": True}])
+    written = to_yaml([{"digest": text, "replicas": 4, "none": None, "yes": True}])
     assert '"digest": "' in written
     assert yaml.safe_load(written) == {"digest": text, "replicas": 4, "none": None, "yes": True}
 
 
 def test_each_object_is_a_document_and_keeps_its_order() -> None:
-    written = documents([{"b": 1, "a": ["x"]}, {"c": 2}])
+    written = to_yaml([{"b": 1, "a": ["x"]}, {"c": 2}])
     assert written.count("---") == 1
     assert list(yaml.safe_load_all(written)) == [{"b": 1, "a": ["x"]}, {"c": 2}]
     assert written.index('"b"') < written.index('"a"')

@@ -1,4 +1,4 @@
-"""Which nodes qualify, and one reason with a remedy for each that does not."""
+"""Tests of the nodes that qualify, and of reason and remedy for each that does not."""
 
 import copy
 from decimal import Decimal
@@ -6,17 +6,24 @@ from typing import Any
 
 import pytest
 
-from remote.cluster.diagnosis.nodes import GPU, PREEMPTIBLE, NodeReport, NodeRequirements, examine, mixed
-from remote.cluster.quantities import amount
+from remote.cluster.diagnosis.nodes import (
+    GPU_RESOURCE,
+    PREEMPTIBLE,
+    NodeReport,
+    NodeRequirements,
+    examine,
+    mixed_gpu_products,
+)
+from remote.cluster.quantities import parse_quantity
 
 GIB = Decimal(2**30)
 TYPE = "VM.GPU.A10.1"
-# As recorded from a node with OKE's labels; shortened.
+# Recorded from a node with OKE's labels; shortened.
 NODE: dict[str, Any] = {
     "metadata": {"name": "node-3", "labels": {"node.kubernetes.io/instance-type": TYPE, "nvidia.com/gpu.count": "1"}},
-    "spec": {"taints": [{"effect": "NoSchedule", "key": GPU, "value": "present"}]},
+    "spec": {"taints": [{"effect": "NoSchedule", "key": GPU_RESOURCE, "value": "present"}]},
     "status": {
-        "allocatable": {"cpu": "30", "memory": "24581692Ki", "ephemeral-storage": "267847642337", GPU: "1"},
+        "allocatable": {"cpu": "30", "memory": "24581692Ki", "ephemeral-storage": "267847642337", GPU_RESOURCE: "1"},
         "conditions": [
             {"type": "DiskPressure", "status": "False"},
             {"type": "Ready", "status": "True", "message": "kubelet is posting ready status"},
@@ -32,9 +39,9 @@ def need(**changes: Any) -> NodeRequirements:
         "instance_type": TYPE,
         "preemptible": False,
         "cpu": Decimal(4),
-        "memory": amount("16Gi"),
+        "memory": parse_quantity("16Gi"),
         "scratch": 10 * GIB,
-        "tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}],
+        "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}],
         "namespace": "ours",
         "image": "h/r@sha256:" + "22" * 32,
         "image_bytes": int(35 * GIB),
@@ -43,7 +50,7 @@ def need(**changes: Any) -> NodeRequirements:
 
 
 def pod(name: str = "p", namespace: str = "other", gpus: int = 0, cpu: str = "1", **labels: str) -> dict[str, Any]:
-    requests = {"cpu": cpu, "memory": "1Gi", **({GPU: str(gpus)} if gpus else {})}
+    requests = {"cpu": cpu, "memory": "1Gi", **({GPU_RESOURCE: str(gpus)} if gpus else {})}
     return {
         "metadata": {"name": name, "namespace": namespace, "labels": labels},
         "spec": {"nodeName": "node-3", "containers": [{"resources": {"requests": requests}}]},
@@ -56,23 +63,23 @@ def report(
 ) -> NodeReport:
     node = copy.deepcopy(NODE)
     for path, value in changes.items():
-        place = node
-        *above, last = path.split("__")
-        for key in above:
-            place = place[key]
-        place[last] = value
-    (found,) = examine([node], [] if pods is None else pods, needs or need())
-    return found
+        section = node
+        *parents, last = path.split("__")
+        for key in parents:
+            section = section[key]
+        section[last] = value
+    (node_report,) = examine([node], [] if pods is None else pods, needs or need())
+    return node_report
 
 
-def causes(found: NodeReport) -> list[str]:
-    return [finding.cause for finding in found.findings]
+def causes(node_report: NodeReport) -> list[str]:
+    return [finding.cause for finding in node_report.findings]
 
 
 def test_a_node_with_all_that_is_needed_qualifies() -> None:
-    found = report()
-    assert found.qualifies
-    assert (found.gpus, found.gpus_free, found.kubelet, found.driver) == (1, 1, "v1.34.9", None)
+    node_report = report()
+    assert node_report.qualifies
+    assert (node_report.gpus, node_report.gpus_free, node_report.kubelet, node_report.driver) == (1, 1, "v1.34.9", None)
 
 
 READY = {"type": "Ready", "status": "False", "message": "Kubelet stopped posting node status."}
@@ -87,7 +94,7 @@ UNHEALTHY: dict[str, tuple[dict[str, Any], str]] = {
     "cordoned": ({"spec__unschedulable": True}, "cordoned"),
     "foreign taint": ({"spec__taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}, "taint"),
     "preemptible taint": ({"spec__taints": [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]}, "taint"),
-    "no-execute gpu taint": ({"spec__taints": [{"key": GPU, "effect": "NoExecute"}]}, "taint"),
+    "no-execute gpu taint": ({"spec__taints": [{"key": GPU_RESOURCE, "effect": "NoExecute"}]}, "taint"),
     "small disk": ({"status__allocatable": {**NODE["status"]["allocatable"], "ephemeral-storage": "38Gi"}}, "disk"),
     "little memory": ({"status__allocatable": {**NODE["status"]["allocatable"], "memory": "8Gi"}}, "no-memory"),
     "few cores": ({"status__allocatable": {**NODE["status"]["allocatable"], "cpu": "3900m"}}, "no-cpu"),
@@ -99,13 +106,13 @@ UNHEALTHY: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", UNHEALTHY)
-def test_a_node_that_cannot_take_a_pod_says_why_and_what_to_do(what: str) -> None:
-    changes, cause = UNHEALTHY[what]
-    found = report(**changes)
-    assert causes(found) == [cause]
-    assert found.findings[0].remedy
-    assert found.findings[0].subject == "node node-3"
+@pytest.mark.parametrize("case", UNHEALTHY)
+def test_a_node_that_cannot_run_a_pod_has_a_cause_and_a_remedy(case: str) -> None:
+    changes, cause = UNHEALTHY[case]
+    node_report = report(**changes)
+    assert causes(node_report) == [cause]
+    assert node_report.findings[0].remedy
+    assert node_report.findings[0].subject == "node node-3"
 
 
 def test_a_remedy_can_be_typed_as_it_stands() -> None:
@@ -119,30 +126,30 @@ def test_a_remedy_can_be_typed_as_it_stands() -> None:
     [
         {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},
         {"key": "anything", "effect": "PreferNoSchedule"},
-        {"key": GPU, "value": "present", "effect": "NoSchedule"},
+        {"key": GPU_RESOURCE, "value": "present", "effect": "NoSchedule"},
     ],
 )
-def test_a_taint_that_keeps_nobody_out_is_no_finding(taint: dict[str, str]) -> None:
+def test_a_tolerated_taint_is_not_a_finding(taint: dict[str, str]) -> None:
     assert report(spec__taints=[taint]).qualifies
 
 
 def test_a_node_of_another_type_is_told_once_and_nothing_else_about_it() -> None:
-    found = report(metadata__labels={"node.kubernetes.io/instance-type": "VM.Standard"}, spec__unschedulable=True)
-    assert causes(found) == ["instance-type"]
-    assert not found.is_candidate
-    assert "cluster.instance_type" in found.findings[0].remedy
+    node_report = report(metadata__labels={"node.kubernetes.io/instance-type": "VM.Standard"}, spec__unschedulable=True)
+    assert causes(node_report) == ["instance-type"]
+    assert not node_report.is_candidate
+    assert "cluster.instance_type" in node_report.findings[0].remedy
 
 
 def test_a_node_without_labels_at_all_is_told_too() -> None:
     assert "not labelled" in report(metadata__labels=None).findings[0].reason
 
 
-NO_GPU = {key: value for key, value in NODE["status"]["allocatable"].items() if key != GPU}
+NO_GPU = {key: value for key, value in NODE["status"]["allocatable"].items() if key != GPU_RESOURCE}
 
 
 def test_without_a_device_plugin_that_is_the_reason() -> None:
     (finding,) = report(status__allocatable=NO_GPU).findings
-    assert (finding.cause, "no device plugin runs" in finding.reason) == ("device-plugin", True)
+    assert (finding.cause, "device plugin" in finding.reason) == ("device-plugin", True)
 
 
 def test_a_device_plugin_that_crashes_is_named_with_where_to_look() -> None:
@@ -153,57 +160,55 @@ def test_a_device_plugin_that_crashes_is_named_with_where_to_look() -> None:
     assert finding.remedy == "kubectl -n kube-system logs nvidia-device-plugin-daemonset-x1"
 
 
-def test_a_gpu_that_somebody_holds_is_named_with_its_holder() -> None:
-    found = report([pod("notebook", gpus=1)])
-    assert (causes(found), found.gpus_free) == (["gpu-taken"], 0)
-    assert "other/notebook" in found.findings[0].reason
+def test_a_gpu_in_use_is_reported_with_its_pod() -> None:
+    node_report = report([pod("notebook", gpus=1)])
+    assert (causes(node_report), node_report.gpus_free) == (["gpu-taken"], 0)
+    assert "other/notebook" in node_report.findings[0].reason
 
 
 BY_LIMIT = pod("notebook") | {
-    "spec": {"nodeName": "node-3", "containers": [{"resources": {"limits": {GPU: "1"}}}]},
+    "spec": {"nodeName": "node-3", "containers": [{"resources": {"limits": {GPU_RESOURCE: "1"}}}]},
 }
 
 
 @pytest.mark.parametrize(
-    ("there", "expected", "free"),
+    ("other_pod", "expected", "free"),
     [
-        pytest.param(BY_LIMIT, ["gpu-taken"], 0, id="a GPU by limit alone"),
-        pytest.param(pod("train", gpus=3), ["gpu-taken"], 0, id="more GPUs than its device plugin has left"),
+        pytest.param(BY_LIMIT, ["gpu-taken"], 0, id="a GPU by limit only"),
+        pytest.param(pod("train", gpus=3), ["gpu-taken"], 0, id="more GPUs than its device plugin has"),
         pytest.param(pod("train", gpus=1) | {"status": {"phase": "Succeeded"}}, [], 1, id="a finished pod"),
-        pytest.param(pod(cpu="27"), ["no-cpu"], 1, id="cores that others asked for"),
+        pytest.param(pod(cpu="27"), ["no-cpu"], 1, id="cores that others requested"),
         pytest.param(
             pod("bench-0", "ours", gpus=1, cpu="29", **{"app.kubernetes.io/part-of": "qlora-fleet"}), [], 1, id="ours"
         ),
     ],
 )
-def test_what_other_pods_hold_is_not_free(there: dict[str, Any], expected: list[str], free: int) -> None:
-    found = report([there])
-    assert (causes(found), found.gpus_free) == (expected, free)
+def test_resources_of_other_pods_are_not_free(other_pod: dict[str, Any], expected: list[str], free: int) -> None:
+    node_report = report([other_pod])
+    assert (causes(node_report), node_report.gpus_free) == (expected, free)
 
 
 def labelled(**labels: str) -> dict[str, Any]:
-    more = {f"nvidia.com/{name.replace('_', '.', 1).replace('_', '-')}": value for name, value in labels.items()}
-    return {"metadata__labels": {**NODE["metadata"]["labels"], **more}}
+    gpu_labels = {f"nvidia.com/{name.replace('_', '.', 1).replace('_', '-')}": value for name, value in labels.items()}
+    return {"metadata__labels": {**NODE["metadata"]["labels"], **gpu_labels}}
 
 
 SHARED = labelled(gpu_product="NVIDIA-A10-SHARED", gpu_replicas="4", gpu_sharing_strategy="time-slicing")
 SPLIT = labelled(gpu_product="NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", gpu_replicas="1", gpu_sharing_strategy="none")
 
 
-@pytest.mark.parametrize(
-    ("labels", "words"), [(SHARED, "4 pods share each GPU: numbers measured there are not"), (SPLIT, "split (MIG)")]
-)
-def test_a_part_of_a_gpu_is_used_only_when_asked_for_and_said_what_that_does_to_numbers(
-    labels: dict[str, Any], words: str
+@pytest.mark.parametrize(("labels", "token"), [(SHARED, "4 pods share each GPU"), (SPLIT, "MIG")])
+def test_a_part_of_a_gpu_is_used_only_on_request_and_its_reason_names_the_sharing(
+    labels: dict[str, Any], token: str
 ) -> None:
     (finding,) = report(**labels).findings
     product = labels["metadata__labels"]["nvidia.com/gpu.product"]
     assert finding.cause == "gpu-shared"
-    assert words in finding.reason
-    assert finding.remedy == f"set cluster.gpu to {product} to use it all the same"
+    assert token in finding.reason
+    assert f"set cluster.gpu to {product}" in finding.remedy
     for asked in (product, "any"):
-        assert report(needs=need(product=asked), **labels).qualifies
-    assert causes(report(needs=need(product="NVIDIA-H100"), **labels)) == ["gpu-product"]
+        assert report(needs=need(gpu_product=asked), **labels).qualifies
+    assert causes(report(needs=need(gpu_product="NVIDIA-H100"), **labels)) == ["gpu-product"]
 
 
 @pytest.mark.parametrize("name", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared"])
@@ -214,12 +219,12 @@ def test_parts_of_gpus_under_other_names_are_named(name: str) -> None:
 
 def test_nodes_with_different_kinds_of_gpu_are_told_apart() -> None:
     a10, a100 = labelled(gpu_product="NVIDIA-A10"), labelled(gpu_product="NVIDIA-A100-SXM4-40GB")
-    assert mixed([report(**a10), report(**a10), report()]) == []
-    assert mixed([report(**a10), report(**a10), report(**a100)]) == [
+    assert mixed_gpu_products([report(**a10), report(**a10), report()]) == []
+    assert mixed_gpu_products([report(**a10), report(**a10), report(**a100)]) == [
         "NVIDIA-A10 (2 nodes)",
         "NVIDIA-A100-SXM4-40GB (1 node)",
     ]
-    assert mixed([report(**a10), report(**a100, spec__unschedulable=True)]) == [], "it gets no pod"
+    assert mixed_gpu_products([report(**a10), report(**a100, spec__unschedulable=True)]) == [], "it runs no pod"
 
 
 @pytest.mark.parametrize(
@@ -230,31 +235,31 @@ def test_a_node_takes_as_many_pods_as_its_gpus_and_cores_allow(
     gpus: str, each: int, one_per_node: bool, pods: int
 ) -> None:
     """30 cores: seven pods of four."""
-    there = {**NODE["status"]["allocatable"], GPU: gpus, "memory": "512Gi"}
-    assert report(needs=need(gpus=each, one_per_node=one_per_node), status__allocatable=there).pods == pods
+    allocatable = {**NODE["status"]["allocatable"], GPU_RESOURCE: gpus, "memory": "512Gi"}
+    assert report(needs=need(gpus=each, one_per_node=one_per_node), status__allocatable=allocatable).pods == pods
 
 
 def test_where_pods_may_not_be_listed_free_gpus_are_unknown_and_no_reason() -> None:
-    (found,) = examine([NODE], None, need())
-    assert (found.gpus_free, found.qualifies) == (None, True)
+    (node_report,) = examine([NODE], None, need())
+    assert (node_report.gpus_free, node_report.qualifies) == (None, True)
 
 
-def test_an_image_that_is_there_needs_no_more_room() -> None:
-    here = need(image="registry.local/busybox@sha256:" + "11" * 32, image_bytes=int(400 * GIB))
-    assert report(needs=here).qualifies
+def test_an_image_on_the_node_needs_no_more_disk() -> None:
+    local_image = need(image="registry.local/busybox@sha256:" + "11" * 32, image_bytes=int(400 * GIB))
+    assert report(needs=local_image).qualifies
     assert causes(report(needs=need(image_bytes=int(400 * GIB)))) == ["disk"]
 
 
 def test_preemptible_nodes_are_used_only_when_asked_for() -> None:
     labels = {**NODE["metadata"]["labels"], PREEMPTIBLE: "true"}
     taints = [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]
-    wish = need(preemptible=True, tolerations=[{"key": PREEMPTIBLE, "operator": "Exists"}])
-    assert report(needs=wish, metadata__labels=labels, spec__taints=taints).qualifies
-    assert causes(report(needs=wish, spec__taints=[])) == ["not-preemptible"]
+    preemptible = need(preemptible=True, tolerations=[{"key": PREEMPTIBLE, "operator": "Exists"}])
+    assert report(needs=preemptible, metadata__labels=labels, spec__taints=taints).qualifies
+    assert causes(report(needs=preemptible, spec__taints=[])) == ["not-preemptible"]
 
 
 def test_nodes_that_qualify_come_first() -> None:
     other = copy.deepcopy(NODE)
     other["metadata"]["name"] = "a-cordoned"
     other["spec"]["unschedulable"] = True
-    assert [one.name for one in examine([other, NODE], [], need())] == ["node-3", "a-cordoned"]
+    assert [node_report.name for node_report in examine([other, NODE], [], need())] == ["node-3", "a-cordoned"]

@@ -1,4 +1,4 @@
-"""Objects that no API server of Kubernetes has: one line each, and no work without an end."""
+"""Tests with malformed objects: one line for each, and bounded work."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from remote.cluster.diagnosis.nodes import examine
-from remote.cluster.diagnosis.readiness import fleet
+from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.errors import ClusterError
 from remote.cluster.plan import is_training, plan
 from tests.unit.remote.cluster.test_nodes import NODE, need, pod
@@ -19,7 +19,7 @@ EVENT = {
     "message": "mount failed",
     "lastTimestamp": "2026-01-01T00:00:00Z",
 }
-OURS = {
+POD = {
     "metadata": {
         "name": "p",
         "uid": "u",
@@ -53,10 +53,27 @@ JOB = {
         "conditions": [{"type": "Failed", "status": "True", "reason": "r"}],
     },
 }
-ODD = (None, 0, -1, 1.5, float("nan"), float("inf"), 10**400, True, "", "x", [], {}, [None], [[]], {"a": 1}, "1-9e9")
-ACTS: dict[str, tuple[list[dict[str, Any]], Callable[..., object]]] = {
+ODD_VALUES = (
+    None,
+    0,
+    -1,
+    1.5,
+    float("nan"),
+    float("inf"),
+    10**400,
+    True,
+    "",
+    "x",
+    [],
+    {},
+    [None],
+    [[]],
+    {"a": 1},
+    "1-9e9",
+)
+FUNCTIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., object]]] = {
     "node": ([NODE, pod(gpus=1)], lambda node, other: examine([node], [other], need(one_per_node=False))),
-    "fleet": ([JOB, OURS, EVENT], lambda job, one, event: fleet([job], [one], [{**one, "status": {}}], [event])),
+    "fleet": ([JOB, POD, EVENT], lambda job, pod, event: build_fleet([job], [pod], [{**pod, "status": {}}], [event])),
     "plan": (
         [JOB, JOB],
         lambda live, _: (plan([{**JOB, "spec": {"a": [1]}}], [live], replace_ended=True), is_training(live)),
@@ -64,38 +81,38 @@ ACTS: dict[str, tuple[list[dict[str, Any]], Callable[..., object]]] = {
 }
 
 
-def places(value: object, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_below(value: object, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in below:
+    for key, child in below:
         yield (*above, key)
-        yield from places(one, (*above, key))
+        yield from paths_below(child, (*above, key))
 
 
-def changed(objects: Sequence[dict[str, Any]], place: tuple[Any, ...], value: object) -> list[dict[str, Any]]:
-    made = copy.deepcopy(list(objects))
-    one: Any = made
-    for key in place[:-1]:
-        one = one[key]
+def with_value(objects: Sequence[dict[str, Any]], path: tuple[Any, ...], value: object) -> list[dict[str, Any]]:
+    copies = copy.deepcopy(list(objects))
+    parent: Any = copies
+    for key in path[:-1]:
+        parent = parent[key]
     if value == "gone":
-        del one[place[-1]]
+        del parent[path[-1]]
     else:
-        one[place[-1]] = value
-    return made
+        parent[path[-1]] = value
+    return copies
 
 
-@pytest.mark.parametrize("what", ACTS)
-def test_an_object_that_is_not_as_kubernetes_has_them_is_one_line(what: str) -> None:
-    objects, act = ACTS[what]
-    act(*copy.deepcopy(objects))
-    refused = list[str]()
-    for place in places(list(objects)):
-        # The client lets no other through: tests/integration/remote/cluster/test_kubeconfig.py.
-        if len(place) < 3 or place[1:] == ("metadata", "name"):
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_malformed_object_is_one_line(case: str) -> None:
+    objects, function = FUNCTIONS[case]
+    function(*copy.deepcopy(objects))
+    errors = list[str]()
+    for path in paths_below(list(objects)):
+        # The client rejects other objects: tests/integration/remote/cluster/test_kubeconfig.py.
+        if len(path) < 3 or path[1:] == ("metadata", "name"):
             continue
-        for value in (*ODD, "gone"):
+        for value in (*ODD_VALUES, "gone"):
             try:
-                act(*changed(objects, place, value))
+                function(*with_value(objects, path, value))
             except ClusterError as error:
-                refused.append(str(error))
-    assert refused, "or nothing odd was tried"
-    assert not [line for line in refused if "\n" in line]
+                errors.append(str(error))
+    assert errors, "nothing odd was tried"
+    assert not [line for line in errors if "\n" in line]

@@ -1,4 +1,4 @@
-"""Which pod is talked to while a server comes up."""
+"""Tests of the selected pod while a server starts."""
 
 import dataclasses
 
@@ -17,8 +17,8 @@ def test_a_pod_whose_first_container_runs_takes_commands_where_that_is_asked_for
     pending = dataclasses.replace(READY, name="serve-0-b", phase="Pending", is_ready=False)
     with pytest.raises(HostError):
         choose([pending], 0, "pods")
-    assert choose([pending], 0, "pods", starting=True) is pending
-    assert choose([pending, READY], 0, "pods", starting=True) is READY
+    assert choose([pending], 0, "pods", include_starting=True) is pending
+    assert choose([pending, READY], 0, "pods", include_starting=True) is READY
     for over in ({"phase": "Failed"}, {"is_terminating": True}):
         with pytest.raises(HostError):
-            choose([dataclasses.replace(pending, **over)], 0, "pods", starting=True)
+            choose([dataclasses.replace(pending, **over)], 0, "pods", include_starting=True)

@@ -1,6 +1,7 @@
-"""The client of a served model, before a server that speaks its protocol and before some that do not."""
+"""Tests of the client with a server of its protocol, and with broken servers."""
 
 import contextlib
+import re
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from remote.hosts.command import Secret
 from remote.serving import client
-from remote.serving.client import BadServer, Said, ServerUnavailable, connect
+from remote.serving.client import BadServer, Completion, ServerUnavailable, connect
 from tests.support.kubernetes import pki
 from tests.support.machines.fake_openai import StandIn
 from tests.support.machines.http_stubs import Answering, Serving
@@ -18,48 +19,48 @@ def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:
     with StandIn({"Hello": " Hi \n"}, key="k") as served:
         server = connect(f"{served.url}/v1/", Secret("k"))
         assert server.models() == ["tuned"]
-        assert server.chat("tuned", [{"role": "user", "content": "Hello"}], 9) == Said(text="Hi", has_ended=True)
+        assert server.chat("tuned", [{"role": "user", "content": "Hello"}], 9) == Completion(text="Hi", has_ended=True)
         served.reason = "length"
-        assert server.complete("tuned", "<s>Hello", 9) == Said(text="?", has_ended=False)
-    assert [one["temperature"] for one in served.asked] == [0.0, 0.0]
-    assert served.asked[1]["add_special_tokens"] is False, "the prompt holds them already"
+        assert server.complete("tuned", "<s>Hello", 9) == Completion(text="?", has_ended=False)
+    assert [request["temperature"] for request in served.asked] == [0.0, 0.0]
+    assert served.asked[1]["add_special_tokens"] is False, "the prompt has them already"
 
 
 @pytest.mark.parametrize(
-    ("broken", "kind", "said"),
+    ("broken", "kind", "token"),
     [
         ((503, b"loading", {}), ServerUnavailable, "503 Service Unavailable: loading"),
         ((404, b"no\n\x1b[2Jsuch", {}), BadServer, "404 Not Found"),
         ((302, b"", {"Location": "http://127.0.0.1:9/"}), BadServer, "302 Found"),
-        ((200, b"<html>a captive portal</html>", {}), BadServer, "something else than a JSON object"),
-        ((200, b'{"choices": []}', {}), BadServer, "something else than one choice"),
+        ((200, b"<html>a captive portal</html>", {}), BadServer, "/v1/completions: "),
+        ((200, b'{"choices": []}', {}), BadServer, "choice"),
         (
             (200, b'{"choices": [{"text": 7, "finish_reason": "stop"}]}', {}),
             BadServer,
-            "something else than one choice",
+            "choice",
         ),
-        ((200, b"x" * 2000, {}), BadServer, "more than"),
-        ((200, b"{}", {"Content-Length": "9"}), ServerUnavailable, "the answer ended 7 bytes early"),
+        ((200, b"x" * 2000, {}), BadServer, "0 MiB"),
+        ((200, b"{}", {"Content-Length": "9"}), ServerUnavailable, "7 bytes"),
         (
             (200, b"ff\r\n{}", {"Content-Length": "9", "Transfer-Encoding": "chunked"}),
             ServerUnavailable,
-            "no answer over",
+            "IncompleteRead",
         ),
-        ((200, b"{}", {"X": "x" * 70_000}), ServerUnavailable, "no answer over HTTP: LineTooLong"),
+        ((200, b"{}", {"X": "x" * 70_000}), ServerUnavailable, "LineTooLong"),
     ],
 )
 def test_what_is_no_answer_is_named(
-    broken: tuple[int, bytes, dict[str, str]], kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+    broken: tuple[int, bytes, dict[str, str]], kind: type[Exception], token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "MOST_BYTES", 1000)
-    with StandIn({}, broken=broken) as served, pytest.raises(kind, match=said):
+    monkeypatch.setattr(client, "MAX_RESPONSE_BYTES", 1000)
+    with StandIn({}, broken=broken) as served, pytest.raises(kind, match=token):
         connect(served.url, None).complete("tuned", "?", 9)
 
 
 def test_a_list_of_models_of_another_form_is_named() -> None:
-    with StandIn({}, models=(7,)) as served, pytest.raises(BadServer, match="names no model"):
+    with StandIn({}, models=(7,)) as served, pytest.raises(BadServer, match="/v1/models: "):
         connect(served.url, None).models()
-    with StandIn({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(BadServer, match="names no model"):
+    with StandIn({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(BadServer, match="/v1/models: "):
         connect(served.url, None).models()
 
 
@@ -72,8 +73,8 @@ def test_an_answer_that_trickles_in_is_given_up(monkeypatch: pytest.MonkeyPatch)
                     self.wfile.write(b" ")
                     time.sleep(0.05)
 
-    monkeypatch.setattr(client, "ASK_SEC", 0.2)
-    with Serving(Slow) as served, pytest.raises(ServerUnavailable, match="no whole answer within 0 s"):
+    monkeypatch.setattr(client, "REQUEST_TIMEOUT_SEC", 0.2)
+    with Serving(Slow) as served, pytest.raises(ServerUnavailable, match="0 s"):
         connect(f"http://{served.host}", None).models()
 
 
@@ -100,11 +101,11 @@ def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
 def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:
     with StandIn({}, key="k") as served, pytest.raises(BadServer, match=r"401 Unauthorized.*--key-file"):
         connect(served.url, None).models()
-    with pytest.raises(BadServer, match="would travel over plain HTTP"):
+    with pytest.raises(BadServer, match="https"):
         connect("http://10.0.0.7:8000", Secret("k"))
     wrongs = ("127.0.0.1:8000", "ftp://here", "http://user:pw@here", "http:///v1", "http://[::1", "http://h:port")
     for wrong in (*wrongs, "http://h:99999", "http://h/ x", "http://h/#x", "http://h?x", "http://\x1b[2J"):
-        with pytest.raises(BadServer, match="expected an address"):
+        with pytest.raises(BadServer, match=re.escape(repr(wrong))):
             connect(wrong, None)
     with pytest.raises(ServerUnavailable, match="refused"):
         connect("http://127.0.0.1:9", None).models()
