@@ -20,10 +20,10 @@ from pathlib import Path
 from bench.records.paths import LEDGER_FILE, RESULT_FILE
 from bench.records.result import TrialResult, TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.pods.pod_index import Pods
+from remote.pods.pod_index import PodIndex
 from tasks.settings.schema import PodsSection
-from tests.chaos.rng import TRIALS, Dice
-from tests.chaos.scenario import Done, type_it
+from tests.chaos.fault_injector import TRIALS, FaultInjector
+from tests.chaos.scenario import CommandResult, run_command
 from tests.support.forked import AS_INV, INV, ForkServer
 from tests.support.hosts.fake_worker_training import put_into
 from tests.support.hosts.local_fleet import mounted, wait_for
@@ -38,19 +38,19 @@ MAY_BE_LOST = (
     TrialStatus.LOST,
     TrialStatus.PREEMPTED,
     TrialStatus.CANCELLED,
-)  # no fault here is a trial's own
+)  # no injected fault is a trial's own
 IMAGE = f"fra.ocir.io/ns/fleet@sha256:{'ab' * 32}"
 
 
-class OverPods:
+class PodsTarget:
     """A project, and a cluster to deploy it to. Use `running`."""
 
     def __init__(self, folder: Path, pods: PodFleet, server: ForkServer) -> None:
         self.folder, self.project, self.pods, self._server = folder, folder / "project", pods, server
-        self._kept: dict[Path, str] = {}  # results that came home with a success, by their digest
+        self._digests: dict[Path, str] = {}  # digests of collected results
         self._ledgers: dict[Path, bytes] = {}
 
-    def draw(self, chooser: random.Random) -> tuple[str, ...]:
+    def next_command(self, chooser: random.Random) -> tuple[str, ...]:
         runs = list(self._runs())
         if chooser.random() < 0.2:
             self._set(memory=f"{chooser.randrange(64, 80)}Mi")
@@ -61,12 +61,12 @@ class OverPods:
             return ("bench", "--resume")
         return ("bench", "--quick", f"--repeats={chooser.randrange(1, 4)}")
 
-    def start(self, words: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
         environment = {**clean, "HOME": str(self.folder), "TMPDIR": str(self.folder / "tmp")}
         with out.open("w") as to, err.open("w") as complaints:
             return self._server.start(
-                *("-c", AS_INV, "-f", "walk.json", *words),
+                *("-c", AS_INV, "-f", "walk.json", *command),
                 cwd=self.project,
                 env=environment,
                 text=True,
@@ -76,36 +76,36 @@ class OverPods:
             )
 
     @contextlib.contextmanager
-    def disturbed(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
-        with Dice(self.pods, chooser.randrange(10**9), count=chooser.randrange(4)) as dice:
-            yield lambda: ", ".join(sorted(name.strip("_") for name in dice.thrown.elements()))
+    def injecting_faults(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
+        with FaultInjector(self.pods, chooser.randrange(10**9), count=chooser.randrange(4)) as dice:
+            yield lambda: ", ".join(sorted(name.strip("_") for name in dice.injected.elements()))
 
-    def check(self, done: Done) -> None:
-        self._nothing_is_lost()
-        if done.code == 0 and done.words[0] == "bench":
-            self._all_succeeded(self._newest())
-        elif done.code == 1 and done.words[0] == "bench":
-            ends = [entry.end for entry in Ledger(self._newest() / LEDGER_FILE).entries.values()]
+    def check(self, done: CommandResult) -> None:
+        self._check_ledgers()
+        if done.code == 0 and done.command[0] == "bench":
+            self._check_all_succeeded(self._newest())
+        elif done.code == 1 and done.command[0] == "bench":
+            ends = [entry.status for entry in Ledger(self._newest() / LEDGER_FILE).entries.values()]
             assert None not in ends, "exit 1, and a trial has no end"
             assert set(ends) != {TrialStatus.SUCCEEDED}, "exit 1, and every trial succeeded"
-        elif done.code == 0 and done.words[0] == "collect":
-            for run in self._runs() if "--all" in done.words else [self._newest()]:
-                self._collected(run)
+        elif done.code == 0 and done.command[0] == "collect":
+            for run in self._runs() if "--all" in done.command else [self._newest()]:
+                self._check_collected(run)
 
-    def settle(self, at_last: Callable[..., Done]) -> None:
+    def finish(self, at_last: Callable[..., CommandResult]) -> None:
         if len([pod for pod in self.pods.live() if pod["ready"]]) < PODS:
-            at_last("deploy")  # a deployment that was disturbed may have left no Job
+            at_last("deploy")  # an interrupted deployment may have left no Job
         self.pods.wait_ready()
         for run in self._runs():
             ledger = Ledger(run / LEDGER_FILE)
             if any(map(ledger.needs_work, ledger.entries)):
                 at_last("bench", f"--resume={run.name}")
-            self._all_succeeded(run)
-        if self._kept:
+            self._check_all_succeeded(run)
+        if self._digests:
             at_last("collect", "--all")
         at_last("deploy")
         self.pods.wait_ready()
-        wait_for(lambda: not self._at_work(), "no trial is left running in a pod")
+        wait_for(lambda: not self._running_trials(), "no trial is left running in a pod")
         ours = f"kubectl.*{self.pods.cluster.kubeconfig}"
         left = subprocess.run(["pgrep", "-f", "-a", ours], capture_output=True, text=True, check=False).stdout
         assert not left, f"kubectl is left running: {left}"
@@ -117,54 +117,54 @@ class OverPods:
         path.write_text(json.dumps(settings))
 
     def _runs(self) -> Iterator[Path]:
-        found = self.project.glob(f"results/*/{LEDGER_FILE}")
-        return iter(sorted({path.parent for path in found if not path.parent.is_symlink()}))
+        ledgers = self.project.glob(f"results/*/{LEDGER_FILE}")
+        return iter(sorted({path.parent for path in ledgers if not path.parent.is_symlink()}))
 
     def _newest(self) -> Path:
         return (self.project / "results" / "latest").resolve()
 
-    def _nothing_is_lost(self) -> None:
-        """Ledgers only grow and fit together, no trial of them has an end that no fault explains, and what has come
-        home stays as it was."""
+    def _check_ledgers(self) -> None:
+        """Check that ledgers only grow, that every status is explained by a fault, and that collected results are
+        unchanged."""
         for run in self._runs():
             content = (run / LEDGER_FILE).read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             assert whole.startswith(self._ledgers.get(run, b"")), f"{run}: lines of the ledger are gone"
             self._ledgers[run] = whole
             for trial_id, entry in Ledger(run / LEDGER_FILE).entries.items():
-                assert entry.end in (None, *MAY_BE_LOST), f"{trial_id}: {entry.end}: {entry.reason}"
-                if entry.end is TrialStatus.SUCCEEDED:
+                assert entry.status in (None, *MAY_BE_LOST), f"{trial_id}: {entry.status}: {entry.reason}"
+                if entry.status is TrialStatus.SUCCEEDED:
                     path = run / "trials" / trial_id / RESULT_FILE
                     assert entry.winner is not None
                     result = TrialResult.read(path)
                     assert (result.status, result.attempt) == (TrialStatus.SUCCEEDED, entry.winner.number)
                     assert (result.trial_id, result.run_id) == (trial_id, run.name)
                     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                    assert self._kept.setdefault(path, digest) == digest, f"{path} was changed"
+                    assert self._digests.setdefault(path, digest) == digest, f"{path} was changed"
 
-    def _all_succeeded(self, run: Path) -> None:
-        ends = {trial_id: entry.end for trial_id, entry in Ledger(run / LEDGER_FILE).entries.items()}
+    def _check_all_succeeded(self, run: Path) -> None:
+        ends = {trial_id: entry.status for trial_id, entry in Ledger(run / LEDGER_FILE).entries.items()}
         assert set(ends.values()) == {TrialStatus.SUCCEEDED}, ends
 
-    def _collected(self, run: Path) -> None:
+    def _check_collected(self, run: Path) -> None:
         done = subprocess.run(
             ["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=run, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def _at_work(self) -> list[str]:
-        """Command lines in the pods that belong to a trial or to the program that supervises it."""
-        found = []
+    def _running_trials(self) -> list[str]:
+        """Return the command lines of trials and their supervisors in the pods."""
+        problems = []
         for pod in self.pods.live():
-            with contextlib.suppress(RuntimeError):  # it went away in between
+            with contextlib.suppress(RuntimeError):  # the pod was deleted meanwhile
                 lines = map(str, self.pods.cluster.processes(str(pod["name"])).values())
-                found += [line for line in lines if any(word in line for word in TRIALS)]
-        return found
+                problems += [line for line in lines if any(word in line for word in TRIALS)]
+        return problems
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[OverPods]:
-    """Everything up and deployed once, for as long as the block lasts."""
+def running(folder: Path) -> Iterator[PodsTarget]:
+    """Run the cluster, deployed once, for the block."""
     folder.chmod(0o755)
     project = folder / "project"
     project.mkdir()
@@ -195,8 +195,8 @@ def running(folder: Path) -> Iterator[OverPods]:
                 "workspace": str(project),
                 "max_attempts": 10,
                 "lost_after_sec": 21,
-                "give_up_after_sec": 180,
-                "log_in_within_sec": 60,
+                "reconnect_timeout_sec": 180,
+                "login_timeout_sec": 60,
                 "pods": {"python": sys.executable, "threads": 1},
             },
             "bench": {"warmup_steps": 1, "measured_steps": 3, "spread": "shard"},
@@ -211,7 +211,7 @@ def running(folder: Path) -> Iterator[OverPods]:
                 "memory": "64Mi",
                 "shm": "16Mi",
                 "scratch": "64Mi",
-                "ready_within_sec": 90,
+                "ready_timeout_sec": 90,
                 "fss": {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"},
             },
         }
@@ -220,8 +220,8 @@ def running(folder: Path) -> Iterator[OverPods]:
         pods.outputs.mkdir()
         own_pods = PodsSection()
         pods.label = Path(own_pods.scratch).name  # another operator's trials take the same slots
-        pods.pods = Pods(pods.pods.kubectl, own_pods.selector)
-        world = OverPods(folder, pods, server)
-        done = type_it(world, ["deploy"])
+        pods.pods = PodIndex(pods.pods.kubectl, own_pods.selector)
+        world = PodsTarget(folder, pods, server)
+        done = run_command(world, ["deploy"])
         assert done.code == 0, f"{done}\n{done.err}"
         yield world

@@ -1,4 +1,4 @@
-"""`inv build` and `push` over a build VM: real sshd, dockerd and registry, which stands behind a proxy with switches.
+"""`inv build` and `push` over a build VM: real sshd, dockerd and registry, behind a proxy with fault switches.
 
 Not covered: a disk that fills (tests/system/image has it), OCIR's own token service, images of gigabytes.
 """
@@ -15,126 +15,126 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.chaos.scenario import Done
+from tests.chaos.scenario import CommandResult
 from tests.support.machines.build_vm import NAMESPACE, PASSWORD, PROXY, BuildVm, running_build_vm
 from tests.support.machines.network import USER
-from tests.support.machines.registry_proxy import ANYTHING, RegistryProxy
+from tests.support.machines.registry_proxy import ALL_SWITCHES, RegistryProxy
 
 IMAGE = "qlora-fleet:tiny"
-PLANTED = "planted"  # a share where another user was first
+PLANTED = "planted"  # a shared folder that another user created first
 METHODS, PATHS = (None, "GET", "HEAD", "POST", "PATCH", "PUT"), ("", "/manifests/", "/blobs/")
 
 
-class OverVm:
+class BuildVmTarget:
     """A project on a laptop, and a VM to build on."""
 
     def __init__(self, folder: Path, build_vm: BuildVm, proxy: RegistryProxy) -> None:
         self.folder, self.build_vm, self.proxy = folder, build_vm, proxy
-        self.planted = build_vm.shared_folder(PLANTED)
+        self.planted = build_vm.create_shared_folder(PLANTED)
         self.precious = build_vm.network.home / "walked past"
         self.precious.mkdir()
         (self.precious / "thesis.tex").write_text("all of it")
-        build_vm.own(self.precious)
-        build_vm.as_other_user(f"ln -s '{self.precious}' '{self.planted}/qlora-fleet'")
+        build_vm.chown_to_user(self.precious)
+        build_vm.run_as_other_user(f"ln -s '{self.precious}' '{self.planted}/qlora-fleet'")
         self._edits = 0
         self._record = build_vm.project / "results" / "image.json"
-        self._record.unlink(missing_ok=True)  # of somebody else's push
+        self._record.unlink(missing_ok=True)  # left by another test's push
 
-    def draw(self, chooser: random.Random) -> tuple[str, ...]:
+    def next_command(self, chooser: random.Random) -> tuple[str, ...]:
         if chooser.random() < 0.4:
             self._edits += 1
             self.build_vm.edit_bench(f"edit {self._edits}")
-        among = [("build",)] * 3 + [("push",)] * 3 + [("push", "--stale")] * 2
+        among = [("build",)] * 3 + [("push",)] * 3 + [("push", "--force")] * 2
         return chooser.choice([*among, ("build", "--tmpdir", str(self.planted))])
 
-    def start(self, words: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
         where = {"REGISTRY_IMAGE": f"{PROXY}/{NAMESPACE}/qlora-fleet:walk"}
         with out.open("w") as to, err.open("w") as complaints:
-            return self.build_vm.start(*words, out=to, err=complaints, **where)
+            return self.build_vm.start_inv(*command, stdout=to, stderr=complaints, **where)
 
     @contextlib.contextmanager
-    def disturbed(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
-        with _Dice(self, random.Random(chooser.randrange(10**9)), count=chooser.randrange(4)) as dice:
-            yield lambda: ", ".join(sorted(name.strip("_") for name in dice.thrown.elements()))
+    def injecting_faults(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
+        with _FaultInjector(self, random.Random(chooser.randrange(10**9)), count=chooser.randrange(4)) as dice:
+            yield lambda: ", ".join(sorted(name.strip("_") for name in dice.injected.elements()))
 
-    def check(self, done: Done) -> None:
+    def check(self, done: CommandResult) -> None:
         assert (self.precious / "thesis.tex").read_text() == "all of it"
         assert [path.name for path in self.precious.iterdir()] == ["thesis.tex"]
-        assert done.code != 0 or PLANTED not in " ".join(done.words), "built where another user was first"
-        if done.code == 0 and done.words[0] == "build":
+        assert done.code != 0 or PLANTED not in " ".join(done.command), "built in another user's folder"
+        if done.code == 0 and done.command[0] == "build":
             assert self.build_vm.docker("image", "inspect", IMAGE, check=False).returncode == 0, "there is no image"
         if self._record.exists():
-            self._is_whole(json.loads(self._record.read_text())["digest"].removeprefix("sha256:"))
-        assert self._record.exists() or done.code != 0 or done.words[0] != "push", "pushed, and no word of it"
+            self._check_pushed(json.loads(self._record.read_text())["digest"].removeprefix("sha256:"))
+        assert self._record.exists() or done.code != 0 or done.command[0] != "push", "pushed without a record"
 
-    def settle(self, at_last: Callable[..., Done]) -> None:
+    def finish(self, at_last: Callable[..., CommandResult]) -> None:
         at_last("build")
         at_last("push")
         self.check(at_last("build"))
-        assert self.build_vm.logins_left() == "", "a login is left"
+        assert self.build_vm.leftover_logins() == "", "a login is left"
         vm = self.build_vm.vm
         self.build_vm.wait_for(lambda: vm.run("pidof", "docker", check=False).returncode != 0, "no client left running")
 
-    def _is_whole(self, digest: str) -> None:
-        """What image.json names is on the registry's own disk, byte for byte."""
+    def _check_pushed(self, digest: str) -> None:
+        """Check that the image of image.json is on the registry's disk, byte for byte."""
         blobs = self.build_vm.folder / "registry/docker/registry/v2/blobs/sha256"
 
         def content(named: str) -> bytes:
-            found = (blobs / named[:2] / named / "data").read_bytes()
-            assert hashlib.sha256(found).hexdigest() == named, f"the registry has other bytes than sha256:{named}"
-            return found
+            manifest = (blobs / named[:2] / named / "data").read_bytes()
+            assert hashlib.sha256(manifest).hexdigest() == named, f"the registry has other bytes than sha256:{named}"
+            return manifest
 
         manifest = json.loads(content(digest))
         for part in (manifest["config"], *manifest["layers"]):
             content(part["digest"].removeprefix("sha256:"))
 
 
-class _Dice:
-    """Throws `count` faults, one after the other, or until it is told to stop, then mends everything."""
+class _FaultInjector:
+    """Thread that injects `count` faults, or until it is stopped, then repairs all of them."""
 
-    def __init__(self, world: OverVm, chooser: random.Random, count: int) -> None:
+    def __init__(self, world: BuildVmTarget, chooser: random.Random, count: int) -> None:
         self._vm, self._proxy, self._chooser, self._left = world.build_vm, world.proxy, chooser, count
-        self.thrown: Counter[str] = Counter()
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._throw_on, daemon=True)
+        self.injected: Counter[str] = Counter()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._inject, daemon=True)
         self.failure: BaseException | None = None
 
-    def __enter__(self) -> _Dice:
+    def __enter__(self) -> _FaultInjector:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._enough.set()
+        self._stop.set()
         self._thread.join(120)
         if self.failure is not None:
             raise self.failure
 
-    def _throw_on(self) -> None:
+    def _inject(self) -> None:
         throws = [*[self._answers] * 4, self._cable, self._engine, self._registry, self._jobs, self._password]
         try:
-            while self._left and not self._enough.wait(self._chooser.uniform(0.3, 4.0)):
+            while self._left and not self._stop.wait(self._chooser.uniform(0.3, 4.0)):
                 self._left -= 1
                 throw = self._chooser.choice([*throws, self._group])
-                self.thrown[throw.__name__] += 1
+                self.injected[throw.__name__] += 1
                 throw()
-            # Not at once: the last fault is to be met.
+            # The last fault must have an effect.
             self._for_a_while()
         except BaseException as error:  # noqa: BLE001 - carried to the walk's own thread
             self.failure = error
         finally:
-            self._mend()
+            self._repair()
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         self._proxy.disarm()
         self._proxy.release()
-        self._proxy.stalled()
-        self._vm.mend()
+        self._proxy.allow_stalls()
+        self._vm.repair()
 
     def _for_a_while(self) -> None:
-        self._enough.wait(self._chooser.uniform(0.3, 6.0))
+        self._stop.wait(self._chooser.uniform(0.3, 6.0))
 
     def _answers(self) -> None:
-        switch, method, path = (self._chooser.choice(among) for among in (ANYTHING, METHODS, PATHS))
+        switch, method, path = (self._chooser.choice(among) for among in (ALL_SWITCHES, METHODS, PATHS))
         self._proxy.arm(switch, method=method, path=path, times=self._chooser.randrange(1, 4))
 
     def _cable(self) -> None:
@@ -145,15 +145,15 @@ class _Dice:
     def _engine(self) -> None:
         self._vm.kill_engine()
         self._for_a_while()
-        self._vm.mend()
+        self._vm.repair()
 
     def _registry(self) -> None:
         self._vm.kill_registry()
         self._for_a_while()
-        self._vm.mend()
+        self._vm.repair()
 
     def _jobs(self) -> None:
-        """Whatever our programs do on the VM is killed: the engine's client, or the job that called it."""
+        """Kill our programs on the VM: the engine's client, or the job that called it."""
         self._vm.kill(self._chooser.choice(("docker", "python3")))
 
     def _password(self) -> None:
@@ -168,7 +168,7 @@ class _Dice:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[OverVm]:
-    """Everything up, for as long as the block lasts."""
+def running(folder: Path) -> Iterator[BuildVmTarget]:
+    """Run the build VM and its proxy for the block."""
     with running_build_vm() as build_vm, build_vm.proxy() as proxy:
-        yield OverVm(folder, build_vm, proxy)
+        yield BuildVmTarget(folder, build_vm, proxy)

@@ -1,10 +1,10 @@
-"""One command at a time, disturbed or killed, and what holds for every command whatever befell it.
+"""Random scenarios: one command at a time under faults or signals, with checks that hold for every command.
 
-    walk(world, random.Random(7), go_on=iter(range(20)), say=print)
-    settle(world, say=print)
+    run_scenario(target, random.Random(7), go_on=iter(range(20)), log=print)
+    finish(target, log=print)
 
-A world types the commands, throws the faults and knows what must hold after each. Once nothing disturbs them any more,
-the same commands must come to their ends.
+A target runs the commands, injects the faults and checks the state after each. Without faults, the same commands must
+then succeed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Protocol
 
 CODES = (0, 1, 2, 3, 4, 130)
-LONGEST_SEC = 600.0  # of one command under faults; their patience is set far below it
-MOST_BYTES = 500_000_000  # of memory; libraries that a forked command shares with its parent are counted
+TIMEOUT_SEC = 600.0  # limit of one command under faults; its own timeouts are far shorter
+MAX_MEMORY_BYTES = 500_000_000  # includes libraries that a forked command shares with its parent
 KILLS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-TRIES = 6  # of a command that goes on with what was disturbed, once nothing disturbs it
+MAX_TRIES = 6  # tries of a resumed command without faults
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """A command that has ended. `killed` is the signal that it was sent, if it was sent one."""
+class CommandResult:
+    """A finished command. `killed` is the signal that it was sent, or None."""
 
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     code: int
     out: str
     err: str
@@ -39,94 +39,98 @@ class Done:
 
     def __str__(self) -> str:
         last = (self.err.strip() or self.out.strip()).splitlines()[-1:]
-        return f"inv {' '.join(self.words)}: {self.code} {''.join(last)[:300]}"
+        return f"inv {' '.join(self.command)}: {self.code} {''.join(last)[:300]}"
 
 
-class World(Protocol):
-    """What a walk is over. `folder` is the walk's own; what is typed writes below it."""
+class ChaosTarget(Protocol):
+    """System under test. Commands write below `folder`."""
 
     folder: Path
 
-    def draw(self, chooser: random.Random) -> tuple[str, ...]:
-        """The next command; what it needs of changed files and settings is done."""
+    def next_command(self, chooser: random.Random) -> tuple[str, ...]:
+        """Choose the next command, and change the files and settings that it needs."""
 
-    def start(self, words: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
-        """Type `inv WORDS`; both streams go into these files."""
+    def start(self, command: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
+        """Start `inv COMMAND` with its streams in these files."""
 
-    def disturbed(self, chooser: random.Random) -> contextlib.AbstractContextManager[Callable[[], str]]:
-        """Within, faults fall; after it all is mended. Says what has fallen."""
+    def injecting_faults(self, chooser: random.Random) -> contextlib.AbstractContextManager[Callable[[], str]]:
+        """Inject faults inside the block and repair all after it. Yields a function that lists the injected ones."""
 
-    def check(self, done: Done) -> None:
-        """Assert what must be true after this command, and of everything before it."""
+    def check(self, done: CommandResult) -> None:
+        """Assert the invariants after this command."""
 
-    def settle(self, at_last: Callable[..., Done]) -> None:
-        """Nothing disturbs any more: bring everything to its end, and assert that it gets there."""
+    def finish(self, at_last: Callable[..., CommandResult]) -> None:
+        """Finish all interrupted work without faults, and assert that it succeeds."""
 
 
-def walk(world: World, chooser: random.Random, *, go_on: Iterator[object], say: Callable[[str], None]) -> None:
-    """A step for each of `go_on`. Raises AssertionError, which names the command, at the first thing that is untrue."""
+def run_scenario(
+    target: ChaosTarget, rng: random.Random, *, go_on: Iterator[object], log: Callable[[str], None]
+) -> None:
+    """Run one step for each item of `go_on`. Raises AssertionError with the command at the first broken invariant."""
     for number, _ in enumerate(go_on, start=1):
-        words = world.draw(chooser)
-        kill = chooser.choice(KILLS) if chooser.random() < 0.25 else None
+        command = target.next_command(rng)
+        kill = rng.choice(KILLS) if rng.random() < 0.25 else None
         began = time.monotonic()
-        with world.disturbed(chooser) as fallen:
-            done = type_it(world, words, kill=kill, after_sec=chooser.uniform(0.2, 10.0))
-        say(f"{number}. {done} [{time.monotonic() - began:.0f} s; {fallen() or 'no fault'}]")
-        with named(done):
-            world.check(done)
+        with target.injecting_faults(rng) as fallen:
+            done = run_command(target, command, kill=kill, after_sec=rng.uniform(0.2, 10.0))
+        log(f"{number}. {done} [{time.monotonic() - began:.0f} s; {fallen() or 'no fault'}]")
+        with with_output(done):
+            target.check(done)
 
 
-def settle(world: World, *, say: Callable[[str], None]) -> None:
-    """After any number of walks. Raises AssertionError where what was disturbed does not come to its end."""
-    world.settle(lambda *words: _at_last(world, words, say))
-    say("settled")
+def finish(target: ChaosTarget, *, log: Callable[[str], None]) -> None:
+    """Finish interrupted work after any number of steps. Raises AssertionError if it does not succeed."""
+    target.finish(lambda *command: _run_until_success(target, command, log))
+    log("finished")
 
 
-def type_it(world: World, words: Sequence[str], *, kill: signal.Signals | None = None, after_sec: float = 0.0) -> Done:
-    """Type it, kill it if asked to, and assert what holds for every command."""
-    streams = world.folder / "out.txt", world.folder / "err.txt"
-    process = world.start(words, *streams)
+def run_command(
+    target: ChaosTarget, command: Sequence[str], *, kill: signal.Signals | None = None, after_sec: float = 0.0
+) -> CommandResult:
+    """Run a command, kill it if asked to, and assert what holds for every command."""
+    streams = target.folder / "out.txt", target.folder / "err.txt"
+    process = target.start(command, *streams)
     began, peak, sent = time.monotonic(), 0, None
     while process.poll() is None:
         with contextlib.suppress(OSError, StopIteration, IndexError):
             lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
             peak = max(peak, 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]))
-        so_far = time.monotonic() - began
-        if kill is not None and sent is None and so_far > after_sec:
+        elapsed_sec = time.monotonic() - began
+        if kill is not None and sent is None and elapsed_sec > after_sec:
             process.send_signal(sent := kill)
-        if so_far > LONGEST_SEC:
+        if elapsed_sec > TIMEOUT_SEC:
             process.kill()
-            raise AssertionError(f"inv {' '.join(words)}: no end after {LONGEST_SEC:.0f} s\n{streams[1].read_text()}")
+            raise AssertionError(f"inv {' '.join(command)}: no end after {TIMEOUT_SEC:.0f} s\n{streams[1].read_text()}")
         time.sleep(0.05)
     out, err = (stream.read_text(errors="replace") for stream in streams)
-    done = Done(words=tuple(words), code=process.wait(), out=out, err=err, killed=sent, peak_bytes=peak)
-    with named(done):
+    done = CommandResult(command=tuple(command), code=process.wait(), out=out, err=err, killed=sent, peak_bytes=peak)
+    with with_output(done):
         assert "Traceback" not in out + err
-        assert done.code in CODES or (sent is not None and done.code == -sent), "no exit code of ours"
-        assert done.code != 130 or sent is not None, "nobody interrupted it"
-        assert done.code in (0, 1, 130) or done.code < 0 or err.strip(), "it does not say why"
-        assert peak < MOST_BYTES, f"{peak:,} bytes of memory"
+        assert done.code in CODES or (sent is not None and done.code == -sent), "unexpected exit code"
+        assert done.code != 130 or sent is not None, "exit 130 without an interrupt"
+        assert done.code in (0, 1, 130) or done.code < 0 or err.strip(), "no message"
+        assert peak < MAX_MEMORY_BYTES, f"{peak:,} bytes of memory"
     return done
 
 
-def _at_last(world: World, words: tuple[str, ...], say: Callable[[str], None]) -> Done:
-    """Type it until it ends well: what a kill has left running may still be in its way. Asserts that it does."""
-    for _ in range(TRIES):
-        done = type_it(world, words)
+def _run_until_success(world: ChaosTarget, command: tuple[str, ...], say: Callable[[str], None]) -> CommandResult:
+    """Run a command until it succeeds: leftovers of a killed one may still block it. Asserts that it does."""
+    for _ in range(MAX_TRIES):
+        done = run_command(world, command)
         say(f"   {done}")
-        with named(done):
+        with with_output(done):
             world.check(done)
         if done.code == 0:
             return done
-        assert done.code in (1, 3), f"{done}\n{done.err}\nrefused though nothing is wrong"
+        assert done.code in (1, 3), f"{done}\n{done.err}\nrefused without a reason"
         time.sleep(1.0)
-    raise AssertionError(f"{done}\n{done.out}\n{done.err}\nnot well after {TRIES} tries, though nothing is wrong")
+    raise AssertionError(f"{done}\n{done.out}\n{done.err}\nno success after {MAX_TRIES} tries without faults")
 
 
 @contextlib.contextmanager
-def named(done: Done) -> Iterator[None]:
-    """What is untrue is told with the command and all that it said."""
+def with_output(done: CommandResult) -> Iterator[None]:
+    """Add the command and its output to an AssertionError."""
     try:
         yield
     except AssertionError as untrue:
-        raise AssertionError(f"{done}\n{done.out}\n{done.err}\nuntrue: {untrue}") from untrue
+        raise AssertionError(f"{done}\n{done.out}\n{done.err}\nfailed: {untrue}") from untrue

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import over_pods
-from tests.chaos.scenario import settle, walk
+from tests.chaos.scenario import finish, run_scenario
 from tests.support.kubernetes import unavailable
 from tests.support.thorough import THOROUGH
 
@@ -24,5 +24,5 @@ def test_whatever_befalls_the_commands_nothing_is_lost_and_no_success_is_false(t
         pytest.skip(why)
     with over_pods.running(tmp_path) as world:
         for seed in SEEDS:
-            walk(world, random.Random(seed), go_on=iter(range(STEPS)), say=print)
-        settle(world, say=print)
+            run_scenario(world, random.Random(seed), go_on=iter(range(STEPS)), log=print)
+        finish(world, log=print)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.rng import Dice
+from tests.chaos.fault_injector import FaultInjector
 from tests.support.pods import EVICTION, LIMITS, PodFleet, hasty, started
 from tests.support.thorough import seeds_by_hand
 
@@ -47,13 +47,13 @@ def test_whatever_befalls_the_pods_every_trial_has_one_true_end(pods: PodFleet, 
     names = [f"{kind} {seed} {number}" for number in range(rounds) for kind in kinds]
     pods.plan(*names, workers=PODS)
     # A full volume fails an attempt in a moment, and may last for some of them.
-    limits = replace(LIMITS, give_up_after_sec=400.0, max_attempts=100)
+    limits = replace(LIMITS, reconnect_timeout_sec=400.0, max_attempts=100)
     fleet = pods.pod_fleet(hosts=hasty(pods.pod_hosts()), limits=limits)
-    with Dice(pods, seed, count=12 * rounds) as dice:
+    with FaultInjector(pods, seed, count=12 * rounds) as dice:
         fleet.run()
     # Which faults fall depends on how long the run takes, not on the seed alone: one of seconds has met two kinds.
-    assert dice.thrown, "the dice were too kind to show anything"
+    assert dice.injected, "the dice were too kind to show anything"
     for trial_id, end in pods.ends().items():
         wanted = "OUT_OF_MEMORY" if trial_id.startswith("oom") else "SUCCEEDED"
-        assert end == wanted, (trial_id, pods.reasons()[trial_id], dice.thrown)
+        assert end == wanted, (trial_id, pods.reasons()[trial_id], dice.injected)
     assert pods.started_after_success() == []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.over_vm import OverVm
-from tests.chaos.scenario import settle, walk
+from tests.chaos.over_vm import BuildVmTarget
+from tests.chaos.scenario import finish, run_scenario
 from tests.support.machines.build_vm import BuildVm
 from tests.support.thorough import THOROUGH
 
@@ -23,7 +23,7 @@ def test_random_faults_during_build_and_push_cause_no_false_success_and_leave_no
     build_vm: BuildVm, tmp_path: Path
 ) -> None:
     with build_vm.proxy() as proxy:
-        world = OverVm(tmp_path, build_vm, proxy)
+        world = BuildVmTarget(tmp_path, build_vm, proxy)
         for seed in SEEDS:
-            walk(world, random.Random(seed), go_on=iter(range(STEPS)), say=print)
-        settle(world, say=print)
+            run_scenario(world, random.Random(seed), go_on=iter(range(STEPS)), log=print)
+        finish(world, log=print)

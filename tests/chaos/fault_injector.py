@@ -1,4 +1,4 @@
-"""Faults of a cluster at random, seeded: streams, API server, kubelets, nodes, pods, credentials, rights, quotas,
+"""Random cluster faults with a seed: streams, API server, kubelets, nodes, pods, credentials, rights, quotas,
 images, GPUs, a full volume, another operator's trial in a pod."""
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from collections.abc import Callable
 from remote.hosts.command import Command
 from remote.hosts.host import HostError
 from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, slot_of
+from remote.jobs.job import Job, JobSpec, slot_path
 from tests.support.hosts.local_fleet import kill_kubectls
 from tests.support.kubernetes.faults import ENDINGS
 from tests.support.kubernetes.real_cluster import GivenCluster
 from tests.support.pods import PodFleet, hasty
 
-TRIALS = ("fake_bench", "--trial-id", " start ")  # in the command lines of what may be killed in a pod
+TRIALS = ("fake_bench", "--trial-id", " start ")  # substrings of command lines that may be killed in a pod
 
 
-class Dice:
-    """Throws `count` faults, one after the other, or until it is told to stop, then mends all that can be mended."""
+class FaultInjector:
+    """Thread that injects `count` faults, or until it is stopped, then repairs all of them."""
 
     def __init__(self, pods: PodFleet, seed: int, count: int) -> None:
-        self._left = count  # on a slow machine a run could be disturbed for ever
-        self.pods, self.faults, self.chooser = pods, pods.cluster.faults, random.Random(seed)
+        self._left = count  # bounded: a slow machine would never finish
+        self.pods, self.faults, self.rng = pods, pods.cluster.faults, random.Random(seed)
         self.nodes = sorted({str(pod["node"]) for pod in pods.live()})
-        self.thrown: Counter[str] = Counter()
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._throw_on, daemon=True)
+        self.injected: Counter[str] = Counter()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._inject, daemon=True)
         self.failure: BaseException | None = None
 
-    def __enter__(self) -> Dice:
+    def __enter__(self) -> FaultInjector:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._enough.set()
+        self._stop.set()
         self._thread.join(60)
-        self._mend()
+        self._repair()
         if self.failure is not None:
             raise self.failure
 
-    def _throw_on(self) -> None:
+    def _inject(self) -> None:
         anywhere = [*[self._process] * 3, self._delete, self._quota, self._other_operator, kill_kubectls]
         by_program = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
@@ -54,55 +54,55 @@ class Dice:
         if isinstance(self.pods.cluster, GivenCluster):
             throws = [*anywhere, *(by_program if self.pods.cluster.gift.faults else [])]
         try:
-            while self._left and not self._enough.wait(self.chooser.uniform(0.1, 0.7)):
+            while self._left and not self._stop.wait(self.rng.uniform(0.1, 0.7)):
                 self._left -= 1
-                throw = self.chooser.choice(throws)
-                self.thrown[throw.__name__] += 1
+                throw = self.rng.choice(throws)
+                self.injected[throw.__name__] += 1
                 throw()
-            self._mend()
+            self._repair()
         except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
             self.failure = error
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         self.pods.free_volume()
         self.pods.mend()
 
     def _pod(self) -> dict[str, object] | None:
         live = sorted(self.pods.live(), key=lambda pod: str(pod["name"]))
-        return self.chooser.choice(live) if live else None
+        return self.rng.choice(live) if live else None
 
     def _stream(self) -> None:
-        after = self.chooser.choice([None, 0, 1, 33, 40, self.chooser.randrange(34, 4000)])
-        how, nth = self.chooser.choice(ENDINGS), self.chooser.randrange(1, 4)
+        after = self.rng.choice([None, 0, 1, 33, 40, self.rng.randrange(34, 4000)])
+        how, nth = self.rng.choice(ENDINGS), self.rng.randrange(1, 4)
         where = {} if after is None else {"after_stdout_bytes": after}
-        self.faults.exec(how, nth=nth, times=self.chooser.randrange(1, 3), **where)
+        self.faults.exec(how, nth=nth, times=self.rng.randrange(1, 3), **where)
 
     def _streams_of_a_node(self) -> None:
-        self.faults.end_streams(self.chooser.choice(self.nodes), self.chooser.choice(ENDINGS))
+        self.faults.end_streams(self.rng.choice(self.nodes), self.rng.choice(ENDINGS))
 
     def _process(self) -> None:
         pod = self._pod()
         if pod is None:
             return
-        with contextlib.suppress(RuntimeError):  # the pod went away in between
+        with contextlib.suppress(RuntimeError):  # the pod was deleted meanwhile
             running = self.pods.cluster.processes(str(pod["name"]))
             ours = sorted(pid for pid, argv in running.items() if any(word in str(argv) for word in TRIALS))
             if ours:
-                self.faults.kill(str(pod["name"]), self.chooser.choice(ours))
+                self.faults.kill(str(pod["name"]), self.rng.choice(ours))
 
     def _server(self) -> None:
-        self.faults.server_gone(seconds=self.chooser.uniform(0.2, 1.5))
+        self.faults.server_gone(seconds=self.rng.uniform(0.2, 1.5))
 
     def _black_hole(self) -> None:
         self.faults.silence()
-        self._enough.wait(self.chooser.uniform(0.2, 1.5))
+        self._stop.wait(self.rng.uniform(0.2, 1.5))
         self.faults.speak()
 
     def _kubelet(self) -> None:
-        self.faults.restart_kubelet(self.chooser.choice(self.nodes), seconds=0.5)
+        self.faults.restart_kubelet(self.rng.choice(self.nodes), seconds=0.5)
 
     def _delete(self) -> None:
-        self._on_pod(lambda name: self.faults.delete_pod(name, grace=self.chooser.choice([0, 1])))
+        self._on_pod(lambda name: self.faults.delete_pod(name, grace=self.rng.choice([0, 1])))
 
     def _evict(self) -> None:
         self._on_pod(self.faults.evict)
@@ -117,19 +117,19 @@ class Dice:
                 act(str(pod["name"]))
 
     def _node(self) -> None:
-        self._lose(lambda node: self.faults.lose_node(node, processes_die=self.chooser.random() < 0.5))
+        self._lose(lambda node: self.faults.lose_node(node, processes_die=self.rng.random() < 0.5))
 
     def _silent_node(self) -> None:
         self._lose(self.faults.silence_node)
 
     def _lose(self, act: Callable[[str], None]) -> None:
-        node = self.chooser.choice(self.nodes)
+        node = self.rng.choice(self.nodes)
         act(node)
         self._for_a_while()
         self.faults.find_node(node)
 
     def _for_a_while(self) -> None:
-        self._enough.wait(self.chooser.uniform(0.3, 4.0))
+        self._stop.wait(self.rng.uniform(0.3, 4.0))
 
     def _credentials(self) -> None:
         self.faults.expire_credentials()
@@ -138,7 +138,7 @@ class Dice:
         self.faults.clear()
 
     def _rights(self) -> None:
-        verb, resource = self.chooser.choice([("get", "pods/exec"), ("create", "pods/exec"), ("list", "pods")])
+        verb, resource = self.rng.choice([("get", "pods/exec"), ("create", "pods/exec"), ("list", "pods")])
         self.faults.forbid(verb=verb, resource=resource)
         self._streams_of_a_node()
         self._for_a_while()
@@ -174,13 +174,13 @@ class Dice:
 
     def _full_volume(self) -> None:
         self.pods.fill_volume()
-        self._enough.wait(self.chooser.uniform(0.3, 2.0))
+        self._stop.wait(self.rng.uniform(0.3, 2.0))
         self.pods.free_volume()
 
     def _other_operator(self) -> None:
-        """Somebody else's trial of one second, in whichever pod has its slot free or gets it free."""
-        host = self.chooser.choice(hasty(self.pods.pod_hosts()))
-        name = f"{self.chooser.randrange(10**9)}.1"
-        job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=slot_of(host))
-        with contextlib.suppress(HostError):  # it has no better luck with this cluster than we have
+        """Run another operator's trial of one second in the first pod with a free slot."""
+        host = self.rng.choice(hasty(self.pods.pod_hosts()))
+        name = f"{self.rng.randrange(10**9)}.1"
+        job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=slot_path(host))
+        with contextlib.suppress(HostError):  # the cluster is faulty for other operators, too
             job.start(JobSpec(command=Command(argv=("sleep", "1")), deadline_sec=60.0))
