@@ -1,7 +1,7 @@
-"""An operator with a project folder of its own, a namespace of its own, and a cluster to deploy to.
+"""Fixtures: an operator with its own project folder and namespace, and a cluster to deploy to.
 
-Real `inv`, real kubectl, the real Python client. The cluster is the tests' own (what it stands in for is said at the
-top of tests/cluster), or that of `--kubeconfig`; then `--cluster-image` is what is deployed.
+Real `inv`, kubectl and Python client. The cluster is the tests' own (see tests/support/kubernetes), or that of
+`--kubeconfig`; then `--cluster-image` is deployed.
 """
 
 import os
@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.support.forked import ForkServer
-from tests.support.kubernetes.real_cluster import AnyCluster, GivenCluster, given_or_own
+from tests.support.kubernetes.real_cluster import AnyCluster, RealCluster, real_or_fake_cluster
 from tests.support.paths import ROOT
 
 INV = Path(sys.executable).with_name("inv")
@@ -28,14 +28,14 @@ OUR_USER = "ns/me"
 
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyCluster]:
-    """Four nodes with one GPU each. Shared: whoever changes a node or arms a fault undoes it."""
-    with given_or_own(pytestconfig, tmp_path_factory.mktemp("kube-cache"), nodes=4) as found:
-        yield found
+    """Provide a cluster of four nodes with one GPU each. Shared: a test undoes its changes of nodes and its faults."""
+    with real_or_fake_cluster(pytestconfig, tmp_path_factory.mktemp("kube-cache"), nodes=4) as shared_cluster:
+        yield shared_cluster
 
 
 @dataclass(kw_only=True)
 class Operator:
-    """Runs `inv` in a project of its own. `settings` are those of its -f file."""
+    """User who runs `inv` in a separate project. `settings` are the content of its -f file."""
 
     project: Path
     cluster: AnyCluster
@@ -57,7 +57,7 @@ class Operator:
     def results(self) -> Path:
         return self.project / "results"
 
-    def set(self, **cluster: Any) -> None:
+    def set_cluster(self, **cluster: Any) -> None:
         """Change settings of the section cluster; `size` is fleet.size, `registry_user` registry.user."""
         if "size" in cluster:
             self.settings["fleet"]["size"] = cluster.pop("size")
@@ -69,61 +69,62 @@ class Operator:
         clean = {name: value for name, value in self.cluster.environment.items() if not name.startswith("INVOKE_")}
         return {**clean, "HOME": str(self.project), "PATH": self.path}
 
-    def inv(self, *words: str, stdin: str = "", code: int = 0) -> str:
-        """Run `inv`; asserts its exit code, and that an error is one line. Both streams, as one text."""
+    def inv(self, *arguments: str, stdin: str = "", code: int = 0) -> str:
+        """Run `inv`; assert its exit code, and that an error is one line. Returns stdout and stderr as one text."""
         (self.project / "own.yaml").write_text(yaml.safe_dump(self.settings))
-        ended = self.server.inv(
-            *("-f", "own.yaml", *words),
+        completed = self.server.inv(
+            *("-f", "own.yaml", *arguments),
             cwd=self.project,
             env=self.environment(),
             stdin=stdin,
             timeout_sec=2 * self.cluster.patience_sec,
         )
-        said = ended.stdout + ended.stderr
-        assert ended.returncode == code, said
-        assert "Traceback" not in said
-        assert code in (0, 1) or len(ended.stderr.splitlines()) <= 1 or "shell" in words, ended.stderr
-        return said
+        output = completed.stdout + completed.stderr
+        assert completed.returncode == code, output
+        assert "Traceback" not in output
+        assert code in (0, 1) or len(completed.stderr.splitlines()) <= 1 or "shell" in arguments, completed.stderr
+        return output
 
     def objects(self, key: str) -> list[dict[str, Any]]:
         return self.cluster.objects(key, self.namespace)
 
-    def kubectl(self, *words: str, stdin: bytes | None = None) -> str:
-        done = self.cluster.kubectl(f"--namespace={self.namespace}", *words, stdin=stdin)
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
+    def kubectl(self, *arguments: str, stdin: bytes | None = None) -> str:
+        completed = self.cluster.kubectl(f"--namespace={self.namespace}", *arguments, stdin=stdin)
+        assert completed.returncode == 0, completed.stderr.decode()
+        return completed.stdout.decode()
 
-    def changes(self, *words: str, stdin: str = "", code: int = 0) -> list[str]:
-        """What one `inv` changes. Own cluster: its requests that change anything; a given one: what is there no more as
-        it was, Jobs' progress aside.
+    def changes(self, *arguments: str, stdin: str = "", code: int = 0) -> list[str]:
+        """Run `inv`; return its changes: modifying requests, or with --kubeconfig the objects that changed.
+
+        A Job's progress does not count.
         """
-        if isinstance(self.cluster, GivenCluster):
+        if isinstance(self.cluster, RealCluster):
             before = self._versions()
-            self.inv(*words, stdin=stdin, code=code)
+            self.inv(*arguments, stdin=stdin, code=code)
             after = self._versions()
             return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-        requests = self.requests_of(*words, stdin=stdin, code=code)
-        # A review of our own rights is a POST that stores nothing.
+        requests = self.requests_of(*arguments, stdin=stdin, code=code)
+        # A review of our permissions is a POST that stores nothing.
         return [r for r in requests if not r.startswith("GET ") and "selfsubjectaccessreviews" not in r]
 
     def _versions(self) -> dict[str, tuple[str, ...]]:
         kinds = "jobs,services,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,pvc"
-        found = {}
-        for object in self.objects(kinds):
-            meta = object["metadata"]
-            version = str(meta["generation"]) if object["kind"] == "Job" else meta["resourceVersion"]
-            found[f"{object['kind']}/{meta['name']}"] = (meta["uid"], version)
-        return found
+        versions = {}
+        for resource in self.objects(kinds):
+            meta = resource["metadata"]
+            version = str(meta["generation"]) if resource["kind"] == "Job" else meta["resourceVersion"]
+            versions[f"{resource['kind']}/{meta['name']}"] = (meta["uid"], version)
+        return versions
 
-    def requests_of(self, *words: str, stdin: str = "", code: int = 0) -> list[str]:
-        """The requests that one `inv` makes."""
+    def requests_of(self, *arguments: str, stdin: str = "", code: int = 0) -> list[str]:
+        """Run `inv`; return its requests to the API server."""
         before = len(self.cluster.requests())
-        self.inv(*words, stdin=stdin, code=code)
+        self.inv(*arguments, stdin=stdin, code=code)
         return self.cluster.requests()[before:]
 
 
 def make_operator(cluster: AnyCluster, folder: Path, server: ForkServer) -> Operator:
-    """An operator with a project in `folder` and a namespace of its own."""
+    """Make an operator with a project in `folder` and a new namespace."""
     project = folder / "project"
     project.mkdir()
     for name in ("invoke.yaml", "tasks.py"):
@@ -131,7 +132,7 @@ def make_operator(cluster: AnyCluster, folder: Path, server: ForkServer) -> Oper
     for name in ("tasks", "manifests"):
         (project / name).symlink_to(ROOT / name)
     namespace = f"fleet-{uuid.uuid4().hex[:8]}"
-    made = Operator(
+    operator = Operator(
         project=project,
         cluster=cluster,
         namespace=namespace,
@@ -146,34 +147,36 @@ def make_operator(cluster: AnyCluster, folder: Path, server: ForkServer) -> Oper
                 "memory": "64Mi",
                 "shm": "16Mi",
                 "scratch": "64Mi",
-                "ready_within_sec": cluster.patience_sec,
+                "ready_timeout_sec": cluster.patience_sec,
             },
         },
     )
-    if isinstance(cluster, GivenCluster):
-        gift = cluster.gift
-        made.set(image=gift.image, instance_type=gift.instance_type, registry_user=gift.registry_user or OUR_USER)
-        made.password = gift.password or PASSWORD
-    return made
+    if isinstance(cluster, RealCluster):
+        options = cluster.options
+        operator.set_cluster(
+            image=options.image, instance_type=options.instance_type, registry_user=options.registry_user or OUR_USER
+        )
+        operator.password = options.password or PASSWORD
+    return operator
 
 
 @pytest.fixture
 def operator(cluster: AnyCluster, tmp_path: Path, inv_server: ForkServer) -> Iterator[Operator]:
-    """An operator who has pushed an image and deployed nothing yet; two small workers."""
-    made = make_operator(cluster, tmp_path, inv_server)
-    yield made
+    """Provide an operator with a pushed image, settings for two small workers, and no deployment."""
+    operator = make_operator(cluster, tmp_path, inv_server)
+    yield operator
     cluster.faults.clear()
-    namespace = made.namespace
-    # GPUs are few: whatever is left of this test must not keep the next one's pods waiting.
+    namespace = operator.namespace
+    # GPUs are few: leftover pods would block those of the next test.
     if cluster.objects("jobs.batch", namespace):
         cluster.kubectl("delete", "jobs", "--all", f"--namespace={namespace}", "--cascade=foreground", "--timeout=60s")
     cluster.wait_until(lambda: not cluster.objects("pods", namespace), f"the pods of {namespace} to go")
-    if isinstance(cluster, GivenCluster):
-        cluster.drop(namespace)
+    if isinstance(cluster, RealCluster):
+        cluster.delete_namespace(namespace)
 
 
 @pytest.fixture
 def deployed(operator: Operator) -> Operator:
-    """The same, with both workers up."""
+    """Provide an operator with two workers that are up."""
     operator.inv("deploy", stdin=f"{operator.password}\n")
     return operator

@@ -1,4 +1,4 @@
-"""`inv nodes`, `deploy`, `status`, `shell`, `logs`, `teardown` with real kubectl, on any cluster."""
+"""Tests of `inv nodes`, `deploy`, `status`, `shell`, `logs`, `teardown` with real kubectl, on any cluster."""
 
 import base64
 import datetime
@@ -17,17 +17,17 @@ from remote.cluster.kubectl import Kubectl
 from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState, slot_of
+from remote.jobs.job import Job, JobSpec, JobState, slot_path
 from remote.pods.host import PodHost
-from remote.pods.pod_index import Pods
+from remote.pods.pod_index import PodIndex
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes.real_cluster import GivenCluster, gpu_nodes
+from tests.support.kubernetes.real_cluster import RealCluster, gpu_nodes
 from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator
 
 
-def test_a_deployment_comes_up_and_the_same_again_only_reads(operator: Operator) -> None:
-    said = operator.inv("deploy", stdin=f"{operator.password}\n")
-    assert "2 of 2 pods are up" in said
+def test_a_deployment_comes_up_and_a_second_one_only_reads(operator: Operator) -> None:
+    output = operator.inv("deploy", stdin=f"{operator.password}\n")
+    assert "2 of 2 pods are up" in output
     pods = operator.objects("pods")
     assert {pod["spec"]["nodeName"] for pod in pods} <= set(gpu_nodes(operator.cluster))
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 2, "one per node"
@@ -41,26 +41,26 @@ def test_a_deployment_comes_up_and_the_same_again_only_reads(operator: Operator)
         assert len(requests) <= 16, requests
 
 
-def test_every_task_says_which_cluster_it_talks_to_and_looking_changes_nothing(deployed: Operator) -> None:
-    line = f"cluster: {deployed.cluster.context_words}, "
-    for words in (("nodes",), ("status",), ("logs",), ("deploy", "--dry-run"), ("teardown", "--dry-run")):
-        assert f"{line}namespace {deployed.namespace}" in deployed.inv(*words)
-    both, one = deployed.inv("logs"), deployed.inv("logs", "--pod", "1", "--tail", "5")
+def test_every_task_prints_its_cluster_and_read_only_tasks_change_nothing(deployed: Operator) -> None:
+    line = f"cluster: {deployed.cluster.context_description}, "
+    for arguments in (("nodes",), ("status",), ("logs",), ("deploy", "--dry-run"), ("teardown", "--dry-run")):
+        assert f"{line}namespace {deployed.namespace}" in deployed.inv(*arguments)
+    both, second = deployed.inv("logs"), deployed.inv("logs", "--pod", "1", "--tail", "5")
     assert "bench-0 (" in both
     assert "bench-1 (" in both
-    assert "bench-0 (" not in one
-    assert "bench-1 (" in one
-    assert "logs: --tail: expected a number of lines, found 'x'" in deployed.inv("logs", "--tail", "x", code=2)
-    assert "there is no pod '9'; choose bench-" in deployed.inv("logs", "--pod", "9", code=2)
+    assert "bench-0 (" not in second
+    assert "bench-1 (" in second
+    assert "logs: --tail: " in deployed.inv("logs", "--tail", "x", code=2)
+    assert "'9'; choose bench-" in deployed.inv("logs", "--pod", "9", code=2)
     assert "exit 1" in deployed.inv("logs", "--pod", "0", "--previous", code=1)
     assert deployed.changes("doctor", "--only", "cluster,pods") == []
-    said = deployed.inv("doctor", "--only", "cluster,pods")
-    assert "2 of 2 pods are up" in said
-    assert "may run trials and deploy" in said
-    assert "pull secret ocir-secret" in said
+    output = deployed.inv("doctor", "--only", "cluster,pods")
+    assert "2 of 2 pods are up" in output
+    assert "may run trials and deploy" in output
+    assert "pull secret ocir-secret" in output
 
 
-def test_before_anything_is_deployed_a_dry_run_prints_the_plan_and_every_task_says_what_to_type(
+def test_before_a_deployment_a_dry_run_prints_the_plan_and_every_task_names_the_command(
     operator: Operator,
 ) -> None:
     assert operator.changes("deploy", "--dry-run") == []
@@ -73,51 +73,53 @@ def test_before_anything_is_deployed_a_dry_run_prints_the_plan_and_every_task_sa
     assert "nothing to do" in operator.inv("teardown", "--yes")
 
 
-def test_what_was_changed_by_hand_is_shown_and_put_right(deployed: Operator) -> None:
+def test_a_manual_change_is_shown_and_reverted(deployed: Operator) -> None:
     def service() -> Any:
-        (found,) = (object for object in deployed.objects("services") if object["metadata"]["name"] == "bench")
-        return found["spec"]
+        (service_object,) = (
+            service for service in deployed.objects("services") if service["metadata"]["name"] == "bench"
+        )
+        return service_object["spec"]
 
     def patch(spec: str) -> None:
         deployed.kubectl("patch", "service", "bench", "--type=merge", f'--patch={{"spec":{spec}}}')
 
     before = {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")}
     patch('{"publishNotReadyAddresses":false}')
-    deployed.set(shm="17Mi")
-    said = deployed.inv("deploy", "--dry-run", "--force-conflicts")
-    assert "change     service/bench  (spec.publishNotReadyAddresses)" in said
-    assert "replace    job/bench  (spec.template.spec.volumes[3].emptyDir.sizeLimit)" in said
-    assert "job/bench  spec.template.spec.volumes[3].emptyDir.sizeLimit: 16Mi -> 17Mi\n" in said
-    assert "+  publishNotReadyAddresses: true" in said
+    deployed.set_cluster(shm="17Mi")
+    output = deployed.inv("deploy", "--dry-run", "--force-conflicts")
+    assert "change     service/bench  (spec.publishNotReadyAddresses)" in output
+    assert "replace    job/bench  (spec.template.spec.volumes[3].emptyDir.sizeLimit)" in output
+    assert "job/bench  spec.template.spec.volumes[3].emptyDir.sizeLimit: 16Mi -> 17Mi\n" in output
+    assert "+  publishNotReadyAddresses: true" in output
 
-    # false is what an absent field says, so the API drops it, and nobody owns it: it is put back unasked.
-    deployed.set(shm="16Mi")
+    # The API drops false, which equals an absent field, so no manager owns it: it is reverted without a flag.
+    deployed.set_cluster(shm="16Mi")
     assert "change     service/bench  (spec.publishNotReadyAddresses)" in deployed.inv("deploy")
     assert service()["publishNotReadyAddresses"] is True
 
-    # kubectl patch owns that field now; taking it is asked for by name.
+    # kubectl patch owns that field now; overriding it needs a flag.
     patch('{"selector":{"app.kubernetes.io/name":"else"}}')
-    refused = deployed.inv("deploy", code=4)
-    assert "conflict" in refused
-    assert "--force-conflicts" in refused
+    output = deployed.inv("deploy", code=4)
+    assert "conflict" in output
+    assert "--force-conflicts" in output
     deployed.inv("deploy", "--force-conflicts")
     assert service()["selector"]["app.kubernetes.io/name"] == "bench"
     assert {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")} == before
 
 
-def test_a_changed_setting_makes_the_pods_new_and_another_overlay_takes_them_away(deployed: Operator) -> None:
+def test_a_changed_setting_replaces_the_pods_and_another_overlay_deletes_them(deployed: Operator) -> None:
     before = {pod["metadata"]["uid"] for pod in deployed.objects("pods")}
-    deployed.set(memory="65Mi", size=1)
-    said = deployed.inv("deploy")
-    assert "replace    job/bench" in said
-    assert "1 of 1 pods are up" in said
+    deployed.set_cluster(memory="65Mi", size=1)
+    output = deployed.inv("deploy")
+    assert "replace    job/bench" in output
+    assert "1 of 1 pods are up" in output
     (pod,) = deployed.objects("pods")
     assert pod["metadata"]["uid"] not in before
     assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "65Mi"
 
-    deployed.set(overlay="interactive")
-    said = deployed.inv("deploy")
-    assert "delete     job/bench" in said
+    deployed.set_cluster(overlay="interactive")
+    output = deployed.inv("deploy")
+    assert "delete     job/bench" in output
     assert [job["metadata"]["name"] for job in deployed.objects("jobs.batch")] == ["interactive"]
     assert "fleet" not in deployed.inv("shell", stdin="hostname\n").splitlines()[-1]
 
@@ -130,9 +132,11 @@ def test_the_password_is_in_the_secret_and_nowhere_else(operator: Operator, tmp_
     spy.write_text(f'#!/bin/sh\ncat /proc/$$/cmdline /proc/$$/environ >> {seen}\nexec {shutil.which("kubectl")} "$@"\n')
     spy.chmod(spy.stat().st_mode | stat.S_IXUSR)
     operator.path = f"{bin_folder}:{operator.path}"
-    said = operator.inv("deploy", stdin=f"{operator.password}\n")
+    output = operator.inv("deploy", stdin=f"{operator.password}\n")
 
-    (secret,) = (object for object in operator.objects("secrets") if object["metadata"]["name"] == "ocir-secret")
+    (secret,) = (
+        candidate for candidate in operator.objects("secrets") if candidate["metadata"]["name"] == "ocir-secret"
+    )
     config = secret["data"].pop(".dockerconfigjson")
     password, registry = operator.password, operator.image.split("/", 1)[0]
     login = json.loads(base64.b64decode(config))["auths"][registry]
@@ -140,38 +144,40 @@ def test_the_password_is_in_the_secret_and_nowhere_else(operator: Operator, tmp_
     forms = [password, config, login["auth"], json.dumps(password)[1:-1]]
     files = [path.read_text(errors="replace") for path in operator.project.rglob("*") if path.is_file()]
     requests = operator.cluster.requests() if isinstance(operator.cluster, Cluster) else []
-    everything = [said, seen.read_text(errors="replace"), json.dumps(secret), *files, *requests]
+    everything = [output, seen.read_text(errors="replace"), json.dumps(secret), *files, *requests]
     assert "kubectl\0" in everything[1], "the spy saw kubectl"
     assert [form for form in forms for text in everything if form in text] == []
     assert "last-applied" not in json.dumps(secret)
 
 
-def test_a_secret_that_the_server_refuses_is_not_printed(operator: Operator) -> None:
+def test_a_refused_secret_is_not_printed(operator: Operator) -> None:
     operator.cluster.faults.answer(path="*/secrets/*", nth=2, times=9, status=500, message=f"cannot store {PASSWORD}")
-    said = operator.inv("deploy", stdin=f"{operator.password}\n", code=1)
-    assert PASSWORD not in said
-    assert "***" in said
+    output = operator.inv("deploy", stdin=f"{operator.password}\n", code=1)
+    assert PASSWORD not in output
+    assert "***" in output
 
 
 def test_an_existing_secret_is_left_until_it_is_renewed(deployed: Operator) -> None:
-    deployed.set(size=1)
-    deployed.inv("deploy")  # nothing on standard input, and nothing is asked
-    # A word of kubectl's own command line, which is no reason to refuse it.
+    deployed.set_cluster(size=1)
+    deployed.inv("deploy")  # without standard input and without a prompt
+    # A word of kubectl's command line is a valid password.
     deployed.inv("deploy", "--renew-secret", stdin="fleet\n")
-    (secret,) = (object for object in deployed.objects("secrets") if object["metadata"]["name"] == "ocir-secret")
+    (secret,) = (
+        candidate for candidate in deployed.objects("secrets") if candidate["metadata"]["name"] == "ocir-secret"
+    )
     assert b'"fleet"' in base64.b64decode(secret["data"][".dockerconfigjson"])
 
 
-def test_a_namespace_that_was_there_keeps_its_labels(operator: Operator) -> None:
+def test_an_existing_namespace_keeps_its_labels(operator: Operator) -> None:
     operator.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": operator.namespace}})
-    said = operator.inv("deploy", stdin=f"{operator.password}\n")
-    assert f"leave      namespace/{operator.namespace}" in said
-    (found,) = (n for n in operator.cluster.objects("namespaces") if n["metadata"]["name"] == operator.namespace)
-    assert "pod-security.kubernetes.io/enforce" not in found["metadata"]["labels"]
+    output = operator.inv("deploy", stdin=f"{operator.password}\n")
+    assert f"leave      namespace/{operator.namespace}" in output
+    (namespace,) = (n for n in operator.cluster.objects("namespaces") if n["metadata"]["name"] == operator.namespace)
+    assert "pod-security.kubernetes.io/enforce" not in namespace["metadata"]["labels"]
     assert operator.changes("deploy") == []
 
 
-def test_the_pushed_image_is_taken_from_its_file(operator: Operator) -> None:
+def test_the_pushed_image_is_read_from_its_file(operator: Operator) -> None:
     del operator.settings["cluster"]["image"]
     operator.inv("deploy", code=2)
     operator.results.mkdir()
@@ -180,55 +186,54 @@ def test_the_pushed_image_is_taken_from_its_file(operator: Operator) -> None:
     assert f"image: fra.ocir.io/ns/pushed@{DIGEST}" in operator.inv("deploy", "--dry-run")
 
 
-def test_a_shell_runs_in_the_pod_that_was_asked_for_which_is_what_the_manifest_promises(deployed: Operator) -> None:
-    said = deployed.inv("shell", "--pod", "1", stdin="echo on $HOSTNAME as $(id -u); exit 7\n", code=7)
-    assert "on bench-1 as 1000" in said
-    assert "there is no pod 'nine'; choose bench-" in deployed.inv("shell", "--pod", "nine", code=2)
+def test_a_shell_runs_in_the_requested_pod_which_is_as_in_the_manifest(deployed: Operator) -> None:
+    output = deployed.inv("shell", "--pod", "1", stdin="echo on $HOSTNAME as $(id -u); exit 7\n", code=7)
+    assert "on bench-1 as 1000" in output
+    assert "'nine'; choose bench-" in deployed.inv("shell", "--pod", "nine", code=2)
     script = """
     touch /x 2>/dev/null && echo ROOT-WRITABLE
-    for place in /scratch /tmp /dev/shm /workspace/results; do touch $place/x && echo writable $place; done
+    for folder in /scratch /tmp /dev/shm /workspace/results; do touch $folder/x && echo writable $folder; done
     echo $HOME $TMPDIR $HF_HUB_OFFLINE; test -d "$TMPDIR" && echo has-tmp; cat /proc/1/comm
     """
-    said = deployed.inv("shell", "--pod", "0", stdin=script)
-    assert [line for line in said.splitlines() if line.startswith("writable")] == [
-        f"writable {place}" for place in ("/scratch", "/tmp", "/dev/shm", "/workspace/results")
+    output = deployed.inv("shell", "--pod", "0", stdin=script)
+    assert [line for line in output.splitlines() if line.startswith("writable")] == [
+        f"writable {path}" for path in ("/scratch", "/tmp", "/dev/shm", "/workspace/results")
     ]
-    assert "/scratch/home /scratch/tmp 1" in said
-    assert "has-tmp" in said
+    assert "/scratch/home /scratch/tmp 1" in output
+    assert "has-tmp" in output
 
 
-def test_a_pod_that_is_lost_is_replaced_and_status_says_so(deployed: Operator) -> None:
+def test_a_lost_pod_is_replaced_and_status_shows_it(deployed: Operator) -> None:
     lost = next(pod["metadata"]["name"] for pod in deployed.objects("pods") if "bench-0" in pod["metadata"]["name"])
     deployed.kubectl("delete", "pod", lost)
 
     def replaced() -> bool:
-        said = deployed.inv("status")
-        return "2 of 2 pods are up" in said and lost not in said
+        output = deployed.inv("status")
+        return "2 of 2 pods are up" in output and lost not in output
 
     deployed.cluster.wait_until(replaced, "a replacement")
 
 
-def test_teardown_takes_away_what_was_made_and_nothing_else(deployed: Operator) -> None:
-    foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "somebody-elses"}, "data": {"a": "b"}}
+def test_teardown_deletes_only_the_deployments_objects(deployed: Operator) -> None:
+    foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "foreign"}, "data": {"a": "b"}}
     deployed.kubectl("apply", "-f", "-", stdin=json.dumps(foreign).encode())
-    asked = deployed.inv("teardown", code=4)
-    assert "--yes" in asked
+    assert "--yes" in deployed.inv("teardown", code=4)
     assert len(deployed.objects("pods")) == 2
     deployed.inv("teardown", "--yes")
     left: dict[str, list[str]] = {
-        key: [object["metadata"]["name"] for object in deployed.objects(key)]
+        key: [resource["metadata"]["name"] for resource in deployed.objects(key)]
         for key in ("pods", "jobs.batch", "services", "secrets", "configmaps", "roles.rbac.authorization.k8s.io")
     }
-    # The cluster's own, such as kube-root-ca.crt, are others' too.
+    # Others include the cluster's, such as kube-root-ca.crt.
     others = left.pop("configmaps")
-    assert "somebody-elses" in others
+    assert "foreign" in others
     assert [name for name in others if name.startswith("bench-")] == []
     assert {key: names for key, names in left.items() if names} == {}
-    assert deployed.namespace in [object["metadata"]["name"] for object in deployed.cluster.objects("namespaces")]
+    assert deployed.namespace in [resource["metadata"]["name"] for resource in deployed.cluster.objects("namespaces")]
 
 
 def write_run(operator: Operator, make_trial: Any) -> str:
-    """A run that was planned over these pods and never collected."""
+    """Write a run over these pods that was never collected; return its description."""
     now = datetime.datetime.now(datetime.timezone.utc).isoformat()
     cluster, folder = operator.cluster, operator.results / "run-1"
     folder.mkdir(parents=True)
@@ -248,29 +253,29 @@ def write_run(operator: Operator, make_trial: Any) -> str:
     return "run run-1: 1 of 1 trials have not ended; `inv bench --resume=run-1` resumes it"
 
 
-@pytest.mark.parametrize("words", [("teardown", "--yes"), ("deploy",)])
-def test_results_that_were_not_collected_stop_what_would_lose_them(
-    words: tuple[str, ...], deployed: Operator, make_trial: Any
+@pytest.mark.parametrize("arguments", [("teardown", "--yes"), ("deploy",)])
+def test_uncollected_results_stop_a_command_that_would_lose_them(
+    arguments: tuple[str, ...], deployed: Operator, make_trial: Any
 ) -> None:
     reason = write_run(deployed, make_trial)
-    deployed.set(size=1)
+    deployed.set_cluster(size=1)
     before = [pod["metadata"]["uid"] for pod in deployed.objects("pods")]
-    foreseen = deployed.inv(words[0], "--dry-run")
-    assert f"job/bench would be deleted with results in its pods: {reason}" in foreseen
-    refused = deployed.inv(*words, code=4)
-    assert reason in refused
-    assert "nothing was changed" in refused
+    dry_run = deployed.inv(arguments[0], "--dry-run")
+    assert f"job/bench would be deleted with results in its pods: {reason}" in dry_run
+    output = deployed.inv(*arguments, code=4)
+    assert reason in output
+    assert "nothing was changed" in output
     assert [pod["metadata"]["uid"] for pod in deployed.objects("pods")] == before
-    assert f"discarded: {reason}" in deployed.inv(*words, "--discard-results")
+    assert f"discarded: {reason}" in deployed.inv(*arguments, "--discard-results")
 
 
-def test_another_operators_trial_stops_what_would_end_it(deployed: Operator) -> None:
-    if isinstance(deployed.cluster, GivenCluster):
+def test_another_operators_trial_stops_a_command_that_would_end_it(deployed: Operator) -> None:
+    if isinstance(deployed.cluster, RealCluster):
         pytest.skip("a job in a pod needs this machine's Python there, and --kubeconfig names another cluster")
     host = PodHost(
         name="worker-1",
         index=1,
-        pods=Pods(
+        pods=PodIndex(
             Kubectl(namespace=deployed.namespace, kubeconfig=str(deployed.cluster.kubeconfig)),
             "app.kubernetes.io/name=bench",
         ),
@@ -279,13 +284,13 @@ def test_another_operators_trial_stops_what_would_end_it(deployed: Operator) -> 
         python=(sys.executable,),
     )
     deployed.settings["fleet"]["pods"] = {"python": sys.executable}
-    job = Job(Agent(host), "/scratch/qlora-fleet/runs/their-run/baseline.1", slot=slot_of(host))
+    job = Job(Agent(host), "/scratch/qlora-fleet/runs/their-run/baseline.1", slot=slot_path(host))
     job.start(JobSpec(command=Command(argv=("sleep", "600")), deadline_sec=600.0, grace_sec=1.0))
-    for words in (("teardown", "--yes"), ("deploy",)):
-        deployed.set(memory="65Mi")
-        said = deployed.inv(*words, code=4)
-        assert "worker-1 runs baseline.1 of run their-run" in said
-        assert "nothing was changed" in said
+    for arguments in (("teardown", "--yes"), ("deploy",)):
+        deployed.set_cluster(memory="65Mi")
+        output = deployed.inv(*arguments, code=4)
+        assert "worker-1 runs baseline.1 of run their-run" in output
+        assert "nothing was changed" in output
     assert job.status().state is JobState.RUNNING
     job.cancel(grace_sec=1.0)
     assert "deleted" in deployed.inv("teardown", "--yes")

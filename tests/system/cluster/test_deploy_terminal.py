@@ -1,4 +1,4 @@
-"""On a terminal: the live table, questions that are asked, a password that is not echoed, and Ctrl-C."""
+"""Tests on a terminal: the live table, prompts, a password that is not echoed, and Ctrl-C."""
 
 import os
 import pty
@@ -13,18 +13,18 @@ import yaml
 
 from tests.system.cluster.conftest import INV, Operator
 
-WITHIN_SEC = 60.0
+TIMEOUT_SEC = 60.0
 
 
 class Terminal:
-    """`inv` on a pseudo-terminal. What it shows is read until something is there, with a deadline."""
+    """Process of `inv` on a pseudo-terminal; its output is read with a deadline."""
 
-    def __init__(self, operator: Operator, *words: str) -> None:
+    def __init__(self, operator: Operator, *arguments: str) -> None:
         (operator.project / "own.yaml").write_text(yaml.safe_dump(operator.settings))
         self._screen, side = pty.openpty()
-        self.shown = ""
+        self.output = ""
         self._process = subprocess.Popen(
-            (str(INV), "-f", "own.yaml", *words),
+            (str(INV), "-f", "own.yaml", *arguments),
             cwd=operator.project,
             env={**operator.environment(), "TERM": "xterm", "COLUMNS": "160"},
             stdin=side,
@@ -34,12 +34,12 @@ class Terminal:
         )
         os.close(side)
 
-    def until(self, *words: str) -> None:
-        """Until one of these is shown."""
-        deadline = time.monotonic() + WITHIN_SEC
-        while not any(word in self.shown for word in words):
-            assert self._read(), f"ended before {words}:\n{self.shown}"
-            assert time.monotonic() < deadline, f"waited for {words}; shown so far:\n{self.shown}"
+    def wait_for(self, *texts: str) -> None:
+        """Read until one of these texts is shown."""
+        deadline = time.monotonic() + TIMEOUT_SEC
+        while not any(word in self.output for word in texts):
+            assert self._read(), f"ended before {texts}:\n{self.output}"
+            assert time.monotonic() < deadline, f"waited for {texts}; shown so far:\n{self.output}"
 
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
@@ -47,18 +47,18 @@ class Terminal:
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
-    def ended(self) -> int:
-        """Its exit code."""
-        deadline = time.monotonic() + WITHIN_SEC
+    def wait(self) -> int:
+        """Read until the end; return the exit code."""
+        deadline = time.monotonic() + TIMEOUT_SEC
         while self._process.poll() is None and self._read():
-            assert time.monotonic() < deadline, f"does not end:\n{self.shown}"
+            assert time.monotonic() < deadline, f"does not end:\n{self.output}"
         return self._process.wait(max(0.1, deadline - time.monotonic()))
 
     def _read(self) -> bool:
-        """What is shown within a tenth of a second; False once the other side is closed."""
+        """Read for up to a tenth of a second; False once the other side is closed."""
         if select.select([self._screen], [], [], 0.1)[0]:
             try:
-                self.shown += os.read(self._screen, 65536).decode(errors="replace")
+                self.output += os.read(self._screen, 65536).decode(errors="replace")
             except OSError:
                 return False
         return True
@@ -72,60 +72,60 @@ class Terminal:
 
 @pytest.fixture
 def terminal(operator: Operator, request: pytest.FixtureRequest) -> Callable[..., Terminal]:
-    def start(*words: str) -> Terminal:
-        started = Terminal(operator, *words)
+    def start(*arguments: str) -> Terminal:
+        started = Terminal(operator, *arguments)
         request.addfinalizer(started.close)
         return started
 
     return start
 
 
-def test_the_password_is_asked_for_and_not_echoed_and_the_pods_are_shown_live(
+def test_the_password_prompt_does_not_echo_and_the_pods_are_shown_live(
     operator: Operator, terminal: Callable[..., Terminal]
 ) -> None:
-    shown = terminal("deploy")
+    process = terminal("deploy")
     registry = operator.image.split("/", 1)[0]
-    shown.until(f"auth token of {operator.registry_user} at {registry}:")
-    shown.type(f"{operator.password}\n")
-    assert shown.ended() == 0
-    assert operator.password not in shown.shown
-    assert "restarts" in shown.shown, "the table's head"
-    assert "2 of 2 pods are up" in shown.shown
+    process.wait_for(f"auth token of {operator.registry_user} at {registry}:")
+    process.type(f"{operator.password}\n")
+    assert process.wait() == 0
+    assert operator.password not in process.output
+    assert "restarts" in process.output, "the table's head"
+    assert "2 of 2 pods are up" in process.output
 
 
-def test_a_teardown_asks_and_takes_no_for_an_answer(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
-    shown = terminal("teardown")
-    shown.until("[y/N]")
-    shown.type("n\n")
-    assert shown.ended() == 4
+def test_a_teardown_prompts_and_accepts_no(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
+    process = terminal("teardown")
+    process.wait_for("[y/N]")
+    process.type("n\n")
+    assert process.wait() == 4
     assert len(deployed.objects("pods")) == 2
-    shown = terminal("teardown")
-    shown.until("[y/N]")
-    shown.type("y\n")
-    assert shown.ended() == 0
+    process = terminal("teardown")
+    process.wait_for("[y/N]")
+    process.type("y\n")
+    assert process.wait() == 0
     assert deployed.objects("jobs.batch") == []
 
 
-def test_ctrl_c_while_waiting_leaves_the_pods_and_says_how_to_go_on(
+def test_ctrl_c_while_waiting_keeps_the_pods_and_prints_how_to_continue(
     operator: Operator, terminal: Callable[..., Terminal]
 ) -> None:
     operator.cluster.faults.fail_pulls(operator.image, "timeout")
-    shown = terminal("deploy", "--plain")
-    shown.until("auth token")
-    shown.type(f"{operator.password}\n")
-    shown.until("ImagePullBackOff", "ErrImagePull")
-    shown.interrupt()
-    assert shown.ended() == 130
-    assert "type the same to go on from there" in shown.shown
-    assert "Traceback" not in shown.shown
-    operator.cluster.faults.mend_pulls(operator.image)
+    process = terminal("deploy", "--plain")
+    process.wait_for("auth token")
+    process.type(f"{operator.password}\n")
+    process.wait_for("ImagePullBackOff", "ErrImagePull")
+    process.interrupt()
+    assert process.wait() == 130
+    assert "interrupted; " in process.output
+    assert "Traceback" not in process.output
+    operator.cluster.faults.repair_pulls(operator.image)
     assert "2 of 2 pods are up" in operator.inv("deploy")
 
 
-def test_ctrl_c_is_how_one_leaves_logs_that_are_followed(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
-    shown = terminal("logs", "--follow")
-    shown.until("bench-1 (")
-    shown.interrupt()
-    assert shown.ended() == 0
-    assert "interrupted" not in shown.shown
+def test_ctrl_c_ends_followed_logs_without_an_error(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
+    process = terminal("logs", "--follow")
+    process.wait_for("bench-1 (")
+    process.interrupt()
+    assert process.wait() == 0
+    assert "interrupted" not in process.output
     assert len(deployed.objects("pods")) == 2

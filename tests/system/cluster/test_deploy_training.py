@@ -1,6 +1,6 @@
-"""`inv train --job`: a training that Kubernetes runs by itself, from the order to the adapter at home.
+"""Tests of `inv train --job`: a training that Kubernetes runs without the operator, until its adapter is collected.
 
-Real kubectl, the tests' own cluster with a hosts file for its DNS, the pods' own command; steps compute nothing
+Real kubectl, the tests' own cluster with a hosts file for its DNS, the pods' command; steps compute nothing
 (tests/support/hosts/fake_worker_finetune.py), and the adapter is the sum of the numbers of its steps. Not covered: the
 controllers of JobSet and Kueue, GPUs, real ranks (tests/system/train/test_inv_train_pods.py has them).
 """
@@ -22,15 +22,15 @@ import pytest
 
 from bench.records import schema
 from bench.records.paths import METRICS_VARIABLE, ORDER_VARIABLE
-from bench.records.run import Order, PlannedTrial
+from bench.records.run import PlannedTrial, TrainingJobSpec
 from tests.support.forked import ForkServer
-from tests.support.hosts.fake_worker_finetune import put_into
+from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.kubernetes import Cluster
 from tests.support.machines.ports import free_ports
 from tests.support.reports.training_run import TRIAL
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
-# What its waits may take in all, on a busy machine, is more than any other test's.
+# On a busy machine its waits take longer than those of any other test.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FSS = {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"}
 PODS, STEPS = 2, 40
@@ -39,7 +39,7 @@ WAIT_SEC = 200.0
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is in the image: bench/, whose fine-tunings compute nothing."""
+    """Make the content of the image: bench/, whose fine-tunings compute nothing."""
     folder = tmp_path_factory.mktemp("workspace")
     shutil.copytree(ROOT / "bench", folder / "bench")
     folder.chmod(0o755)  # the pods run as another user
@@ -64,14 +64,14 @@ def trainer(
     tmp_path: Path,
     inv_server: ForkServer,
 ) -> Iterator[Operator]:
-    """An operator in a namespace of its own, whose trainings stay in their next step while `hold` is there."""
+    """Provide an operator whose trainings pause in their next step while the file `hold` exists."""
     operator = make_operator(training_cluster, tmp_path, inv_server)
     operator.settings |= {
         "model": {"path": str(tiny_model)},
         "data": {"path": str(tiny_data)},
         "train": {"max_steps": STEPS, "max_seq_len": 256},
     }
-    hold = put_into(workspace)
+    hold = install_fake_finetune(workspace)
     yield operator
     hold.unlink(missing_ok=True)
     with contextlib.suppress(AssertionError):
@@ -79,44 +79,44 @@ def trainer(
 
 
 class Volume:
-    """The run's folder on the shared volume."""
+    """Run folder on the shared volume."""
 
     def __init__(self, operator: Operator, run_id: str, hold: Path) -> None:
         self.operator, self.hold = operator, hold
         self.folder = operator.cluster.claim_folder("shared", operator.namespace) / run_id
 
-    def goes_on_to(self, step: int) -> None:
-        """Until there is a checkpoint of this step; then the training stays in its next step."""
+    def continue_until(self, step: int) -> None:
+        """Let the training run until the checkpoint of this step, then pause it in its next step."""
         self.hold.unlink(missing_ok=True)
         name = f"step-{step:08}"
-        there = lambda: any(path.name >= name for path in self.folder.glob("checkpoints/step-*"))  # noqa: E731
-        self.operator.cluster.wait_until(there, name)
+        has_checkpoint = lambda: any(path.name >= name for path in self.folder.glob("checkpoints/step-*"))  # noqa: E731
+        self.operator.cluster.wait_until(has_checkpoint, name)
         self.hold.touch()
 
-    def attempt(self, number: int) -> None:
-        there = self.folder / f"train.{number}"
-        self.operator.cluster.wait_until(there.exists, f"attempt {number}")
+    def wait_for_attempt(self, number: int) -> None:
+        folder = self.folder / f"train.{number}"
+        self.operator.cluster.wait_until(folder.exists, f"attempt {number}")
 
 
-def pod(operator: Operator, index: int) -> str:
-    """The pod of this index that lives."""
+def running_pod(operator: Operator, index: int) -> str:
+    """Return the running pod of this index."""
 
-    def found() -> list[str]:
+    def names() -> list[str]:
         return [
-            object["metadata"]["name"]
-            for object in operator.objects("pods")
-            if object["metadata"]["name"].startswith(f"train-{index}-")
-            and not object["metadata"].get("deletionTimestamp")
-            and object.get("status", {}).get("phase") == "Running"
+            candidate["metadata"]["name"]
+            for candidate in operator.objects("pods")
+            if candidate["metadata"]["name"].startswith(f"train-{index}-")
+            and not candidate["metadata"].get("deletionTimestamp")
+            and candidate.get("status", {}).get("phase") == "Running"
         ]
 
-    operator.cluster.wait_until(found, f"pod {index}")
-    return found()[0]
+    operator.cluster.wait_until(names, f"pod {index}")
+    return names()[0]
 
 
 def conditions(operator: Operator) -> dict[str, str]:
     (job,) = operator.objects("jobs.batch")
-    return {one["type"]: one["status"] for one in job.get("status", {}).get("conditions", [])}
+    return {condition["type"]: condition["status"] for condition in job.get("status", {}).get("conditions", [])}
 
 
 def events(operator: Operator, kind: str) -> list[dict[str, Any]]:
@@ -124,14 +124,14 @@ def events(operator: Operator, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def test_what_no_job_can_train_is_refused_before_anything_changes(trainer: Operator) -> None:
-    trainer.set(overlay="job-4gpu", fss=FSS)
-    assert "trains by itself: type `inv train --job`" in trainer.inv("deploy", code=2)
-    said = trainer.inv("train", "--job", "--dry-run", stdin=f"{PASSWORD}\n")
-    assert "hours and dollars are unknown" in said
-    assert "create     job/train" in said
-    assert "dry run: nothing was changed" in said
-    trainer.set(fss={"volume_handle": None})
+def test_an_impossible_training_is_refused_before_any_change(trainer: Operator) -> None:
+    trainer.set_cluster(overlay="job-4gpu", fss=FSS)
+    assert "`inv train --job`" in trainer.inv("deploy", code=2)
+    output = trainer.inv("train", "--job", "--dry-run", stdin=f"{PASSWORD}\n")
+    assert "hours and dollars are unknown" in output
+    assert "create     job/train" in output
+    assert "dry run: nothing was changed" in output
+    trainer.set_cluster(fss={"volume_handle": None})
     assert "cluster.fss.volume_handle is null" in trainer.inv("train", "--job", code=2)
     trainer.settings["fleet"]["kind"] = "local"
     assert "fleet.kind is local" in trainer.inv("train", "--job", code=2)
@@ -140,67 +140,67 @@ def test_what_no_job_can_train_is_refused_before_anything_changes(trainer: Opera
     assert list(trainer.results.glob("*-train*")) == []
 
 
-def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_and_comes_home(
+def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_and_collected(
     trainer: Operator, workspace: Path
 ) -> None:
-    faults, hold = trainer.cluster.faults, put_into(workspace)
-    trainer.set(fss=FSS)
-    said = trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
+    faults, hold = trainer.cluster.faults, install_fake_finetune(workspace)
+    trainer.set_cluster(fss=FSS)
+    output = trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
     run_id = (trainer.results / "latest").resolve().name
-    assert f"`inv cancel --run={run_id}`" in said
+    assert f"`inv cancel --run={run_id}`" in output
     volume = Volume(trainer, run_id, hold)
 
-    volume.goes_on_to(5)
-    faults.delete_pod(pod(trainer, 1), trainer.namespace)  # a drain: there is time for a checkpoint
-    volume.attempt(2)
-    volume.goes_on_to(10)
-    looked = trainer.inv("monitor", "--once", f"--run={run_id}")
-    assert f"{run_id}: train " in looked
-    assert "1 restart" in looked
-    faults.delete_pod(pod(trainer, 0), trainer.namespace, grace=0)
-    volume.attempt(3)
-    volume.goes_on_to(15)
+    volume.continue_until(5)
+    faults.delete_pod(running_pod(trainer, 1), trainer.namespace)  # a drain has time for a checkpoint
+    volume.wait_for_attempt(2)
+    volume.continue_until(10)
+    output = trainer.inv("monitor", "--once", f"--run={run_id}")
+    assert f"{run_id}: train " in output
+    assert "1 restart" in output
+    faults.delete_pod(running_pod(trainer, 0), trainer.namespace, grace=0)
+    volume.wait_for_attempt(3)
+    volume.continue_until(15)
     assert "still training" in trainer.inv("teardown", "--yes", code=4)
     assert f"`inv monitor --run={run_id}`" in trainer.inv("train", "--job", f"--resume={run_id}", code=3)
 
     assert "cancelled" in trainer.inv("cancel", f"--run={run_id}")
     assert trainer.objects("jobs.batch") == []
     trainer.inv("train", "--job", f"--resume={run_id}")
-    volume.goes_on_to(20)
+    volume.continue_until(20)
     hold.unlink()
     trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
     assert conditions(trainer).get("Failed") != "True"
 
-    said = trainer.inv("collect", f"--run={run_id}")
-    assert "pod reader" in said
-    assert "verified" in said
+    output = trainer.inv("collect", f"--run={run_id}")
+    assert "pod reader" in output
+    assert "verified" in output
     folder = trainer.results / run_id
     assert (folder / "adapter" / "adapter_model.safetensors").read_text() == f"{STEPS * (STEPS + 1) // 2}\n"
     assert [event["end"] for event in events(trainer, "ended")] == ["CANCELLED", "SUCCEEDED"]
     assert [event["attempt"] for event in events(trainer, "started")] == [1, 2, 3, 4]
-    assert [object["metadata"]["name"] for object in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
+    assert [job["metadata"]["name"] for job in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
     assert "nothing to resume" in trainer.inv("train", "--job", f"--resume={run_id}")
     trainer.inv("teardown", "--yes")
 
 
-def test_what_a_pod_runs_shows_the_training_at_metrics(
+def test_the_pods_program_exports_metrics_of_the_training(
     workspace: Path, tiny_model: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    """On this machine: the pods of the tests' cluster share its ports."""
+    # It runs on this machine, because the pods of the tests' cluster share its ports.
     trial = dataclasses.replace(TRIAL, world_size=1, model=str(tiny_model), data=str(tiny_data))
-    order = Order(
+    order = TrainingJobSpec(
         run_id="r1", planned=PlannedTrial(trial_id="train", trial=trial), shared=str(tmp_path), turn=1, after=0,
         max_restarts=0, port=free_ports(), token="t",
     )  # fmt: skip
-    hold, port = put_into(workspace), free_ports()
+    hold, port = install_fake_finetune(workspace), free_ports()
     hold.touch()
-    asked = {"host": "127.0.0.1", "port": port}
-    environment = {ORDER_VARIABLE: json.dumps(schema.to_json(order)), METRICS_VARIABLE: json.dumps(asked)}
+    metrics = {"host": "127.0.0.1", "port": port}
+    environment = {ORDER_VARIABLE: json.dumps(schema.to_json(order)), METRICS_VARIABLE: json.dumps(metrics)}
     argv = (sys.executable, "-m", "bench", "train", "--rank", "0", "--service", "train")
-    until, text, url = time.monotonic() + WAIT_SEC, "", f"http://127.0.0.1:{port}/metrics"
+    deadline, text, url = time.monotonic() + WAIT_SEC, "", f"http://127.0.0.1:{port}/metrics"
     with subprocess.Popen(argv, cwd=workspace, env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as pod:
         try:
-            while "qlora_fleet_steps_planned" not in text and time.monotonic() < until:
+            while "qlora_fleet_steps_planned" not in text and time.monotonic() < deadline:
                 with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
                     text = answer.read().decode()
                 time.sleep(0.05)

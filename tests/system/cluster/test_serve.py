@@ -1,7 +1,7 @@
-"""`inv serve`: a server in the cluster with a training's adapter, asked, and stopped.
+"""Tests of `inv serve`: a server in the cluster with a training's adapter, requests to it, and its end.
 
-Real `inv` and kubectl, the tests' own cluster, the pod's own commands; `vllm` is a stand-in that speaks the protocol,
-asks for the key, and answers as the training has recorded. Not covered: vLLM itself, a GPU, a network policy.
+Real `inv` and kubectl, the tests' own cluster, the pod's own commands; `vllm` is a stand-in that has the protocol,
+requires the key, and answers as recorded during training. Not covered: vLLM itself, a GPU, a network policy.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from bench.records.training import SampleAnswer
 from tests.support.forked import ForkServer
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
-from tests.support.reports.training_run import RECORD, a_run
+from tests.support.reports.training_run import RECORD, write_run
 from tests.support.small_inputs import write_model
 from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator, make_operator
 
@@ -28,12 +28,12 @@ VLLM = """#!{python}
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests.support.machines.fake_openai import StandIn
+from tests.support.machines.fake_openai import FakeOpenAI
 assert sys.argv[1:3] == ["serve", "/scratch/serve/base"], sys.argv
 assert Path("/scratch/serve/base/config.json").is_file()
 assert Path("/scratch/serve/adapter/adapter_model.safetensors").read_bytes() == {weights!r}
-where = (os.environ["POD_IP"], 8000)
-with StandIn({{"Why?": "Because."}}, key=os.environ["VLLM_API_KEY"], models=("base", "tuned"), address=where):
+address = (os.environ["POD_IP"], 8000)
+with FakeOpenAI({{"Why?": "Because."}}, key=os.environ["VLLM_API_KEY"], models=("base", "tuned"), address=address):
     print("serving", *sys.argv[2:], flush=True)
     signal.sigwait({{signal.SIGTERM}})
 """
@@ -41,7 +41,7 @@ with StandIn({{"Why?": "Because."}}, key=os.environ["VLLM_API_KEY"], models=("ba
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is in the two images: the bench, a model, a program `vllm`."""
+    """Make the content of the two images: the bench, a model, a program `vllm`."""
     folder = tmp_path_factory.mktemp("image")
     folder.chmod(0o755)  # the pods run as another user
     write_model(folder / "models" / "org--base")
@@ -60,7 +60,7 @@ def serving_cluster(image: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def trained(serving_cluster: Cluster, image: Path, tmp_path: Path, inv_server: ForkServer) -> Operator:
-    """An operator who has brought a training home."""
+    """Provide an operator with a collected training."""
     operator = make_operator(serving_cluster, tmp_path, inv_server)
     model = image / "models" / "org--base"
     operator.settings |= {
@@ -68,7 +68,7 @@ def trained(serving_cluster: Cluster, image: Path, tmp_path: Path, inv_server: F
         "serve": {"image": f"docker.io/vllm/vllm-openai@{DIGEST}", "arguments": ["--max-model-len", "8192"]},
     }
     operator.settings["fleet"]["kind"] = "local"  # as it was trained
-    folder = a_run(operator.results / RUN)
+    folder = write_run(operator.results / RUN)
     record = dataclasses.replace(
         RECORD,
         run_id=RUN,
@@ -87,36 +87,36 @@ def trained(serving_cluster: Cluster, image: Path, tmp_path: Path, inv_server: F
     return operator
 
 
-def test_an_adapter_is_served_asked_with_a_key_that_nobody_sees_and_stopped(trained: Operator) -> None:
+def test_an_adapter_is_served_with_a_hidden_key_and_stopped(trained: Operator) -> None:
     assert "create     job/serve" in trained.inv("serve", "--dry-run")
     assert trained.objects("jobs.batch") == []
-    said = trained.inv("serve", stdin=f"{PASSWORD}\n")
-    assert "sent the adapter to serve-0-" in said
-    assert f"serving run {RUN} as tuned" in said
+    output = trained.inv("serve", stdin=f"{PASSWORD}\n")
+    assert "sent the adapter to serve-0-" in output
+    assert f"serving run {RUN} as tuned" in output
     (pod,) = trained.objects("pods")
-    (secret,) = [object for object in trained.objects("secrets") if object["metadata"]["name"] == "serve-key"]
+    (secret,) = [candidate for candidate in trained.objects("secrets") if candidate["metadata"]["name"] == "serve-key"]
     log = trained.kubectl("logs", pod["metadata"]["name"])
     assert "--lora-modules tuned=/scratch/serve/adapter --quantization bitsandbytes" in log
     assert "--max-model-len 8192" in log
 
     assert f"run {RUN}: 1 of 1 " in trained.inv("serve.check", "cluster")
     assert trained.inv("chat", "cluster", stdin="Why?\n").splitlines()[-1] == "Because."
-    assert "serves base, tuned, not other" in trained.inv("serve.check", "cluster", "--model=other", code=2)
+    assert "base, tuned, not other" in trained.inv("serve.check", "cluster", "--model=other", code=2)
     key = trained.kubectl("get", "secret", "serve-key", "--output=go-template={{.data.key | base64decode}}")
     assert len(key) >= 40
-    for place in (said, log, *(path.read_text(errors="replace") for path in trained.project.rglob("*.json"))):
-        assert key not in place
-        assert secret["data"]["key"] not in place
+    for text in (output, log, *(path.read_text(errors="replace") for path in trained.project.rglob("*.json"))):
+        assert key not in text
+        assert secret["data"]["key"] not in text
 
     assert "nothing to do: 1 of 1 pods are up" in trained.inv("serve")
     trained.inv("serve.stop")
     assert "no server is deployed" in trained.inv("serve.stop")
     assert trained.objects("jobs.batch") == []
-    assert [object["metadata"]["name"] for object in trained.objects("secrets")] == ["ocir-secret"]
+    assert [secret["metadata"]["name"] for secret in trained.objects("secrets")] == ["ocir-secret"]
     assert "no pod has index 0" in trained.inv("serve.check", "cluster", code=3)
 
 
-def test_what_cannot_be_served_is_one_line(trained: Operator, image: Path) -> None:
+def test_an_error_of_serve_is_one_line(trained: Operator, image: Path) -> None:
     trained.settings["serve"] |= {"image": "docker.io/vllm/vllm-openai:latest"}
     assert "a tag can move" in trained.inv("serve", code=2)
     del trained.settings["serve"]["image"]
@@ -128,10 +128,10 @@ def test_what_cannot_be_served_is_one_line(trained: Operator, image: Path) -> No
     record = RunRecord.read(trained.results / RUN / "run.json")
     inputs = {"inputs": {"model": {"sha256": "0" * 64}}}
     dataclasses.replace(record, provenance=inputs).write(trained.results / RUN)
-    said = trained.inv("serve", stdin=f"{PASSWORD}\n", code=1)
-    assert "Container adapter for pod" in said
-    assert "failed with exit code 4" in said
-    assert said.rstrip().endswith("then `inv serve`")
+    output = trained.inv("serve", stdin=f"{PASSWORD}\n", code=1)
+    assert "Container adapter for pod" in output
+    assert "failed with exit code 4" in output
+    assert output.rstrip().endswith("then `inv serve`")
     (pod,) = trained.objects("pods")
     log = trained.kubectl("logs", pod["metadata"]["name"], "--container=adapter")
     assert "not the model that the adapter was trained on" in log
