@@ -1,13 +1,13 @@
-"""AdamW with its moments in 8 bits, for many tensors in one launch; bitsandbytes' update and state format.
+"""AdamW with 8-bit moments, for many tensors in one launch, with bitsandbytes' update rule and state format.
 
     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = (p - lr c2 / c1 * m / (sqrt(v) + c2 eps)) (1 - lr decay),  c1 = 1 - beta1^step,  c2 = sqrt(1 - beta2^step)
 
-m and v are kept as codes (uint8) of a table of 256 values, times the largest magnitude of their block of 256 numbers
-(Dettmers et al., arXiv 2110.02861). Parameters and gradients are float32. A gradient that is not finite changes nothing
-but clears its moments, as in bitsandbytes.
+m and v are stored as codes (uint8) into a table of 256 values, times the largest magnitude of their block of 256
+numbers (Dettmers et al., arXiv 2110.02861). Parameters and gradients are float32. A non-finite gradient leaves its
+parameter unchanged and clears its moments, as in bitsandbytes.
 
-Bytes moved: 16 a parameter, and 8 gathers from a table of 1 KiB for each code.
+Bytes moved: 16 per parameter, and 8 gathers from a table of 1 KiB per code.
 """
 
 import math
@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 
-from bench.kernels.triton_compat import jit, parts, tl
+from bench.kernels.triton_compat import ceil_div, jit, tl
 
 BLOCK = 256
-FIELDS = 8  # of a tensor in the table: six addresses, its first block, its numbers
+# Columns of a `TensorTable` row: six addresses, the first block, the number of elements.
+TABLE_COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """The state of one tensor: codes of both moments and the largest magnitudes of their blocks."""
+    """Optimizer state of one tensor: codes of both moments and the largest magnitude of each block."""
 
     codes_m: Any
     codes_v: Any
@@ -35,7 +36,7 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The numbers of one step. `step` counts from 1."""
+    """Hyperparameters of one step. `step` counts from 1."""
 
     lr: float
     betas: tuple[float, float]
@@ -54,7 +55,7 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class Codebook:
-    """The sorted values of both codes (256,), and the midpoints between neighbours (255,), float32."""
+    """Sorted values of both code tables (256,) and the midpoints between neighbours (255,), float32."""
 
     signed: Any
     unsigned: Any
@@ -71,15 +72,15 @@ class Codebook:
         )
 
 
-Tensors = tuple[Any, Any, Moments]  # a parameter, its gradient and its state
+UpdateTarget = tuple[Any, Any, Moments]  # parameter, gradient, state
 
 
 class TensorTable:
-    """Addresses of many tensors on the device, for the kernel; valid as long as none of them moves (`key`)."""
+    """Device table with the addresses of many tensors; valid as long as none of them moves (`key`)."""
 
-    def __init__(self, tensors: Sequence[Tensors]) -> None:
-        self.key = self.key_of(tensors)
-        counts = [parts(parameter.numel(), BLOCK) for parameter, _, _ in tensors]
+    def __init__(self, tensors: Sequence[UpdateTarget]) -> None:
+        self.key = self.addresses_of(tensors)
+        counts = [ceil_div(parameter.numel(), BLOCK) for parameter, _, _ in tensors]
         firsts = [sum(counts[:number]) for number in range(len(counts))]
         sizes = [parameter.numel() for parameter, _, _ in tensors]
         rows = [[*addresses, first, size] for addresses, first, size in zip(self.key, firsts, sizes, strict=True)]
@@ -90,7 +91,7 @@ class TensorTable:
         self.owners = owners.repeat_interleave(torch.tensor(counts)).to(device)
 
     @staticmethod
-    def key_of(tensors: Sequence[Tensors]) -> list[tuple[int, ...]]:
+    def addresses_of(tensors: Sequence[UpdateTarget]) -> list[tuple[int, ...]]:
         """Return the addresses of each parameter's six tensors."""
         return [
             tuple(
@@ -106,59 +107,59 @@ def update_(table: TensorTable, codebook: Codebook, update: Update) -> None:
     _adamw8[(table.blocks,)](
         table.rows, table.owners, codebook.signed, codebook.unsigned, codebook.signed_midpoints,
         codebook.unsigned_midpoints, update.step_size, update.correction * update.eps, *update.betas,
-        1.0 - update.lr * update.weight_decay, BLOCK=BLOCK, FIELDS=FIELDS, num_warps=2,
+        1.0 - update.lr * update.weight_decay, BLOCK=BLOCK, TABLE_COLUMNS=TABLE_COLUMNS, num_warps=2,
     )  # fmt: skip
 
 
 def update_reference(parameter: Any, gradient: Any, moments: Moments, codebook: Codebook, update: Update) -> None:
     """Update one tensor in place, in plain PyTorch."""
-    (beta1, beta2), size = update.betas, parameter.numel()
+    (beta1, beta2), numel = update.betas, parameter.numel()
     padded = len(moments.max_m) * BLOCK
 
     def blocks(tensor: Any) -> Any:
-        return torch.nn.functional.pad(tensor.reshape(-1), (0, padded - size)).view(-1, BLOCK)
+        return torch.nn.functional.pad(tensor.reshape(-1), (0, padded - numel)).view(-1, BLOCK)
 
     g, p = blocks(gradient), blocks(parameter)
-    finite = torch.isfinite(g)
-    g = torch.where(finite, g, 0.0)
+    is_finite = torch.isfinite(g)
+    g = torch.where(is_finite, g, 0.0)
     m = codebook.signed[blocks(moments.codes_m).long()] * moments.max_m[:, None] * beta1 + (1.0 - beta1) * g
     v = codebook.unsigned[blocks(moments.codes_v).long()] * moments.max_v[:, None] * beta2 + (1.0 - beta2) * g * g
-    m, v = torch.where(finite, m, 0.0), torch.where(finite, v, 0.0)
-    inside = blocks(torch.ones_like(parameter)) > 0
-    m, v = torch.where(inside, m, 0.0), torch.where(inside, v, 0.0)
-    changed = p - update.step_size * (m / (v.sqrt() + update.correction * update.eps))
-    changed = changed * (1.0 - update.lr * update.weight_decay)
-    parameter.copy_(torch.where(finite, changed, p).reshape(-1)[:size].view_as(parameter))
+    m, v = torch.where(is_finite, m, 0.0), torch.where(is_finite, v, 0.0)
+    is_real = blocks(torch.ones_like(parameter)) > 0
+    m, v = torch.where(is_real, m, 0.0), torch.where(is_real, v, 0.0)
+    updated = p - update.step_size * (m / (v.sqrt() + update.correction * update.eps))
+    updated = updated * (1.0 - update.lr * update.weight_decay)
+    parameter.copy_(torch.where(is_finite, updated, p).reshape(-1)[:numel].view_as(parameter))
     moments.max_m.copy_(m.abs().amax(1))
     moments.max_v.copy_(v.amax(1))
     codes_m = torch.bucketize(m * _inverse(moments.max_m)[:, None], codebook.signed_midpoints)
-    codes_m -= ((m < 0) & (codebook.signed[codes_m] >= 0)).to(codes_m.dtype)  # the sign is never lost
+    codes_m -= ((m < 0) & (codebook.signed[codes_m] >= 0)).to(codes_m.dtype)  # keep the sign
     codes_v = torch.bucketize(v * _inverse(moments.max_v)[:, None], codebook.unsigned_midpoints)
     for target, codes in ((moments.codes_m, codes_m), (moments.codes_v, codes_v)):
-        target.copy_(codes.reshape(-1)[:size].view_as(target).to(torch.uint8))
+        target.copy_(codes.reshape(-1)[:numel].view_as(target).to(torch.uint8))
 
 
-def _inverse(largest: Any) -> Any:
-    return torch.where(largest > 0, 1.0 / largest, 0.0)
+def _inverse(magnitudes: Any) -> Any:
+    return torch.where(magnitudes > 0, 1.0 / magnitudes, 0.0)
 
 
 @jit
 def _nearest_code(value, midpoints):
     """Count the midpoints below `value`: the code of the nearest table value, by binary search."""
     code = tl.zeros_like(value).to(tl.int32)
-    for power in tl.static_range(8):
-        further = code + (128 >> power)
-        code = tl.where(value > tl.load(midpoints + further - 1), further, code)
+    for bit in tl.static_range(8):
+        candidate = code + (128 >> bit)
+        code = tl.where(value > tl.load(midpoints + candidate - 1), candidate, code)
     return code
 
 
 @jit
 def _adamw8(
-    rows, owners, signed, unsigned, signed_midpoints, unsigned_midpoints, step_size, eps, beta1, beta2, shrink,
-    BLOCK: tl.constexpr, FIELDS: tl.constexpr,
+    rows, owners, signed, unsigned, signed_midpoints, unsigned_midpoints, step_size, eps, beta1, beta2, decay_factor,
+    BLOCK: tl.constexpr, TABLE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
-    row = rows + tl.load(owners + block) * FIELDS
+    row = rows + tl.load(owners + block) * TABLE_COLUMNS
     parameter = tl.load(row).to(tl.pointer_type(tl.float32))
     gradient = tl.load(row + 1).to(tl.pointer_type(tl.float32))
     codes_m = tl.load(row + 2).to(tl.pointer_type(tl.uint8))
@@ -166,23 +167,23 @@ def _adamw8(
     max_m = tl.load(row + 4).to(tl.pointer_type(tl.float32))
     max_v = tl.load(row + 5).to(tl.pointer_type(tl.float32))
     block -= tl.load(row + 6)  # the tensor's own
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    inside = at < tl.load(row + 7)
-    p = tl.load(parameter + at, mask=inside, other=0.0)
-    g = tl.load(gradient + at, mask=inside, other=0.0)
-    finite = (g == g) & (tl.abs(g) != float("inf"))
-    g = tl.where(finite, g, 0.0)
-    m = tl.load(signed + tl.load(codes_m + at, mask=inside, other=0).to(tl.int32)) * tl.load(max_m + block)
-    v = tl.load(unsigned + tl.load(codes_v + at, mask=inside, other=0).to(tl.int32)) * tl.load(max_v + block)
+    offsets = block * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < tl.load(row + 7)
+    p = tl.load(parameter + offsets, mask=mask, other=0.0)
+    g = tl.load(gradient + offsets, mask=mask, other=0.0)
+    is_finite = (g == g) & (tl.abs(g) != float("inf"))
+    g = tl.where(is_finite, g, 0.0)
+    m = tl.load(signed + tl.load(codes_m + offsets, mask=mask, other=0).to(tl.int32)) * tl.load(max_m + block)
+    v = tl.load(unsigned + tl.load(codes_v + offsets, mask=mask, other=0).to(tl.int32)) * tl.load(max_v + block)
     m, v = m * beta1 + (1.0 - beta1) * g, v * beta2 + (1.0 - beta2) * g * g
-    m, v = tl.where(finite & inside, m, 0.0), tl.where(finite & inside, v, 0.0)
-    changed = (p - step_size * (m / (tl.sqrt(v) + eps))) * shrink
-    tl.store(parameter + at, tl.where(finite, changed, p), mask=inside)
+    m, v = tl.where(is_finite & mask, m, 0.0), tl.where(is_finite & mask, v, 0.0)
+    updated = (p - step_size * (m / (tl.sqrt(v) + eps))) * decay_factor
+    tl.store(parameter + offsets, tl.where(is_finite, updated, p), mask=mask)
     largest_m, largest_v = tl.max(tl.abs(m), axis=0), tl.max(v, axis=0)
     tl.store(max_m + block, largest_m)
     tl.store(max_v + block, largest_v)
     code_m = _nearest_code(m * tl.where(largest_m > 0, 1.0 / largest_m, 0.0), signed_midpoints)
     code_m -= ((m < 0) & (tl.load(signed + code_m) >= 0)).to(tl.int32)
     code_v = _nearest_code(v * tl.where(largest_v > 0, 1.0 / largest_v, 0.0), unsigned_midpoints)
-    tl.store(codes_m + at, code_m.to(tl.uint8), mask=inside)
-    tl.store(codes_v + at, code_v.to(tl.uint8), mask=inside)
+    tl.store(codes_m + offsets, code_m.to(tl.uint8), mask=mask)
+    tl.store(codes_v + offsets, code_v.to(tl.uint8), mask=mask)

@@ -1,4 +1,4 @@
-"""The A side of LoRA (Hu et al. 2021), for all adapters of one input at once, dropout included.
+"""The A side of LoRA (Hu et al. 2021) with dropout, for all adapters of one input at once.
 
 With n adapters on the same input x, each with its own A_j (R, K) and its own dropout mask:
 
@@ -6,17 +6,19 @@ With n adapters on the same input x, each with its own A_j (R, K) and its own dr
     backward   d_x += sum over j of s drop_j(d_u_j A_j)    in place
                d_A_j = s d_u_j^T drop_j(x)                 (R, K) float32
 
-s is the adapters' scaling. drop_j keeps each number with probability 1 - p and divides it by 1 - p. A hash decides,
-the same in forward and backward, so no mask is stored: three byte masks of q, k and v would take 100 MB a layer at 4096
-tokens. The library keeps the dropped inputs themselves. Row and column are each mixed with the seed, once for a tile's
-side; a number costs one exclusive or, and for each adapter one product, whose 32 bits are compared with p.
+s is the adapters' scaling. drop_j keeps each number with probability 1 - p and divides it by 1 - p. A hash selects the
+numbers, the same ones in forward and backward, so no mask is stored: byte masks for q, k and v would take 100 MB per
+layer at 4096 tokens. The library stores the dropped inputs themselves. Row and column indices are each mixed with the
+seed once per tile; a number then costs an exclusive or, and per adapter a product, whose 32 bits are compared with p.
 
-x: (T, K); a: (n R, K), the adapters one below the other; u: (T, n R). Bytes moved, as R is far below K: 2TK a function,
-twice that where the gradient of x is added to; the adapters of one block of tokens run together and share the cache.
-One launch serves all adapters of an input up to MOST_RANKS ranks. `down` also divides the long sum among programs, as
-4096 tokens alone do not fill a GPU; `_lora_sum` adds their parts in order. `backward_` computes both gradients at once:
-it reads x and d_x together, uses each hash twice, and recomputes a normed x instead of reading it. The B side is
-`bench.kernels.lora_out`.
+x: (T, K); a: (n R, K), the adapters concatenated; u: (T, n R). Bytes moved, with R far below K: 2TK per function, twice
+that if the gradient of x is updated; the adapters of one block of tokens run together and share the cache.
+
+
+One launch serves all adapters of an input up to MAX_JOINT_RANKS ranks. `down` also splits the sum over K among
+programs, because 4096 tokens do not fill a GPU; `_lora_sum` adds the parts in order. `backward_` computes both
+gradients at once: it reads x and d_x together, uses each hash twice, and recomputes a normed x instead of reading it.
+The B side is `bench.kernels.lora_out`.
 """
 
 from dataclasses import dataclass
@@ -24,260 +26,267 @@ from typing import Any
 
 import torch
 
-from bench.kernels.triton_compat import HOPPER, compiled, gpu, jit, parts, power_of_two, tl
+from bench.kernels.triton_compat import HOPPER, ceil_div, gpu_properties, jit, next_power_of_2, tl, uses_triton
 
-WORD = 1 << 32
-GOLDEN, OF_COLUMN = 0x9E3779B9, 0x85EBCA6B  # spread neighbours before they are mixed
-MIX = (0x7FEB352D, 0x846CA68B)  # of Wellons' "lowbias32"
-OF_TARGET = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # each adapter's own product
-# A tile's sides: the best of 16 to 128 tokens and 64 to 256 columns, measured at 4096 x 4096 and rank 16.
+HASH_RANGE = 1 << 32
+ROW_FACTOR, COLUMN_FACTOR = 0x9E3779B9, 0x85EBCA6B  # spread neighbouring indices before mixing
+MIX_FACTORS = (0x7FEB352D, 0x846CA68B)  # from Wellons' "lowbias32"
+TARGET_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # one per adapter
+# Tile sizes: the best of 16 to 128 tokens and 64 to 256 columns, measured at 4096 x 4096 and rank 16.
 TOKENS, COLUMNS, RANKS = 32, 128, 64
-SPLIT_COLUMNS, MOST_SPLITS = 1024, 8
-SPLIT_TOKENS = 512  # tokens that one program of a weight's gradient adds up
-MOST_TARGETS = 3  # adapters on one input: q, k and v
-MOST_RANKS = 64  # of all adapters of one input, for one program to serve them all
+SPLIT_COLUMNS, MAX_SPLITS = 1024, 8
+SPLIT_TOKENS = 512  # tokens that one program of a weight gradient sums
+MAX_TARGETS = 3  # adapters per input: q, k and v
+MAX_JOINT_RANKS = 64  # sum over an input's adapters up to which one program serves them all
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seed:
-    """Of one input's masks: the sum of `number`, int64 () on the input's device, and `plus`.
+class MaskSeed:
+    """Seed of one input's dropout masks: `base`, an int64 scalar on the input's device, plus `offset`.
 
-    On the device, so that steps captured as a graph (`bench.qlora.recipes.cuda_graph`) read another one in each replay.
+    `base` is on the device so that each replay of a captured step (`bench.qlora.recipes.cuda_graph`) reads a new one.
     """
 
-    number: Any
-    plus: int = 0
+    base: Any
+    offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraInput:
-    """The adapters of one input: their rank, scaling, dropout probability, and the seed of this input's masks."""
+    """Adapters of one input: rank, scaling, dropout probability and mask seed."""
 
     rank: int
     scaling: float
     p: float = 0.0
-    seed: Seed | None = None  # None where p is 0
+    seed: MaskSeed | None = None  # None if p is 0
 
     @property
     def limit(self) -> int:
-        """A number is dropped where its 32-bit hash is below this."""
-        return round(self.p * WORD)
+        """Hash below which a number is dropped."""
+        return round(self.p * HASH_RANGE)
 
     @property
     def scale(self) -> float:
-        """The factor of a sum over kept numbers."""
+        """Factor for a sum over the numbers that dropout kept."""
         return self.scaling / (1.0 - self.p)
 
-    def masks(self, like: Any) -> tuple[Any, int, int]:
-        """(seed, plus, limit) for a kernel; any tensor stands for a seed that is not read."""
-        return (like, 0, 0) if self.seed is None else (self.seed.number, self.seed.plus, self.limit)
+    def mask_arguments(self, placeholder: Any) -> tuple[Any, int, int]:
+        """Return a kernel's (seed, seed_offset, limit); `placeholder` replaces a seed that is not read."""
+        return (placeholder, 0, 0) if self.seed is None else (self.seed.base, self.seed.offset, self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normed:
-    """An input that is not kept: the norm (`bench.kernels.norm`) of `total` (T, K) with these rstd and weight."""
+class NormedInput:
+    """Input that is recomputed: the norm (`bench.kernels.norm`) of `total` (T, K) with `rstd` and `weight`."""
 
     total: Any
     rstd: Any
     weight: Any
 
-    def made(self) -> Any:
-        """The input itself, rounded as by the norm."""
-        wide = self.total * self.rstd[:, None]  # float32, as rstd is
-        return wide.mul_(self.weight.float()).to(self.total.dtype)
+    def recompute(self) -> Any:
+        """Return the input, rounded as by the norm."""
+        normed = self.total * self.rstd[:, None]  # float32, like rstd
+        return normed.mul_(self.weight.float()).to(self.total.dtype)
 
 
-def down(x: Any, a: Any, side: LoraInput) -> Any:
-    """u, of x's dtype."""
-    if not compiled(x):
-        return down_reference(x, a, side)
+def down(x: Any, a: Any, adapters: LoraInput) -> Any:
+    """Return u in x's dtype."""
+    if not uses_triton(x):
+        return down_reference(x, a, adapters)
     tokens, width = x.shape
-    targets = a.shape[0] // side.rank
-    splits = max(1, min(MOST_SPLITS, width // SPLIT_COLUMNS))
-    tall, programs = rank_tiles(a.shape[0], side.rank)
-    together = targets if _fits_together(a, side) else 1
-    columns = down_columns(gpu(x.device)[0], x.element_size())
-    sums = torch.empty((targets * splits, tokens, side.rank), dtype=torch.float32, device=x.device)
-    _lora_down[(parts(tokens, TOKENS), splits, 1 if together > 1 else programs)](
-        x, a, sums, tokens, width, *side.masks(x), RANK=side.rank, DROPS=side.p > 0, TOGETHER=together, SPLITS=splits,
-        SPLIT=parts(parts(width, splits), columns) * columns, TOKENS=TOKENS, RANKS=tall, COLUMNS=columns,
-        num_warps=4, num_stages=3,
+    targets = a.shape[0] // adapters.rank
+    split_count = max(1, min(MAX_SPLITS, width // SPLIT_COLUMNS))
+    tile_ranks, programs = rank_tiles(a.shape[0], adapters.rank)
+    joint_targets = targets if _fits_together(a, adapters) else 1
+    columns = down_tile_columns(gpu_properties(x.device)[0], x.element_size())
+    sums = torch.empty((targets * split_count, tokens, adapters.rank), dtype=torch.float32, device=x.device)
+    _lora_down[(ceil_div(tokens, TOKENS), split_count, 1 if joint_targets > 1 else programs)](
+        x, a, sums, tokens, width, *adapters.mask_arguments(x), RANK=adapters.rank, DROPS=adapters.p > 0,
+        TOGETHER=joint_targets, SPLITS=split_count, SPLIT=ceil_div(ceil_div(width, split_count), columns) * columns,
+        TOKENS=TOKENS, RANKS=tile_ranks, COLUMNS=columns, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return added(sums, tuple(range(0, (targets + 1) * splits, splits)), x.dtype, side.scale)
+    return sum_parts(sums, tuple(range(0, (targets + 1) * split_count, split_count)), x.dtype, adapters.scale)
 
 
-def down_columns(capability: tuple[int, int], bytes_each: int) -> int:
-    """Of a tile of `down`: 48 KiB of shared memory for three on Hopper, half before it."""
+def down_tile_columns(capability: tuple[int, int], bytes_each: int) -> int:
+    """Return the columns of a tile of `down`: three tiles take 48 KiB of shared memory on Hopper, half before it."""
     return (512 if capability >= HOPPER else 256) // bytes_each
 
 
-def added(sums: Any, firsts: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
-    """(T, n R) of `dtype`: `scale` times the sum of each target's parts, those from `firsts[j]` to `firsts[j + 1]`.
+def sum_parts(sums: Any, firsts: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
+    """Sum each target's parts, `firsts[j]` to `firsts[j + 1]`, and scale them; returns (T, n R) in `dtype`.
 
     sums: float32 (parts, T, R).
     """
     _, tokens, rank = sums.shape
     targets = len(firsts) - 1
     out = torch.empty((tokens, targets * rank), dtype=dtype, device=sums.device)
-    ends = (*firsts, *[firsts[-1]] * (MOST_TARGETS - targets))
-    _lora_sum[(parts(tokens, TOKENS), targets)](
-        sums, out, tokens, *ends, scale, RANK=rank, TARGETS=targets, TOKENS=TOKENS, RANKS=power_of_two(rank),
+    ends = (*firsts, *[firsts[-1]] * (MAX_TARGETS - targets))
+    _lora_sum[(ceil_div(tokens, TOKENS), targets)](
+        sums, out, tokens, *ends, scale, RANK=rank, TARGETS=targets, TOKENS=TOKENS, RANKS=next_power_of_2(rank),
         num_warps=4,
     )  # fmt: skip
     return out
 
 
-def backward_(d_x: Any, d_u: Any, a: Any, x: Any, side: LoraInput, d_a: Any) -> None:
-    """Add the adapters' part to `d_x`, and write d_A to `d_a`, made by `sums`. `x` may be a `Normed`."""
-    if not compiled(d_x) or not _fits_together(a, side):
-        add_input_gradient_(d_x, d_u, a, side)
-        weight_gradient(d_u, x, side, d_a)
+def backward_(d_x: Any, d_u: Any, a: Any, x: Any, adapters: LoraInput, d_a: Any) -> None:
+    """Add the adapters' gradient to `d_x`, and write d_A to `d_a`, made by `empty_weight_gradient`."""
+    if not uses_triton(d_x) or not _fits_together(a, adapters):
+        add_input_gradient_(d_x, d_u, a, adapters)
+        weight_gradient(d_u, x, adapters, d_a)
         return
     tokens, width = d_x.shape
-    targets = a.shape[0] // side.rank
-    columns = COLUMNS if targets > 1 and gpu(d_x.device)[0] >= HOPPER else COLUMNS // 2
-    total, rstd, weight = (x.total, x.rstd, x.weight) if isinstance(x, Normed) else (x, d_u, d_u)
-    _lora_backward[(parts(width, columns), parts(tokens, SPLIT_TOKENS))](
-        d_x, d_u, a, total, rstd, weight, d_a, d_a.stride(0), tokens, width, a.shape[0], *side.masks(d_u), side.scale,
-        RANK=side.rank, TARGETS=targets, DROPS=side.p > 0, NORMED=isinstance(x, Normed),
-        SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=rank_tiles(side.rank, side.rank)[0], COLUMNS=columns, num_warps=4,
-        num_stages=1,
+    targets = a.shape[0] // adapters.rank
+    columns = COLUMNS if targets > 1 and gpu_properties(d_x.device)[0] >= HOPPER else COLUMNS // 2
+    total, rstd, weight = (x.total, x.rstd, x.weight) if isinstance(x, NormedInput) else (x, d_u, d_u)
+    _lora_backward[(ceil_div(width, columns), ceil_div(tokens, SPLIT_TOKENS))](
+        d_x, d_u, a, total, rstd, weight, d_a, d_a.stride(0), tokens, width, a.shape[0], *adapters.mask_arguments(d_u),
+        adapters.scale, RANK=adapters.rank, TARGETS=targets, DROPS=adapters.p > 0, NORMED=isinstance(x, NormedInput),
+        SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=rank_tiles(adapters.rank, adapters.rank)[0], COLUMNS=columns,
+        num_warps=4, num_stages=1,
     )  # fmt: skip
 
 
-def add_input_gradient_(d_x: Any, d_u: Any, a: Any, side: LoraInput) -> None:
-    """Add the adapters' part to `d_x`."""
-    if not compiled(d_x):
-        d_x.copy_(d_x.float() + input_gradient_reference(d_u, a, side))
+def add_input_gradient_(d_x: Any, d_u: Any, a: Any, adapters: LoraInput) -> None:
+    """Add the adapters' gradient to `d_x`."""
+    if not uses_triton(d_x):
+        d_x.copy_(d_x.float() + input_gradient_reference(d_u, a, adapters))
         return
     tokens, width = d_x.shape
-    tall, _ = rank_tiles(a.shape[0], side.rank)
-    _lora_input_gradient[(parts(width, COLUMNS), parts(tokens, TOKENS))](
-        d_x, d_u, a, tokens, width, a.shape[0], *side.masks(d_u), side.scale, RANK=side.rank,
-        TARGETS=a.shape[0] // side.rank, DROPS=side.p > 0, TOKENS=TOKENS, RANKS=tall, COLUMNS=COLUMNS, num_warps=4,
+    tile_ranks, _ = rank_tiles(a.shape[0], adapters.rank)
+    _lora_input_gradient[(ceil_div(width, COLUMNS), ceil_div(tokens, TOKENS))](
+        d_x, d_u, a, tokens, width, a.shape[0], *adapters.mask_arguments(d_u), adapters.scale, RANK=adapters.rank,
+        TARGETS=a.shape[0] // adapters.rank, DROPS=adapters.p > 0, TOKENS=TOKENS, RANKS=tile_ranks, COLUMNS=COLUMNS,
+        num_warps=4,
     )  # fmt: skip
 
 
-def weight_gradient(d_u: Any, x: Any, side: LoraInput, d_a: Any) -> None:
-    """Write d_A of all adapters to `d_a`, made by `sums`. `x` may be a `Normed`."""
-    x = x.made() if isinstance(x, Normed) else x
-    if not compiled(x):
-        d_a.copy_(weight_gradient_reference(d_u, x, side))
+def weight_gradient(d_u: Any, x: Any, adapters: LoraInput, d_a: Any) -> None:
+    """Write d_A of all adapters to `d_a`, made by `empty_weight_gradient`."""
+    x = x.recompute() if isinstance(x, NormedInput) else x
+    if not uses_triton(x):
+        d_a.copy_(weight_gradient_reference(d_u, x, adapters))
         return
     tokens, width = x.shape
     rows = d_u.shape[1]
-    tall, programs = rank_tiles(rows, side.rank)
-    _lora_weight_gradient[(programs, parts(width, COLUMNS), len(d_a))](
-        d_u, x, d_a, d_a.stride(0), tokens, width, rows, *side.masks(d_u), side.scale, RANK=side.rank,
-        DROPS=side.p > 0, SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=tall, COLUMNS=COLUMNS, num_warps=4,
+    tile_ranks, programs = rank_tiles(rows, adapters.rank)
+    _lora_weight_gradient[(programs, ceil_div(width, COLUMNS), len(d_a))](
+        d_u, x, d_a, d_a.stride(0), tokens, width, rows, *adapters.mask_arguments(d_u), adapters.scale,
+        RANK=adapters.rank, DROPS=adapters.p > 0, SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=tile_ranks, COLUMNS=COLUMNS,
+        num_warps=4,
     )  # fmt: skip
 
 
-def sums(like: Any, a: Any) -> Any:
-    """Memory for d_A, float32 (splits, n R, K). A split is the sum over SPLIT_TOKENS tokens of `like` (T, ...), or
-    without a kernel over all of them; d_A is the sum of all splits."""
-    splits = parts(len(like), SPLIT_TOKENS) if compiled(like) else 1
+def empty_weight_gradient(like: Any, a: Any) -> Any:
+    """Allocate d_A, float32 (splits, n R, K); the gradient is the sum of all splits.
+
+    A split is the sum over SPLIT_TOKENS tokens of `like` (T, ...), or over all tokens without a kernel.
+    """
+    splits = ceil_div(len(like), SPLIT_TOKENS) if uses_triton(like) else 1
     return torch.empty((splits, *a.shape), dtype=torch.float32, device=like.device)
 
 
-def _fits_together(a: Any, side: LoraInput) -> bool:
-    tall, programs = rank_tiles(a.shape[0], side.rank)
-    return tall >= side.rank and programs * tall <= MOST_RANKS
+def _fits_together(a: Any, adapters: LoraInput) -> bool:
+    tile_ranks, programs = rank_tiles(a.shape[0], adapters.rank)
+    return tile_ranks >= adapters.rank and programs * tile_ranks <= MAX_JOINT_RANKS
 
 
 def rank_tiles(rows: int, rank: int) -> tuple[int, int]:
-    """A tile's height in ranks, and how many tiles cover all adapters, none across two of them."""
-    tall = max(16, min(RANKS, power_of_two(rank)))  # Triton's matrix products start at 16
-    return tall, rows // rank * parts(rank, tall)
+    """Return the ranks of a tile, and the number of tiles for all adapters; no tile spans two adapters."""
+    tile_ranks = max(16, min(RANKS, next_power_of_2(rank)))  # Triton's matrix products start at 16
+    return tile_ranks, rows // rank * ceil_div(rank, tile_ranks)
 
 
 # In plain PyTorch -----------------------------------------------------------------------------------------------------
 
 
-def kept_reference(tokens: int, width: int, target: int, side: LoraInput, device: Any) -> Any:
-    """Which numbers of (T, K) adapter `target` keeps, bool. Only with a seed."""
-    number, plus, limit = side.masks(None)
-    salt = number.item() + plus
+def keep_mask_reference(tokens: int, width: int, target: int, adapters: LoraInput, device: Any) -> Any:
+    """Return the numbers that adapter `target` keeps, bool (T, K). Requires a seed."""
+    base, offset, limit = adapters.mask_arguments(None)
+    salt = base.item() + offset
     rows, columns = (torch.arange(count, dtype=torch.int64, device=device) for count in (tokens, width))
-    key = _mixed(rows * GOLDEN + salt)[:, None] ^ _mixed(columns * OF_COLUMN + salt)
-    return (key * OF_TARGET[target]) % WORD >= limit
+    key = _mix_reference(rows * ROW_FACTOR + salt)[:, None] ^ _mix_reference(columns * COLUMN_FACTOR + salt)
+    return (key * TARGET_FACTORS[target]) % HASH_RANGE >= limit
 
 
-def _mixed(word: Any) -> Any:
-    """32 bits of an int64 each, of which every one depends on all of `word`'s lower 32."""
-    word = word % WORD
-    for shift, factor in zip((16, 15), MIX, strict=True):
-        word = ((word ^ (word >> shift)) * factor) % WORD
+def _mix_reference(word: Any) -> Any:
+    """Mix the lower 32 bits of each int64: every bit of the result depends on all of them."""
+    word = word % HASH_RANGE
+    for shift, factor in zip((16, 15), MIX_FACTORS, strict=True):
+        word = ((word ^ (word >> shift)) * factor) % HASH_RANGE
     return word ^ (word >> 16)
 
 
-def dropped_reference(x: Any, target: int, side: LoraInput) -> Any:
-    """s drop_j(x) in float32."""
-    wide = x.float() * side.scale
-    return wide * kept_reference(x.shape[0], x.shape[1], target, side, x.device) if side.p > 0 else wide
+def dropout_reference(x: Any, target: int, adapters: LoraInput) -> Any:
+    """Return s drop_j(x) in float32."""
+    scaled = x.float() * adapters.scale
+    return (
+        scaled * keep_mask_reference(x.shape[0], x.shape[1], target, adapters, x.device) if adapters.p > 0 else scaled
+    )
 
 
-def down_reference(x: Any, a: Any, side: LoraInput) -> Any:
-    of_targets = [dropped_reference(x, j, side) @ each.float().T for j, each in enumerate(a.split(side.rank))]
-    return torch.cat(of_targets, dim=-1).to(x.dtype)
+def down_reference(x: Any, a: Any, adapters: LoraInput) -> Any:
+    parts = [dropout_reference(x, j, adapters) @ each.float().T for j, each in enumerate(a.split(adapters.rank))]
+    return torch.cat(parts, dim=-1).to(x.dtype)
 
 
-def input_gradient_reference(d_u: Any, a: Any, side: LoraInput) -> Any:
-    """float32 of shape (T, K)."""
-    pairs = zip(d_u.float().split(side.rank, dim=-1), a.float().split(side.rank), strict=True)
-    return sum(dropped_reference(each @ of_target, j, side) for j, (each, of_target) in enumerate(pairs))
+def input_gradient_reference(d_u: Any, a: Any, adapters: LoraInput) -> Any:
+    """Return the input gradient, float32 (T, K)."""
+    pairs = zip(d_u.float().split(adapters.rank, dim=-1), a.float().split(adapters.rank), strict=True)
+    return sum(dropout_reference(gradient @ weight, j, adapters) for j, (gradient, weight) in enumerate(pairs))
 
 
-def weight_gradient_reference(d_u: Any, x: Any, side: LoraInput) -> Any:
-    of_targets = d_u.float().split(side.rank, dim=-1)
-    return torch.cat([each.T @ dropped_reference(x, j, side) for j, each in enumerate(of_targets)])
+def weight_gradient_reference(d_u: Any, x: Any, adapters: LoraInput) -> Any:
+    gradients = d_u.float().split(adapters.rank, dim=-1)
+    return torch.cat([gradient.T @ dropout_reference(x, j, adapters) for j, gradient in enumerate(gradients)])
 
 
 # On the GPU -----------------------------------------------------------------------------------------------------------
 
 
 @jit
-def _lora_mixed(word):
+def _lora_mix(word):
     word = (word ^ (word >> 16)) * 0x7FEB352D
     word = (word ^ (word >> 15)) * 0x846CA68B
     return word ^ (word >> 16)
 
 
 @jit
-def _lora_keys(row, column, salt):
-    """`kept_reference` before the product of a target."""
-    of_row = _lora_mixed(row.to(tl.uint32) * 0x9E3779B9 + salt)
-    return of_row[:, None] ^ _lora_mixed(column.to(tl.uint32) * 0x85EBCA6B + salt)[None, :]
+def _lora_hash(row, column, salt):
+    """Compute the hash of `keep_mask_reference` before the multiplication by a target's factor."""
+    row_hash = _lora_mix(row.to(tl.uint32) * 0x9E3779B9 + salt)
+    return row_hash[:, None] ^ _lora_mix(column.to(tl.uint32) * 0x85EBCA6B + salt)[None, :]
 
 
 @jit
-def _lora_keeps(key, limit, target):
-    """Which numbers adapter `target` keeps."""
-    of_target = tl.where(target == 0, 0x9E3779B1, tl.where(target == 1, 0x85EBCA77, 0xC2B2AE3D))
-    return key * of_target.to(tl.uint32) >= limit.to(tl.uint32)
+def _lora_keep_mask(key, limit, target):
+    """Return the numbers that adapter `target` keeps."""
+    factor = tl.where(target == 0, 0x9E3779B1, tl.where(target == 1, 0x85EBCA77, 0xC2B2AE3D))
+    return key * factor.to(tl.uint32) >= limit.to(tl.uint32)
 
 
 @jit
-def _lora_dropped(tile, key, limit, target, DROPS: tl.constexpr):
-    return tl.where(_lora_keeps(key, limit, target), tile, 0.0).to(tile.dtype) if DROPS else tile
+def _lora_dropout(tile, key, limit, target, DROPS: tl.constexpr):
+    return tl.where(_lora_keep_mask(key, limit, target), tile, 0.0).to(tile.dtype) if DROPS else tile
 
 
 @jit
-def _lora_down_one(total, tile, key, limit, a, target, within, column, width, DROPS: tl.constexpr, RANK: tl.constexpr):
-    there = (within < RANK)[None, :] & (column < width)[:, None]
-    of_a = tl.load(a + (target * RANK + within)[None, :] * width + column[:, None], mask=there, other=0.0)
-    return tl.dot(_lora_dropped(tile, key, limit, target, DROPS), of_a, total, input_precision="ieee")
+def _lora_down_step(total, tile, key, limit, a, target, rank, column, width, DROPS: tl.constexpr, RANK: tl.constexpr):
+    mask = (rank < RANK)[None, :] & (column < width)[:, None]
+    a_tile = tl.load(a + (target * RANK + rank)[None, :] * width + column[:, None], mask=mask, other=0.0)
+    return tl.dot(_lora_dropout(tile, key, limit, target, DROPS), a_tile, total, input_precision="ieee")
 
 
-@jit(do_not_specialize=["plus", "limit"])
+@jit(do_not_specialize=["seed_offset", "limit"])
 def _lora_down(
-    x, a, sums, tokens, width, seed, plus, limit, RANK: tl.constexpr, DROPS: tl.constexpr, TOGETHER: tl.constexpr,
-    SPLITS: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, a, sums, tokens, width, seed, seed_offset, limit, RANK: tl.constexpr, DROPS: tl.constexpr,
+    TOGETHER: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    salt = (tl.load(seed) + plus).to(tl.uint32) if DROPS else 0
+    salt = (tl.load(seed) + seed_offset).to(tl.uint32) if DROPS else 0
     TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS
     target = tl.program_id(2) // TILES
-    within = tl.program_id(2) % TILES * RANKS + tl.arange(0, RANKS)
+    rank = tl.program_id(2) % TILES * RANKS + tl.arange(0, RANKS)
     row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     begin = tl.program_id(1) * SPLIT
     sum_0 = tl.zeros((TOKENS, RANKS), dtype=tl.float32)
@@ -285,24 +294,24 @@ def _lora_down(
     sum_2 = tl.zeros((TOKENS, RANKS), dtype=tl.float32)
     for start in range(begin, tl.minimum(begin + SPLIT, width), COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        there = (row < tokens)[:, None] & (column < width)[None, :]
-        tile = tl.load(x + row[:, None] * width + column[None, :], mask=there, other=0.0)
-        key = _lora_keys(row, column, salt) if DROPS else tile
-        sum_0 = _lora_down_one(sum_0, tile, key, limit, a, target, within, column, width, DROPS, RANK)
+        mask = (row < tokens)[:, None] & (column < width)[None, :]
+        tile = tl.load(x + row[:, None] * width + column[None, :], mask=mask, other=0.0)
+        key = _lora_hash(row, column, salt) if DROPS else tile
+        sum_0 = _lora_down_step(sum_0, tile, key, limit, a, target, rank, column, width, DROPS, RANK)
         if TOGETHER > 1:
-            sum_1 = _lora_down_one(sum_1, tile, key, limit, a, 1, within, column, width, DROPS, RANK)
+            sum_1 = _lora_down_step(sum_1, tile, key, limit, a, 1, rank, column, width, DROPS, RANK)
         if TOGETHER > 2:
-            sum_2 = _lora_down_one(sum_2, tile, key, limit, a, 2, within, column, width, DROPS, RANK)
-    there = (row < tokens)[:, None] & (within < RANK)[None, :]
-    to = (
-        sums + (target * SPLITS + tl.program_id(1)).to(tl.int64) * tokens * RANK + row[:, None] * RANK + within[None, :]
+            sum_2 = _lora_down_step(sum_2, tile, key, limit, a, 2, rank, column, width, DROPS, RANK)
+    mask = (row < tokens)[:, None] & (rank < RANK)[None, :]
+    pointers = (
+        sums + (target * SPLITS + tl.program_id(1)).to(tl.int64) * tokens * RANK + row[:, None] * RANK + rank[None, :]
     )
     next_sum = SPLITS * RANK * tokens
-    tl.store(to, sum_0, mask=there)
+    tl.store(pointers, sum_0, mask=mask)
     if TOGETHER > 1:
-        tl.store(to + next_sum, sum_1, mask=there)
+        tl.store(pointers + next_sum, sum_1, mask=mask)
     if TOGETHER > 2:
-        tl.store(to + 2 * next_sum, sum_2, mask=there)
+        tl.store(pointers + 2 * next_sum, sum_2, mask=mask)
 
 
 @jit(do_not_specialize=["first_0", "first_1", "first_2", "last"])
@@ -313,132 +322,132 @@ def _lora_sum(
     target = tl.program_id(1)
     first = tl.where(target == 0, first_0, tl.where(target == 1, first_1, first_2))
     end = tl.where(target == 0, first_1, tl.where(target == 1, first_2, last))
-    row, within = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, RANKS)
-    there = (row < tokens)[:, None] & (within < RANK)[None, :]
-    place = (first.to(tl.int64) * tokens + row[:, None]) * RANK + within[None, :]
+    row, rank = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, RANKS)
+    mask = (row < tokens)[:, None] & (rank < RANK)[None, :]
+    offsets = (first.to(tl.int64) * tokens + row[:, None]) * RANK + rank[None, :]
     total = tl.zeros((TOKENS, RANKS), dtype=tl.float32)
     for _ in range(first, end):
-        total += tl.load(sums + place, mask=there, other=0.0)
-        place += tokens * RANK
-    to = out + row[:, None] * (TARGETS * RANK) + (target * RANK + within)[None, :]
-    tl.store(to, (total * scale).to(out.dtype.element_ty), mask=there)
+        total += tl.load(sums + offsets, mask=mask, other=0.0)
+        offsets += tokens * RANK
+    pointers = out + row[:, None] * (TARGETS * RANK) + (target * RANK + rank)[None, :]
+    tl.store(pointers, (total * scale).to(out.dtype.element_ty), mask=mask)
 
 
 @jit
-def _lora_add_both(
-    total, d_a, tile, key, limit, scale, d_u, a, target, within, row, there, rows,
+def _lora_backward_step(
+    total, d_a, tile, key, limit, scale, d_u, a, target, rank, row, mask, u_stride,
     DROPS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    left = tl.load(d_u + row[:, None] * rows + (target * RANK + within)[None, :], mask=there, other=0.0)
-    part = _lora_dropped(tl.dot(left, a, input_precision="ieee"), key, limit, target, DROPS)
-    dropped = _lora_dropped(tile, key, limit, target, DROPS)
-    return total + part * scale, tl.dot(tl.trans(left), dropped, d_a, input_precision="ieee")
+    d_u_tile = tl.load(d_u + row[:, None] * u_stride + (target * RANK + rank)[None, :], mask=mask, other=0.0)
+    d_x_tile = _lora_dropout(tl.dot(d_u_tile, a, input_precision="ieee"), key, limit, target, DROPS)
+    dropped = _lora_dropout(tile, key, limit, target, DROPS)
+    return total + d_x_tile * scale, tl.dot(tl.trans(d_u_tile), dropped, d_a, input_precision="ieee")
 
 
-@jit(do_not_specialize=["plus", "limit"])
+@jit(do_not_specialize=["seed_offset", "limit"])
 def _lora_backward(
-    d_x, d_u, a, x, rstd, weight, d_a, d_a_stride, tokens, width, rows, seed, plus, limit, scale,
+    d_x, d_u, a, x, rstd, weight, d_a, d_a_stride, tokens, width, u_stride, seed, seed_offset, limit, scale,
     RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr, NORMED: tl.constexpr,
     SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    salt = (tl.load(seed) + plus).to(tl.uint32) if DROPS else 0
-    column, within = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
-    inside, of_rank = column < width, within < RANK
-    of_a = within[:, None] * width + column[None, :]
-    there_a = of_rank[:, None] & inside[None, :]
+    salt = (tl.load(seed) + seed_offset).to(tl.uint32) if DROPS else 0
+    column, rank = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
+    column_mask, rank_mask = column < width, rank < RANK
+    a_offsets = rank[:, None] * width + column[None, :]
+    a_mask = rank_mask[:, None] & column_mask[None, :]
     next_a = RANK * width
-    a_0 = tl.load(a + of_a, mask=there_a, other=0.0)
-    a_1 = tl.load(a + next_a + of_a, mask=there_a, other=0.0) if TARGETS > 1 else a_0
-    a_2 = tl.load(a + 2 * next_a + of_a, mask=there_a, other=0.0) if TARGETS > 2 else a_0
+    a_0 = tl.load(a + a_offsets, mask=a_mask, other=0.0)
+    a_1 = tl.load(a + next_a + a_offsets, mask=a_mask, other=0.0) if TARGETS > 1 else a_0
+    a_2 = tl.load(a + 2 * next_a + a_offsets, mask=a_mask, other=0.0) if TARGETS > 2 else a_0
     if NORMED:
-        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        gain = tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
     sum_0 = tl.zeros((RANKS, COLUMNS), dtype=tl.float32)
     sum_1 = tl.zeros((RANKS, COLUMNS), dtype=tl.float32)
     sum_2 = tl.zeros((RANKS, COLUMNS), dtype=tl.float32)
     for start in range(0, SPLIT, TOKENS):
         row = tl.program_id(1).to(tl.int64) * SPLIT + start + tl.arange(0, TOKENS)
-        place = row[:, None] * width + column[None, :]
-        there = (row < tokens)[:, None] & inside[None, :]
-        there_u = (row < tokens)[:, None] & of_rank[None, :]
-        tile = tl.load(x + place, mask=there, other=0.0)
+        offsets = row[:, None] * width + column[None, :]
+        mask = (row < tokens)[:, None] & column_mask[None, :]
+        u_mask = (row < tokens)[:, None] & rank_mask[None, :]
+        tile = tl.load(x + offsets, mask=mask, other=0.0)
         if NORMED:
-            inverse = tl.load(rstd + row, mask=row < tokens, other=0.0)
-            tile = (tile.to(tl.float32) * inverse[:, None] * gain[None, :]).to(x.dtype.element_ty)
-        total = tl.load(d_x + place, mask=there, other=0.0).to(tl.float32)
-        key = _lora_keys(row, column, salt) if DROPS else tile
-        total, sum_0 = _lora_add_both(
-            total, sum_0, tile, key, limit, scale, d_u, a_0, 0, within, row, there_u, rows, DROPS, RANK
+            row_rstd = tl.load(rstd + row, mask=row < tokens, other=0.0)
+            tile = (tile.to(tl.float32) * row_rstd[:, None] * gain[None, :]).to(x.dtype.element_ty)
+        total = tl.load(d_x + offsets, mask=mask, other=0.0).to(tl.float32)
+        key = _lora_hash(row, column, salt) if DROPS else tile
+        total, sum_0 = _lora_backward_step(
+            total, sum_0, tile, key, limit, scale, d_u, a_0, 0, rank, row, u_mask, u_stride, DROPS, RANK
         )
         if TARGETS > 1:
-            total, sum_1 = _lora_add_both(
-                total, sum_1, tile, key, limit, scale, d_u, a_1, 1, within, row, there_u, rows, DROPS, RANK
+            total, sum_1 = _lora_backward_step(
+                total, sum_1, tile, key, limit, scale, d_u, a_1, 1, rank, row, u_mask, u_stride, DROPS, RANK
             )
         if TARGETS > 2:
-            total, sum_2 = _lora_add_both(
-                total, sum_2, tile, key, limit, scale, d_u, a_2, 2, within, row, there_u, rows, DROPS, RANK
+            total, sum_2 = _lora_backward_step(
+                total, sum_2, tile, key, limit, scale, d_u, a_2, 2, rank, row, u_mask, u_stride, DROPS, RANK
             )
-        tl.store(d_x + place, total.to(d_x.dtype.element_ty), mask=there)
+        tl.store(d_x + offsets, total.to(d_x.dtype.element_ty), mask=mask)
     d_a += tl.program_id(1).to(tl.int64) * d_a_stride
-    tl.store(d_a + of_a, sum_0 * scale, mask=there_a)
+    tl.store(d_a + a_offsets, sum_0 * scale, mask=a_mask)
     if TARGETS > 1:
-        tl.store(d_a + next_a + of_a, sum_1 * scale, mask=there_a)
+        tl.store(d_a + next_a + a_offsets, sum_1 * scale, mask=a_mask)
     if TARGETS > 2:
-        tl.store(d_a + 2 * next_a + of_a, sum_2 * scale, mask=there_a)
+        tl.store(d_a + 2 * next_a + a_offsets, sum_2 * scale, mask=a_mask)
 
 
-@jit(do_not_specialize=["plus", "limit"])
+@jit(do_not_specialize=["seed_offset", "limit"])
 def _lora_input_gradient(
-    d_x, d_u, a, tokens, width, rows, seed, plus, limit, scale,
+    d_x, d_u, a, tokens, width, u_stride, seed, seed_offset, limit, scale,
     RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr,
     TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    salt = (tl.load(seed) + plus).to(tl.uint32) if DROPS else 0
+    salt = (tl.load(seed) + seed_offset).to(tl.uint32) if DROPS else 0
     row = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    place = row[:, None] * width + column[None, :]
-    there = (row < tokens)[:, None] & (column < width)[None, :]
-    total = tl.load(d_x + place, mask=there, other=0.0).to(tl.float32)
+    offsets = row[:, None] * width + column[None, :]
+    mask = (row < tokens)[:, None] & (column < width)[None, :]
+    total = tl.load(d_x + offsets, mask=mask, other=0.0).to(tl.float32)
     if DROPS:
-        key = _lora_keys(row, column, salt)
+        key = _lora_hash(row, column, salt)
     for target in tl.static_range(TARGETS):
         part = tl.zeros((TOKENS, COLUMNS), dtype=tl.float32)
         for first in tl.static_range(0, RANK, RANKS):
-            within = first + tl.arange(0, RANKS)
-            of_a = target * RANK + within
+            rank = first + tl.arange(0, RANKS)
+            u_column = target * RANK + rank
             left = tl.load(
-                d_u + row[:, None] * rows + of_a[None, :],
-                mask=(row < tokens)[:, None] & (within < RANK)[None, :],
+                d_u + row[:, None] * u_stride + u_column[None, :],
+                mask=(row < tokens)[:, None] & (rank < RANK)[None, :],
                 other=0.0,
             )
             right = tl.load(
-                a + of_a[:, None] * width + column[None, :],
-                mask=(within < RANK)[:, None] & (column < width)[None, :],
+                a + u_column[:, None] * width + column[None, :],
+                mask=(rank < RANK)[:, None] & (column < width)[None, :],
                 other=0.0,
             )
             part = tl.dot(left, right, part, input_precision="ieee")
         if DROPS:
-            part = tl.where(_lora_keeps(key, limit, target), part, 0.0)
+            part = tl.where(_lora_keep_mask(key, limit, target), part, 0.0)
         total += part * scale
-    tl.store(d_x + place, total.to(d_x.dtype.element_ty), mask=there)
+    tl.store(d_x + offsets, total.to(d_x.dtype.element_ty), mask=mask)
 
 
-@jit(do_not_specialize=["plus", "limit"])
+@jit(do_not_specialize=["seed_offset", "limit"])
 def _lora_weight_gradient(
-    d_u, x, d_a, d_a_stride, tokens, width, rows, seed, plus, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
-    SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
+    d_u, x, d_a, d_a_stride, tokens, width, u_stride, seed, seed_offset, limit, scale, RANK: tl.constexpr,
+    DROPS: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    salt = (tl.load(seed) + plus).to(tl.uint32) if DROPS else 0
+    salt = (tl.load(seed) + seed_offset).to(tl.uint32) if DROPS else 0
     TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS
     target = tl.program_id(0) // TILES
-    within = tl.program_id(0) % TILES * RANKS + tl.arange(0, RANKS)
-    of_a = target * RANK + within
+    rank = tl.program_id(0) % TILES * RANKS + tl.arange(0, RANKS)
+    u_column = target * RANK + rank
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((RANKS, COLUMNS), dtype=tl.float32)
     for start in range(0, SPLIT, TOKENS):
         row = tl.program_id(2).to(tl.int64) * SPLIT + start + tl.arange(0, TOKENS)
         left = tl.load(
-            d_u + row[None, :] * rows + of_a[:, None],
-            mask=(row < tokens)[None, :] & (within < RANK)[:, None],
+            d_u + row[None, :] * u_stride + u_column[:, None],
+            mask=(row < tokens)[None, :] & (rank < RANK)[:, None],
             other=0.0,
         )
         tile = tl.load(
@@ -447,8 +456,8 @@ def _lora_weight_gradient(
             other=0.0,
         )
         if DROPS:
-            tile = _lora_dropped(tile, _lora_keys(row, column, salt), limit, target, DROPS)
+            tile = _lora_dropout(tile, _lora_hash(row, column, salt), limit, target, DROPS)
         total = tl.dot(left, tile, total, input_precision="ieee")
-    there = (within < RANK)[:, None] & (column < width)[None, :]
-    place = d_a + tl.program_id(2).to(tl.int64) * d_a_stride + of_a[:, None] * width + column[None, :]
-    tl.store(place, total * scale, mask=there)
+    mask = (rank < RANK)[:, None] & (column < width)[None, :]
+    pointers = d_a + tl.program_id(2).to(tl.int64) * d_a_stride + u_column[:, None] * width + column[None, :]
+    tl.store(pointers, total * scale, mask=mask)

@@ -1,19 +1,19 @@
-"""NF4 weights, and their dequantization: both levels of quantization in one pass.
+"""NF4 weights and their dequantization, both levels of quantization in one pass.
 
 A weight of N numbers is stored as (Dettmers et al. 2023, "QLoRA", section 3):
 
-    packed        N / 2 bytes     two numbers each, the first in the high half: an index into `levels`
+    packed        N / 2 bytes     two codes each, the first in the high half: indices into `levels`
     levels        16 float32      the quantiles of a normal distribution
-    scales        N / 64 bytes    one for every block of 64 numbers, itself an index into `scale_levels`
+    scales        N / 64 bytes    one per block of 64 numbers: an index into `scale_levels`
     scale_levels  256 float32
-    scale_scales  N / 64 / 256 float32, one for every 256 scales, and `offset`, one for all
+    scale_scales  N / 64 / 256 float32, one per 256 scales; and one `offset` for all
 
     number[i] = levels[index[i]] * (scale_levels[scales[i / 64]] * scale_scales[i / 64 / 256] + offset)
 
-The library does this in three kernels, with the scales in memory as float32, and rounds at the same places, so results
-are equal bit by bit; the products and the sum must not become a fused multiply-add.
+The library uses three kernels, with the scales in memory as float32, and rounds at the same points, so results are
+bit-identical; the products and the sum must not become a fused multiply-add.
 
-Bytes moved: N/2 + N/64 in, 2N out in bf16; for 7e9 numbers 3.6 GB and 14 GB, once in a forward and once in a backward.
+Bytes moved: N/2 + N/64 in, 2N out in bf16; for 7e9 numbers 3.6 GB and 14 GB per forward and per backward.
 """
 
 import math
@@ -22,18 +22,18 @@ from typing import Any
 
 import torch
 
-from bench.kernels.triton_compat import compiled, jit, parts, tl
+from bench.kernels.triton_compat import ceil_div, jit, tl, uses_triton
 
-BLOCK = 64  # numbers to a scale
-SCALE_BLOCK = 256  # scales to a scale of scales
-WORD = 8  # numbers to 4 bytes
-MOST_WEIGHTS = 3  # to a launch: q, k and v
-WORDS = 512  # to a program; 256 to 1024 with 2 or 4 warps are within 2 % of each other
+BLOCK = 64  # numbers per scale
+SCALE_BLOCK = 256  # scales per outer scale
+WORD = 8  # numbers per 4-byte word
+MAX_WEIGHTS = 3  # per launch: q, k and v
+PROGRAM_WORDS = 512  # 256 to 1024 with 2 or 4 warps are within 2 % of each other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nf4:
-    """One quantized weight of `shape` (out_features, in_features); for the tensors see the module's docstring.
+    """Quantized weight of `shape` (out_features, in_features); the module's docstring explains the tensors.
 
     `dtype` is that of the original weight, to which the library rounds.
     """
@@ -48,23 +48,27 @@ class Nf4:
     offset: Any
 
     @property
-    def numbers(self) -> int:
+    def numel(self) -> int:
         return self.shape[0] * self.shape[1]
 
 
-class NotDoubleNf4(ValueError):
-    """A weight that is not NF4 with double quantization in the usual block sizes; the message says what it is."""
+class UnsupportedQuantization(ValueError):
+    """Weight that is not NF4 with double quantization in the usual block sizes; the message names its format."""
 
 
 def from_bitsandbytes(weight: Any) -> Nf4:
-    """The tensors of a `Params4bit`, not copied. Raises NotDoubleNf4."""
+    """Wrap the tensors of a `Params4bit` without a copy. Raises UnsupportedQuantization."""
     state = getattr(weight, "quant_state", None)
     if state is None or state.quant_type != "nf4" or not state.nested:
-        raise NotDoubleNf4("the base is not NF4 with double quantization")
+        raise UnsupportedQuantization("the base is not NF4 with double quantization")
     if (state.blocksize, state.state2.blocksize) != (BLOCK, SCALE_BLOCK):
-        raise NotDoubleNf4(f"NF4 in blocks of {state.blocksize} and {state.state2.blocksize}, not 64 and 256")
+        raise UnsupportedQuantization(
+            f"NF4 in blocks of {state.blocksize} and {state.state2.blocksize}, not 64 and 256"
+        )
     if len(state.shape) != 2 or math.prod(state.shape) % WORD:
-        raise NotDoubleNf4(f"a quantized weight of shape {tuple(state.shape)}, not a matrix of a multiple of 8 numbers")
+        raise UnsupportedQuantization(
+            f"a quantized weight of shape {tuple(state.shape)}, not a matrix of a multiple of 8 numbers"
+        )
     return Nf4(
         shape=(int(state.shape[0]), int(state.shape[1])),
         dtype=state.dtype,
@@ -78,64 +82,64 @@ def from_bitsandbytes(weight: Any) -> Nf4:
 
 
 def dequantize_joined(weights: tuple[Nf4, ...], out: Any) -> None:
-    """Fill `out`, contiguous, with up to MOST_WEIGHTS weights one below the other, each number rounded once.
+    """Fill `out`, contiguous, with up to MAX_WEIGHTS concatenated weights, each number rounded once.
 
-    One launch for all: small weights take less time than a launch costs, and run beside the others.
+    One launch serves all: a small weight takes less time than a launch, and runs in parallel with the others.
     """
-    if not compiled(out):
+    if not uses_triton(out):
         torch.cat([dequantize_reference(weight) for weight in weights], out=out)
         return
-    words = [weight.numbers // WORD for weight in weights]
-    _nf4_dequantize[(sum(parts(count, WORDS) for count in words),)](
-        *tables_of_all(weights), out, *filled(words), WEIGHTS=len(weights), WORDS=WORDS, WORD=WORD, BLOCK=BLOCK,
-        SCALE_BLOCK=SCALE_BLOCK, num_warps=4, enable_fp_fusion=False,
+    word_counts = [weight.numel // WORD for weight in weights]
+    _nf4_dequantize[(sum(ceil_div(count, PROGRAM_WORDS) for count in word_counts),)](
+        *kernel_tensors(weights), out, *pad_counts(word_counts), WEIGHTS=len(weights), WORDS=PROGRAM_WORDS, WORD=WORD,
+        BLOCK=BLOCK, SCALE_BLOCK=SCALE_BLOCK, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
-def tables_of_all(weights: tuple[Nf4, ...]) -> tuple[Any, ...]:
-    """The tensors of MOST_WEIGHTS weights, in the order of a kernel's arguments; the first fills what is missing."""
-    every = [_tables(weight) for weight in weights]
-    every += every[:1] * (MOST_WEIGHTS - len(weights))
-    return tuple(tensor for tables in every for tensor in tables)
+def kernel_tensors(weights: tuple[Nf4, ...]) -> tuple[Any, ...]:
+    """Return the tensors of MAX_WEIGHTS weights in a kernel's argument order; the first replaces missing ones."""
+    groups = [_weight_tensors(weight) for weight in weights]
+    groups += groups[:1] * (MAX_WEIGHTS - len(weights))
+    return tuple(tensor for tables in groups for tensor in tables)
 
 
-def filled(counts: list[int]) -> list[int]:
-    """One count for each of MOST_WEIGHTS weights, 0 for a missing one."""
-    return counts + [0] * (MOST_WEIGHTS - len(counts))
+def pad_counts(counts: list[int]) -> list[int]:
+    """Return one count for each of MAX_WEIGHTS weights, 0 for a missing one."""
+    return counts + [0] * (MAX_WEIGHTS - len(counts))
 
 
-def _tables(weight: Nf4) -> tuple[Any, ...]:
-    """The tensors in the order of the kernel's arguments."""
+def _weight_tensors(weight: Nf4) -> tuple[Any, ...]:
+    """Return the tensors in the order of the kernel's arguments."""
     packed = weight.packed.view(torch.int32)
     return packed, weight.levels, weight.scales, weight.scale_levels, weight.scale_scales, weight.offset
 
 
 def dequantize_reference(weight: Nf4) -> Any:
-    """float32 of `weight.shape`."""
+    """Return the weight in float32."""
     scales = weight.scale_levels[weight.scales.long()]
-    of_scales = weight.scale_scales.repeat_interleave(SCALE_BLOCK)[: len(scales)]
-    scales = (scales * of_scales + weight.offset).repeat_interleave(BLOCK)[: weight.numbers]
-    indices = torch.stack((weight.packed >> 4, weight.packed & 0xF), dim=-1).view(-1)[: weight.numbers]
+    outer_scales = weight.scale_scales.repeat_interleave(SCALE_BLOCK)[: len(scales)]
+    scales = (scales * outer_scales + weight.offset).repeat_interleave(BLOCK)[: weight.numel]
+    indices = torch.stack((weight.packed >> 4, weight.packed & 0xF), dim=-1).view(-1)[: weight.numel]
     return (weight.levels[indices.long()] * scales).view(weight.shape)
 
 
 @jit
-def _nf4_words(
-    packed, levels, scales, scale_levels, scale_scales, offset, out, words, program,
+def _nf4_dequantize_words(
+    packed, levels, scales, scale_levels, scale_scales, offset, out, word_count, program,
     WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # One thread takes a word of 4 bytes and writes its 8 numbers at once, 16 bytes in bf16: both sides coalesce.
+    # A thread reads a word of 4 bytes and writes its 8 numbers at once, 16 bytes in bf16: both accesses coalesce.
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    there = word < words
+    mask = word < word_count
     block = word // (BLOCK // WORD)
-    scale = tl.load(scale_levels + tl.load(scales + block, mask=there, other=0).to(tl.int32))
-    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=there, other=0.0) + tl.load(offset)
+    scale = tl.load(scale_levels + tl.load(scales + block, mask=mask, other=0).to(tl.int32))
+    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=mask, other=0.0) + tl.load(offset)
     nibble = tl.arange(0, WORD)
-    shift = nibble // 2 * 8 + (1 - nibble % 2) * 4  # bytes from the low end, the high half of each first
-    index = (tl.load(packed + word, mask=there, other=0)[:, None] >> shift[None, :]) & 0xF
+    shift = nibble // 2 * 8 + (1 - nibble % 2) * 4  # lowest byte first, in each byte the high half first
+    index = (tl.load(packed + word, mask=mask, other=0)[:, None] >> shift[None, :]) & 0xF
     number = tl.load(levels + index) * scale[:, None]
-    place = word[:, None] * WORD + nibble[None, :]
-    tl.store(out + place, number.to(out.dtype.element_ty), mask=there[:, None])
+    offsets = word[:, None] * WORD + nibble[None, :]
+    tl.store(out + offsets, number.to(out.dtype.element_ty), mask=mask[:, None])
 
 
 @jit
@@ -150,21 +154,21 @@ def _nf4_dequantize(
     first_1 = (words_0 + WORDS - 1) // WORDS
     first_2 = first_1 + (words_1 + WORDS - 1) // WORDS
     if program < first_1:
-        _nf4_words(
+        _nf4_dequantize_words(
             packed_0, levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, words_0, program,
             WORDS, WORD, BLOCK, SCALE_BLOCK,
         )  # fmt: skip
     if WEIGHTS > 1:
         out_1 = out + words_0.to(tl.int64) * WORD
         if (program >= first_1) & (program < first_2):
-            _nf4_words(
+            _nf4_dequantize_words(
                 packed_1, levels_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1, words_1,
                 program - first_1, WORDS, WORD, BLOCK, SCALE_BLOCK,
             )  # fmt: skip
     if WEIGHTS > 2:
         out_2 = out + (words_0.to(tl.int64) + words_1) * WORD
         if program >= first_2:
-            _nf4_words(
+            _nf4_dequantize_words(
                 packed_2, levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out_2, words_2,
                 program - first_2, WORDS, WORD, BLOCK, SCALE_BLOCK,
             )  # fmt: skip

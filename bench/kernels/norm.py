@@ -1,17 +1,17 @@
-"""RMSNorm (Zhang & Sennrich 2019), with the residual sum before it.
+"""RMSNorm (Zhang & Sennrich 2019) with the residual sum before it.
 
     forward    total = x + y;  rstd = 1 / sqrt(mean(total^2) + eps);  normed = total * rstd * weight
     backward   x_hat = total * rstd;  g = weight * d_normed
                d_total = rstd * (g - x_hat * mean(g * x_hat)) + d_passing
 
-x, y, total, normed: (T, H); weight: (H,), frozen; rstd: (T,) float32; d_passing is the gradient of the residual stream
-past the norm. A program takes one row, so each tensor is read and written once: with y 4 x 2TH bytes forward, without
-2 x 2TH, and 4 x 2TH backward.
+x, y, total, normed: (T, H); weight: (H,), frozen; rstd: (T,) float32; d_passing: the gradient of the residual stream
+that bypasses the norm. A program processes one row, so each tensor is read and written once: forward 4 x 2TH bytes with
+y and 2 x 2TH without, backward 4 x 2TH.
 
-A residual stream that is rounded to bf16 after every sum loses what its layers add to its largest numbers. `Stream`
-keeps eight bits more, for 2TH bytes of traffic a sum; backward, where nothing adds up, does without them.
+A residual stream rounded to bf16 after every sum loses what its layers add to its largest numbers. `ResidualStream`
+keeps eight more bits, for 2TH bytes of traffic per sum; backward does not accumulate, so it does not need them.
 
-What goes into a product in 8 bits, normed or d_total, can be written as `Rows` as well, for TH bytes more.
+The input of an INT8 product, normed or d_total, can also be written as `QuantizedRows`, for TH bytes more.
 """
 
 from dataclasses import dataclass
@@ -19,15 +19,23 @@ from typing import Any
 
 import torch
 
-from bench.kernels.int8.row_quant import Columns, Rows, empty_rows, inverse, larger, rounded, rows_reference
-from bench.kernels.triton_compat import compiled, jit, power_of_two, tl
+from bench.kernels.int8.row_quant import (
+    OutlierColumns,
+    QuantizedRows,
+    empty_rows,
+    max_with_nan,
+    quantize_rows_reference,
+    round_to_int8,
+    scale_and_inverse,
+)
+from bench.kernels.triton_compat import jit, next_power_of_2, tl, uses_triton
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualStream:
-    """The residual stream (T, H): `high` in the model's dtype, and of a sum in bf16 `low`, its next eight bits in int8.
+    """Residual stream (T, H): `high` in the model's dtype and, for a sum in bf16, its next eight bits `low` in int8.
 
-    As a float32's bits: those of high, plus low x 256. Other dtypes have no `low`.
+    Its float32 bits are those of high plus low x 256. Other dtypes have no `low`.
     """
 
     high: Any
@@ -35,124 +43,125 @@ class ResidualStream:
 
 
 def rms_norm(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
-    """(normed, rstd, total); total is x itself where there is no y."""
-    if not compiled(x):
+    """Return (normed, rstd, total); total is x itself without y."""
+    if not uses_triton(x):
         return rms_norm_reference(x, weight, eps, y)
-    normed, rstd, total, _ = _launched(ResidualStream(high=x), weight, eps, y, splits=False)
+    normed, rstd, total, _ = _launch_forward(ResidualStream(high=x), weight, eps, y, splits=False)
     return normed, rstd, total.high
 
 
 def stream_norm(stream: ResidualStream, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, ResidualStream]:
-    """`rms_norm` of a stream; the total keeps its eight more bits."""
-    if not compiled(stream.high):
+    """Apply `rms_norm` to a stream; the total keeps the eight extra bits."""
+    if not uses_triton(stream.high):
         return stream_norm_reference(stream, weight, eps, y)
-    return _launched(stream, weight, eps, y, splits=stream.high.dtype == torch.bfloat16)[:3]
+    return _launch_forward(stream, weight, eps, y, splits=stream.high.dtype == torch.bfloat16)[:3]
 
 
 def stream_norm_rows(
-    stream: ResidualStream, weight: Any, eps: float, y: Any, columns: Columns, *, keep_normed: bool
-) -> tuple[Any, Any, ResidualStream, Rows]:
-    """`stream_norm`, and normed in 8 bits, `columns` apart; without `keep_normed` it is not written in 16 bits."""
-    if not compiled(stream.high):
+    stream: ResidualStream, weight: Any, eps: float, y: Any, columns: OutlierColumns, *, keep_normed: bool
+) -> tuple[Any, Any, ResidualStream, QuantizedRows]:
+    """Return the results of `stream_norm` and normed in INT8; normed in 16 bits is None without `keep_normed`."""
+    if not uses_triton(stream.high):
         normed, rstd, total = stream_norm_reference(stream, weight, eps, y)
-        return normed if keep_normed else None, rstd, total, rows_reference(normed, columns=columns)
+        return normed if keep_normed else None, rstd, total, quantize_rows_reference(normed, columns=columns)
     splits = stream.high.dtype == torch.bfloat16
-    return _launched(stream, weight, eps, y, splits=splits, columns=columns, keeps=keep_normed)
+    return _launch_forward(stream, weight, eps, y, splits=splits, columns=columns, keep_normed=keep_normed)
 
 
-def _launched(
+def _launch_forward(
     stream: ResidualStream,
     weight: Any,
     eps: float,
     y: Any,
     *,
     splits: bool,
-    columns: Columns | None = None,
-    keeps: bool = True,
+    columns: OutlierColumns | None = None,
+    keep_normed: bool = True,
 ) -> tuple[Any, Any, ResidualStream, Any]:
     x, low = stream.high, stream.low
     tokens, width = x.shape
-    normed = torch.empty_like(x) if keeps else None
+    normed = torch.empty_like(x) if keep_normed else None
     rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
     total = stream
     if y is not None:
         total = ResidualStream(high=torch.empty_like(x), low=torch.empty_like(x, dtype=torch.int8) if splits else None)
-    in_eight, beside, count = None, (x,) * 5, 0
+    quantized, quantized_tensors, count = None, (x,) * 5, 0
     if columns is not None:
-        count = len(columns.numbers)
-        in_eight = empty_rows(tokens, width, x.dtype, x.device, apart=count)
-        beside = in_eight.values, in_eight.scales, in_eight.apart, columns.numbers, columns.is_apart
+        count = len(columns.indices)
+        quantized = empty_rows(tokens, width, x.dtype, x.device, outliers=count)
+        quantized_tensors = quantized.values, quantized.scales, quantized.outliers, columns.indices, columns.is_outlier
     _rms_norm_forward[(tokens,)](
-        x, x if low is None else low, x if y is None else y, weight, total.high,
-        x if total.low is None else total.low, x if normed is None else normed, rstd, *beside, count, width, eps,
-        ADDS=y is not None, HAS_LOW=low is not None, SPLITS=splits, KEEPS=keeps, IN_EIGHT=in_eight is not None,
-        APART=power_of_two(max(1, count)), WIDE=power_of_two(width), num_warps=_warps(width),
+        x, x if low is None else low, x if y is None else y, weight, total.high, x if total.low is None else total.low,
+        x if normed is None else normed, rstd, *quantized_tensors, count, width, eps, ADDS=y is not None,
+        HAS_LOW=low is not None, SPLITS=splits, STORES_NORMED=keep_normed, QUANTIZES=quantized is not None,
+        OUTLIERS=next_power_of_2(max(1, count)), COLUMNS=next_power_of_2(width), num_warps=_warps(width),
     )  # fmt: skip
-    return normed, rstd, total, in_eight
+    return normed, rstd, total, quantized
 
 
 def rms_norm_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None) -> Any:
-    """d_total, written over `d_normed`."""
-    if not compiled(total):
+    """Return d_total, which overwrites `d_normed`."""
+    if not uses_triton(total):
         d_normed.copy_(rms_norm_backward_reference(d_normed, total, rstd, weight, d_passing))
     else:
-        _launched_backward(d_normed, total, rstd, weight, d_passing, None)
+        _launch_backward(d_normed, total, rstd, weight, d_passing, None)
     return d_normed
 
 
 def rms_norm_backward_rows(
     d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any, factors: Any
-) -> tuple[Any, Rows]:
-    """`rms_norm_backward`, and d_total in 8 bits, each column times its factor."""
-    if compiled(total):
-        return d_normed, _launched_backward(d_normed, total, rstd, weight, d_passing, factors)
+) -> tuple[Any, QuantizedRows]:
+    """Return the result of `rms_norm_backward`, and d_total in INT8, each column times its factor."""
+    if uses_triton(total):
+        return d_normed, _launch_backward(d_normed, total, rstd, weight, d_passing, factors)
     rms_norm_backward(d_normed, total, rstd, weight, d_passing)
-    return d_normed, rows_reference(d_normed, factors=factors)
+    return d_normed, quantize_rows_reference(d_normed, factors=factors)
 
 
-def _launched_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any, factors: Any) -> Any:
+def _launch_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any, factors: Any) -> Any:
     tokens, width = total.shape
-    in_eight = None if factors is None else empty_rows(tokens, width, total.dtype, total.device)
-    beside = (total,) * 3 if in_eight is None else (in_eight.values, in_eight.scales, factors)
+    quantized = None if factors is None else empty_rows(tokens, width, total.dtype, total.device)
+    quantized_tensors = (total,) * 3 if quantized is None else (quantized.values, quantized.scales, factors)
     _rms_norm_backward[(tokens,)](
-        d_normed, total, rstd, weight, d_normed if d_passing is None else d_passing, *beside, width,
-        ADDS=d_passing is not None, IN_EIGHT=in_eight is not None, WIDE=power_of_two(width), num_warps=_warps(width),
+        d_normed, total, rstd, weight, d_normed if d_passing is None else d_passing, *quantized_tensors, width,
+        ADDS=d_passing is not None, QUANTIZES=quantized is not None, COLUMNS=next_power_of_2(width),
+        num_warps=_warps(width),
     )  # fmt: skip
-    return in_eight
+    return quantized
 
 
 def rms_norm_reference(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
-    """As `rms_norm`. The sum is rounded before the norm, as in the residual stream."""
+    """Compute `rms_norm` in PyTorch. The sum is rounded before the norm, as in the residual stream."""
     total = x if y is None else (x.float() + y.float()).to(x.dtype)
-    wide = total.float()
-    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    return (wide * rstd[:, None] * weight.float()).to(x.dtype), rstd, total
+    value = total.float()
+    rstd = torch.rsqrt(value.square().mean(-1) + eps)
+    return (value * rstd[:, None] * weight.float()).to(x.dtype), rstd, total
 
 
 def stream_norm_reference(
     stream: ResidualStream, weight: Any, eps: float, y: Any = None
 ) -> tuple[Any, Any, ResidualStream]:
-    wide = whole(stream) if y is None else whole(stream) + y.float()
-    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    normed = (wide * rstd[:, None] * weight.float()).to(stream.high.dtype)
-    return normed, rstd, stream if y is None else split(wide, stream.high.dtype)
+    value = join_stream(stream) if y is None else join_stream(stream) + y.float()
+    rstd = torch.rsqrt(value.square().mean(-1) + eps)
+    normed = (value * rstd[:, None] * weight.float()).to(stream.high.dtype)
+    return normed, rstd, stream if y is None else split_stream(value, stream.high.dtype)
 
 
-def whole(stream: ResidualStream) -> Any:
-    """All bits of a stream, float32."""
-    wide = stream.high.float()
+def join_stream(stream: ResidualStream) -> Any:
+    """Return a stream with all bits, float32."""
+    value = stream.high.float()
     if stream.low is None:
-        return wide
-    return (wide.view(torch.int32) + (stream.low.int() << 8)).view(torch.float32)
+        return value
+    return (value.view(torch.int32) + (stream.low.int() << 8)).view(torch.float32)
 
 
-def split(wide: Any, dtype: Any) -> ResidualStream:
-    """A float32 tensor as a stream."""
-    high = wide.to(dtype)
+def split_stream(value: Any, dtype: Any) -> ResidualStream:
+    """Split a float32 tensor into a stream."""
+    high = value.to(dtype)
     if dtype != torch.bfloat16:
         return ResidualStream(high=high)
-    rest = wide.view(torch.int32) - high.float().view(torch.int32)
-    return ResidualStream(high=high, low=(rest + 128 >> 8).clamp(max=127).to(torch.int8))
+    difference = value.view(torch.int32) - high.float().view(torch.int32)
+    return ResidualStream(high=high, low=(difference + 128 >> 8).clamp(max=127).to(torch.int8))
 
 
 def rms_norm_backward_reference(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None) -> Any:
@@ -163,79 +172,81 @@ def rms_norm_backward_reference(d_normed: Any, total: Any, rstd: Any, weight: An
 
 
 def _warps(width: int) -> int:
-    return max(1, min(16, power_of_two(width) // 512))
+    return max(1, min(16, next_power_of_2(width) // 512))
 
 
 @jit
-def _summed(x, low, y, place, there, ADDS: tl.constexpr, HAS_LOW: tl.constexpr):
-    """The stream's numbers at these places, and y added, float32."""
-    value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
+def _rms_norm_sum(x, low, y, offsets, mask, ADDS: tl.constexpr, HAS_LOW: tl.constexpr):
+    """Load the stream at these offsets and add y, float32."""
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     if HAS_LOW:
-        more = tl.load(low + place, mask=there, other=0).to(tl.int32) << 8
-        value = (value.to(tl.int32, bitcast=True) + more).to(tl.float32, bitcast=True)
+        low_bits = tl.load(low + offsets, mask=mask, other=0).to(tl.int32) << 8
+        value = (value.to(tl.int32, bitcast=True) + low_bits).to(tl.float32, bitcast=True)
     if ADDS:
-        value += tl.load(y + place, mask=there, other=0.0).to(tl.float32)
+        value += tl.load(y + offsets, mask=mask, other=0.0).to(tl.float32)
     return value
 
 
 @jit
 def _rms_norm_forward(
-    x, low, y, weight, total, total_low, normed, rstd, values, scales, apart, numbers, is_apart, count, width, eps,
-    ADDS: tl.constexpr, HAS_LOW: tl.constexpr, SPLITS: tl.constexpr, KEEPS: tl.constexpr, IN_EIGHT: tl.constexpr,
-    APART: tl.constexpr, WIDE: tl.constexpr,
+    x, low, y, weight, total, total_low, normed, rstd, values, scales, outliers, indices, is_outlier, count, width, eps,
+    ADDS: tl.constexpr, HAS_LOW: tl.constexpr, SPLITS: tl.constexpr, STORES_NORMED: tl.constexpr,
+    QUANTIZES: tl.constexpr, OUTLIERS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDE)
-    there = column < width
-    place = row * width + column
-    value = _summed(x, low, y, place, there, ADDS, HAS_LOW)
+    column = tl.arange(0, COLUMNS)
+    mask = column < width
+    offsets = row * width + column
+    value = _rms_norm_sum(x, low, y, offsets, mask, ADDS, HAS_LOW)
     if ADDS:
         high = value.to(total.dtype.element_ty)
-        tl.store(total + place, high, mask=there)
+        tl.store(total + offsets, high, mask=mask)
         if SPLITS:
             rest = value.to(tl.int32, bitcast=True) - high.to(tl.float32).to(tl.int32, bitcast=True)
-            # At most 127: a tie that was rounded down is half a step of `high` above it.
-            tl.store(total_low + place, tl.minimum(rest + 128 >> 8, 127).to(tl.int8), mask=there)
+            # Clamp to 127: a tie that was rounded down is half a step of `high` above it.
+            tl.store(total_low + offsets, tl.minimum(rest + 128 >> 8, 127).to(tl.int8), mask=mask)
         else:
             value = high.to(tl.float32)
-    by_rms = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / width + eps)
-    tl.store(rstd + row, by_rms)
-    value = value * by_rms * tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
-    if KEEPS:
-        tl.store(normed + place, value.to(normed.dtype.element_ty), mask=there)
-    if IN_EIGHT:
-        # Times 0, not 0: a number that is not finite marks its row.
-        value = tl.where(tl.load(is_apart + column, mask=there, other=0) != 0, value * 0.0, value)
-        scale, factor = inverse(tl.reduce(tl.abs(value), 0, larger))
+    row_rstd = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / width + eps)
+    tl.store(rstd + row, row_rstd)
+    value = value * row_rstd * tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+    if STORES_NORMED:
+        tl.store(normed + offsets, value.to(normed.dtype.element_ty), mask=mask)
+    if QUANTIZES:
+        # Multiplied by 0, not set to 0: a non-finite outlier still marks its row.
+        value = tl.where(tl.load(is_outlier + column, mask=mask, other=0) != 0, value * 0.0, value)
+        scale, factor = scale_and_inverse(tl.reduce(tl.abs(value), 0, max_with_nan))
         tl.store(scales + row, scale)
-        tl.store(values + place, rounded(value * factor), mask=there)
-        which = tl.arange(0, APART)
-        is_one = which < count
-        number = tl.load(numbers + which, mask=is_one, other=0)
-        some = _summed(x, low, y, row * width + number, is_one, ADDS, HAS_LOW)
-        some = some * by_rms * tl.load(weight + number, mask=is_one, other=0.0).to(tl.float32)
-        tl.store(apart + row * count + which, some.to(apart.dtype.element_ty), mask=is_one)
+        tl.store(values + offsets, round_to_int8(value * factor), mask=mask)
+        outlier = tl.arange(0, OUTLIERS)
+        outlier_mask = outlier < count
+        index = tl.load(indices + outlier, mask=outlier_mask, other=0)
+        outlier_values = _rms_norm_sum(x, low, y, row * width + index, outlier_mask, ADDS, HAS_LOW)
+        outlier_values = (
+            outlier_values * row_rstd * tl.load(weight + index, mask=outlier_mask, other=0.0).to(tl.float32)
+        )
+        tl.store(outliers + row * count + outlier, outlier_values.to(outliers.dtype.element_ty), mask=outlier_mask)
 
 
 @jit
 def _rms_norm_backward(
     d_normed, total, rstd, weight, d_passing, values, scales, factors, width, ADDS: tl.constexpr,
-    IN_EIGHT: tl.constexpr, WIDE: tl.constexpr,
+    QUANTIZES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDE)
-    there = column < width
-    place = row * width + column
-    by_rms = tl.load(rstd + row)
-    x_hat = tl.load(total + place, mask=there, other=0.0).to(tl.float32) * by_rms
-    g = tl.load(d_normed + place, mask=there, other=0.0).to(tl.float32)
-    g *= tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
-    gradient = by_rms * (g - x_hat * (tl.sum(g * x_hat, axis=0) / width))
+    column = tl.arange(0, COLUMNS)
+    mask = column < width
+    offsets = row * width + column
+    row_rstd = tl.load(rstd + row)
+    x_hat = tl.load(total + offsets, mask=mask, other=0.0).to(tl.float32) * row_rstd
+    g = tl.load(d_normed + offsets, mask=mask, other=0.0).to(tl.float32)
+    g *= tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+    gradient = row_rstd * (g - x_hat * (tl.sum(g * x_hat, axis=0) / width))
     if ADDS:
-        gradient += tl.load(d_passing + place, mask=there, other=0.0).to(tl.float32)
-    tl.store(d_normed + place, gradient.to(d_normed.dtype.element_ty), mask=there)
-    if IN_EIGHT:
-        gradient *= tl.load(factors + column, mask=there, other=0.0)
-        scale, factor = inverse(tl.reduce(tl.abs(gradient), 0, larger))
+        gradient += tl.load(d_passing + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(d_normed + offsets, gradient.to(d_normed.dtype.element_ty), mask=mask)
+    if QUANTIZES:
+        gradient *= tl.load(factors + column, mask=mask, other=0.0)
+        scale, factor = scale_and_inverse(tl.reduce(tl.abs(gradient), 0, max_with_nan))
         tl.store(scales + row, scale)
-        tl.store(values + place, rounded(gradient * factor), mask=there)
+        tl.store(values + offsets, round_to_int8(gradient * factor), mask=mask)

@@ -1,4 +1,4 @@
-"""Triton where it is installed. Without it the kernels' modules can still be imported."""
+"""Triton, or placeholders without it, so that the kernels' modules can always be imported."""
 
 import importlib.util
 import os
@@ -11,13 +11,13 @@ __all__ = [
     "HAS_TRITON",
     "HOPPER",
     "TensorDescriptor",
-    "compiled",
-    "gpu",
+    "ceil_div",
+    "gpu_properties",
     "jit",
-    "parts",
-    "power_of_two",
+    "next_power_of_2",
     "tl",
     "triton",
+    "uses_triton",
 ]
 
 HOPPER = (9, 0)
@@ -36,7 +36,7 @@ else:
     TensorDescriptor = None
 
     def jit(function: Any = None, **_options: Any) -> Any:
-        """Leaves a kernel a plain function: without Triton it is never launched."""
+        """Return the kernel as a plain function; without Triton it is never launched."""
         return function if function is not None else jit
 
     class _MissingTriton:
@@ -50,25 +50,25 @@ else:
     triton = tl = _MissingTriton()
 
 
-def compiled(tensor: Any) -> bool:
-    """Whether to use the Triton kernel for this tensor: on a GPU, or in Triton's interpreter, for tests."""
+def uses_triton(tensor: Any) -> bool:
+    """Return True if Triton kernels run on this tensor: it is on a GPU, or tests use Triton's interpreter."""
     return bool(tensor.is_cuda) or (HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @cache
-def gpu(device: Any) -> tuple[tuple[int, int], int]:
-    """A GPU's compute capability and its multiprocessors; asked once, not for each kernel."""
+def gpu_properties(device: Any) -> tuple[tuple[int, int], int]:
+    """Return a GPU's compute capability and its number of multiprocessors; cached."""
     if device.type != "cuda":  # Triton's interpreter
         return (8, 6), 4
     properties = torch.cuda.get_device_properties(device)
     return (properties.major, properties.minor), int(properties.multi_processor_count)
 
 
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is at least `number`: a side of a Triton tile."""
+def next_power_of_2(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
 
 
-def parts(total: int, size: int) -> int:
-    """How many pieces of `size` cover `total`."""
+def ceil_div(total: int, size: int) -> int:
+    """Return `total` / `size`, rounded up."""
     return -(-total // size)

@@ -1,6 +1,6 @@
-"""decode: kernels for one new token of a few sequences, in CUDA C++, compiled when they are first used.
+"""Kernels for one new token of a few sequences, in CUDA C++, compiled at first use.
 
-nvrtc: a source file and its constants to a kernel that can be launched
-products: products of few rows with NF4 weights (`products.cu`), their norm, gate, adapters and residual in them
-attention: one token's rotation, its place in the cache, and attention over it (`attention.cu`)
+attention: rotation of one token, the cache update and attention over the cache (`attention.cu`)
+nvrtc: compilation of a source file with constants, and kernel launches
+products: products of few rows with NF4 weights (`products.cu`), fused with norm, gate, adapters and residual
 """

@@ -1,8 +1,8 @@
-"""eight_bits: products of frozen weights in INT8.
+"""Products with frozen weights in INT8.
 
-rows: activations and gradients in 8 bits, outlier columns apart
-weights: NF4 weights in 8 bits, as they are and transposed
-product: the product, with what stands beside it in 16 bits
-blocks: its result in 8 bits
-swiglu: the activation and its gradient, from and to 8 bits
+block_quant: INT8 results with a scale per row and block of columns
+matmul: the INT8 product, with outlier columns and LoRA adapters in 16 bits
+row_quant: INT8 activations and gradients with a scale per row, outlier columns separate
+swiglu: SwiGLU and its gradient, from and to INT8
+weight_quant: NF4 weights in INT8, as stored and transposed
 """

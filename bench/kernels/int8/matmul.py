@@ -1,18 +1,18 @@
-"""y = a b^T with both sides in INT8, and beside it in 16 bits: columns apart, LoRA adapters.
+"""INT8 product y = a b^T, plus outlier columns and LoRA adapters in 16 bits.
 
     y[t, n] = (sum over k of a.values[t, k] b.values[n, k]) a.scales[t] b.scales[n]
-              + sum over c of a.apart[t, c] apart[n, c]
+              + sum over c of a.outliers[t, c] outlier_weights[n, c]
               + u_j[t] . b_j[n]                            for n in columns_j
 
-a: `Rows` (T, K); b: `Rows` (N, K); apart (N, C): the columns of W that belong to `a.apart`; u (T, n R) and
-work_b (N, R) as in `bench.kernels.lora_out`. INT8 products are summed exactly, in 32 bits, up to K =
-133,000. What stands beside is added in float32 in the same kernel, so y is written once and rounded once.
+a: `QuantizedRows` (T, K); b: `QuantizedRows` (N, K); outlier_weights (N, C): the columns of W that belong to
+`a.outliers`; u (T, n R) and work_b (N, R) as in `bench.kernels.lora_out`. INT8 products are summed exactly, in 32 bits,
+up to K = 133,000. The side inputs are added in float32 in the same kernel, so y is written once and rounded once.
 
-y can be written in 8 bits too (`bench.kernels.int8.block_quant`): a tile is a block of columns wide.
+y can also be written in INT8 (`bench.kernels.int8.block_quant`), since a tile is one block of columns wide.
 
 One H200, T = 4096, microseconds for the forward products of a layer of the 7B shape (q k v, o, gate up, down): bf16
-299, 203, 1436, 674; this kernel 174, 114, 753, 369 at the power limit, as the library's FP8 with a scale for each row,
-whose three bits of mantissa cost more quality than these seven. Columns apart and adapters add 2 to 10 %.
+299, 203, 1436, 674; this kernel 174, 114, 753, 369 at the power limit, as fast as the library's FP8 with a scale per
+row, whose three bits of mantissa cost more quality than these seven. Outlier columns and adapters add 2 to 10 %.
 """
 
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from typing import Any
 import torch
 
 from bench.kernels import triton_compat
-from bench.kernels.int8.block_quant import BLOCK, Blocks, blocks_reference, empty
-from bench.kernels.int8.row_quant import Rows, inverse, larger, rounded
-from bench.kernels.lora_out import edges_of
-from bench.kernels.triton_compat import TensorDescriptor, compiled, gpu, jit, parts, tl
+from bench.kernels.int8.block_quant import BLOCK, QuantizedBlocks, empty_blocks, quantize_blocks_reference
+from bench.kernels.int8.row_quant import QuantizedRows, max_with_nan, round_to_int8, scale_and_inverse
+from bench.kernels.lora_out import column_edges
+from bench.kernels.triton_compat import TensorDescriptor, ceil_div, gpu_properties, jit, tl, uses_triton
 
-GROUP = 8  # tiles of tokens that share their columns in the cache
+GROUP_TILES = 8  # tiles of tokens that share a tile of columns in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideInputs:
-    """What is added to the large product; every part may be missing. `columns`: of y, a slice for each adapter."""
+    """16-bit terms added to the INT8 product, each optional. `columns`: the columns of y that each adapter covers."""
 
-    apart: Any = None
+    outlier_weights: Any = None
     u: Any = None
     work_b: Any = None
     columns: tuple[slice, ...] = ()
@@ -42,10 +42,10 @@ class SideInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """A program's part of y and of the sum at a time, its warps, and how many loads are under way.
+    """Tile sizes of a program: rows of y and length of the partial sum, its warps and pipeline stages.
 
-    With `tma` the copy engine of Hopper and later loads them. With `lasting` so many programs for each multiprocessor
-    go on from part to part; 0: a program for each part.
+    `tma`: the copy engine of Hopper and later loads the tiles. `persistent_programs`: programs per multiprocessor that
+    process one tile after another; 0: one program per tile.
     """
 
     tokens: int
@@ -53,144 +53,164 @@ class Tiles:
     warps: int
     stages: int
     tma: bool
-    lasting: int = 0
+    persistent_programs: int = 0
 
 
-# Two programs share a multiprocessor, so one multiplies while the other one writes: 3 to 8 % faster than one of
-# 128 x 256, which was the best of ten. Both draw all the power there is; this one does it at a lower clock.
-HOPPER = Tiles(tokens=128, inner=128, warps=4, stages=3, tma=True, lasting=2)
+# Two programs share a multiprocessor, so one multiplies while the other writes: 3 to 8 % faster than one program of
+# 128 x 256, the best of ten such. Both reach the power limit; two programs do so at a lower clock.
+HOPPER = Tiles(tokens=128, inner=128, warps=4, stages=3, tma=True, persistent_programs=2)
 # Two programs share an A10's multiprocessor. In sm_86 code on one H100 a whole INT8 step took 0.217 s with these tiles,
-# 0.218 s with four stages and 0.281 s with eight warps, which spill no registers: four spill in the epilogue.
+# 0.218 s with four stages and 0.281 s with eight warps. Eight warps spill no registers; four spill in the epilogue.
 AMPERE = Tiles(tokens=128, inner=64, warps=4, stages=3, tma=False)
-NOTHING = SideInputs()
+NO_SIDE_INPUTS = SideInputs()
 
 
-def product(a: Rows, b: Rows, beside: SideInputs = NOTHING, *, dtype: Any, tiles: Tiles | None = None) -> Any:
-    """y (T, N) of `dtype`."""
-    if not compiled(a.values):
-        return product_reference(a, b, beside, dtype)
+def product(
+    a: QuantizedRows,
+    b: QuantizedRows,
+    side_inputs: SideInputs = NO_SIDE_INPUTS,
+    *,
+    dtype: Any,
+    tiles: Tiles | None = None,
+) -> Any:
+    """Return y (T, N) in `dtype`."""
+    if not uses_triton(a.values):
+        return product_reference(a, b, side_inputs, dtype)
     y = torch.empty((len(a.values), len(b.values)), dtype=dtype, device=a.values.device)
-    _launch(a, b, beside, y, None, tiles)
+    _launch(a, b, side_inputs, y, None, tiles)
     return y
 
 
-def product_in_blocks(
-    a: Rows, b: Rows, beside: SideInputs = NOTHING, *, dtype: Any, tiles: Tiles | None = None
-) -> Blocks:
-    """y in 8 bits, of what would be numbers of `dtype`; N is a multiple of BLOCK."""
-    if not compiled(a.values):
-        return blocks_reference(product_reference(a, b, beside, torch.float32), dtype)
-    y = empty(len(a.values), len(b.values), dtype, a.values.device)
-    _launch(a, b, beside, y.values, y.scales, tiles)
+def product_as_blocks(
+    a: QuantizedRows,
+    b: QuantizedRows,
+    side_inputs: SideInputs = NO_SIDE_INPUTS,
+    *,
+    dtype: Any,
+    tiles: Tiles | None = None,
+) -> QuantizedBlocks:
+    """Return y in INT8, for numbers of `dtype`; N is a multiple of BLOCK."""
+    if not uses_triton(a.values):
+        return quantize_blocks_reference(product_reference(a, b, side_inputs, torch.float32), dtype)
+    y = empty_blocks(len(a.values), len(b.values), dtype, a.values.device)
+    _launch(a, b, side_inputs, y.values, y.scales, tiles)
     return y
 
 
-def _launch(a: Rows, b: Rows, beside: SideInputs, y: Any, scales: Any, tiles: Tiles | None) -> None:
-    tokens, width = a.values.shape
-    count = len(b.values)
-    capability, processors = gpu(y.device)
+def _launch(
+    a: QuantizedRows, b: QuantizedRows, side_inputs: SideInputs, y: Any, scales: Any, tiles: Tiles | None
+) -> None:
+    tokens, inner = a.values.shape
+    width = len(b.values)
+    capability, processors = gpu_properties(y.device)
     tiles = tiles or tiles_for(capability)
-    grid = parts(tokens, tiles.tokens) * parts(count, BLOCK)
-    programs = min(grid, tiles.lasting * processors) if tiles.lasting else grid
+    grid = ceil_div(tokens, tiles.tokens) * ceil_div(width, BLOCK)
+    programs = min(grid, tiles.persistent_programs * processors) if tiles.persistent_programs else grid
     left, right = a.values, b.values
     if tiles.tma:
         left = TensorDescriptor.from_tensor(left, [tiles.tokens, tiles.inner])
         right = TensorDescriptor.from_tensor(right, [BLOCK, tiles.inner])
-    apart = 0 if beside.apart is None else beside.apart.shape[1]
-    targets = len(beside.columns)
-    _eight_product[(programs,)](
+    outlier_count = 0 if side_inputs.outlier_weights is None else side_inputs.outlier_weights.shape[1]
+    target_count = len(side_inputs.columns)
+    _int8_matmul[(programs,)](
         left, right, y, y if scales is None else scales, a.scales, y if b.scales is None else b.scales,
-        y if not apart else a.apart, y if not apart else beside.apart, y if not targets else beside.u,
-        y if not targets else beside.work_b, tokens, count, width, apart, beside.rank * targets,
-        *edges_of(beside.columns), IN_BLOCKS=scales is not None, HAS_SCALES=b.scales is not None, HAS_APART=apart > 0,
-        APART=_thin(apart), TARGETS=targets, RANK=beside.rank, RANKS=_thin(beside.rank), TOKENS=tiles.tokens,
-        COLUMNS=BLOCK, INNER=tiles.inner, GROUP=GROUP, TMA=tiles.tma, PROGRAMS=programs, LASTS=tiles.lasting > 0,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        y if not outlier_count else a.outliers, y if not outlier_count else side_inputs.outlier_weights,
+        y if not target_count else side_inputs.u, y if not target_count else side_inputs.work_b, tokens, width, inner,
+        outlier_count, side_inputs.rank * target_count, *column_edges(side_inputs.columns),
+        IN_BLOCKS=scales is not None, HAS_SCALES=b.scales is not None, HAS_OUTLIERS=outlier_count > 0,
+        OUTLIERS=_padded_size(outlier_count), TARGETS=target_count, RANK=side_inputs.rank,
+        RANKS=_padded_size(side_inputs.rank), TOKENS=tiles.tokens, COLUMNS=BLOCK, INNER=tiles.inner, GROUP=GROUP_TILES,
+        TMA=tiles.tma, PROGRAMS=programs, PERSISTENT=tiles.persistent_programs > 0, num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )  # fmt: skip
 
 
 def tiles_for(capability: tuple[int, int]) -> Tiles:
-    """For a GPU of this compute capability."""
+    """Return the tiles for a GPU of this compute capability."""
     return AMPERE if capability < triton_compat.HOPPER else HOPPER
 
 
-def product_reference(a: Rows, b: Rows, beside: SideInputs, dtype: Any) -> Any:
+def product_reference(a: QuantizedRows, b: QuantizedRows, side_inputs: SideInputs, dtype: Any) -> Any:
     # float64 holds every sum of INT8 products exactly.
     y = (a.values.double() @ b.values.double().T).float() * a.scales[:, None]
     if b.scales is not None:
         y *= b.scales
-    if beside.apart is not None:
-        y += a.apart.float() @ beside.apart.float().T
-    for target, each in enumerate(beside.columns):
-        part = beside.u[:, target * beside.rank : (target + 1) * beside.rank]
-        y[:, each] += part.float() @ beside.work_b[each].float().T
+    if side_inputs.outlier_weights is not None:
+        y += a.outliers.float() @ side_inputs.outlier_weights.float().T
+    for target, columns in enumerate(side_inputs.columns):
+        part = side_inputs.u[:, target * side_inputs.rank : (target + 1) * side_inputs.rank]
+        y[:, columns] += part.float() @ side_inputs.work_b[columns].float().T
     return y.to(dtype)
 
 
-def _thin(count: int) -> int:
-    """A thin product's sum in one piece: at least 16 numbers, where Triton's products begin."""
+def _padded_size(count: int) -> int:
+    """Return the tile length for a sum of `count` terms: a power of two, at least Triton's minimum of 16."""
     return max(16, 1 << max(0, count - 1).bit_length())
 
 
 @jit
-def _eight_product(
-    a, b, y, scales_y, scales_a, scales_b, left_apart, right_apart, u, work_b, tokens, count, width, count_apart,
-    rows_u, first_0, last_0, first_1, last_1, first_2, last_2, IN_BLOCKS: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_APART: tl.constexpr, APART: tl.constexpr, TARGETS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr,
-    PROGRAMS: tl.constexpr, LASTS: tl.constexpr,
+def _int8_matmul(
+    a, b, y, scales_y, scales_a, scales_b, left_outliers, right_outliers, u, work_b, tokens, count, width,
+    outlier_count, u_stride, first_0, last_0, first_1, last_1, first_2, last_2, IN_BLOCKS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_OUTLIERS: tl.constexpr, OUTLIERS: tl.constexpr, TARGETS: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+    GROUP: tl.constexpr, TMA: tl.constexpr, PROGRAMS: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    down, across = tl.cdiv(tokens, TOKENS), tl.cdiv(count, COLUMNS)
-    for tile in tl.range(tl.program_id(0), down * across, PROGRAMS, flatten=LASTS):
-        # Neighbouring programs take neighbouring parts of y, GROUP tiles of tokens at a time.
-        group = tile // (GROUP * across)
-        tall = min(down - group * GROUP, GROUP)
-        at_row = (group * GROUP + tile % (GROUP * across) % tall) * TOKENS
-        at_column = tile % (GROUP * across) // tall * COLUMNS
-        row, column = at_row + tl.arange(0, TOKENS), at_column + tl.arange(0, COLUMNS)
-        wide_row, wide_column = row.to(tl.int64)[:, None], column.to(tl.int64)[:, None]
+    row_tiles, column_tiles = tl.cdiv(tokens, TOKENS), tl.cdiv(count, COLUMNS)
+    for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, PROGRAMS, flatten=PERSISTENT):
+        # Neighbouring programs compute neighbouring tiles of y, GROUP tiles of tokens at a time.
+        group = tile // (GROUP * column_tiles)
+        group_rows = min(row_tiles - group * GROUP, GROUP)
+        first_row = (group * GROUP + tile % (GROUP * column_tiles) % group_rows) * TOKENS
+        first_column = tile % (GROUP * column_tiles) // group_rows * COLUMNS
+        row, column = first_row + tl.arange(0, TOKENS), first_column + tl.arange(0, COLUMNS)
+        row_64, column_64 = row.to(tl.int64)[:, None], column.to(tl.int64)[:, None]
         is_row, is_column = row < tokens, column < count
         total = tl.zeros((TOKENS, COLUMNS), dtype=tl.int32)
         for start in range(tl.cdiv(width, INNER)):
             if TMA:
-                left = a.load([at_row, start * INNER])
-                right = b.load([at_column, start * INNER])
+                left = a.load([first_row, start * INNER])
+                right = b.load([first_column, start * INNER])
             else:
                 inner = start * INNER + tl.arange(0, INNER)
                 inside = (inner < width)[None, :]
-                left = tl.load(a + wide_row * width + inner[None, :], mask=is_row[:, None] & inside, other=0)
-                right = tl.load(b + wide_column * width + inner[None, :], mask=is_column[:, None] & inside, other=0)
+                left = tl.load(a + row_64 * width + inner[None, :], mask=is_row[:, None] & inside, other=0)
+                right = tl.load(b + column_64 * width + inner[None, :], mask=is_column[:, None] & inside, other=0)
             total = tl.dot(left, right.T, total, out_dtype=tl.int32)
         value = total.to(tl.float32) * tl.load(scales_a + row, mask=is_row, other=0.0)[:, None]
         if HAS_SCALES:
             value *= tl.load(scales_b + column, mask=is_column, other=0.0)[None, :]
-        if HAS_APART:
-            place = tl.arange(0, APART)
-            of_apart = (place < count_apart)[None, :]
-            of_left = tl.load(
-                left_apart + wide_row * count_apart + place[None, :], mask=is_row[:, None] & of_apart, other=0.0
+        if HAS_OUTLIERS:
+            outlier = tl.arange(0, OUTLIERS)
+            outlier_mask = (outlier < outlier_count)[None, :]
+            left_tile = tl.load(
+                left_outliers + row_64 * outlier_count + outlier[None, :],
+                mask=is_row[:, None] & outlier_mask,
+                other=0.0,
             )
-            of_right = tl.load(
-                right_apart + wide_column * count_apart + place[None, :], mask=is_column[:, None] & of_apart, other=0.0
+            right_tile = tl.load(
+                right_outliers + column_64 * outlier_count + outlier[None, :],
+                mask=is_column[:, None] & outlier_mask,
+                other=0.0,
             )
-            value = tl.dot(of_left, of_right.T, value, input_precision="ieee")
+            value = tl.dot(left_tile, right_tile.T, value, input_precision="ieee")
         for target in tl.static_range(TARGETS):
             first = first_0 if target == 0 else (first_1 if target == 1 else first_2)
             last = last_0 if target == 0 else (last_1 if target == 1 else last_2)
-            if (at_column < last) & (at_column + COLUMNS > first):
-                within = tl.arange(0, RANKS)
-                of_rank = (within < RANK)[None, :]
-                of_u = tl.load(
-                    u + wide_row * rows_u + (target * RANK + within)[None, :], mask=is_row[:, None] & of_rank, other=0.0
+            if (first_column < last) & (first_column + COLUMNS > first):
+                rank = tl.arange(0, RANKS)
+                rank_mask = (rank < RANK)[None, :]
+                u_tile = tl.load(
+                    u + row_64 * u_stride + (target * RANK + rank)[None, :], mask=is_row[:, None] & rank_mask, other=0.0
                 )
                 inside = ((column >= first) & (column < last))[:, None]
-                of_b = tl.load(work_b + wide_column * RANK + within[None, :], mask=inside & of_rank, other=0.0)
-                value = tl.dot(of_u, of_b.T, value, input_precision="ieee")
-        to = wide_row * count + column[None, :]
-        there = is_row[:, None] & is_column[None, :]
+                b_tile = tl.load(work_b + column_64 * RANK + rank[None, :], mask=inside & rank_mask, other=0.0)
+                value = tl.dot(u_tile, b_tile.T, value, input_precision="ieee")
+        offsets = row_64 * count + column[None, :]
+        mask = is_row[:, None] & is_column[None, :]
         if IN_BLOCKS:
-            scale, factor = inverse(tl.reduce(tl.abs(value), 1, larger))
-            tl.store(scales_y + row.to(tl.int64) * across + at_column // COLUMNS, scale, mask=is_row)
-            tl.store(y + to, rounded(value * factor[:, None]), mask=there)
+            scale, factor = scale_and_inverse(tl.reduce(tl.abs(value), 1, max_with_nan))
+            tl.store(scales_y + row.to(tl.int64) * column_tiles + first_column // COLUMNS, scale, mask=is_row)
+            tl.store(y + offsets, round_to_int8(value * factor[:, None]), mask=mask)
         else:
-            tl.store(y + to, value.to(y.dtype.element_ty), mask=there)
+            tl.store(y + offsets, value.to(y.dtype.element_ty), mask=mask)

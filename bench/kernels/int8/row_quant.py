@@ -1,12 +1,12 @@
-"""Activations and gradients in INT8 with a scale for each row.
+"""INT8 activations and gradients with a scale per row.
 
     x[t, k]  ~  values[t, k] scales[t]           scales[t] = max over k of |x[t, k]| / 127
 
-A few columns may be left out, those with outliers: they are 0 in `values` and stand apart in 16 bits, because one
-number fifty times as large as the others leaves the others few of the 127 steps (LLM.int8(), Dettmers et al. 2022).
+Columns with outliers may be excluded: they are 0 in `values` and stored separately in 16 bits. One number fifty times
+as large as the others would leave those few of the 127 steps (LLM.int8(), Dettmers et al. 2022).
 
-A row with a NaN or an infinity gets a scale of NaN, so every product with it is NaN, as in 16 bits. A row of zeros, or
-of numbers below SMALLEST, becomes zeros.
+A row with a NaN or an infinity gets a scale of NaN, so every product with it is NaN, as in 16 bits. A row whose numbers
+are all below MIN_MAGNITUDE becomes zeros.
 
 Bytes moved: 2TK in, TK out.
 """
@@ -17,141 +17,142 @@ from typing import Any
 
 import torch
 
-from bench.kernels.triton_compat import compiled, jit, power_of_two, tl
+from bench.kernels.triton_compat import jit, next_power_of_2, tl, uses_triton
 
-MOST = 127.0
-SMALLEST = 1e-30
+MAX_INT8 = 127.0
+MIN_MAGNITUDE = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
-    """A matrix in 8 bits: `values` int8 (T, K), `scales` float32 (T,), None where all are 1. `apart` (T, C): columns
-    that were left out, of `dtype`, which activations and gradients have in 16 bits."""
+class QuantizedRows:
+    """INT8 matrix: `values` int8 (T, K) and `scales` float32 (T,), None if all are 1.
+
+    `outliers` (T, C): the excluded columns in `dtype`, that of the original numbers.
+    """
 
     values: Any
     scales: Any = None
-    apart: Any = None
+    outliers: Any = None
     dtype: Any = None
 
-    def split(self, parts: int) -> list["Rows"]:
-        """As `split`; no column stands apart."""
-        pieces = split(parts, self.values, self.scales)
-        return [Rows(values=values, scales=scales, dtype=self.dtype) for values, scales in pieces]
+    def split(self, parts: int) -> list["QuantizedRows"]:
+        """Split the rows into at most `parts` views; without outlier columns."""
+        pieces = split_rows(parts, self.values, self.scales)
+        return [QuantizedRows(values=values, scales=scales, dtype=self.dtype) for values, scales in pieces]
 
 
-def split(parts: int, *tensors: Any) -> Iterator[tuple[Any, ...]]:
-    """So many parts of the tensors' rows, fewer where there are not enough; views."""
-    each = -(-len(tensors[0]) // parts)
-    return zip(*(tensor.split(each) for tensor in tensors), strict=True)
+def split_rows(parts: int, *tensors: Any) -> Iterator[tuple[Any, ...]]:
+    """Split the tensors' rows into at most `parts` views."""
+    rows = -(-len(tensors[0]) // parts)
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
-def empty_rows(tokens: int, width: int, dtype: Any, device: Any, *, apart: int = 0) -> Rows:
-    """Room for a matrix of which so many columns stand apart."""
-    return Rows(
+def empty_rows(tokens: int, width: int, dtype: Any, device: Any, *, outliers: int = 0) -> QuantizedRows:
+    """Allocate a matrix with `outliers` outlier columns."""
+    return QuantizedRows(
         values=torch.empty((tokens, width), dtype=torch.int8, device=device),
         scales=torch.empty(tokens, dtype=torch.float32, device=device),
-        apart=torch.empty((tokens, apart), dtype=dtype, device=device) if apart else None,
+        outliers=torch.empty((tokens, outliers), dtype=dtype, device=device) if outliers else None,
         dtype=dtype,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The columns of an input that stand apart: their `numbers` int64 (C,), and for each of K whether it is one."""
+class OutlierColumns:
+    """Outlier columns of an input: their `indices` int64 (C,), and `is_outlier` uint8 (K,)."""
 
-    numbers: Any
-    is_apart: Any
-
-
-def columns_apart(numbers: Any, width: int) -> Columns:
-    """`numbers`: int64 (C,), each below `width`."""
-    is_apart = torch.zeros(width, dtype=torch.uint8, device=numbers.device)
-    is_apart[numbers] = 1
-    return Columns(numbers=numbers.contiguous(), is_apart=is_apart)
+    indices: Any
+    is_outlier: Any
 
 
-def rows(x: Any, *, columns: Columns | None = None, factors: Any = None) -> Rows:
-    """x (T, K), contiguous, each column times its factor where there are `factors`, float32 (K,)."""
-    if not compiled(x):
-        return rows_reference(x, columns=columns, factors=factors)
+def outlier_columns(indices: Any, width: int) -> OutlierColumns:
+    """Mark the columns at `indices`, int64 (C,), each below `width`."""
+    is_outlier = torch.zeros(width, dtype=torch.uint8, device=indices.device)
+    is_outlier[indices] = 1
+    return OutlierColumns(indices=indices.contiguous(), is_outlier=is_outlier)
+
+
+def quantize_rows(x: Any, *, columns: OutlierColumns | None = None, factors: Any = None) -> QuantizedRows:
+    """Quantize x (T, K), contiguous; each column is first multiplied by its factor in `factors`, float32 (K,)."""
+    if not uses_triton(x):
+        return quantize_rows_reference(x, columns=columns, factors=factors)
     tokens, width = x.shape
-    count = 0 if columns is None else len(columns.numbers)
-    out = empty_rows(tokens, width, x.dtype, x.device, apart=count)
-    numbers, is_apart = (x, x) if columns is None else (columns.numbers, columns.is_apart)
-    _eight_rows[(tokens,)](
-        x, out.values, out.scales, x if out.apart is None else out.apart, numbers, is_apart,
-        x if factors is None else factors, width, count, HAS_APART=count > 0, HAS_FACTORS=factors is not None,
-        APART=power_of_two(max(1, count)), WIDE=power_of_two(width), num_warps=warps(width),
+    count = 0 if columns is None else len(columns.indices)
+    out = empty_rows(tokens, width, x.dtype, x.device, outliers=count)
+    indices, is_outlier = (x, x) if columns is None else (columns.indices, columns.is_outlier)
+    _int8_quantize_rows[(tokens,)](
+        x, out.values, out.scales, x if out.outliers is None else out.outliers, indices, is_outlier,
+        x if factors is None else factors, width, count, HAS_OUTLIERS=count > 0, HAS_FACTORS=factors is not None,
+        OUTLIERS=next_power_of_2(max(1, count)), COLUMNS=next_power_of_2(width), num_warps=warps_for(width),
     )  # fmt: skip
     return out
 
 
-def warps(width: int) -> int:
-    """Of a program that holds a row of this width."""
-    return max(1, min(16, power_of_two(width) // 1024))
+def warps_for(width: int) -> int:
+    """Return the number of warps for a program that holds a row of this width."""
+    return max(1, min(16, next_power_of_2(width) // 1024))
 
 
 # In plain PyTorch -----------------------------------------------------------------------------------------------------
 
 
-def rows_reference(x: Any, *, columns: Columns | None = None, factors: Any = None) -> Rows:
-    wide, apart = x.float(), None
-    broken = ~wide.isfinite().all(-1)
+def quantize_rows_reference(x: Any, *, columns: OutlierColumns | None = None, factors: Any = None) -> QuantizedRows:
+    values, outliers = x.float(), None
+    is_broken = ~values.isfinite().all(-1)
     if factors is not None:
-        wide = wide * factors
-    if columns is not None and len(columns.numbers):
-        apart = x[:, columns.numbers]
-        wide = wide.masked_fill(columns.is_apart.bool(), 0.0)
-    largest = wide.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1)
-    largest = torch.where(largest < SMALLEST, 0.0, largest)
-    factor = torch.where(largest > 0, MOST / largest, 0.0)
-    values = (wide * factor[:, None]).nan_to_num(0.0, 0.0, 0.0).clamp(-MOST, MOST).round().to(torch.int8)
-    scales = (largest / MOST).masked_fill(broken, float("nan"))
-    return Rows(values=values, scales=scales, apart=apart, dtype=x.dtype)
+        values = values * factors
+    if columns is not None and len(columns.indices):
+        outliers = x[:, columns.indices]
+        values = values.masked_fill(columns.is_outlier.bool(), 0.0)
+    largest = values.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1)
+    largest = torch.where(largest < MIN_MAGNITUDE, 0.0, largest)
+    factor = torch.where(largest > 0, MAX_INT8 / largest, 0.0)
+    codes = (values * factor[:, None]).nan_to_num(0.0, 0.0, 0.0).clamp(-MAX_INT8, MAX_INT8).round().to(torch.int8)
+    scales = (largest / MAX_INT8).masked_fill(is_broken, float("nan"))
+    return QuantizedRows(values=codes, scales=scales, outliers=outliers, dtype=x.dtype)
 
 
 # On the GPU -----------------------------------------------------------------------------------------------------------
 
 
 @jit
-def rounded(value):
-    """To the nearest whole number, of two the even one: 1.5 * 2^23 leaves room for nothing else, and the sum's low byte
-    is the number."""
+def round_to_int8(value):
+    """Round to the nearest integer, ties to even: after adding 1.5 * 2^23 the low byte of the float is the integer."""
     return (value + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @jit
-def larger(a, b):
-    """NaN where either is NaN."""
+def max_with_nan(a, b):
+    """Return the maximum, NaN if either is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
-def inverse(largest):
-    """(the scale, NaN where the largest magnitude is not finite; what all numbers are multiplied by)."""
+def scale_and_inverse(largest):
+    """Return (scale, NaN if the largest magnitude is not finite; factor for all numbers of the row)."""
     largest = tl.where(largest < 1e-30, 0.0, largest)
     return largest / 127.0 + largest * 0.0, tl.where(largest > 0.0, 127.0 / largest, 0.0)
 
 
 @jit
-def _eight_rows(
-    x, values, scales, apart, numbers, is_apart, factors, width, count, HAS_APART: tl.constexpr,
-    HAS_FACTORS: tl.constexpr, APART: tl.constexpr, WIDE: tl.constexpr,
+def _int8_quantize_rows(
+    x, values, scales, outliers, indices, is_outlier, factors, width, count, HAS_OUTLIERS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr, OUTLIERS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    # A whole row at once: two passes over it in pieces took 40 % longer.
+    # A program holds the whole row: two passes over it in pieces took 40 % longer.
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDE)
-    there = column < width
-    value = tl.load(x + row * width + column, mask=there, other=0.0).to(tl.float32)
+    column = tl.arange(0, COLUMNS)
+    mask = column < width
+    value = tl.load(x + row * width + column, mask=mask, other=0.0).to(tl.float32)
     if HAS_FACTORS:
-        value *= tl.load(factors + column, mask=there, other=0.0)
-    if HAS_APART:
-        # Times 0, not 0: a number that is not finite marks its row.
-        value = tl.where(tl.load(is_apart + column, mask=there, other=0) != 0, value * 0.0, value)
-        place = tl.arange(0, APART)
-        number = tl.load(numbers + place, mask=place < count, other=0)
-        taken = tl.load(x + row * width + number, mask=place < count, other=0.0)
-        tl.store(apart + row * count + place, taken, mask=place < count)
-    scale, factor = inverse(tl.reduce(tl.abs(value), 0, larger))
+        value *= tl.load(factors + column, mask=mask, other=0.0)
+    if HAS_OUTLIERS:
+        # Multiplied by 0, not set to 0: a non-finite outlier still marks its row.
+        value = tl.where(tl.load(is_outlier + column, mask=mask, other=0) != 0, value * 0.0, value)
+        outlier = tl.arange(0, OUTLIERS)
+        index = tl.load(indices + outlier, mask=outlier < count, other=0)
+        outlier_values = tl.load(x + row * width + index, mask=outlier < count, other=0.0)
+        tl.store(outliers + row * count + outlier, outlier_values, mask=outlier < count)
+    scale, factor = scale_and_inverse(tl.reduce(tl.abs(value), 0, max_with_nan))
     tl.store(scales + row, scale)
-    tl.store(values + row * width + column, rounded(value * factor), mask=there)
+    tl.store(values + row * width + column, round_to_int8(value * factor), mask=mask)

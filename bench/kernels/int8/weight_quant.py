@@ -1,15 +1,16 @@
-"""NF4 weights in INT8 with a scale for each row, in either orientation.
+"""NF4 weights in INT8 with a scale per row, as stored and transposed.
 
-A frozen weight W (N, K) is needed twice: as it is for y = x W^T, and transposed for d_x = d_y W, as 8-bit products want
-the index that is summed contiguous on both sides. The transposed one has the same values: a row's scale is there an
-input column's, which `rows.rows` takes as `factors` of d_y.
+A frozen weight W (N, K) is needed twice: as stored for y = x W^T, and transposed for d_x = d_y W, because INT8 products
+need the summed index contiguous on both sides. The transposed one has the same values: the scale of a row of W applies
+to a column of d_y, as `factors` of `row_quant.quantize_rows`.
 
-Both are written from NF4 in one pass. A block of 64 numbers has sixteen values only: four at a time are picked out of
-registers by `prmt`, multiplied in pairs of float16 by the block's share of its row's scale, and rounded by adding 1536,
-after which the low byte is the number. Against float32 arithmetic one number in a hundred differs, by one step.
+Both are written from NF4 in one pass. A block of 64 numbers has only sixteen distinct values: `prmt` selects four at a
+time from registers; pairs of float16 are multiplied by the ratio of block scale to row scale and rounded by adding
+1536, after which the low byte is the number. Compared with float32 arithmetic, one number in a hundred differs by one
+step.
 
-Bytes moved: N K (1/2 + 1/64) in, N K out. One H200, microseconds for gate and up (28672 x 4096): 55 as it is, 70
-transposed; 43 is what the bytes take. With a look-up in memory for each number it was 106 and 106.
+Bytes moved: N K (1/2 + 1/64) in, N K out. One H200, microseconds for gate and up (28672 x 4096): 55 as stored, 70
+transposed; memory bandwidth would allow 43. A table look-up in memory for each number took 106 for either.
 """
 
 import struct
@@ -18,46 +19,49 @@ from typing import Any
 import torch
 
 from bench.kernels import nf4
-from bench.kernels.int8.row_quant import MOST
-from bench.kernels.triton_compat import compiled, jit, parts, tl
+from bench.kernels.int8.row_quant import MAX_INT8
+from bench.kernels.triton_compat import ceil_div, jit, tl, uses_triton
 
-WORDS = 512  # of a program that writes a weight as it is
-TALL, WIDE = 128, 16  # rows and words of a program that writes one transposed
+PROGRAM_WORDS = 512  # per program, for a weight as stored
+PROGRAM_ROWS, PROGRAM_ROW_WORDS = 128, 16  # per program, for a transposed weight
 
 
-def scales_of(weights: tuple[nf4.Nf4, ...]) -> Any:
-    """Of the weights' rows one below the other, float32 (N,). Computed once: weights are frozen."""
+def row_scales(weights: tuple[nf4.Nf4, ...]) -> Any:
+    """Compute the scales of the concatenated weights' rows, float32 (N,). Once is enough: weights are frozen."""
     largest = []
     for weight in weights:
-        whole = torch.empty(weight.shape, dtype=torch.float32, device=weight.packed.device)
-        nf4.dequantize_joined((weight,), whole)
-        largest.append(whole.abs_().amax(1))
-    return torch.cat(largest) / MOST
+        numbers = torch.empty(weight.shape, dtype=torch.float32, device=weight.packed.device)
+        nf4.dequantize_joined((weight,), numbers)
+        largest.append(numbers.abs_().amax(1))
+    return torch.cat(largest) / MAX_INT8
 
 
-def copy(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
-    """The values of W, int8 (N, K), the weights one below the other; `scales` are theirs, by `scales_of`."""
+def quantize(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
+    """Return the INT8 values (N, K) of the concatenated weights; `scales` as from `row_scales`."""
     out = torch.empty((len(scales), weights[0].shape[1]), dtype=torch.int8, device=scales.device)
-    if not compiled(out):
-        return reference(weights, scales)
-    words = [weight.numbers // nf4.WORD for weight in weights]
-    _eight_weight_rows[(sum(parts(count, WORDS) for count in words),)](
-        *nf4.tables_of_all(weights), out.view(torch.int32), scales, *nf4.filled(words), weights[0].shape[1] // nf4.WORD,
-        WEIGHTS=len(weights), WORDS=WORDS, WORD=nf4.WORD, BLOCK=nf4.BLOCK, SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
+    if not uses_triton(out):
+        return quantize_reference(weights, scales)
+    word_counts = [weight.numel // nf4.WORD for weight in weights]
+    _int8_weight_rows[(sum(ceil_div(count, PROGRAM_WORDS) for count in word_counts),)](
+        *nf4.kernel_tensors(weights), out.view(torch.int32), scales, *nf4.pad_counts(word_counts),
+        weights[0].shape[1] // nf4.WORD, WEIGHTS=len(weights), WORDS=PROGRAM_WORDS, WORD=nf4.WORD, BLOCK=nf4.BLOCK,
+        SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 
 
-def transposed(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
-    """The values of W^T, int8 (K, N). Every weight's number of rows is a multiple of 4."""
+def quantize_transposed(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
+    """Return the INT8 values (K, N) of the transposed weights. Each weight's number of rows is a multiple of 4."""
     out = torch.empty((weights[0].shape[1], len(scales)), dtype=torch.int8, device=scales.device)
-    if not compiled(out):
-        return reference(weights, scales).T.contiguous()
-    heights, words = [weight.shape[0] for weight in weights], weights[0].shape[1] // nf4.WORD
-    _eight_weight_columns[(sum(parts(height, TALL) for height in heights), parts(words, WIDE))](
-        *nf4.tables_of_all(weights), out.view(torch.int32), scales, *nf4.filled(heights), words, len(scales) // 4,
-        WEIGHTS=len(weights), FOURS=TALL // 4, WORDS=WIDE, WORD=nf4.WORD, BLOCK=nf4.BLOCK, SCALE_BLOCK=nf4.SCALE_BLOCK,
-        num_warps=4,
+    if not uses_triton(out):
+        return quantize_reference(weights, scales).T.contiguous()
+    heights, row_words = [weight.shape[0] for weight in weights], weights[0].shape[1] // nf4.WORD
+    _int8_weight_columns[
+        (sum(ceil_div(height, PROGRAM_ROWS) for height in heights), ceil_div(row_words, PROGRAM_ROW_WORDS))
+    ](
+        *nf4.kernel_tensors(weights), out.view(torch.int32), scales, *nf4.pad_counts(heights), row_words,
+        len(scales) // 4, WEIGHTS=len(weights), FOURS=PROGRAM_ROWS // 4, WORDS=PROGRAM_ROW_WORDS, WORD=nf4.WORD,
+        BLOCK=nf4.BLOCK, SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -65,9 +69,9 @@ def transposed(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
 # In plain PyTorch -----------------------------------------------------------------------------------------------------
 
 
-def reference(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
-    whole = torch.cat([nf4.dequantize_reference(weight) for weight in weights])
-    return torch.where(scales[:, None] > 0, whole / scales[:, None], 0.0).round().to(torch.int8)
+def quantize_reference(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
+    numbers = torch.cat([nf4.dequantize_reference(weight) for weight in weights])
+    return torch.where(scales[:, None] > 0, numbers / scales[:, None], 0.0).round().to(torch.int8)
 
 
 # On the GPU -----------------------------------------------------------------------------------------------------------
@@ -80,14 +84,14 @@ NF4 = (
 FLOAT16_1536 = 0x66006600  # twice
 
 
-def _table(shift: int) -> list[str]:
-    """One byte of each of the sixteen values as float16, four to a register."""
+def _byte_table(shift: int) -> list[str]:
+    """Return one byte of each of the sixteen float16 values, four to a register."""
     picked = [(struct.unpack("<H", struct.pack("<e", value))[0] >> shift) & 0xFF for value in NF4]
     return [f"0x{int.from_bytes(bytes(picked[at : at + 4]), 'little'):08x}" for at in range(0, 16, 4)]
 
 
-def _four(selectors: str, out: str) -> list[str]:
-    """Four codes, the lower 16 bits of `selectors`, to four bytes in `out`, in the order of the numbers."""
+def _decode_four(selectors: str, out: str) -> list[str]:
+    """Decode four codes, the lower 16 bits of `selectors`, to four bytes in `out`, in the order of the numbers."""
     lines = [
         f"and.b32 index, {selectors}, 0x7777;",
         # A selector with its upper bit set copies the sign of a byte: 0xff here, and 0x80 where it is not set.
@@ -96,11 +100,11 @@ def _four(selectors: str, out: str) -> list[str]:
         "mul.lo.u32 upper, upper, 255;",
     ]
     for name, shift in (("low", 0), ("high", 8)):
-        table = _table(shift)
+        table = _byte_table(shift)
         lines += [f"mov.b32 a, {table[0]};", f"mov.b32 b, {table[1]};", "prmt.b32 below, a, b, index;"]
         lines += [f"mov.b32 a, {table[2]};", f"mov.b32 b, {table[3]};", "prmt.b32 above, a, b, index;"]
         lines += [f"lop3.b32 {name}, upper, above, below, 0xca;"]  # upper ? above : below
-    # Of a byte's two codes the upper four bits come first.
+    # The upper four bits of a byte hold the first code.
     for pair, order in (("first", "0x4051"), ("second", "0x6273")):
         lines += [f"prmt.b32 {pair}, low, high, {order};", f"fma.rn.f16x2 {pair}, {pair}, $3, magic;"]
     return [*lines, f"prmt.b32 {out}, first, second, 0x6420;"]
@@ -112,15 +116,15 @@ DECODE = tl.constexpr(
             "{ .reg .b32 index, upper, ones, a, b, below, above, low, high, first, second, rest, magic;",
             "mov.b32 ones, 0x80808080;",
             f"mov.b32 magic, 0x{FLOAT16_1536:08x};",
-            *_four("$2", "$0"),
+            *_decode_four("$2", "$0"),
             "shr.u32 rest, $2, 16;",
-            *_four("rest", "$1"),
+            *_decode_four("rest", "$1"),
             "}",
         ]
     )
 )
-# Four rows of four bytes to four columns of four bytes.
-TURN = tl.constexpr(
+# Transpose 4 x 4 bytes.
+TRANSPOSE = tl.constexpr(
     """{ .reg .b32 a, b, c, d;
     prmt.b32 a, $4, $5, 0x5140;
     prmt.b32 b, $4, $5, 0x7362;
@@ -135,143 +139,153 @@ TURN = tl.constexpr(
 
 
 @jit
-def _eight_words(
-    packed, scales, scale_levels, scale_scales, base, scale_of_row, place, there, WORD: tl.constexpr,
+def _int8_weight_words(
+    packed, scales, scale_levels, scale_scales, base, scale_of_row, word_offsets, mask, WORD: tl.constexpr,
     BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The numbers of these words, four to an int32."""
-    block = place // (BLOCK // WORD)
-    scale = tl.load(scale_levels + tl.load(scales + block, mask=there, other=0).to(tl.int32))
-    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=there, other=0.0) + base
+    """Return the INT8 numbers of these words, four to an int32."""
+    block = word_offsets // (BLOCK // WORD)
+    scale = tl.load(scale_levels + tl.load(scales + block, mask=mask, other=0).to(tl.int32))
+    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=mask, other=0.0) + base
     scale = tl.where(scale_of_row > 0.0, scale / scale_of_row, 0.0)
     bits = scale.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    word = tl.load(packed + place, mask=there, other=0)
+    word = tl.load(packed + word_offsets, mask=mask, other=0)
     return tl.inline_asm_elementwise(
         DECODE, "=&r,=&r,r,r", [word, bits | (bits << 16)], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
     )
 
 
 @jit
-def _eight_some_rows(
-    packed, scales, scale_levels, scale_scales, offset, out, of_rows, words, row_words, program, WORDS: tl.constexpr,
-    WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+def _int8_weight_rows_part(
+    packed, scales, scale_levels, scale_scales, offset, out, row_scales, word_count, row_words, program,
+    WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    there = place < words
-    of_row = tl.load(of_rows + place // row_words, mask=there, other=0.0)
-    first, second = _eight_words(
-        packed, scales, scale_levels, scale_scales, tl.load(offset), of_row, place, there, WORD, BLOCK, SCALE_BLOCK
+    word_offsets = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    mask = word_offsets < word_count
+    row_scale = tl.load(row_scales + word_offsets // row_words, mask=mask, other=0.0)
+    first, second = _int8_weight_words(
+        packed,
+        scales,
+        scale_levels,
+        scale_scales,
+        tl.load(offset),
+        row_scale,
+        word_offsets,
+        mask,
+        WORD,
+        BLOCK,
+        SCALE_BLOCK,
     )
-    to = place[:, None] * 2 + tl.arange(0, 2)[None, :]
-    tl.store(out + to, tl.join(first, second), mask=there[:, None])
+    offsets = word_offsets[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(out + offsets, tl.join(first, second), mask=mask[:, None])
 
 
 @jit
-def _eight_weight_rows(
-    packed_0, _levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0,
-    packed_1, _levels_1, scales_1, scale_levels_1, scale_scales_1, offset_1,
-    packed_2, _levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2,
-    out, of_rows, words_0, words_1, words_2, row_words, WEIGHTS: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr,
-    BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+def _int8_weight_rows(
+    packed_0, _levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0, packed_1, _levels_1, scales_1,
+    scale_levels_1, scale_scales_1, offset_1, packed_2, _levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2,
+    out, row_scales, words_0, words_1, words_2, row_words, WEIGHTS: tl.constexpr, WORDS: tl.constexpr,
+    WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     first_1 = (words_0 + WORDS - 1) // WORDS
     first_2 = first_1 + (words_1 + WORDS - 1) // WORDS
     if program < first_1:
-        _eight_some_rows(
-            packed_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, of_rows, words_0, row_words, program,
+        _int8_weight_rows_part(
+            packed_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, row_scales, words_0, row_words, program,
             WORDS, WORD, BLOCK, SCALE_BLOCK,
         )  # fmt: skip
     if WEIGHTS > 1:
         out_1 = out + words_0.to(tl.int64) * 2
         if (program >= first_1) & (program < first_2):
-            _eight_some_rows(
-                packed_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1,
-                of_rows + words_0 // row_words, words_1, row_words, program - first_1, WORDS, WORD, BLOCK, SCALE_BLOCK,
+            _int8_weight_rows_part(
+                packed_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1, row_scales + words_0 // row_words,
+                words_1, row_words, program - first_1, WORDS, WORD, BLOCK, SCALE_BLOCK,
             )  # fmt: skip
     if WEIGHTS > 2:
         before = words_0.to(tl.int64) + words_1
         if program >= first_2:
-            _eight_some_rows(
+            _int8_weight_rows_part(
                 packed_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out + before * 2,
-                of_rows + before // row_words, words_2, row_words, program - first_2, WORDS, WORD, BLOCK, SCALE_BLOCK,
+                row_scales + before // row_words, words_2, row_words, program - first_2, WORDS, WORD, BLOCK,
+                SCALE_BLOCK,
             )  # fmt: skip
 
 
 @jit
-def _eight_some_columns(
-    packed, scales, scale_levels, scale_scales, offset, out, of_rows, height, row_words, stride, program,
+def _int8_weight_columns_part(
+    packed, scales, scale_levels, scale_scales, offset, out, row_scales, height, row_words, stride, program,
     FOURS: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # A thread takes a word of each of four rows and turns them, so that it writes four rows' numbers at once.
+    # A thread transposes a word of each of four rows, so that it writes four rows' numbers at once.
     four = program.to(tl.int64) * FOURS + tl.arange(0, FOURS)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     is_row = four * 4 < height
-    there = (word < row_words)[:, None] & is_row[None, :]
+    mask = (word < row_words)[:, None] & is_row[None, :]
     base = tl.load(offset)
-    place = four[None, :] * 4 * row_words + word[:, None]
-    of_row = of_rows + four * 4
-    a_0, a_1 = _eight_words(
-        packed, scales, scale_levels, scale_scales, base, tl.load(of_row, mask=is_row, other=0.0)[None, :], place,
-        there, WORD, BLOCK, SCALE_BLOCK,
+    word_offsets = four[None, :] * 4 * row_words + word[:, None]
+    row_scale = row_scales + four * 4
+    a_0, a_1 = _int8_weight_words(
+        packed, scales, scale_levels, scale_scales, base, tl.load(row_scale, mask=is_row, other=0.0)[None, :],
+        word_offsets, mask, WORD, BLOCK, SCALE_BLOCK,
     )  # fmt: skip
-    b_0, b_1 = _eight_words(
-        packed, scales, scale_levels, scale_scales, base, tl.load(of_row + 1, mask=is_row, other=0.0)[None, :],
-        place + row_words, there, WORD, BLOCK, SCALE_BLOCK,
+    b_0, b_1 = _int8_weight_words(
+        packed, scales, scale_levels, scale_scales, base, tl.load(row_scale + 1, mask=is_row, other=0.0)[None, :],
+        word_offsets + row_words, mask, WORD, BLOCK, SCALE_BLOCK,
     )  # fmt: skip
-    c_0, c_1 = _eight_words(
-        packed, scales, scale_levels, scale_scales, base, tl.load(of_row + 2, mask=is_row, other=0.0)[None, :],
-        place + 2 * row_words, there, WORD, BLOCK, SCALE_BLOCK,
+    c_0, c_1 = _int8_weight_words(
+        packed, scales, scale_levels, scale_scales, base, tl.load(row_scale + 2, mask=is_row, other=0.0)[None, :],
+        word_offsets + 2 * row_words, mask, WORD, BLOCK, SCALE_BLOCK,
     )  # fmt: skip
-    d_0, d_1 = _eight_words(
-        packed, scales, scale_levels, scale_scales, base, tl.load(of_row + 3, mask=is_row, other=0.0)[None, :],
-        place + 3 * row_words, there, WORD, BLOCK, SCALE_BLOCK,
+    d_0, d_1 = _int8_weight_words(
+        packed, scales, scale_levels, scale_scales, base, tl.load(row_scale + 3, mask=is_row, other=0.0)[None, :],
+        word_offsets + 3 * row_words, mask, WORD, BLOCK, SCALE_BLOCK,
     )  # fmt: skip
     column = out + word.to(tl.int64)[:, None] * WORD * stride + four[None, :]
-    _eight_turned(column, stride, a_0, b_0, c_0, d_0, there)
-    _eight_turned(column + 4 * stride, stride, a_1, b_1, c_1, d_1, there)
+    _int8_weight_store_transposed(column, stride, a_0, b_0, c_0, d_0, mask)
+    _int8_weight_store_transposed(column + 4 * stride, stride, a_1, b_1, c_1, d_1, mask)
 
 
 @jit
-def _eight_weight_columns(
+def _int8_weight_columns(
     packed_0, _levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0,
     packed_1, _levels_1, scales_1, scale_levels_1, scale_scales_1, offset_1,
     packed_2, _levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2,
-    out, of_rows, height_0, height_1, height_2, row_words, stride, WEIGHTS: tl.constexpr, FOURS: tl.constexpr,
+    out, row_scales, height_0, height_1, height_2, row_words, stride, WEIGHTS: tl.constexpr, FOURS: tl.constexpr,
     WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     first_1 = (height_0 + 4 * FOURS - 1) // (4 * FOURS)
     first_2 = first_1 + (height_1 + 4 * FOURS - 1) // (4 * FOURS)
     if program < first_1:
-        _eight_some_columns(
-            packed_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, of_rows, height_0, row_words, stride,
+        _int8_weight_columns_part(
+            packed_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, row_scales, height_0, row_words, stride,
             program, FOURS, WORDS, WORD, BLOCK, SCALE_BLOCK,
         )  # fmt: skip
     if WEIGHTS > 1:
         out_1 = out + height_0 // 4
         if (program >= first_1) & (program < first_2):
-            _eight_some_columns(
-                packed_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1, of_rows + height_0,
+            _int8_weight_columns_part(
+                packed_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1, row_scales + height_0,
                 height_1, row_words, stride, program - first_1, FOURS, WORDS, WORD, BLOCK, SCALE_BLOCK,
             )  # fmt: skip
     if WEIGHTS > 2:
         out_2 = out + (height_0 + height_1) // 4
         if program >= first_2:
-            _eight_some_columns(
+            _int8_weight_columns_part(
                 packed_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out_2,
-                of_rows + height_0 + height_1, height_2, row_words, stride, program - first_2, FOURS, WORDS, WORD,
+                row_scales + height_0 + height_1, height_2, row_words, stride, program - first_2, FOURS, WORDS, WORD,
                 BLOCK, SCALE_BLOCK,
             )  # fmt: skip
 
 
 @jit
-def _eight_turned(column, stride, a, b, c, d, there):
+def _int8_weight_store_transposed(column, stride, a, b, c, d, mask):
     first, second, third, fourth = tl.inline_asm_elementwise(
-        TURN, "=&r,=&r,=&r,=&r,r,r,r,r", [a, b, c, d], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True,
-        pack=1,
+        TRANSPOSE, "=&r,=&r,=&r,=&r,r,r,r,r", [a, b, c, d], dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True, pack=1,
     )  # fmt: skip
-    tl.store(column, first, mask=there)
-    tl.store(column + stride, second, mask=there)
-    tl.store(column + 2 * stride, third, mask=there)
-    tl.store(column + 3 * stride, fourth, mask=there)
+    tl.store(column, first, mask=mask)
+    tl.store(column + stride, second, mask=mask)
+    tl.store(column + 2 * stride, third, mask=mask)
+    tl.store(column + 3 * stride, fourth, mask=mask)
