@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hosts.local_fleet import wait_for_words
+from tests.support.hosts.local_fleet import wait_for_line
 from tests.support.machines.build_vm import DOCKER, MODEL, BuildVm
 from tests.support.machines.network import USER
 
@@ -51,11 +51,11 @@ def test_the_projects_own_dockerfile_is_built_over_ssh_and_its_output_streams(bu
     assert "writing image sha256:" in log
 
 
-def test_an_unchanged_build_sends_and_builds_nothing(built: BuildVm) -> None:
-    before, jobs = image_id(built), len(built.job_folders())
-    done = built.inv("build")
+def test_an_unchanged_build_sends_and_builds_nothing(built_vm: BuildVm) -> None:
+    before, jobs = image_id(built_vm), len(built_vm.job_folders())
+    done = built_vm.inv("build")
     assert UP_TO_DATE in done.stdout
-    assert (image_id(built), len(built.job_folders())) == (before, jobs)
+    assert (image_id(built_vm), len(built_vm.job_folders())) == (before, jobs)
 
 
 def test_two_concurrent_builds_share_one_job_and_both_succeed(build_vm: BuildVm) -> None:
@@ -100,8 +100,8 @@ def test_a_build_survives_a_broken_connection(build_vm: BuildVm, fault: str) -> 
         assert build_vm.network.vm_sshd.kill_sessions() > 0
     else:
         build_vm.network.cable.cut(fault)  # type: ignore[arg-type]
-    wait_for_words(process, "reconnecting")
-    build_vm.network.cable.mend()
+    wait_for_line(process, "reconnecting")
+    build_vm.network.cable.repair()
     build_vm.open_gate()
     build_vm.wait_for_exit(process)
     assert len(build_vm.job_folders()) == jobs + 1
@@ -199,13 +199,13 @@ def test_a_vm_that_cannot_build_is_refused_with_a_remedy(build_vm: BuildVm, faul
     if fault == "a folder in memory":
         build_vm.vm.run("install", "--directory", f"--owner={USER}", "/mnt/memory")
     if fault == "a small disk":
-        build_vm.vm.small_disk("/mnt/small", megabytes=40, owner=USER)
+        build_vm.vm.mount_small_disk("/mnt/small", megabytes=40, owner=USER)
     build_vm.edit_bench(fault)
     assert line in build_vm.inv_refused("build", *arguments, **settings)
 
 
 def test_a_tmpdir_that_fills_up_during_a_build_leaves_no_partial_files_that_are_used(build_vm: BuildVm) -> None:
-    build_vm.vm.small_disk("/mnt/share", megabytes=700, owner=USER)
+    build_vm.vm.mount_small_disk("/mnt/share", megabytes=700, owner=USER)
     filler_bytes = "$(($(stat -f -c '%a*%S' /mnt/share) - 100000))"
     client = build_vm.gated_client("info", after=f"fallocate -l {filler_bytes} /mnt/share/filler", is_open=True)
     build_vm.edit_bench("a full share")
@@ -233,7 +233,7 @@ def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and
         output = build_vm.inv_on_vm_as_root(*command, "--size-gb", "3").stdout
         assert f"set image.engine: unix://{socket}" in output
         assert "engine started" in output
-        assert "engine was running" in build_vm.inv_on_vm_as_root(*command).stdout
+        assert "engine already running" in build_vm.inv_on_vm_as_root(*command).stdout
         disk = build_vm.folder / "root's share" / "qlora-fleet" / "engine.ext4"
         assert [path.stat().st_mode & 0o777 for path in (disk, disk.parent)] == [0o600, 0o700]
         mounted = build_vm.vm.run("findmnt", "-n", "-o", "OPTIONS", "/var/lib/qlora-fleet-engine").stdout
@@ -251,13 +251,13 @@ def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and
         build_vm.open_gate()
         _, err = build_vm.wait_for_exit(process, code=3)
         assert "no space left on device" in err
-        assert "free some space there, then `inv build`" in err
+        assert "`inv build`" in err
         build_vm.vm.run("rm", f"{data}/filler")
         assert "is built" in build_vm.inv("build", IMAGE_ENGINE=f"unix://{socket}").stdout
         # After a reboot only the file is left.
         build_vm.stop_share_engine()
         output = build_vm.inv_on_vm_as_root(*command).stdout
-        assert "engine.ext4 was there" in output
+        assert "engine.ext4 already there" in output
         assert "engine started" in output
         assert UP_TO_DATE in build_vm.inv("build", IMAGE_ENGINE=f"unix://{socket}").stdout
     finally:

@@ -12,7 +12,7 @@ import pytest
 from tests.support.kubernetes import Cluster
 from tests.support.machines.build_vm import PASSWORD, REGISTRY_USER, BuildVm
 from tests.support.machines.network import USER
-from tests.support.machines.second_cluster import seen_beside
+from tests.support.machines.second_cluster import cluster_seen_by_laptop
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,7 +26,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def settings(build_vm: BuildVm, cluster: Cluster) -> Iterator[dict[str, str]]:
     """The settings of an operator whose laptop has access to all of them."""
-    with seen_beside(build_vm, cluster) as environment:
+    with cluster_seen_by_laptop(build_vm, cluster) as environment:
         yield environment
     cluster.faults.clear()
 
@@ -77,11 +77,11 @@ def test_each_of_several_faults_is_one_line_with_its_remedy(
 
 
 def test_an_unreachable_cluster_is_transient(build_vm: BuildVm, settings: dict[str, str], cluster: Cluster) -> None:
-    cluster.faults.server_gone()
+    cluster.faults.stop_server()
     try:
         done = build_vm.inv("doctor", "--only", "cluster,nodes,pods", code=3, **settings)
     finally:
-        cluster.faults.server_back()
+        cluster.faults.start_server()
     assert "✗ cluster reachable" in done.stdout
     assert done.stdout.count("see cluster reachable") == 3, done.stdout
     assert done.stderr.startswith("doctor: cluster reachable: ")

@@ -13,87 +13,87 @@ def image_id(build_vm: BuildVm) -> str:
     return build_vm.docker("image", "inspect", IMAGE, "--format", "{{.Id}}").stdout.strip()
 
 
-def test_the_image_runs_as_user_1000_with_a_read_only_root_and_no_network(built: BuildVm) -> None:
+def test_the_image_runs_as_user_1000_with_a_read_only_root_and_no_network(built_vm: BuildVm) -> None:
     command = ("run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp", IMAGE)
-    output = built.docker(
+    output = built_vm.docker(
         *command, "sh", "-c", "id -u; python -m bench list --suite quick | head -1; env"
     ).stdout.split("\n")
     assert output[0] == "1000"
     assert output[1].startswith("suite quick")
     assert {"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "HOME=/workspace"} <= set(output)
-    config = json.loads(built.docker("image", "inspect", IMAGE).stdout)[0]["Config"]
+    config = json.loads(built_vm.docker("image", "inspect", IMAGE).stdout)[0]["Config"]
     assert config["Entrypoint"] == ["tini", "--"]
     assert "--health" in config["Healthcheck"]["Test"]
-    assert built.docker(*command, "python", "/opt/qlora-fleet/selfcheck.py", "--health").returncode == 0
+    assert built_vm.docker(*command, "python", "/opt/qlora-fleet/selfcheck.py", "--health").returncode == 0
 
 
-def test_no_layer_holds_a_cache_or_our_compiled_files(built: BuildVm) -> None:
+def test_no_layer_holds_a_cache_or_our_compiled_files(built_vm: BuildVm) -> None:
     # Files of the base are ignored; any other file in these folders would be a cache.
     find = (
         "find /var/cache/apt /var/lib/apt/lists /var/cache/pip /root /opt/qlora-fleet /wheels /locks -type f "
         "\\( -path '/opt/*' -not -name '*.pyc' -o -print \\) 2>/dev/null; true"
     )
     command = ("run", "--rm", "--network=none", "--user=0", "--entrypoint=sh")
-    in_base = built.docker(*command, "standin:base", "-c", find).stdout.split()
-    assert set(built.docker(*command, IMAGE, "-c", find).stdout.split()) - set(in_base) == set()
+    in_base = built_vm.docker(*command, "standin:base", "-c", find).stdout.split()
+    assert set(built_vm.docker(*command, IMAGE, "-c", find).stdout.split()) - set(in_base) == set()
 
 
-def test_verify_reports_the_content_and_the_faults(built: BuildVm) -> None:
+def test_verify_reports_the_content_and_the_faults(built_vm: BuildVm) -> None:
     # The small lock has no torch, so the last check, a trial, fails; the test shows that it is run.
-    done = built.inv("image.verify", code=1)
+    done = built_vm.inv("image.verify", code=1)
     assert "No module named 'torch'" in done.stderr
     assert "tinystack 1.0" in done.stdout
-    profiles = built.project / "image" / "profiles.yaml"
+    profiles = built_vm.project / "image" / "profiles.yaml"
     text = profiles.read_text()
     profiles.write_text(
         text.replace("stack_bytes: 30000000\n  runs_on_cpu: true", "stack_bytes: 30000000\n  runs_on_cpu: false")
     )
-    done = built.inv("image.verify")
+    done = built_vm.inv("image.verify")
     assert "no trial was run" in done.stdout
     assert f"{IMAGE}: intact" in done.stdout
     profiles.write_text(text)
 
 
-def test_sizes_are_printed_by_layer_and_for_push_pull_and_node(built: BuildVm) -> None:
-    done = built.inv("image.size", "--mbps", "100", "--allocatable-gb", "0.1")
+def test_sizes_are_printed_by_layer_and_for_push_pull_and_node(built_vm: BuildVm) -> None:
+    done = built_vm.inv("image.size", "--mbps", "100", "--allocatable-gb", "0.1")
     assert "COPY bench /opt/qlora-fleet/bench" in done.stdout
     assert "an edit of bench pushes 0." in done.stdout
     assert "a node with 100 Mb/s pulls it in" in done.stdout
     assert "0.1 GB allocatable: does not fit" in done.stdout
 
 
-def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built: BuildVm) -> None:
-    folder, expected_id = f"{built.tmpdir}/archives", image_id(built)
-    done = built.inv("image.archive", folder)
+def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built_vm: BuildVm) -> None:
+    folder, expected_id = f"{built_vm.tmpdir}/archives", image_id(built_vm)
+    done = built_vm.inv("image.archive", folder)
     (path,) = Path(folder).glob("*.tar.*[!6]")
     assert path.name in done.stdout
-    built.vm.run("sh", "-c", f"cd '{folder}' && sha256sum --check --quiet *.sha256")
+    built_vm.vm.run("sh", "-c", f"cd '{folder}' && sha256sum --check --quiet *.sha256")
     unchanged = path.stat().st_mtime_ns
-    built.inv("image.archive", folder)
+    built_vm.inv("image.archive", folder)
     assert path.stat().st_mtime_ns == unchanged
-    built.docker("rmi", "--force", IMAGE)
-    assert expected_id in built.inv("image.load", str(path)).stdout
-    assert image_id(built) == expected_id
+    built_vm.docker("rmi", "--force", IMAGE)
+    assert expected_id in built_vm.inv("image.load", str(path)).stdout
+    assert image_id(built_vm) == expected_id
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    assert f"{path.name}.sha256; " in built.inv("image.load", str(path), code=4).stderr
+    assert f"{path.name}.sha256; " in built_vm.inv("image.load", str(path), code=4).stderr
     path.unlink()
-    assert f"{path}: not found" in built.inv("image.load", str(path), code=4).stderr
+    assert f"{path}: not found" in built_vm.inv("image.load", str(path), code=4).stderr
 
 
-def test_a_failed_docker_save_leaves_no_archive(built: BuildVm) -> None:
+def test_a_failed_docker_save_leaves_no_archive(built_vm: BuildVm) -> None:
     broken = "echo 'Error response from daemon: something broke' >&2; exit 1"
-    client, folder = built.gated_client("save", before=broken, is_open=True), f"{built.tmpdir}/broken"
-    assert "something broke" in built.inv("image.archive", folder, code=1, IMAGE_CLIENT=client).stderr
+    client, folder = built_vm.gated_client("save", before=broken, is_open=True), f"{built_vm.tmpdir}/broken"
+    assert "something broke" in built_vm.inv("image.archive", folder, code=1, IMAGE_CLIENT=client).stderr
     assert list(Path(folder).iterdir()) == []
 
 
-def test_an_archive_that_does_not_fit_leaves_nothing_behind(built: BuildVm) -> None:
-    built.vm.small_disk("/mnt/archives", megabytes=160, owner=USER)
+def test_an_archive_that_does_not_fit_leaves_nothing_behind(built_vm: BuildVm) -> None:
+    built_vm.vm.mount_small_disk("/mnt/archives", megabytes=160, owner=USER)
     filler_bytes = "$(($(stat -f -c '%a*%S' /mnt/archives) - 5000000))"
-    client = built.gated_client("save", before=f"fallocate -l {filler_bytes} /mnt/archives/filler", is_open=True)
-    done = built.inv("image.archive", "/mnt/archives", code=3, IMAGE_CLIENT=client)
+    client = built_vm.gated_client("save", before=f"fallocate -l {filler_bytes} /mnt/archives/filler", is_open=True)
+    done = built_vm.inv("image.archive", "/mnt/archives", code=3, IMAGE_CLIENT=client)
     assert "No space left on device" in done.stderr
-    assert built.vm.run("ls", "-A", "/mnt/archives").stdout.split() == ["lost+found", "filler"]
-    built.vm.run("rm", "/mnt/archives/filler")
-    built.inv("image.archive", "/mnt/archives")
+    assert built_vm.vm.run("ls", "-A", "/mnt/archives").stdout.split() == ["filler", "lost+found"]
+    built_vm.vm.run("rm", "/mnt/archives/filler")
+    built_vm.inv("image.archive", "/mnt/archives")

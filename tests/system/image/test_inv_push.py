@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.hosts.local_fleet import wait_for_words
+from tests.support.hosts.local_fleet import wait_for_line
 from tests.support.machines.build_vm import (
     DOCKER,
     NAMESPACE,
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _image_to_push(build_vm_of_session: BuildVm) -> None:
-    build_vm_of_session.reset()
-    build_vm_of_session.inv("build")
+def _image_to_push(session_build_vm: BuildVm) -> None:
+    session_build_vm.reset()
+    session_build_vm.inv("build")
 
 
 def read_record(build_vm: BuildVm) -> dict[str, Any]:
@@ -262,8 +262,8 @@ def test_a_push_continues_without_connection_and_laptop(build_vm: BuildVm, fault
         assert "a push is already running" in process.stdout.readline()
     else:
         build_vm.network.cable.cut("down")
-        wait_for_words(process, "reconnecting")
-        build_vm.network.cable.mend()
+        wait_for_line(process, "reconnecting")
+        build_vm.network.cable.repair()
     build_vm.open_gate()
     build_vm.wait_for_exit(process)
     assert len(build_vm.job_folders()) == jobs + 1

@@ -21,13 +21,13 @@ def check(network: Network, *flags: str, **environment: str) -> subprocess.Compl
     return done
 
 
-def test_the_vm_is_described(network_of_module: Network) -> None:
-    before = network_of_module.vm_sshd.logins()
-    done = check(network_of_module, "--tmpdir", "/mnt")
+def test_the_vm_is_described(module_network: Network) -> None:
+    before = module_network.vm_sshd.logins()
+    done = check(module_network, "--tmpdir", "/mnt")
     assert done.returncode == 0, done.stderr
     assert "user ubuntu in ubuntu; home" in done.stdout
     assert "free on tmpfs" in done.stdout
-    assert network_of_module.vm_sshd.logins() == before + 1
+    assert module_network.vm_sshd.logins() == before + 1
 
 
 def clear_known_hosts(network: Network) -> None:
@@ -35,7 +35,7 @@ def clear_known_hosts(network: Network) -> None:
 
 
 def change_host_key(network: Network) -> None:
-    network.vm_sshd.new_host_key()
+    network.vm_sshd.replace_host_key()
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def change_host_key(network: Network) -> None:
     ids=["unknown key", "changed key", "wrong user", "an option for a host", "unknown host", "wrong port"],
 )
 def test_each_connection_failure_is_one_line_with_its_exit_code(
-    network_of_module: Network,
+    module_network: Network,
     prepare: Callable[[Network], None],
     environment: dict[str, str],
     exit_code: int,
     token: str,
 ) -> None:
-    network_of_module.know_all()
-    prepare(network_of_module)
-    done = check(network_of_module, **environment)
+    module_network.write_known_hosts()
+    prepare(module_network)
+    done = check(module_network, **environment)
     assert (done.returncode, done.stdout) == (exit_code, "")
     assert token in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.forked import AS_INV, INV, ForkServer
+from tests.support.forked import INV_CODE, INV_LIBRARIES, ForkServer
 from tests.support.machines.fake_hub import COMMIT, MODEL
 from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import wait_for
@@ -123,7 +123,7 @@ class HubTestbed:
     def start(self, *flags: str) -> subprocess.Popen[str]:
         """Start `inv model.fetch` on the laptop without waiting for it."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        argv = ("-c", AS_INV, "model.fetch", *flags)
+        argv = ("-c", INV_CODE, "model.fetch", *flags)
         return self.server.start(*argv, cwd=self.project, env=self.environment, **pipes)
 
     def fetch(self, *flags: str, code: int = 0) -> str:
@@ -149,11 +149,11 @@ class HubTestbed:
 
 
 @pytest.fixture(scope="module")
-def testbed_of_module(network_of_module: Network) -> Iterator[HubTestbed]:
+def testbed_of_module(module_network: Network) -> Iterator[HubTestbed]:
     pytest.importorskip("huggingface_hub")
-    laptop = network_of_module.laptop
-    with ForkServer(network_of_module.folder, INV, lambda argv, **options: laptop.start(*argv, **options)) as server:
-        yield HubTestbed(network_of_module, server)
+    laptop = module_network.laptop
+    with ForkServer(module_network.folder, INV_LIBRARIES, lambda argv, **options: laptop.start(*argv, **options)) as server:
+        yield HubTestbed(module_network, server)
 
 
 @pytest.fixture
@@ -267,13 +267,13 @@ def test_a_vm_that_cannot_install_the_hubs_client_is_reported(testbed: HubTestbe
 
 
 def test_a_disk_that_is_too_small_or_fills_up_is_reported(testbed: HubTestbed) -> None:
-    testbed.network.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
+    testbed.network.vm.mount_small_disk("/mnt/small", megabytes=64, owner="ubuntu")
     output = testbed.fetch("--tmpdir", "/mnt/small", code=3)
     assert "/mnt/small/" in output
     assert "GB free" in output
     assert "inv model.fetch --tmpdir /mnt/small" in output
 
-    testbed.network.vm.small_disk("/mnt/next", megabytes=96, owner="ubuntu")
+    testbed.network.vm.mount_small_disk("/mnt/next", megabytes=96, owner="ubuntu")
     testbed.set_faults(slow=0.1)
     process = testbed.start("--tmpdir", "/mnt/next")
     wait_for(
@@ -296,7 +296,7 @@ def test_a_disconnected_laptop_finds_the_same_job_again(testbed: HubTestbed) -> 
     testbed.network.cable.cut("drop")
     first.kill()  # as if the laptop were closed
     first.communicate()
-    testbed.network.cable.mend()
+    testbed.network.cable.repair()
     assert "is running (" in testbed.fetch()
     assert testbed.is_complete()
     assert len(list((testbed.network.home / ".qlora-fleet" / "jobs").iterdir())) == 1
