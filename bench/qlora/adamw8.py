@@ -13,6 +13,8 @@ def multi_tensor_adamw8bit(stack: Stack, groups: Sequence[dict[str, Any]], *, lr
     class MultiTensorAdamW8bit(stack.bitsandbytes.optim.AdamW8bit):  # type: ignore[misc, name-defined]
         """One launch for each parameter group."""
 
+        initialized: bool
+
         def step(self, closure: Any = None) -> None:
             """Update every parameter that has a gradient. Raises ValueError for a closure."""
             if closure is not None:
@@ -49,7 +51,7 @@ class _GroupUpdate:
         tensors = [
             (parameter, parameter.grad, _moments(state)) for parameter, state in zip(parameters, states, strict=True)
         ]
-        if self._table is None or self._table.key != TensorTable.key_of(tensors):
+        if self._table is None or self._table.key != TensorTable.addresses_of(tensors):
             self._table = TensorTable(tensors)
         rates = {name: group[name] for name in ("betas", "eps", "weight_decay")}
         update_(self._table, self._codebook, Update(lr=float(group["lr"]), step=states[0]["step"], **rates))

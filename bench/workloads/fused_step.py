@@ -59,8 +59,8 @@ class FusedStep:
         """Return the last norm's output (batch, hidden) for `tokens` int64 (batch,), all at `position` int64 (1,)."""
         x = self._decoder.embed_tokens(tokens)
         for layer in self._layers:
-            x = layer.out(self._attention(layer.qkv(x), position, layer.keys, layer.values), onto=x)
-            x = layer.down(layer.gate_up(x), onto=x)
+            x = layer.out(self._attention(layer.qkv(x), position, layer.keys, layer.values), residual=x)
+            x = layer.down(layer.gate_up(x), residual=x)
         norm = self._decoder.norm
         return rms_norm(x, norm.weight, norm.variance_epsilon)[0]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.triton_compat import power_of_two
+from bench.kernels.triton_compat import next_power_of_2
 from bench.qlora.recipes.offload import Offload
 from bench.qlora.step import TrainingStep
 
@@ -108,7 +108,7 @@ class CapturedStep(TrainingStep):
         if not self.may_capture:
             return None
         if "edges" in inputs:
-            self._edges = max(self._edges, power_of_two(len(inputs["edges"])))
+            self._edges = max(self._edges, next_power_of_2(len(inputs["edges"])))
         shape = tuple((name, (self._edges,) if name == "edges" else tuple(each.shape)) for name, each in inputs.items())
         if shape == self._shape:
             captured: CapturedGraph | None = model.graph

@@ -96,7 +96,7 @@ def _unsupported_base(trial: Trial, base: Any) -> str | None:
             width = nf4.from_bitsandbytes(linear.weight).shape[1]
             if width % nf4.BLOCK:  # bitsandbytes 0.50.2 computes some such widths wrongly on CPUs
                 return f"{name} takes {width} numbers, not a multiple of {nf4.BLOCK}"
-    except nf4.NotDoubleNf4 as error:
+    except nf4.UnsupportedQuantization as error:
         return str(error)
     return None
 

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from bench.kernels import lora, lora_out, nf4
-from bench.kernels.int8.block_quant import Blocks
+from bench.kernels.int8.block_quant import QuantizedBlocks
 from bench.kernels.int8.matmul import SideInputs
-from bench.kernels.int8.row_quant import Columns, Rows
+from bench.kernels.int8.row_quant import OutlierColumns, QuantizedRows
 from bench.kernels.int8.swiglu import swiglu_backward_rows, swiglu_rows
-from bench.kernels.lora import LoraInput, Seed
+from bench.kernels.lora import LoraInput, MaskSeed
 from bench.kernels.swiglu import swiglu, swiglu_backward_
 from bench.qlora.recipes.int8 import Int8Linear
 
@@ -97,7 +97,7 @@ class FusedLinear:
         return self.held if self.held is not None else dequantize(self.weights, like.dtype, like.device)
 
     @property
-    def outlier_columns(self) -> Columns | None:
+    def outlier_columns(self) -> OutlierColumns | None:
         """The outlier columns of an input; None if the product is not in 8 bits, or before its first input."""
         return self.int8.outlier_columns if self.int8 is not None and self.int8.forward else None
 
@@ -107,9 +107,9 @@ class FusedLinear:
         return None if self.int8 is None else self.int8.scales
 
     def forward(
-        self, x: Any, seed: Seed | None, x_int8: Rows | None = None, *, in_blocks: bool = False
+        self, x: Any, seed: MaskSeed | None, x_int8: QuantizedRows | None = None, *, in_blocks: bool = False
     ) -> tuple[Any, Any]:
-        """Compute (y, u); u is None without adapters. With `in_blocks`, y is `Blocks` if it is in 8 bits and fits.
+        """Compute (y, u); u is None without adapters. With `in_blocks`, an int8 y that fits is `QuantizedBlocks`.
 
         `x_int8` is x in 8 bits, if already quantized; then x may be None without adapters.
         """
@@ -123,10 +123,10 @@ class FusedLinear:
             return x @ weight.T, None
         return lora_out.out(u, self.work_b, self.columns, lora_input).addmm_(x, weight.T), u
 
-    def activate(self, gate_up: Any) -> tuple[Any, Rows | None]:
+    def activate(self, gate_up: Any) -> tuple[Any, QuantizedRows | None]:
         """Compute swiglu(gate_up), the input of `forward`, in 16 and in 8 bits. Unused results are None.
 
-        gate_up: `Blocks` or a tensor.
+        gate_up: `QuantizedBlocks` or a tensor.
         """
         if self.int8 is None or not self.int8.forward:
             return swiglu(gate_up), None
@@ -134,7 +134,7 @@ class FusedLinear:
         quantized, act = swiglu_rows(gate_up, columns, keep_act=columns is None or bool(self.adapters))
         return act, None if columns is None else quantized
 
-    def activation_gradient(self, gate_up: Any, d_act: Any, *, keep_act: bool) -> tuple[Any, Rows | None]:
+    def activation_gradient(self, gate_up: Any, d_act: Any, *, keep_act: bool) -> tuple[Any, QuantizedRows | None]:
         """Compute the gradient of `gate_up`, this product's y, from d_act, the gradient of swiglu(gate_up).
 
         The result is in 16 and in 8 bits, for `backward`. Overwrites both arguments; with `keep_act`, d_act becomes
@@ -147,7 +147,9 @@ class FusedLinear:
         quantized, d_gate_up = swiglu_backward_rows(gate_up, d_act, self.int8.scales, **options)
         return d_gate_up, quantized
 
-    def activation_gradient_in_parts(self, gate_up: Blocks, d_acts: Iterator[Any], parts: int) -> Rows:
+    def activation_gradient_in_parts(
+        self, gate_up: QuantizedBlocks, d_acts: Iterator[Any], parts: int
+    ) -> QuantizedRows:
         """Compute `activation_gradient` without adapters, with the tokens in `parts`, one d_act for each part."""
         scales = []
         for part in gate_up.split(parts):
@@ -155,12 +157,12 @@ class FusedLinear:
             if quantized.values is not part.values:  # without a GPU the kernel does not work in place
                 part.values.copy_(quantized.values)
             scales.append(quantized.scales)
-        return Rows(values=gate_up.values, scales=torch.cat(scales), dtype=gate_up.dtype)
+        return QuantizedRows(values=gate_up.values, scales=torch.cat(scales), dtype=gate_up.dtype)
 
     def backward(
-        self, d_y: Any, x: Any, u: Any, seed: Seed | None, d_y_int8: Rows | None = None
+        self, d_y: Any, x: Any, u: Any, seed: MaskSeed | None, d_y_int8: QuantizedRows | None = None
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Compute (d_x, gradients of `parameters` in their order). `x` may be a `lora.Normed`.
+        """Compute (d_x, gradients of `parameters` in their order). `x` may be a `lora.NormedInput`.
 
         `d_y_int8` is d_y times `factors` in 8 bits, if already quantized; then d_y may be None without adapters.
         """
@@ -168,18 +170,18 @@ class FusedLinear:
         small = self.small_gradients(d_y, u)
         if small is None:
             return d_x, ()
-        partial_sums = lora.sums(d_y, self.work_a)
+        partial_sums = lora.empty_weight_gradient(d_y, self.work_a)
         lora.backward_(d_x, small.d_u, self.work_a, x, self._lora_input(seed), partial_sums)
         return d_x, self._split_gradients(small, partial_sums)
 
-    def input_gradient(self, d_y: Any, u: Any, seed: Seed | None) -> tuple[Any, SmallGradients | None]:
+    def input_gradient(self, d_y: Any, u: Any, seed: MaskSeed | None) -> tuple[Any, SmallGradients | None]:
         """Compute (d_x, the small gradients for `parameter_gradients`), without x."""
         d_x, small = self._frozen_gradient(d_y, None), self.small_gradients(d_y, u)
         if small is not None:
             lora.add_input_gradient_(d_x, small.d_u, self.work_a, self._lora_input(seed))
         return d_x, small
 
-    def _frozen_gradient(self, d_y: Any, d_y_int8: Rows | None) -> Any:
+    def _frozen_gradient(self, d_y: Any, d_y_int8: QuantizedRows | None) -> Any:
         """Compute d_y W."""
         return d_y @ self.weight(d_y) if self.int8 is None else self.int8.input_gradient(d_y, d_y_int8)
 
@@ -190,11 +192,11 @@ class FusedLinear:
         d_u, d_b = lora_out.out_gradients(d_y, self.work_b, u, self.columns, self._lora_input(None))
         return SmallGradients(d_u=d_u, d_b=d_b)
 
-    def parameter_gradients(self, small: SmallGradients | None, x: Any, seed: Seed | None) -> tuple[Any, ...]:
-        """Compute the gradients of `parameters`, in their order. `x` may be a `lora.Normed`."""
+    def parameter_gradients(self, small: SmallGradients | None, x: Any, seed: MaskSeed | None) -> tuple[Any, ...]:
+        """Compute the gradients of `parameters`, in their order. `x` may be a `lora.NormedInput`."""
         if small is None:
             return ()
-        partial_sums = lora.sums(small.d_u, self.work_a)
+        partial_sums = lora.empty_weight_gradient(small.d_u, self.work_a)
         lora.weight_gradient(small.d_u, x, self._lora_input(seed), partial_sums)
         return self._split_gradients(small, partial_sums)
 
@@ -203,7 +205,7 @@ class FusedLinear:
         gradients = (gradient for d_a, adapter in pairs for gradient in (d_a, small.d_b[adapter.columns]))
         return tuple(gradient.to(self.adapters[0].a.dtype) for gradient in gradients)
 
-    def _lora_input(self, seed: Seed | None) -> LoraInput:
+    def _lora_input(self, seed: MaskSeed | None) -> LoraInput:
         has_dropout = seed is not None and self.dropout > 0.0
         return LoraInput(
             rank=self.rank,

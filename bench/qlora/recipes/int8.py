@@ -14,8 +14,8 @@ import torch
 from bench.kernels import nf4
 from bench.kernels.int8 import row_quant, weight_quant
 from bench.kernels.int8.block_quant import BLOCK
-from bench.kernels.int8.matmul import SideInputs, product, product_in_blocks
-from bench.kernels.int8.row_quant import Columns, Rows
+from bench.kernels.int8.matmul import SideInputs, product, product_as_blocks
+from bench.kernels.int8.row_quant import OutlierColumns, QuantizedRows
 from bench.kernels.triton_compat import HAS_TRITON
 
 MAX_OUTLIER_COLUMNS = 32
@@ -34,51 +34,51 @@ class Int8Linear:
     def __init__(self, parts: tuple[nf4.Nf4, ...], *, forward: bool, hold: bool) -> None:
         self._forward = forward
         self.is_training = True
-        self.scales = weight_quant.scales_of(parts)
-        self.outlier_columns: Columns | None = None
+        self.scales = weight_quant.row_scales(parts)
+        self.outlier_columns: OutlierColumns | None = None
         self._parts, self._outlier_weights = parts, None
-        self._held = weight_quant.copy(parts, self.scales) if hold and forward else None
-        self._held_transposed = weight_quant.transposed(parts, self.scales) if hold else None
+        self._held = weight_quant.quantize(parts, self.scales) if hold and forward else None
+        self._held_transposed = weight_quant.quantize_transposed(parts, self.scales) if hold else None
 
     @property
     def forward(self) -> bool:
         """True if y = x W^T is currently computed in 8 bits."""
         return self._forward and self.is_training
 
-    def product(self, x: Any, x_int8: Rows | None, side_inputs: SideInputs, *, in_blocks: bool) -> Any:
-        """Compute y (T, N) in x's dtype with its side inputs; with `in_blocks` as `Blocks`, if the parts fit.
+    def product(self, x: Any, x_int8: QuantizedRows | None, side_inputs: SideInputs, *, in_blocks: bool) -> Any:
+        """Compute y (T, N) in x's dtype with its side inputs; with `in_blocks` as `QuantizedBlocks`, if the parts fit.
 
         `x_int8` is x in 8 bits without the outlier columns, if already quantized; then x may be None.
         """
         if x_int8 is None:
             if self.outlier_columns is None:
                 self._choose_outliers(x)
-            x_int8 = row_quant.rows(x, columns=self.outlier_columns)
-        values = weight_quant.copy(self._parts, self.scales) if self._held is None else self._held
-        side_inputs = dataclasses.replace(side_inputs, apart=self._outlier_weights)
+            x_int8 = row_quant.quantize_rows(x, columns=self.outlier_columns)
+        values = weight_quant.quantize(self._parts, self.scales) if self._held is None else self._held
+        side_inputs = dataclasses.replace(side_inputs, outlier_weights=self._outlier_weights)
         in_blocks = in_blocks and all(part.shape[0] % BLOCK == 0 for part in self._parts)
-        multiply = product_in_blocks if in_blocks else product
-        return multiply(x_int8, Rows(values=values, scales=self.scales), side_inputs, dtype=x_int8.dtype)
+        multiply = product_as_blocks if in_blocks else product
+        return multiply(x_int8, QuantizedRows(values=values, scales=self.scales), side_inputs, dtype=x_int8.dtype)
 
-    def input_gradient(self, d_y: Any, d_y_int8: Rows | None) -> Any:
+    def input_gradient(self, d_y: Any, d_y_int8: QuantizedRows | None) -> Any:
         """Compute d_x (T, K) in d_y's dtype. `d_y_int8` is d_y times `scales` in 8 bits, if already quantized."""
         return next(self.input_gradient_in_parts(d_y, d_y_int8, 1))
 
-    def input_gradient_in_parts(self, d_y: Any, d_y_int8: Rows | None, parts: int) -> Iterator[Any]:
+    def input_gradient_in_parts(self, d_y: Any, d_y_int8: QuantizedRows | None, parts: int) -> Iterator[Any]:
         """Compute d_x like `input_gradient`, with the tokens in `parts`, one part at a time."""
         if d_y_int8 is None:
-            d_y_int8 = row_quant.rows(d_y, factors=self.scales)
+            d_y_int8 = row_quant.quantize_rows(d_y, factors=self.scales)
         values = self._held_transposed
         if values is None:
-            values = weight_quant.transposed(self._parts, self.scales)
+            values = weight_quant.quantize_transposed(self._parts, self.scales)
         for part in d_y_int8.split(parts):
-            yield product(part, Rows(values=values), dtype=d_y_int8.dtype)
+            yield product(part, QuantizedRows(values=values), dtype=d_y_int8.dtype)
 
     def _choose_outliers(self, x: Any) -> None:
         width = x.shape[1]
         count = min(MAX_OUTLIER_COLUMNS, width // MIN_WIDTH_PER_OUTLIER)
         numbers = x.detach().abs().amax(0).topk(count).indices.sort().values
-        self.outlier_columns = row_quant.columns_apart(numbers, width)
+        self.outlier_columns = row_quant.outlier_columns(numbers, width)
         height = sum(part.shape[0] for part in self._parts)
         whole = torch.empty((height, width), dtype=self._parts[0].dtype, device=x.device)
         nf4.dequantize_joined(self._parts, whole)

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
-from bench.kernels.int8.block_quant import Blocks
-from bench.kernels.int8.row_quant import Rows
-from bench.kernels.lora import Normed, Seed
+from bench.kernels.int8.block_quant import QuantizedBlocks
+from bench.kernels.int8.row_quant import QuantizedRows
+from bench.kernels.lora import MaskSeed, NormedInput
 from bench.kernels.norm import ResidualStream, rms_norm_backward, rms_norm_backward_rows, stream_norm, stream_norm_rows
 from bench.kernels.rope import AttentionHeads, rotate_
 from bench.qlora.recipes.fused_linear import FusedLinear
@@ -89,12 +89,12 @@ class FastLayer:
     def parameters(self) -> tuple[Any, ...]:
         return tuple(parameter for product in self.products for parameter in product.parameters)
 
-    def seeds(self, tokens: TokenLayout) -> tuple[Seed | None, ...]:
+    def seeds(self, tokens: TokenLayout) -> tuple[MaskSeed | None, ...]:
         """Return a seed for each product's dropout."""
         if tokens.seed is None:
             return (None,) * PRODUCTS_PER_LAYER
         first = self.index * PRODUCTS_PER_LAYER
-        return tuple(Seed(number=tokens.seed, plus=first + index) for index in range(PRODUCTS_PER_LAYER))
+        return tuple(MaskSeed(base=tokens.seed, offset=first + index) for index in range(PRODUCTS_PER_LAYER))
 
     @property
     def is_offloaded(self) -> bool:
@@ -165,7 +165,7 @@ class FastLayer:
         seeds = self.seeds(tokens)
         d_gate_up, quantized, down_gradients = self._activation_gradient(d_y, saved, seeds[3])
         saved.gate_up = None
-        normed = Normed(total=saved.h, rstd=saved.rstd_mid, weight=self.norm_mid)
+        normed = NormedInput(total=saved.h, rstd=saved.rstd_mid, weight=self.norm_mid)
         d_normed, gate_up_gradients = self.gate_up.backward(d_gate_up, normed, saved.u_gate_up, seeds[2], quantized)
         del d_gate_up, quantized, normed
         if self.offload is not None:
@@ -183,7 +183,7 @@ class FastLayer:
             tokens.sin,
         )  # fmt: skip
         del d_out
-        normed = Normed(total=saved.x, rstd=saved.rstd_in, weight=self.norm_in)
+        normed = NormedInput(total=saved.x, rstd=saved.rstd_in, weight=self.norm_in)
         if needs_x:
             d_normed, qkv_gradients = self.qkv.backward(d_qkv, normed, saved.u_qkv, seeds[0])
             d_x = rms_norm_backward(d_normed, saved.x, saved.rstd_in, self.norm_in, d_h)
@@ -193,11 +193,11 @@ class FastLayer:
         return d_x, (*qkv_gradients, *out_gradients, *gate_up_gradients, *down_gradients)
 
     def _activation_gradient(
-        self, d_y: Any, saved: SavedForBackward, seed: Seed | None
-    ) -> tuple[Any, Rows | None, tuple[Any, ...]]:
+        self, d_y: Any, saved: SavedForBackward, seed: MaskSeed | None
+    ) -> tuple[Any, QuantizedRows | None, tuple[Any, ...]]:
         """Return (the gradient of gate and up, the same in 8 bits, the gradients of `down`'s parameters)."""
         down_int8, adapted = self.down.int8, self.gate_up.adapters or self.down.adapters
-        if self.is_offloaded and down_int8 is not None and isinstance(saved.gate_up, Blocks) and not adapted:
+        if self.is_offloaded and down_int8 is not None and isinstance(saved.gate_up, QuantizedBlocks) and not adapted:
             d_acts = down_int8.input_gradient_in_parts(d_y, None, TOKEN_PARTS)
             return None, self.gate_up.activation_gradient_in_parts(saved.gate_up, d_acts, TOKEN_PARTS), ()
         d_act, small = self.down.input_gradient(d_y, saved.u_down, seed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.pinned_gather import rows_of
+from bench.kernels.pinned_gather import gather_rows
 
 
 class OffloadedTables:
@@ -31,7 +31,7 @@ class OffloadedTables:
 
     def embed(self, ids: Any) -> Any:
         """Return the embeddings (T, H) of `ids` (T,)."""
-        return rows_of(self._embedding.weight, ids) if self._is_offloaded else self._embedding(ids)
+        return gather_rows(self._embedding.weight, ids) if self._is_offloaded else self._embedding(ids)
 
     def head(self) -> Any:
         """Return the head's weight (V, H), on the device."""

@@ -10,7 +10,7 @@ import pytest
 
 from bench.records import Trial
 from tests.support.forked import ForkServer
-from tests.support.hosts.rank_pids import SILENCE_SEC, end
+from tests.support.hosts.rank_pids import SILENCE_SEC, kill_trials
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def start(
         return process
 
     yield run
-    end(started)
+    kill_trials(started)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from bench.data.inputs import InputError
 from bench.machine import preflight
 from bench.torch_stack import Stack
 
-pytestmark = pytest.mark.usefixtures("signals_given_back")
+pytestmark = pytest.mark.usefixtures("restored_signals")
 
 CHAT = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because it is so."}]}
 
@@ -213,12 +213,12 @@ def test_bitsandbytes_is_only_checked_for_features_that_the_trial_uses(make_tria
 
 
 @pytest.mark.slow
-def test_a_tokenizer_without_padding_pads_with_its_end_token_and_logs_it(changed_model, tmp_path, make_trial, measured):
+def test_a_tokenizer_without_padding_pads_with_its_end_token(changed_model, tmp_path, make_trial, run_trial):
     model = changed_model()
     settings = json.loads((model / "tokenizer_config.json").read_text())
     del settings["pad_token"]
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    result, log = measured(make_trial(model=str(model), data=str(write_chats(tmp_path / "chats.jsonl", 4))))
+    result, log = run_trial(make_trial(model=str(model), data=str(write_chats(tmp_path / "chats.jsonl", 4))))
     assert "padding token" in log
     assert result.metrics is not None
     assert result.metrics.padding_percent > 0

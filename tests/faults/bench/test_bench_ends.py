@@ -20,7 +20,7 @@ from bench.records import Trial, suite
 from bench.records.checksummed import ResultError
 from bench.records.paths import EXIT_NOT_WRITTEN
 from bench.records.result import TrialResult, TrialStatus
-from tests.support.hosts.local_fleet import fill, wait_for
+from tests.support.hosts.local_fleet import fill_disk, wait_for
 
 PHASE_SEC = 120.0
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     assert "not paged" in result.fingerprint["optimizer"]
 
 
-def test_every_other_option_works_too(measured, tiny_trial):
+def test_every_other_option_works_too(run_trial, tiny_trial):
     trial = tiny_trial(
         layout="pack",
         base_precision="bf16",
@@ -99,7 +99,7 @@ def test_every_other_option_works_too(measured, tiny_trial):
         gradient_accumulation_steps=2,
         lora_targets=("q_proj", "down_proj"),
     )
-    result, _ = measured(trial)
+    result, _ = run_trial(trial)
     assert result.steps.useful_tokens == result.steps.tokens == [trial.tokens_per_step] * 2
     assert result.metrics is not None
     assert result.metrics.padding_percent == 0
@@ -208,7 +208,7 @@ def test_a_missing_library_is_named(start, tmp_path, tiny_trial):
 
 
 def test_a_full_disk_is_rejected_before_any_work(start, small_disk, tiny_trial):
-    fill(small_disk)
+    fill_disk(small_disk)
     code, output, err = finish(start(tiny_trial(), small_disk))
     assert (code, output) == (2, "")
     assert err.startswith(f"{small_disk}: ")
@@ -227,7 +227,7 @@ def test_a_read_only_folder_is_rejected_before_any_work(start, small_disk, tiny_
 def test_a_disk_that_fills_up_later_gives_one_line_and_no_partial_result(start, small_disk, tiny_trial):
     process = start(tiny_trial(measured_steps=100_000), small_disk)
     wait_for_step(process, small_disk, "measure", 2)
-    fill(small_disk)
+    fill_disk(small_disk)
     process.terminate()
     code, output, err = finish(process)
     assert code == EXIT_NOT_WRITTEN

@@ -27,7 +27,7 @@ from reports.read import steps as partial_steps
 from tests.support import tiny_training
 from tests.support.forked import ForkServer
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.hosts.rank_pids import alive, end
+from tests.support.hosts.rank_pids import alive, kill_trials
 from tests.support.thorough import only_thorough
 
 WAIT_SEC = 240.0
@@ -128,7 +128,7 @@ def attempts(bench_environment, bench_server, tmp_path_factory) -> Iterator[Call
         return trainings[-1]
 
     yield make
-    end([process for training in trainings for process in training.started])
+    kill_trials([process for training in trainings for process in training.started])
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_result_names_the_recipe_that_ran(make_trial, tiny_model, tiny_data, measured):
-    result, _ = measured(
+def test_the_result_names_the_recipe_that_ran(make_trial, tiny_model, tiny_data, run_trial):
+    result, _ = run_trial(
         make_trial(model=str(tiny_model), data=str(tiny_data), recipe="fast", layout="varlen", max_seq_len=64)
     )
     assert result.fingerprint["recipe"] == "fast"

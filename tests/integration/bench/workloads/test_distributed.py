@@ -26,7 +26,7 @@ from bench.workloads.distributed.distributed import (
 )
 from bench.workloads.distributed.rank import Heartbeat
 from bench.workloads.distributed.torchrun import RankFailed, RankKilled, RankOutOfMemory, RankStopped, Torchrun
-from tests.support.faults import full_disk, until
+from tests.support.faults import full_disk, wait_for
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_heartbeats_continue_after_the_disk_was_full(tmp_path, monkeypatch):
     assert failed.wait(30)
     monkeypatch.undo()
     before = json.loads((tmp_path / "rank-0.json").read_text())["count"]
-    until(lambda: json.loads((tmp_path / "rank-0.json").read_text())["count"] > before + 2, "two more heartbeats")
+    wait_for(lambda: json.loads((tmp_path / "rank-0.json").read_text())["count"] > before + 2, "two more heartbeats")
 
 
 def test_a_partial_line_is_not_read_until_it_is_complete(ranks):

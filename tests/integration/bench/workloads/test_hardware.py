@@ -7,9 +7,9 @@ from bench.workloads.hardware import TINY
 
 
 @pytest.mark.slow
-def test_the_tiny_hardware_trial_measures_everything_this_machine_supports(tiny_model, tiny_data, measured):
+def test_the_tiny_hardware_trial_measures_everything_this_machine_supports(tiny_model, tiny_data, run_trial):
     (trial,) = suite("hardware", "tiny", str(tiny_model), str(tiny_data))
-    result, _ = measured(trial)
+    result, _ = run_trial(trial)
     products = [m for m in result.measurements if m.name == "matmul_tflops"]
     assert [(m.context["dtype"], m.context["size"]) for m in products] == [
         (d, s) for d in TINY.dtypes for s in TINY.sizes

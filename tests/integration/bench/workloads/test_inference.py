@@ -43,9 +43,9 @@ def test_both_paths_write_the_same_tokens(tiny_model, bench_environment, bench_s
 
 
 @pytest.mark.slow
-def test_a_small_model_answers_batches_of_one_and_two(make_trial, tiny_model, tiny_data, measured):
+def test_a_small_model_answers_batches_of_one_and_two(make_trial, tiny_model, tiny_data, run_trial):
     shape = {"micro_batch_size": 2, "new_tokens": 3}
-    result, _ = measured(make_trial(kind="inference", model=str(tiny_model), data=str(tiny_data), **shape))
+    result, _ = run_trial(make_trial(kind="inference", model=str(tiny_model), data=str(tiny_data), **shape))
     measurements = {(m.name, m.context.get("batch"), m.context.get("path")): m for m in result.measurements}
     for batch in (1, 2):
         for name in ("time_to_first_token_sec", "prefill_tokens_per_sec", "decode_tokens_per_sec"):

@@ -4,8 +4,8 @@ import pytest
 
 
 @pytest.mark.slow
-def test_a_small_model_is_loaded_cold_and_warm_and_phase_by_phase(make_trial, tiny_model, tiny_data, measured):
-    result, _ = measured(make_trial(kind="loading", model=str(tiny_model), data=str(tiny_data)))
+def test_a_small_model_is_loaded_cold_and_warm_and_phase_by_phase(make_trial, tiny_model, tiny_data, run_trial):
+    result, _ = run_trial(make_trial(kind="loading", model=str(tiny_model), data=str(tiny_data)))
     assert not any("were not freed" in flag for flag in result.flags)  # other flags depend on this machine
     measurements = {(m.name, m.context.get("cache")): m for m in result.measurements}
     for name in ("load_time_sec", "read_time_sec"):

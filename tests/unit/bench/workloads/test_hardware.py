@@ -11,7 +11,7 @@ from bench.records.result import Steps
 from bench.workloads import disk_io, hardware, mfu
 from bench.workloads.hardware import Unsupported
 from tests.support.faults import raising
-from tests.support.recorded_result import KeptRecord
+from tests.support.recorded_result import InMemoryRecord
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_sample_has_enough_calls_for_the_clock_and_slow_calls_have_the_fewest_
 
 
 def make_kept_record(trial: Any = None) -> Any:
-    record: Any = KeptRecord(trial, gpu_name=None)
+    record: Any = InMemoryRecord(trial, gpu_name=None)
     record.steps = Steps(step_time_sec=[0.5, 0.25, 1.0], tokens=[100, 100, 100])
     return record
 
@@ -109,7 +109,7 @@ def measure_reads(folder, max_bytes=1 << 30):
     """Measure the cold read and the warm one."""
     record = make_kept_record()
     disk_io.add_reads(record, folder, max_bytes, SimpleNamespace(check=lambda: None))
-    return record.named("disk_read_gb_per_sec")
+    return record.find("disk_read_gb_per_sec")
 
 
 def test_weights_are_read_cold_if_possible_and_then_warm_up_to_the_maximum(weights):
@@ -142,7 +142,7 @@ def test_mfu_is_unknown_without_memory_for_a_product_and_other_errors_propagate(
     monkeypatch.setattr(hardware, "matmul_tflops", raising(MemoryError()))
     record = make_kept_record()
     mfu.add_ceilings(record, on_cpu)
-    (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
+    (product,), (share,) = record.find("matmul_tflops"), record.find("mfu_percent")
     assert (product["value"], share["value"]) == (None, None)
     assert "memory" in product["note"]
 
@@ -155,7 +155,7 @@ def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu
     monkeypatch.setattr(hardware, "sample_sec", lambda *_: [1e-3])
     record = make_kept_record(trial)
     mfu.add_ceilings(record, on_cpu)
-    (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
+    (product,), (share,) = record.find("matmul_tflops"), record.find("mfu_percent")
     ceiling = product["value"]
     assert ceiling * 1e12 == pytest.approx(2 * 512**3 / 1e-3)
     assert (product["dtype"], product["size"], product["share_percent"]) == ("fp32", 512, None)

@@ -11,7 +11,7 @@ from bench.workloads import inference
 from bench.workloads.decoding import Generated
 from bench.workloads.inference import Generation, batch_sizes, check_length, disable_sliding_window
 from tests.support.faults import OutOfMemoryError
-from tests.support.recorded_result import KeptRecord
+from tests.support.recorded_result import InMemoryRecord
 
 
 class Tokens:
@@ -51,7 +51,7 @@ def generation(make_trial, monkeypatch) -> Any:
         session: Any = SimpleNamespace(
             modules=SimpleNamespace(torch=SimpleNamespace(cuda=cuda)), placement=SimpleNamespace(is_cuda=is_cuda)
         )
-        record: Any = KeptRecord(make_trial(kind="inference", max_seq_len=100))
+        record: Any = InMemoryRecord(make_trial(kind="inference", max_seq_len=100))
         return Generation(record=record, session=session, model=None, new_tokens=5, repeats=3)
 
     return make
@@ -90,26 +90,26 @@ def test_rates_count_all_sequences_and_the_first_token_belongs_to_the_prefill(ge
             "decode_read_gb_per_sec": 6.0,
             "peak_memory_bytes": 77,
         }
-    (entry,) = bench.record.named("decode_tokens_per_sec", path="fast")
+    (entry,) = bench.record.find("decode_tokens_per_sec", path="fast")
     assert entry["interval"].n == 3
     assert (entry["batch"], entry["precision"], entry["prompt_tokens"], entry["new_tokens"]) == (4, "nf4", 100, 5)
-    assert bench.record.named("agreeing_tokens_percent", batch=4)[0]["value"] == 75.0
+    assert bench.record.find("agreeing_tokens_percent", batch=4)[0]["value"] == 75.0
 
 
 def test_a_path_that_runs_out_of_memory_ends_and_the_other_continues(generation):
     bench = generation(breaks_at=2)
     assert bench.measure_all(PROMPTS, [1, 2, 4], STOPS) == {"default": 4, "fast": 1}
-    values = {batch: bench.record.named("decode_tokens_per_sec", path="fast", batch=batch) for batch in (1, 2, 4)}
+    values = {batch: bench.record.find("decode_tokens_per_sec", path="fast", batch=batch) for batch in (1, 2, 4)}
     assert [entry["value"] for (entry,) in values.values()] == [2.0, None, None]
     assert "CUDA out of memory. Tried to allocate 2 GiB" in values[2][0]["note"]
     assert "batch 1 " in values[4][0]["note"]
-    assert len(bench.record.named("decode_tokens_per_sec", path="default")) == 3
+    assert len(bench.record.find("decode_tokens_per_sec", path="default")) == 3
 
 
 def test_the_fast_path_is_measured_again_with_adapters(generation):
     bench = generation(breaks_at=4)
     assert bench.measure_adapter(PROMPTS, [1, 2, 4], STOPS) == {"adapter": 2}
-    values = [entry["value"] for entry in bench.record.named("decode_tokens_per_sec", path="adapter")]
+    values = [entry["value"] for entry in bench.record.find("decode_tokens_per_sec", path="adapter")]
     assert values == [2.0, 4.0, None]
     assert generation(is_cuda=False).measure_adapter(PROMPTS, [1], STOPS) == {}
 
@@ -120,7 +120,7 @@ def test_a_step_that_is_not_the_fused_one_gives_the_reason(generation, monkeypat
     path = SimpleNamespace(generate=generate, not_fused_reason="a base that is not NF4, or has biases")
     monkeypatch.setattr(inference, "FastPath", lambda *_, **__: path)
     bench.measure_adapter(PROMPTS, [1], STOPS)
-    (entry,) = bench.record.named("decode_tokens_per_sec", path="adapter")
+    (entry,) = bench.record.find("decode_tokens_per_sec", path="adapter")
     assert entry["note"].endswith(": a base that is not NF4, or has biases")
 
 
@@ -136,7 +136,7 @@ def test_out_of_memory_during_a_capture_is_recognised_and_other_errors_propagate
 def test_without_a_gpu_the_fast_path_is_skipped_with_a_note(generation):
     bench = generation(is_cuda=False)
     assert bench.measure_all(PROMPTS, [1, 2], STOPS) == {"default": 2}
-    skipped = bench.record.named("decode_tokens_per_sec", path="fast")
+    skipped = bench.record.find("decode_tokens_per_sec", path="fast")
     assert [(entry["batch"], entry["value"]) for entry in skipped] == [(1, None), (2, None)]
     assert all("no CUDA device" in entry["note"] for entry in skipped)
 

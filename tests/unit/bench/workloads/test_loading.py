@@ -12,7 +12,7 @@ from bench.data.model_folder import weight_files
 from bench.machine import page_cache
 from bench.workloads import loading
 from bench.workloads.loading import CacheDrop, Loading, LoadResult
-from tests.support.recorded_result import KeptRecord
+from tests.support.recorded_result import InMemoryRecord
 
 BIG = 1 << 20
 
@@ -22,7 +22,7 @@ def bench(make_trial, tmp_path) -> Loading:
     (tmp_path / "model.safetensors").write_bytes(bytes(BIG))
     session: Any = SimpleNamespace(placement=SimpleNamespace(is_cuda=False))
     stops: Any = SimpleNamespace(check=lambda: None)
-    record: Any = KeptRecord(make_trial(kind="loading"), gpu_memory_bytes=1000)
+    record: Any = InMemoryRecord(make_trial(kind="loading"), gpu_memory_bytes=1000)
     return Loading(record=record, session=session, files=(tmp_path / "model.safetensors",), stops=stops)
 
 
@@ -102,10 +102,10 @@ def test_a_drop_that_cannot_be_verified_is_measured_and_marked(bench, monkeypatc
 def test_memory_is_of_the_last_load_and_the_largest_leftover_may_be_a_flag(bench):
     bench.add_memory([make_load(leftover_bytes=5, host_peak_bytes=90), make_load()])
     record = bench.record
-    assert record.named("device_memory_bytes")[0]["value"] == 250
-    assert record.named("device_memory_share_percent")[0]["value"] == 25.0
-    assert record.named("device_memory_leftover_bytes")[0]["value"] == 5
-    assert record.named("host_memory_peak_bytes")[0]["value"] == 90
+    assert record.find("device_memory_bytes")[0]["value"] == 250
+    assert record.find("device_memory_share_percent")[0]["value"] == 25.0
+    assert record.find("device_memory_leftover_bytes")[0]["value"] == 5
+    assert record.find("host_memory_peak_bytes")[0]["value"] == 90
     assert record.flags == []
     bench.add_memory([make_load(leftover_bytes=loading.LEFTOVER_BYTES + 1)])
     (flag,) = bench.record.flags
@@ -116,9 +116,9 @@ def test_without_a_gpu_its_memory_is_unknown_not_zero(bench):
     none = dict.fromkeys(("device_bytes", "device_peak_bytes", "leftover_bytes", "host_peak_bytes"))
     bench.add_memory([make_load(**none)])
     for name in ("bytes", "share_percent", "peak_bytes", "leftover_bytes"):
-        (entry,) = bench.record.named(f"device_memory_{name}")
+        (entry,) = bench.record.find(f"device_memory_{name}")
         assert (entry["value"], entry["note"]) == (None, "no CUDA device")
-    assert "process" in bench.record.named("host_memory_peak_bytes")[0]["note"]
+    assert "process" in bench.record.find("host_memory_peak_bytes")[0]["note"]
 
 
 def test_a_system_that_cannot_reset_its_peak_is_detected(monkeypatch, tmp_path):

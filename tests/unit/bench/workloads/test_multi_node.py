@@ -10,7 +10,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
-from tests.support.faults import until
+from tests.support.faults import wait_for
 
 WAIT_SEC = 20.0
 NODE = {NODE_COUNT: "4", NODE_RANK: "2", NODE_ADDRESS: "10.0.0.7", NODE_PORT: "21000", NODE_TOKEN: "word"}
@@ -78,7 +78,7 @@ def test_heartbeats_errors_and_last_lines_are_stored_next_to_the_local_ones(hub,
     with LeaderLink(node_list(1, port), 0.5) as link:
         link.send_changes(remote, range(1, 2), {1: ["last", "line"]})
         link.send_end({"ranks": [[1, -9]]})
-    until(lambda: hub.has_failure)
+    wait_for(lambda: hub.has_failure)
     assert json.loads((tmp_path / "rank-1.json").read_text()) == {"count": 3, "phase": "measure", "step": 2}
     assert (tmp_path / "logs" / "1" / "stderr.log").read_text() == "last\nline"
     assert json.loads((tmp_path / "failures-1.json").read_text()) == {"ranks": [[1, -9]]}
@@ -93,7 +93,7 @@ def test_a_machine_that_disconnects_without_a_last_message_is_lost(hub, port, tm
     assert not hub.has_failure
     with LeaderLink(node_list(1, port), WAIT_SEC):
         pass
-    until(lambda: hub.has_failure)
+    wait_for(lambda: hub.has_failure)
     assert json.loads((tmp_path / "failures-1.json").read_text()) == {"gone": [1]}
 
 
@@ -114,12 +114,12 @@ def test_unknown_clients_and_names_outside_the_folder_are_ignored(hub, port, tmp
     with socket.create_connection(("127.0.0.1", port + 1)) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
     with LeaderLink(node_list(1, port, token="guessed"), WAIT_SEC) as link, pytest.raises(LeaderGone):
-        until(link.check)
+        wait_for(link.check)
     with LeaderLink(node_list(1, port), WAIT_SEC) as link:
         link._send_file("../escaped.json", {"count": 1})
         link._send_file("failures-1.json", {"count": 1})
         link._send_file("rank-1.json", {"count": 1})
-        until(lambda: (tmp_path / "rank-1.json").exists())
+        wait_for(lambda: (tmp_path / "rank-1.json").exists())
         assert not (tmp_path.parent / "escaped.json").exists()
         assert not hub.has_failure
         link.send_end({})
@@ -130,10 +130,10 @@ def test_the_others_notice_that_the_first_machine_has_ended(port, tmp_path):
         link = LeaderLink(node_list(1, port), WAIT_SEC)
         link.check()
     with link, pytest.raises(LeaderGone, match="first machine"):
-        until(link.check)
+        wait_for(link.check)
 
 
 def test_a_first_machine_that_goes_silent_counts_as_lost(port):
     server = socket.create_server(("127.0.0.1", port + 1))
     with server, LeaderLink(node_list(1, port), 0.5) as link, pytest.raises(LeaderGone, match=r"0\.5 s"):
-        until(link.check)
+        wait_for(link.check)

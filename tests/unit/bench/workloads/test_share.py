@@ -59,7 +59,7 @@ def test_a_machine_that_is_drained_while_it_reads_its_inputs_is_stopped_and_not_
     assert last_messages == [{"stopped": [1]}]
 
 
-@pytest.mark.usefixtures("signals_given_back")
+@pytest.mark.usefixtures("restored_signals")
 def test_a_stop_waits_until_the_current_line_is_processed():
     stops, processed, lines = StopSignals(), list[int](), iter(range(3))
     stops.install()
