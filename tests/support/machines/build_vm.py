@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tests.support.forked import INV, ForkServer
+from tests.support.forked import INV_LIBRARIES, ForkServer
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.machines import base_image
 from tests.support.machines.machine import require
@@ -61,7 +61,9 @@ class BuildVm:
         self._engine: subprocess.Popen[Any] | None = None
         self._registry: subprocess.Popen[Any] | None = None
         self._processes: list[subprocess.Popen[str]] = []
-        self._server = ForkServer(self.folder, INV, lambda argv, **options: network.laptop.start(*argv, **options))
+        self._server = ForkServer(
+            self.folder, INV_LIBRARIES, lambda argv, **options: network.laptop.start(*argv, **options)
+        )
 
     def __enter__(self) -> Self:
         self._server.__enter__()
@@ -82,7 +84,7 @@ class BuildVm:
 
     def repair(self) -> None:
         """Undo every fault; running commands continue."""
-        self.network.cable.mend()
+        self.network.cable.repair()
         self.set_password(PASSWORD)
         self.write_password_file(PASSWORD)
         self.set_docker_group(USER)
@@ -402,7 +404,7 @@ def running_build_vm() -> Iterator[BuildVm]:
         (build_vm.folder / "laptop-home").mkdir()
         _make_project(build_vm)
         _make_certificate(build_vm)
-        build_vm.vm.knows(fra_ocir_io=VM, iad_ocir_io=FAR_VM)
+        build_vm.vm.add_names(fra_ocir_io=VM, iad_ocir_io=FAR_VM)
         build_vm.reset()
         base_image.create(build_vm.folder / "base.tar")
         build_vm.docker("import", str(build_vm.folder / "base.tar"), "standin:base")

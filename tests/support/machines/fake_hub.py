@@ -18,14 +18,14 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.support.machines.http_stubs import Answering
+from tests.support.machines.http_stubs import StubHandler
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LFS_MIN_BYTES = 100_000  # larger files are "LFS", with a sha256
 MODEL = "org/tiny"
 
 
-class FakeHub(Answering):
+class FakeHub(StubHandler):
     protocol_version = "HTTP/1.1"
     folder: Path
     lock = threading.Lock()
@@ -84,7 +84,7 @@ class FakeHub(Answering):
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if etag is not None:
             headers |= {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        self.begin(status, headers)
+        self.send_head(status, headers)
         sent = 0 if is_head else self._write_body(body, faults)
         self._log_request(status, byte_range, sent)
         if not is_head and sent < len(body):

@@ -11,7 +11,7 @@ import json
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 
@@ -20,7 +20,7 @@ def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-class OciRegistry(Serving):
+class OciRegistry(StubServer):
     """The registry: `blobs` and `manifests` by digest, `tags` to digests; a list has pages of `page_size` entries."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class OciRegistry(Serving):
         return descriptors
 
 
-class _Handler(Answering):
+class _Handler(StubHandler):
     server: OciRegistry
 
     def _parse_path(self) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 CHUNK_BYTES = 1 << 16
 
@@ -89,7 +89,7 @@ class _Armed:
     remaining: int | None
 
 
-class RegistryProxy(Serving):
+class RegistryProxy(StubServer):
     """The proxy. `upstream` is the registry's address; its certificate is not checked."""
 
     def __init__(
@@ -158,7 +158,7 @@ class RegistryProxy(Serving):
         return connection
 
 
-class _Handler(Answering):
+class _Handler(StubHandler):
     protocol_version = "HTTP/1.1"
     server: RegistryProxy
 

@@ -152,7 +152,9 @@ class HubTestbed:
 def testbed_of_module(module_network: Network) -> Iterator[HubTestbed]:
     pytest.importorskip("huggingface_hub")
     laptop = module_network.laptop
-    with ForkServer(module_network.folder, INV_LIBRARIES, lambda argv, **options: laptop.start(*argv, **options)) as server:
+    with ForkServer(
+        module_network.folder, INV_LIBRARIES, lambda argv, **options: laptop.start(*argv, **options)
+    ) as server:
         yield HubTestbed(module_network, server)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from remote.image.vm_agent import client
 from remote.image.vm_agent.job import JobLog, VmAgentError
-from tests.support.machines.failures import fails
+from tests.support.machines.failures import raises_agent_error
 
 LAYERS = """
 import sys, time
@@ -89,7 +89,7 @@ def failing_engine(complaint: str) -> list[str]:
     ("Error response from daemon: layer does not exist", "failed", "layer does not exist"),
 ])  # fmt: skip
 def test_an_engine_error_differs_from_a_missing_image(complaint: str, kind: str, token: str) -> None:
-    with fails(kind, token):
+    with raises_agent_error(kind, token):
         client.query(failing_engine(complaint), {}, "image", "inspect", "x")
 
 

@@ -15,7 +15,7 @@ from remote.image.vm_agent import client as clients
 from remote.image.vm_agent.job import JobLog, VmAgentError
 from remote.jobs.agent import HOST_AGENT
 from tests.support.hosts.pythons import other_python
-from tests.support.machines.failures import fails
+from tests.support.machines.failures import raises_agent_error
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def test_an_archive_is_read_once_and_a_damaged_one_never_reaches_the_engine_comp
         archive.run(job_log, job)
         assert (tmp_path / "received").read_bytes() == content
         return
-    with fails("refused", rf"^{path}: .*image\.tar\.gz\.sha256; "):
+    with raises_agent_error("refused", rf"^{path}: .*image\.tar\.gz\.sha256; "):
         archive.run(job_log, job)
     assert b"its manifest" not in (tmp_path / "received").read_bytes()
 
 
 def test_an_engine_that_does_not_respond_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "QUERY_TIMEOUT_SEC", 0.05)
-    with fails("transient", "engine .*`30` .*0 s"):
+    with raises_agent_error("transient", "engine .*`30` .*0 s"):
         clients.query(["sleep"], {}, "30")
 
 

@@ -20,7 +20,7 @@ from remote.image.vm_agent.job import JobLog
 from remote.image.vm_agent.model_sources import CacheSource, find_snapshot, snapshot_files
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.hosts.pythons import other_python
-from tests.support.machines.failures import fails
+from tests.support.machines.failures import raises_agent_error
 
 COMMIT = "a" * 40
 
@@ -42,7 +42,7 @@ def test_only_the_files_that_a_trial_reads_are_fetched() -> None:
 
 
 def test_a_model_with_only_pickles_is_refused() -> None:
-    with fails("usage", "safetensors.*; "):
+    with raises_agent_error("usage", "safetensors.*; "):
         select_files(entries("config.json", "pytorch_model.bin"))
 
 
@@ -56,10 +56,10 @@ def test_the_weight_files_are_those_in_the_index(tmp_path: Path) -> None:
     index = tmp_path / names[3]
     index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[1]}}))
     assert weight_files(tmp_path, entries(*names)) == set(names[:2])
-    with fails("failed", r"^model-2-of-2\.safetensors: .*index"):
+    with raises_agent_error("failed", r"^model-2-of-2\.safetensors: .*index"):
         weight_files(tmp_path, entries(names[0], names[3]))
     index.write_text("{")
-    with fails("failed", r"^model\.safetensors\.index\.json "):
+    with raises_agent_error("failed", r"^model\.safetensors\.index\.json "):
         weight_files(tmp_path, entries(*names))
     assert weight_files(tmp_path, entries("model.safetensors", "other.safetensors")) == {"model.safetensors"}
 
@@ -84,7 +84,7 @@ def test_a_hub_that_sends_nothing_is_transient(tmp_path: Path, monkeypatch: pyte
     hub = model_sources.HubSource(
         JobLog(), {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}, None
     )
-    with sleeping, fails("transient", "^the hub .*; "):
+    with sleeping, raises_agent_error("transient", "^the hub .*; "):
         hub._request_once({"verb": "fetch"}, lambda: [7])
     assert sleeping.returncode == -signal.SIGKILL
 
@@ -98,7 +98,7 @@ def test_a_token_is_not_sent_without_tls_to_the_endpoint_in_the_machines_environ
     monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     job = {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}
-    with fails("usage", rf"^HF_ENDPOINT: {endpoint} .*hub\.token_file.*; .*hub\.endpoint"):
+    with raises_agent_error("usage", rf"^HF_ENDPOINT: {endpoint} .*hub\.token_file.*; .*hub\.endpoint"):
         model_sources.HubSource(JobLog(), job, "token")
     model_sources.HubSource(JobLog(), job, None)
     model_sources.HubSource(JobLog(), {**job, "endpoint": "https://hub.example"}, "token")
@@ -132,9 +132,9 @@ def test_a_cache_is_found_by_any_of_its_folders(tmp_path: Path, subfolder: str) 
 
 def test_the_error_for_a_missing_snapshot_lists_those_of_the_cache(tmp_path: Path) -> None:
     home = create_cache(tmp_path, COMMIT, "b" * 40)
-    with fails("usage", rf"^{home}: .*\bmain; .*{COMMIT}, {'b' * 40}"):
+    with raises_agent_error("usage", rf"^{home}: .*\bmain; .*{COMMIT}, {'b' * 40}"):
         find_snapshot(tmp_path, "org/name", None)
-    with fails("usage", rf"^{home}: .*models--org--other/snapshots; "):
+    with raises_agent_error("usage", rf"^{home}: .*models--org--other/snapshots; "):
         find_snapshot(home, "org/other", None)
 
 
@@ -154,11 +154,11 @@ def test_a_link_out_of_a_cache_is_refused_and_not_copied(tmp_path: Path, subfold
     home = create_cache(tmp_path / "cache", COMMIT)
     snapshot = home / "snapshots" / COMMIT
     (snapshot / "chat_template.json").symlink_to(tmp_path / "passwd")
-    with fails("refused", rf"/chat_template\.json: .* {tmp_path}/passwd"):
+    with raises_agent_error("refused", rf"/chat_template\.json: .* {tmp_path}/passwd"):
         snapshot_files(snapshot, tmp_path / "cache" / subfolder)
     (snapshot / "chat_template.json").unlink()
     (snapshot / "config.json").symlink_to(home / "blobs" / "not-there")
-    with fails("refused", rf"/config\.json: .*{home}/blobs/not-there"):
+    with raises_agent_error("refused", rf"/config\.json: .*{home}/blobs/not-there"):
         snapshot_files(snapshot, tmp_path / "cache" / subfolder)
     # A file that is replaced by a link between listing and copying.
     (snapshot / "config.json").unlink()
@@ -167,7 +167,7 @@ def test_a_link_out_of_a_cache_is_refused_and_not_copied(tmp_path: Path, subfold
     (entry,) = source.list_files()[1]
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to(tmp_path / "passwd")
-    with fails("refused", rf"/config\.json: .* {tmp_path}/passwd"):
+    with raises_agent_error("refused", rf"/config\.json: .* {tmp_path}/passwd"):
         source.fetch(entry, tmp_path)
     assert not (tmp_path / "config.json").exists()
 

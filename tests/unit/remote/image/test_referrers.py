@@ -20,7 +20,7 @@ from remote.image.vm_agent.registry import main as registry_main
 from remote.image.vm_agent.registry import referrers
 from remote.image.vm_agent.registry.api import INDEX_TYPE, MANIFEST_TYPE, Registry
 from tasks.image.sbom import show
-from tests.support.machines.failures import fails
+from tests.support.machines.failures import raises_agent_error
 from tests.support.machines.oci_registry import OciRegistry, digest_of
 
 IMAGE = json.dumps(
@@ -89,14 +89,14 @@ def test_other_users_entries_under_the_tag_are_kept(registry: Registry, server: 
 def test_a_list_that_continues_on_another_server_is_refused(registry: Registry, server: OciRegistry) -> None:
     referrers.attach(registry, DIGEST, DOCUMENTS)
     server.next_page_server = "https://evil.example.com"
-    with fails("refused", r"evil\.example\.com"):
+    with raises_agent_error("refused", r"evil\.example\.com"):
         referrers.describe_image(registry, DIGEST)
 
 
 def test_a_document_that_does_not_match_its_digest_is_refused(registry: Registry, server: OciRegistry) -> None:
     referrers.attach(registry, DIGEST, DOCUMENTS[:1])
     server.blobs[digest_of(DOCUMENTS[0]["text"].encode())] = b"something else"
-    with fails("refused", r"ns/repo .*sha256:"):
+    with raises_agent_error("refused", r"ns/repo .*sha256:"):
         referrers.describe_image(registry, DIGEST)
 
 

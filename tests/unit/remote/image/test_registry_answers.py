@@ -15,8 +15,8 @@ import pytest
 
 from remote.image.vm_agent.registry import api as registries
 from remote.image.vm_agent.registry.api import Registry
-from tests.support.machines.failures import fails
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.failures import raises_agent_error
+from tests.support.machines.http_stubs import StubHandler, StubServer
 from tests.support.machines.registry_proxy import (
     Change,
     Cut,
@@ -33,7 +33,7 @@ MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c", "siz
 DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
 
 
-class OneManifest(Answering):
+class OneManifest(StubHandler):
     """A registry that returns one manifest for every name, and accepts uploads."""
 
     def do_GET(self) -> None:
@@ -48,7 +48,7 @@ class OneManifest(Answering):
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[str]:
-    with Serving(OneManifest) as running:
+    with StubServer(OneManifest) as running:
         yield f"http://{running.host}"
 
 
@@ -87,13 +87,13 @@ def test_an_invalid_certificate_file_is_reported(tmp_path: Path, monkeypatch: py
     file = tmp_path / "registry.example.com" / "ca.crt"
     file.parent.mkdir()
     file.write_text("not a certificate")
-    with fails("usage", f"^{file}: .*no certificate"):
+    with raises_agent_error("usage", f"^{file}: .*no certificate"):
         Registry("registry.example.com", "ns/repo", LOGIN)
 
 
 def test_endless_redirects_are_limited(proxy: RegistryProxy) -> None:
     proxy.arm(Redirect(to=f"http://{proxy.host}"))
-    with fails("failed"):
+    with raises_agent_error("failed"):
         registry(proxy).manifest("1.0")
     assert len(proxy.requests) <= 10
 
@@ -101,7 +101,7 @@ def test_endless_redirects_are_limited(proxy: RegistryProxy) -> None:
 def test_the_login_is_sent_only_to_known_token_services() -> None:
     registry = Registry("registry.example.com", "ns/repo", LOGIN)
     for realm in ("https://evil.example.com/token", "https://registry.example.com.evil.org/token"):
-        with fails("refused", r"evil.*; .*registry\.token_hosts"):
+        with raises_agent_error("refused", r"evil.*; .*registry\.token_hosts"):
             registry._check_realm(realm)
     registry._check_realm("https://registry.example.com/token")
     registry._check_realm("https://registry.example.com:8443/token")
@@ -111,20 +111,20 @@ def test_the_login_is_sent_only_to_known_token_services() -> None:
 
 def test_an_endless_response_is_cut_off_and_reported(proxy: RegistryProxy) -> None:
     proxy.arm(Endless())
-    with fails("refused", r"\b4 MiB"):
+    with raises_agent_error("refused", r"\b4 MiB"):
         registry(proxy).manifest("1.0")
 
 
 def test_a_missing_response_is_transient(proxy: RegistryProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registries, "REQUEST_TIMEOUT_SEC", 0.2)
     proxy.arm(Stall())
-    with fails("transient"):
+    with raises_agent_error("transient"):
         registry(proxy).manifest("1.0")
 
 
 def test_a_truncated_response_is_transient(proxy: RegistryProxy) -> None:
     proxy.arm(Cut(after=10), times=1)
-    with fails("transient"):
+    with raises_agent_error("transient"):
         registry(proxy).manifest("1.0")
     assert registry(proxy).manifest("1.0") is not None
 
@@ -132,7 +132,7 @@ def test_a_truncated_response_is_transient(proxy: RegistryProxy) -> None:
 def test_a_manifest_with_a_changed_byte_is_refused_by_its_digest(proxy: RegistryProxy) -> None:
     assert registry(proxy).manifest(DIGEST) is not None
     proxy.arm(Change(at=len(MANIFEST) - 3))
-    with fails("refused", DIGEST):
+    with raises_agent_error("refused", DIGEST):
         registry(proxy).manifest(DIGEST)
 
 
@@ -162,14 +162,14 @@ def test_a_response_that_is_not_a_manifest_is_reported_with_registry_and_remedy(
     proxy: RegistryProxy, answer: Switch, kind: str, pattern: str
 ) -> None:
     proxy.arm(answer)
-    with fails(kind, f"^{re.escape(proxy.host)}.* {pattern}"):
+    with raises_agent_error(kind, f"^{re.escape(proxy.host)}.* {pattern}"):
         registry(proxy).manifest("1.0")
 
 
 @pytest.mark.parametrize("location", ["https://[::1/uploads", "http://127.0.0.1:port/uploads"])
 def test_an_upload_to_an_invalid_url_is_refused(proxy: RegistryProxy, location: str) -> None:
     proxy.arm(FixedResponse(status=202, headers={"Location": location}), method="POST")
-    with fails("refused", f": {re.escape(repr(location))}"):
+    with raises_agent_error("refused", f": {re.escape(repr(location))}"):
         registry(proxy).send_blob(MANIFEST, DIGEST)
     registry(proxy).check_push_access()
 
@@ -183,11 +183,11 @@ def test_missing_push_permission_is_reported_before_anything_is_sent(proxy: Regi
     proxy.arm(FixedResponse(status=500), method="POST", times=1)
     registry(proxy).check_push_access()  # the push itself will report the error
     proxy.arm(FixedResponse(status=403), method="POST")
-    with fails("forbidden", "ns/repo: 403"):
+    with raises_agent_error("forbidden", "ns/repo: 403"):
         registry(proxy).check_push_access()
 
 
 def test_a_missing_repository_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
     proxy.arm(FixedResponse(status=404), method="POST")
-    with fails("absent", r" ns/repo; .*`inv tenancy\.repository`"):
+    with raises_agent_error("absent", r" ns/repo; .*`inv tenancy\.repository`"):
         registry(proxy).check_push_access()

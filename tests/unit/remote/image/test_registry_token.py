@@ -11,14 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from remote.image.vm_agent.registry.api import Registry
-from tests.support.machines.failures import fails
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.failures import raises_agent_error
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}}).encode()
 
 
-class Server(Serving):
+class Server(StubServer):
     """A registry and its token service, which returns `login_status`; `realm` overrides the service's URL."""
 
     login_status = 200
@@ -30,7 +30,7 @@ class Server(Serving):
         self.requests: list[tuple[str, str]] = []
 
 
-class Handler(Answering):
+class Handler(StubHandler):
     server: Server
 
     def do_GET(self) -> None:
@@ -71,21 +71,21 @@ def test_the_login_is_exchanged_for_a_token_once(server: Server, registry: Regis
 @pytest.mark.parametrize(("status", "kind"), [(401, "unauthorized"), (403, "unauthorized"), (503, "transient")])
 def test_a_refused_login_is_not_transient(server: Server, registry: Registry, status: int, kind: str) -> None:
     server.login_status = status
-    with fails(kind):
+    with raises_agent_error(kind):
         registry.manifest("1.0")
 
 
 def test_a_token_service_that_is_down_is_transient(server: Server, registry: Registry) -> None:
     with Server() as gone:
         server.realm = f"http://{gone.host}/token"
-    with fails("transient", f"{server.realm}.*Connection refused"):
+    with raises_agent_error("transient", f"{server.realm}.*Connection refused"):
         registry.manifest("1.0")
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"<html>", b"[]", b"[" * 100_000])
 def test_a_response_without_a_token_is_reported(server: Server, registry: Registry, body: bytes) -> None:
     server.token_body = body
-    with fails("transient", f"http://{server.host}/token"):
+    with raises_agent_error("transient", f"http://{server.host}/token"):
         registry.manifest("1.0")
 
 
@@ -94,14 +94,14 @@ def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(
     server: Server, registry: Registry, token: object
 ) -> None:
     server.token_body = json.dumps({"token": token}).encode()
-    with fails("refused", rf"^http://{server.host}/token((?!hidden).)*$"):
+    with raises_agent_error("refused", rf"^http://{server.host}/token((?!hidden).)*$"):
         registry.manifest("1.0")
 
 
 @pytest.mark.parametrize("realm", ["https://[::1/token", "https://127.0.0.1:port/token"])
 def test_an_invalid_url_of_a_token_service_is_reported(server: Server, registry: Registry, realm: str) -> None:
     server.realm = realm
-    with fails("transient", f"^{re.escape(realm)}.* {re.escape(server.host)}: "):
+    with raises_agent_error("transient", f"^{re.escape(realm)}.* {re.escape(server.host)}: "):
         registry.manifest("1.0")
 
 
@@ -115,5 +115,5 @@ def test_requests_to_this_machine_bypass_the_proxy(server: Server, monkeypatch: 
 def test_a_login_is_never_sent_without_tls() -> None:
     registry = Registry("fra.ocir.io", "ns/repo", LOGIN)
     for challenge in ('Bearer realm="http://fra.ocir.io/token"', 'Bearer service="x"', 'Bearer realm="ftp://x/y"'):
-        with fails("refused", r"^fra\.ocir\.io .*https"):
+        with raises_agent_error("refused", r"^fra\.ocir\.io .*https"):
             registry._fetch_token(challenge)

@@ -18,7 +18,7 @@ from remote.image.vm_agent.client import classify_failure
 from remote.image.vm_agent.job import JobLog, VmAgentError
 from remote.image.vm_agent.push import is_same_image
 from remote.image.vm_agent.secure_dir import ForeignOwner
-from tests.support.machines.failures import fails
+from tests.support.machines.failures import raises_agent_error
 
 KINDS = {
     "full": [
@@ -152,19 +152,19 @@ def test_changed_and_missing_files_are_reported_and_no_archive_is_kept(
     source = Path(job["packed"][0]["source"])
     content = source.read_bytes()
     source.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with fails("refused", rf"^{source}: .*sha256.*; .*`inv model\.fetch`"):
+    with raises_agent_error("refused", rf"^{source}: .*sha256.*; .*`inv model\.fetch`"):
         build.assemble(job_log, job)
     assert list((tmp_path / "context" / "models").iterdir()) == []
     source.unlink()
     source.write_bytes(content[:-1])
-    with fails("refused", rf"^{source}: .*sha256.*; .*`inv model\.fetch`"):
+    with raises_agent_error("refused", rf"^{source}: .*sha256.*; .*`inv model\.fetch`"):
         build.assemble(job_log, job)
     source.unlink()
-    with fails("refused", rf"^{source}: .*; .*`inv model\.fetch`"):
+    with raises_agent_error("refused", rf"^{source}: .*; .*`inv model\.fetch`"):
         build.assemble(job_log, job)
     code = Path(job["code_folder"], "bench", "a.py")
     code.write_text("changed")
-    with fails("changed", rf"^{code}: .*; .*`inv build`"):
+    with raises_agent_error("changed", rf"^{code}: .*; .*`inv build`"):
         build.assemble(job_log, job)
 
 
@@ -241,7 +241,7 @@ def test_a_file_that_the_hub_lists_without_size_or_digest_is_refused(
     answer = {"revision": "c", "files": [{"path": path, "size": size, "sha256": None, "git_sha1": digest}]}
     monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
     monkeypatch.setattr(model_sources.HubSource, "_request", lambda *_: answer)
-    with fails("refused", f"hub .*{path!r}"):
+    with raises_agent_error("refused", f"hub .*{path!r}"):
         model_sources.HubSource(job_log, {"index_url": None, "endpoint": None, "revision": None}, None).list_files()
 
 
