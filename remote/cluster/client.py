@@ -159,8 +159,8 @@ class Cluster:
         return Unreachable(f"{self.target.server}: {status} at {path}: {message}")
 
     def _path(self, kind: Kind) -> str:
-        where = f"/namespaces/{self.target.namespace}" if kind.is_namespaced else ""
-        return f"{kind.api}{where}/{kind.plural}"
+        namespace_path = f"/namespaces/{self.target.namespace}" if kind.is_namespaced else ""
+        return f"{kind.api}{namespace_path}/{kind.plural}"
 
     def _get_items(
         self, path: str, query: Mapping[str, str] | None = None, accept: str = _JSON
@@ -309,8 +309,14 @@ class Cluster:
 
     def is_allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
         """Return True if our account may do this in the namespace (SelfSubjectAccessReview)."""
-        where = {"namespace": self.target.namespace} if kind.is_namespaced else {}
-        attributes = {"verb": verb, "resource": kind.plural, "group": kind.group, "subresource": subresource, **where}
+        namespace = {"namespace": self.target.namespace} if kind.is_namespaced else {}
+        attributes = {
+            "verb": verb,
+            "resource": kind.plural,
+            "group": kind.group,
+            "subresource": subresource,
+            **namespace,
+        }
         version = "authorization.k8s.io/v1"
         body = {"apiVersion": version, "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
         answer = self._get(f"/apis/{version}/selfsubjectaccessreviews", body=body)

@@ -41,7 +41,7 @@ def chats() -> list[dict[str, list[dict[str, str]]]]:
 
 
 @pytest.mark.slow
-def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, make_trial, measured):
+def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, make_trial, run_trial):
     model, data = tmp_path / "model", tmp_path / "chats.jsonl"
     model.mkdir()
     samples = chats()
@@ -58,7 +58,7 @@ def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, ma
         learning_rate=4e-3,
         lora_dropout=0.0,  # its random numbers depend on the CPU's library
     )
-    result, _ = measured(trial, FLOAT32)
+    result, _ = run_trial(trial, FLOAT32)
     assert result.fingerprint["compute_dtype"] == "float32"
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.parent.mkdir(exist_ok=True)

@@ -230,12 +230,12 @@ def _gpu_findings(
         ]
     if report.gpus_free is not None and report.gpus_free < need.gpus:
         holders = [_full_name(pod) for pod in pods or [] if _gpu_count(pod) and not _is_ours(pod, need)]
-        taken = (
+        usage = (
             f" is in use by {', '.join(holders[:3])}"
             if report.gpus == 1
             else f"s: {report.gpus_free} of {report.gpus} free"
         )
-        return [Diagnosis("gpu-taken", f"its GPU{taken}", "wait for the other pods, or stop them")]
+        return [Diagnosis("gpu-taken", f"its GPU{usage}", "wait for the other pods, or stop them")]
     return []
 
 
@@ -245,9 +245,9 @@ def _capacity_findings(
     for resource, free in _free_resources(status, others).items():
         wanted = need.cpu if resource == "cpu" else need.memory
         if free < wanted:
-            has, asked = map(format_gib if resource == "memory" else "{:g}".format, (free, wanted))
+            free_text, wanted_text = map(format_gib if resource == "memory" else "{:g}".format, (free, wanted))
             remedy = f"lower cluster.{resource}, or use larger nodes"
-            yield Diagnosis(f"no-{resource}", f"{resource}: {has} free, {asked} requested", remedy)
+            yield Diagnosis(f"no-{resource}", f"{resource}: {free_text} free, {wanted_text} requested", remedy)
     digest = need.image.rsplit("@", 1)[-1] if need.image and "@" in need.image else None
     names = [name for image in status.get("images") or [] for name in image.get("names") or []]
     has_image = digest is not None and any(digest in name for name in names)

@@ -19,7 +19,7 @@ from remote.cluster.errors import ClusterError, Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, connect, resolve
 from remote.hosts import process
 from tests.support.hosts.rank_pids import alive
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 
 def kubeconfig(path: Path, *names: str, current: str | None = None, user: dict[str, Any] | None = None) -> Path:
@@ -190,7 +190,7 @@ def test_a_full_disk_for_a_private_key_is_named(tmp_path: Path, monkeypatch: pyt
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
 
 
-class Server(Serving):
+class Server(StubServer):
     """API server that returns `response` for everything and records the Authorization of each request."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -198,7 +198,7 @@ class Server(Serving):
         self.response, self.authorizations = (status, body), list[str | None]()
 
 
-class _Handler(Answering):
+class _Handler(StubHandler):
     server: Server
 
     def do_GET(self) -> None:

@@ -19,18 +19,18 @@ from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, HostUnreachable
 from remote.pods.exec_protocol import Ending, Reply, bootstrap, encode_request
 from remote.pods.pod_index import PodGone
-from tests.support.hosts.fake_worker import StandIn, line
+from tests.support.hosts.fake_worker import FakePod, pod_line
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setenv("STAND_IN_FOLDER", str(tmp_path))
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePod]:
+    monkeypatch.setenv("FAKE_KUBECTL_FOLDER", str(tmp_path))
     with LocalFleet(tmp_path):  # a leftover process of a command is an error
-        yield StandIn(tmp_path)
+        yield FakePod(tmp_path)
 
 
-def test_the_argv_of_kubectl_does_not_show_the_command(stand_in: StandIn) -> None:
+def test_the_argv_of_kubectl_does_not_show_the_command(stand_in: FakePod) -> None:
     host = dataclasses.replace(stand_in.host, workdir="/scratch/qlora-fleet")
     assert len(" ".join(host.exec_argv(stand_in.pods.find(0)))) < 700
 
@@ -40,7 +40,7 @@ def test_the_argv_of_kubectl_does_not_show_the_command(stand_in: StandIn) -> Non
 TWO_STREAMS = "head -c 3000000 /dev/zero; echo err >&2; sleep 0.05; head -c 3000000 /dev/zero; echo end; exit 5"
 
 
-def test_output_that_proves_itself_comes_whole_with_the_other_stream_and_the_exit_code(stand_in: StandIn) -> None:
+def test_output_that_proves_itself_comes_whole_with_the_other_stream_and_the_exit_code(stand_in: FakePod) -> None:
     output = bytearray()
     command = Command(argv=("sh", "-c", TWO_STREAMS), is_self_verifying=True)
     for sink in (None, output.extend):
@@ -50,7 +50,7 @@ def test_output_that_proves_itself_comes_whole_with_the_other_stream_and_the_exi
 
 
 @pytest.mark.parametrize("after", [0, 33, 1_000_000, 6_000_060])
-def test_output_that_proves_itself_is_lost_without_its_end_all_the_same(stand_in: StandIn, after: int) -> None:
+def test_output_that_proves_itself_is_lost_without_its_end_all_the_same(stand_in: FakePod, after: int) -> None:
     stand_in.fault("cut", after)
     with pytest.raises(HostUnreachable, match="worker-0"):
         stand_in.host.run(Command(argv=("sh", "-c", TWO_STREAMS), is_self_verifying=True), timeout_sec=PATIENCE_SEC)
@@ -77,13 +77,13 @@ def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path)
 # The copy that the first command saves --------------------------------------------------------------------------------
 
 
-def saved_program(stand_in: StandIn) -> Path:
+def saved_program(stand_in: FakePod) -> Path:
     stand_in.run("true")
     (copy,) = (stand_in.folder / "scratch").glob("inpod_*.py")
     return copy
 
 
-def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in: StandIn) -> None:
+def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in: FakePod) -> None:
     copy = saved_program(stand_in)
     assert copy.read_bytes() == read_source("remote.pods.exec_agent").encode()
     stand_in.run("true")
@@ -94,12 +94,12 @@ def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in:
 
 
 @pytest.mark.parametrize("content", [b"", b"main = ", b"\0\0\0"])
-def test_a_copy_that_is_no_program_is_not_used(stand_in: StandIn, content: bytes) -> None:
+def test_a_copy_that_is_no_program_is_not_used(stand_in: FakePod, content: bytes) -> None:
     saved_program(stand_in).write_bytes(content)
     assert stand_in.run("echo", "well").stdout == b"well\n"
 
 
-def test_where_no_copy_can_be_left_commands_run_all_the_same(stand_in: StandIn) -> None:
+def test_where_no_copy_can_be_left_commands_run_all_the_same(stand_in: FakePod) -> None:
     (stand_in.folder / "scratch").write_text("not a folder")
     for _ in range(2):
         assert stand_in.run("echo", "well").stdout == b"well\n"
@@ -111,14 +111,14 @@ NOT_FOUND = '"python3": executable file not found in $PATH'
 TWO_LINES = "echo begins; sleep 0.05; echo ends"
 
 
-def reply_size(stand_in: StandIn) -> int:
+def reply_size(stand_in: FakePod) -> int:
     """Return the bytes of kubectl's output for TWO_LINES."""
     size = len(f"{'0' * 32}\n") + 2 * 5 + len("begins\nends\n") + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
     assert stand_in.run("sh", "-c", TWO_LINES).stdout == b"begins\nends\n"
     return size
 
 
-def test_output_cut_at_any_byte_with_exit_0_is_lost_and_never_a_success(stand_in: StandIn) -> None:
+def test_output_cut_at_any_byte_with_exit_0_is_lost_and_never_a_success(stand_in: FakePod) -> None:
     whole = reply_size(stand_in)
     for after in [0, 1, 32, 33, 34, 40, whole // 2, *range(whole - 12, whole)]:
         stand_in.fault("cut", after)
@@ -129,7 +129,7 @@ def test_output_cut_at_any_byte_with_exit_0_is_lost_and_never_a_success(stand_in
 
 
 @pytest.mark.parametrize("fault", ["flip", "skip"])
-def test_output_spoiled_on_its_way_is_lost_and_never_a_success(stand_in: StandIn, fault: str) -> None:
+def test_output_spoiled_on_its_way_is_lost_and_never_a_success(stand_in: FakePod, fault: str) -> None:
     whole = reply_size(stand_in)
     for after in [0, 20, 33, 36, 40, 45, whole - 30, whole - 20, whole - 1 if fault == "flip" else whole - 11]:
         stand_in.fault(fault, after)
@@ -138,19 +138,19 @@ def test_output_spoiled_on_its_way_is_lost_and_never_a_success(stand_in: StandIn
 
 
 @pytest.mark.parametrize("after", [0, 20, 40])
-def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in: StandIn, after: int) -> None:
+def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in: FakePod, after: int) -> None:
     stand_in.host = dataclasses.replace(stand_in.host, silence_sec=1.0)
     stand_in.fault("freeze", after)
     with pytest.raises(HostUnreachable, match="bench-0-abc for 1 s"):
         stand_in.run("sh", "-c", TWO_LINES)
 
 
-def test_a_command_may_be_silent_for_longer_than_its_stream(stand_in: StandIn) -> None:
+def test_a_command_may_be_silent_for_longer_than_its_stream(stand_in: FakePod) -> None:
     stand_in.host = dataclasses.replace(stand_in.host, silence_sec=0.8)
     assert stand_in.run("sh", "-c", "sleep 2; echo done").stdout == b"done\n"
 
 
-def test_a_kubectl_that_stays_after_the_end_is_killed(stand_in: StandIn) -> None:
+def test_a_kubectl_that_stays_after_the_end_is_killed(stand_in: FakePod) -> None:
     stand_in.fault("linger")
     began = time.monotonic()
     assert stand_in.run("sh", "-c", TWO_LINES).stdout == b"begins\nends\n"
@@ -168,7 +168,7 @@ def test_a_kubectl_that_stays_after_the_end_is_killed(stand_in: StandIn) -> None
     ],
 )
 def test_an_error_of_kubectl_has_its_exception_and_remedy(
-    stand_in: StandIn, stderr: str, kind: type[Exception], token: str
+    stand_in: FakePod, stderr: str, kind: type[Exception], token: str
 ) -> None:
     stand_in.fault("deaf", words=stderr)
     with pytest.raises(kind, match=token) as caught:
@@ -180,13 +180,13 @@ def test_an_error_of_kubectl_has_its_exception_and_remedy(
 # Selection of the pod -------------------------------------------------------------------------------------------------
 
 
-def test_of_two_pods_with_one_index_the_newest_ready_one_is_used(stand_in: StandIn) -> None:
+def test_of_two_pods_with_one_index_the_newest_ready_one_is_used(stand_in: FakePod) -> None:
     stand_in.list_pods(
-        line("old", 0, created="2026-01-01T00:00:00Z"),
-        line("new", 0, created="2026-01-01T00:01:00Z"),
-        line("starting", 0, created="2026-01-01T00:02:00Z", ready="False"),
-        line("going", 0, created="2026-01-01T00:03:00Z", deleted="2026-01-01T00:04:00Z"),
-        line("other", 1, created="2026-01-01T00:05:00Z"),
+        pod_line("old", 0, created="2026-01-01T00:00:00Z"),
+        pod_line("new", 0, created="2026-01-01T00:01:00Z"),
+        pod_line("starting", 0, created="2026-01-01T00:02:00Z", ready="False"),
+        pod_line("going", 0, created="2026-01-01T00:03:00Z", deleted="2026-01-01T00:04:00Z"),
+        pod_line("other", 1, created="2026-01-01T00:05:00Z"),
     )
     assert stand_in.pods.find(0).name == "new"
 
@@ -195,14 +195,14 @@ def test_of_two_pods_with_one_index_the_newest_ready_one_is_used(stand_in: Stand
     ("pods", "kind", "says"),
     [
         ([], PodGone, "no pod has index 0 among app=bench in namespace n"),
-        ([line("a", 0, deleted="2026-01-01T00:04:00Z")], PodGone, "a is Running, being deleted on node-1"),
-        ([line("a", 0, phase="Failed", reason="Evicted")], PodGone, "a is Evicted"),
-        ([line("a", 0, phase="Pending", node="", ready="")], PodGone, "a is Pending"),
-        ([line("a", 0, ready="False")], HostUnreachable, "a is Running, not Ready on node-1"),
+        ([pod_line("a", 0, deleted="2026-01-01T00:04:00Z")], PodGone, "a is Running, being deleted on node-1"),
+        ([pod_line("a", 0, phase="Failed", reason="Evicted")], PodGone, "a is Evicted"),
+        ([pod_line("a", 0, phase="Pending", node="", ready="")], PodGone, "a is Pending"),
+        ([pod_line("a", 0, ready="False")], HostUnreachable, "a is Running, not Ready on node-1"),
     ],
 )
 def test_a_missing_pod_is_reported_with_the_reason(
-    stand_in: StandIn, pods: list[str], kind: type[Exception], says: str
+    stand_in: FakePod, pods: list[str], kind: type[Exception], says: str
 ) -> None:
     stand_in.list_pods(*pods)
     with pytest.raises(kind, match=f"worker-0: {says}") as caught:
@@ -211,14 +211,14 @@ def test_a_missing_pod_is_reported_with_the_reason(
     assert not (stand_in.folder / "fault.json").exists()
 
 
-def test_many_commands_share_one_list_of_pods(stand_in: StandIn) -> None:
+def test_many_commands_share_one_list_of_pods(stand_in: FakePod) -> None:
     for _ in range(5):
         stand_in.run("true")
     assert (stand_in.calls("get"), stand_in.calls("exec")) == (1, 5)
 
 
 def test_after_a_broken_stream_the_list_is_refreshed_at_a_limited_rate(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    stand_in: FakePod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.fault("cut", 0, times=100)
     for _ in range(5):
@@ -229,7 +229,7 @@ def test_after_a_broken_stream_the_list_is_refreshed_at_a_limited_rate(
     with pytest.raises(HostUnreachable):
         stand_in.run("true")
     before = stand_in.calls("get")
-    (stand_in.folder / "pods.txt").write_text(line("replacement", 0))
+    (stand_in.folder / "pods.txt").write_text(pod_line("replacement", 0))
     stand_in.fault("cut", 0)
     with pytest.raises(HostUnreachable, match="replacement"):
         stand_in.run("true")
@@ -237,28 +237,28 @@ def test_after_a_broken_stream_the_list_is_refreshed_at_a_limited_rate(
 
 
 @pytest.mark.parametrize(
-    "gone", [[], [line("a", 0, phase="Pending", node="", ready="")], [line("a", 0, ready="False")]]
+    "gone", [[], [pod_line("a", 0, phase="Pending", node="", ready="")], [pod_line("a", 0, ready="False")]]
 )
 def test_a_replacement_is_found_by_the_next_caller_at_a_limited_rate(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, gone: list[str]
+    stand_in: FakePod, monkeypatch: pytest.MonkeyPatch, gone: list[str]
 ) -> None:
     stand_in.list_pods(*gone)
     for _ in range(3):
         with pytest.raises((PodGone, HostUnreachable)):
             stand_in.run("true")
     assert stand_in.calls("get") <= 2
-    (stand_in.folder / "pods.txt").write_text(line("replacement", 0))
+    (stand_in.folder / "pods.txt").write_text(pod_line("replacement", 0))
     monkeypatch.setattr("remote.pods.pod_index._MIN_AGE_SEC", 0.0)
     assert stand_in.run("true").exit_code == 0
 
 
-def test_a_cluster_that_does_not_answer_is_out_of_reach(stand_in: StandIn) -> None:
+def test_a_cluster_that_does_not_answer_is_out_of_reach(stand_in: FakePod) -> None:
     (stand_in.folder / "pods.txt").unlink()
     with pytest.raises(HostUnreachable, match="worker-0: kubectl get pods: Unable to connect"):
         stand_in.run("true")
 
 
-def test_concurrent_callers_share_one_failed_request(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_callers_share_one_failed_request(stand_in: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remote.pods.pod_index._MIN_AGE_SEC", PATIENCE_SEC)
     (stand_in.folder / "pods.txt").unlink()
 
@@ -271,7 +271,7 @@ def test_concurrent_callers_share_one_failed_request(stand_in: StandIn, monkeypa
     assert stand_in.calls("get") == 1
 
 
-def test_without_kubectl_the_error_names_it(stand_in: StandIn) -> None:
+def test_without_kubectl_the_error_names_it(stand_in: FakePod) -> None:
     (stand_in.folder / "kubectl").unlink()
     with pytest.raises(Misconfigured, match="install kubectl"):
         stand_in.run("true")

@@ -19,7 +19,7 @@ from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.host_agent.files import VERBS
 from remote.jobs.transfer import pull
-from tests.support.hosts.migration import fill, tree
+from tests.support.hosts.migration import read_tree, write_random_files
 
 
 @dataclass(kw_only=True)
@@ -67,21 +67,21 @@ SIZES = {"a": 30, "deep/b": 41, "empty": 0}
 
 @pytest.mark.parametrize("reports_break", [True, False], ids=["broken", "with-success-reported"])
 def test_a_stream_that_ends_at_any_byte_is_taken_up_there(tmp_path: Path, reports_break: bool) -> None:
-    content, target = fill(tmp_path / "source", SIZES), tmp_path / "none"
+    content, target = write_random_files(tmp_path / "source", SIZES), tmp_path / "none"
     host = InProcessHost()
     pull(Agent(host), str(tmp_path / "source"), target)
     for after in range(len(host.answers[0])):
         target = tmp_path / f"target-{after}"
         host = InProcessHost(cuts=iter([after]), reports_break=reports_break)
         moved = pull(Agent(host), str(tmp_path / "source"), target)
-        assert tree(target) == content
+        assert read_tree(target) == content
         assert sorted(moved.transferred) == sorted(content)
         assert moved.byte_count == sum(SIZES.values()), "received bytes were requested again"
         assert len(host.requests) == 2
 
 
 def test_a_pull_that_broke_for_good_at_any_byte_is_taken_up_by_the_next(tmp_path: Path) -> None:
-    content = fill(tmp_path / "source", SIZES)
+    content = write_random_files(tmp_path / "source", SIZES)
     host = InProcessHost()
     pull(Agent(host), str(tmp_path / "source"), tmp_path / "none")
     for after in range(len(host.answers[0])):
@@ -90,19 +90,19 @@ def test_a_pull_that_broke_for_good_at_any_byte_is_taken_up_by_the_next(tmp_path
             pull(Agent(InProcessHost(cuts=iter([after, *[0] * 9]))), str(tmp_path / "source"), target)
         before = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
         moved = pull(Agent(InProcessHost()), str(tmp_path / "source"), target)
-        assert tree(target) == content
+        assert read_tree(target) == content
         assert moved.byte_count == sum(SIZES.values()) - before
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 64])
 def test_however_small_the_pieces_are_the_files_are_whole(tmp_path: Path, piece: int) -> None:
-    content = fill(tmp_path / "source", SIZES)
+    content = write_random_files(tmp_path / "source", SIZES)
     moved = pull(Agent(InProcessHost(piece_bytes=piece)), str(tmp_path / "source"), tmp_path / "target")
-    assert (tree(tmp_path / "target"), moved.byte_count) == (content, sum(SIZES.values()))
+    assert (read_tree(tmp_path / "target"), moved.byte_count) == (content, sum(SIZES.values()))
 
 
 def test_files_that_came_in_one_stream_are_not_asked_for_in_the_next(tmp_path: Path) -> None:
-    fill(tmp_path / "source", {"a": 10, "b": 10, "c": 10})
+    write_random_files(tmp_path / "source", {"a": 10, "b": 10, "c": 10})
     host = InProcessHost()
     pull(Agent(host), str(tmp_path / "source"), tmp_path / "none")
     second = host.answers[0].index(b'{"size"', host.answers[0].index(b'{"size"') + 1)
@@ -112,7 +112,7 @@ def test_files_that_came_in_one_stream_are_not_asked_for_in_the_next(tmp_path: P
 
 
 def test_a_local_file_with_the_same_digest_stays(tmp_path: Path) -> None:
-    fill(tmp_path / "source", SIZES)
+    write_random_files(tmp_path / "source", SIZES)
     host = InProcessHost()
     pull(Agent(host), str(tmp_path / "source"), tmp_path / "target")
     moved = pull(Agent(host), str(tmp_path / "source"), tmp_path / "target")
@@ -121,15 +121,15 @@ def test_a_local_file_with_the_same_digest_stays(tmp_path: Path) -> None:
 
 
 def test_a_partial_file_of_a_complete_file_is_removed(tmp_path: Path) -> None:
-    content = fill(tmp_path / "source", {"a": 10})
-    fill(tmp_path / "target", {"a": 10})
+    content = write_random_files(tmp_path / "source", {"a": 10})
+    write_random_files(tmp_path / "target", {"a": 10})
     (tmp_path / "target" / ".a.part").write_bytes(content["a"][:5])
     assert pull(Agent(InProcessHost()), str(tmp_path / "source"), tmp_path / "target").already_present == ("a",)
-    assert tree(tmp_path / "target") == content
+    assert read_tree(tmp_path / "target") == content
 
 
 def test_a_file_that_is_deleted_between_two_streams_is_named(tmp_path: Path) -> None:
-    fill(tmp_path / "source", {"a": 10, "b": 10})
+    write_random_files(tmp_path / "source", {"a": 10, "b": 10})
     host = InProcessHost(cuts=iter([130]))
     agent = Agent(host)
     real = agent.call_bytes

@@ -11,19 +11,19 @@ from remote.hosts.command import Secret
 from remote.serving import client
 from remote.serving.client import BadServer, Completion, ServerUnavailable, connect
 from tests.support.kubernetes import pki
-from tests.support.machines.fake_openai import StandIn
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.fake_openai import FakeOpenAI
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 
 def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:
-    with StandIn({"Hello": " Hi \n"}, key="k") as served:
+    with FakeOpenAI({"Hello": " Hi \n"}, key="k") as served:
         server = connect(f"{served.url}/v1/", Secret("k"))
         assert server.models() == ["tuned"]
         assert server.chat("tuned", [{"role": "user", "content": "Hello"}], 9) == Completion(text="Hi", has_ended=True)
         served.reason = "length"
         assert server.complete("tuned", "<s>Hello", 9) == Completion(text="?", has_ended=False)
-    assert [request["temperature"] for request in served.asked] == [0.0, 0.0]
-    assert served.asked[1]["add_special_tokens"] is False, "the prompt has them already"
+    assert [request["temperature"] for request in served.requests] == [0.0, 0.0]
+    assert served.requests[1]["add_special_tokens"] is False, "the prompt has them already"
 
 
 @pytest.mark.parametrize(
@@ -53,33 +53,33 @@ def test_what_is_no_answer_is_named(
     broken: tuple[int, bytes, dict[str, str]], kind: type[Exception], token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "MAX_RESPONSE_BYTES", 1000)
-    with StandIn({}, broken=broken) as served, pytest.raises(kind, match=token):
+    with FakeOpenAI({}, broken=broken) as served, pytest.raises(kind, match=token):
         connect(served.url, None).complete("tuned", "?", 9)
 
 
 def test_a_list_of_models_of_another_form_is_named() -> None:
-    with StandIn({}, models=(7,)) as served, pytest.raises(BadServer, match="/v1/models: "):
+    with FakeOpenAI({}, models=(7,)) as served, pytest.raises(BadServer, match="/v1/models: "):
         connect(served.url, None).models()
-    with StandIn({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(BadServer, match="/v1/models: "):
+    with FakeOpenAI({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(BadServer, match="/v1/models: "):
         connect(served.url, None).models()
 
 
 def test_an_answer_that_trickles_in_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(Answering):
+    class Slow(StubHandler):
         def do_GET(self) -> None:
-            self.begin(200, {"Content-Length": "60"})
+            self.send_head(200, {"Content-Length": "60"})
             with contextlib.suppress(OSError):  # the client hangs up
                 for _ in range(60):
                     self.wfile.write(b" ")
                     time.sleep(0.05)
 
     monkeypatch.setattr(client, "REQUEST_TIMEOUT_SEC", 0.2)
-    with Serving(Slow) as served, pytest.raises(ServerUnavailable, match="0 s"):
+    with StubServer(Slow) as served, pytest.raises(ServerUnavailable, match="0 s"):
         connect(f"http://{served.host}", None).models()
 
 
 def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    with StandIn({}, key="k") as served, StandIn({}) as proxy:
+    with FakeOpenAI({}, key="k") as served, FakeOpenAI({}) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         proxy.models = ("of the proxy",)
         assert connect(served.url, Secret("k")).models() == ["tuned"]
@@ -90,7 +90,7 @@ def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, context = pki.make(tmp_path)
-    with StandIn({}, key="k") as served:
+    with FakeOpenAI({}, key="k") as served:
         served.socket = context.wrap_socket(served.socket, server_side=True)
         with pytest.raises(BadServer, match=r"not trusted: unable to get .*SSL_CERT_FILE"):
             connect(f"https://{served.host}", Secret("k")).models()
@@ -99,7 +99,7 @@ def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
 
 
 def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:
-    with StandIn({}, key="k") as served, pytest.raises(BadServer, match=r"401 Unauthorized.*--key-file"):
+    with FakeOpenAI({}, key="k") as served, pytest.raises(BadServer, match=r"401 Unauthorized.*--key-file"):
         connect(served.url, None).models()
     with pytest.raises(BadServer, match="https"):
         connect("http://10.0.0.7:8000", Secret("k"))

@@ -131,7 +131,7 @@ def test_a_sample_has_the_running_trial_and_its_phase(tmp_path, monkeypatch):
                 on_line(line)
         return answers[verb]
 
-    monkeypatch.setattr(agent, "lines", lines)
+    monkeypatch.setattr(agent, "call_lines", lines)
     sample = monitor.sample_worker(agent, lambda _: {"gpus": [GPU], "load_average_1min": 0.1})
     assert (sample.trial, sample.phase, sample.gpus) == ("optimized.w", "measure 3/9", [GPU])
     assert requests[1]["progress"] == "out/progress.json"
@@ -160,5 +160,5 @@ def test_a_slow_worker_does_not_delay_the_others():
 @pytest.mark.parametrize("stdout", [b"", b'{"gpus": ['])
 def test_an_answer_cut_short_is_unreachable_and_not_an_idle_gpu(context, monkeypatch, tmp_path, stdout, ask):
     monkeypatch.setattr(LocalHost, "run", lambda *_, **__: Completed(exit_code=0, stdout=stdout))
-    with pytest.raises(HostUnreachable, match="cut short"):
+    with pytest.raises(HostUnreachable, match="truncated"):
         ask(load(context()), LocalHost(name="w", workdir=str(tmp_path)))
