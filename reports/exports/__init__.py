@@ -1,10 +1,10 @@
-"""A run in the files of other tools: TensorBoard, MLflow, Weights & Biases, optimum-benchmark, MLPerf.
+"""Export of a run to TensorBoard, MLflow, Weights & Biases, optimum-benchmark and MLPerf.
 
-logged: a run's trials, or its training, as these tools keep one: settings, curves, final values
-write: the formats by name; `export` is the way in
-tensorboard: event files, which grow while the run does
+log_model: a run's trials or training in the common model of these tools: settings, curves, final values
+write: the formats by name, and `export`, the entry point
+tensorboard: event files, appended to while the run continues
 mlflow: a file store
 mlperf: `:::MLLOG` lines
 optimum: optimum-benchmark's benchmark.json
-offline_wandb: offline runs, which `wandb sync` sends
+offline_wandb: offline runs for `wandb sync`
 """

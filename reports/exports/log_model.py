@@ -1,6 +1,6 @@
-"""A run's trials, or its training, as other tools keep one: settings, values by step, final values.
+"""Common model of the exported formats: a trial or training with its settings, values by step and final values.
 
-Times are the run's clock: when it began, and the time of its steps since then, without what came between them.
+Times are computed: the start time plus the durations of the steps since, without the gaps between steps.
 """
 
 import math
@@ -22,15 +22,15 @@ from reports.read.load import load
 from reports.read.run import ReportError
 from reports.training import summary
 
-_MAX_NAME_LENGTH = 200  # of a name that may become a file's
+_MAX_NAME_LENGTH = 200  # a metric's name may become a file name
 
 Setting = str | int | float | bool
-_MAX_TIME = 4_102_444_800.0  # of the year 2099: no file of another tool holds a time beyond what its clock can show
+_MAX_TIME = 4_102_444_800.0  # the end of 2099, which every format can store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What was measured at one step, by name. `at` is in seconds since 1970; `phase` is warmup, train or held_out."""
+    """The values measured at one step, by name. `time` is Unix time; `phase` is warmup, train or held_out."""
 
     step: int
     time: float
@@ -40,9 +40,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """One trial or training. `end` is its End's value and `ended` the time, both None while it goes on.
+    """One trial or training. `status` (a TrialStatus value) and `end_time` are None while it runs.
 
-    `began` and `ended` are in seconds since 1970; `files` are what it made, by name.
+    `start_time` and `end_time` are Unix times; `files` are its output files by name.
     """
 
     run_id: str
@@ -59,9 +59,9 @@ class LoggedRun:
 
 
 def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[LoggedRun, ...]:
-    """What the run's folder holds now, in the plan's order: while it goes on, what came home. Raises ReportError.
+    """Read the results in a run's folder, in the plan's order; a run in progress has only those collected so far.
 
-    `so_far` is the steps.jsonl of a training whose end is not here yet.
+    `partial_steps` is the steps.jsonl of a training in progress. Raises ReportError.
     """
     try:
         run = RunRecord.read(folder / RUN_FILE)
@@ -74,8 +74,8 @@ def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[L
 
 
 def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
-    began = _parse_time(result.started_at or run.created_at)
-    points = tuple(_trial_points(result, began))
+    start_time = _parse_time(result.started_at or run.created_at)
+    points = tuple(_trial_points(result, start_time))
     results: dict[str, float | None] = {"wall_time_sec": result.wall_time_sec}
     if (metrics := result.metrics) is not None:
         results |= {
@@ -90,22 +90,22 @@ def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
         configuration=label,
         worker=result.worker,
         status=result.status.value,
-        start_time=began,
-        end_time=_clamp_time(began + (result.wall_time_sec or 0.0)),
+        start_time=start_time,
+        end_time=_clamp_time(start_time + (result.wall_time_sec or 0.0)),
         settings=_flatten_settings(result.trial),
         points=points,
         results=_only_finite(results),
     )
 
 
-def _trial_points(result: TrialResult, began: float) -> Iterator[Point]:
-    step, at = 0, began
+def _trial_points(result: TrialResult, start_time: float) -> Iterator[Point]:
+    step, time = 0, start_time
     for phase, measured in (("warmup", result.warmup), ("train", result.steps)):
         for row in _rows(measured):
-            step, at = step + 1, _clamp_time(at + row["step_time_sec"])
+            step, time = step + 1, _clamp_time(time + row["step_time_sec"])
             yield Point(
                 step=step,
-                time=at,
+                time=time,
                 phase=phase,
                 values=_only_finite({**row, **_tokens_per_sec(row, row["useful_tokens"])}),
             )
@@ -114,12 +114,12 @@ def _trial_points(result: TrialResult, began: float) -> Iterator[Point]:
 def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -> LoggedRun:
     planned = run.planned[0]
     trial, trial_folder = planned.trial, folder / TRIALS_FOLDER / planned.trial_id
-    began = _parse_time(run.created_at)
-    end, results = None, dict[str, float | None]()
+    start_time = _parse_time(run.created_at)
+    status, results = None, dict[str, float | None]()
     if partial_steps is None and (trial_folder / TRAINING_FILE).exists():
         training_report = summary.read(folder)
         record = training_report.record
-        steps_measured, held_out, end = record.steps, record.evaluations, record.status
+        steps_measured, held_out, status = record.steps, record.evaluations, record.status
         results = {
             "steps_done": record.steps_done,
             "seconds": record.seconds,
@@ -137,15 +137,15 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
             steps_measured, held_out = steps.read(path)
         except OSError as error:
             raise ReportError(f"{path}: cannot be read: {error.strerror}") from None
-    points = tuple(_training_points(steps_measured, held_out, began))
+    points = tuple(_training_points(steps_measured, held_out, start_time))
     return LoggedRun(
         run_id=run.run_id,
         name=planned.trial_id,
         configuration=trial.name,
         worker=planned.worker,
-        status=end,
-        start_time=began,
-        end_time=None if end is None else (points[-1].time if points else began),
+        status=status,
+        start_time=start_time,
+        end_time=None if status is None else (points[-1].time if points else start_time),
         settings=_flatten_settings(trial),
         points=points,
         results=_only_finite(results),
@@ -153,27 +153,27 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
     )
 
 
-def _training_points(measured: TrainedSteps, held_out: Iterable[Evaluation], began: float) -> Iterator[Point]:
-    """Steps and held-out losses in order; what is held out is measured after the step of its number."""
+def _training_points(measured: TrainedSteps, held_out: Iterable[Evaluation], start_time: float) -> Iterator[Point]:
+    """Yield steps and held-out losses in order; a held-out loss follows the step with its number."""
     evaluations_after: dict[int, list[Evaluation]] = {}
     for evaluation in held_out:
         evaluations_after.setdefault(evaluation.step, []).append(evaluation)
-    at = began
+    time = start_time
     rows: list[dict[str, Any]] = [{"step": 0}, *_rows(measured)]
     for row in rows:
         step = row.pop("step")
         if row:
-            at = _clamp_time(at + row["step_time_sec"])
+            time = _clamp_time(time + row["step_time_sec"])
             yield Point(
-                step=step, time=at, phase="train", values=_only_finite({**row, **_tokens_per_sec(row, row["tokens"])})
+                step=step, time=time, phase="train", values=_only_finite({**row, **_tokens_per_sec(row, row["tokens"])})
             )
         for evaluation in evaluations_after.get(step, ()):
             values = {"loss": evaluation.loss, "low": evaluation.low, "high": evaluation.high}
-            yield Point(step=step, time=at, phase="held_out", values=_only_finite(values))
+            yield Point(step=step, time=time, phase="held_out", values=_only_finite(values))
 
 
 def _rows(columns: Steps | TrainedSteps) -> Iterator[dict[str, Any]]:
-    """A row for each step, as far as every column goes."""
+    """Yield a row for each step, up to the end of the shortest column."""
     for row in zip(*vars(columns).values(), strict=False):
         yield dict(zip(vars(columns), row, strict=True))
 
@@ -183,24 +183,24 @@ def _tokens_per_sec(row: Mapping[str, Any], tokens: float) -> dict[str, float]:
 
 
 def _flatten_settings(trial: Trial) -> dict[str, Setting]:
-    """The trial's settings, flat: `lora_rank`, `training.schedule`. What is not set is left out."""
+    """Return the trial's settings with dotted names: `lora_rank`, `training.schedule`. Unset ones are left out."""
     settings: dict[str, Setting] = {}
 
-    def take(prefix: str, table: Mapping[str, Any]) -> None:
+    def add(prefix: str, table: Mapping[str, Any]) -> None:
         for name, value in table.items():
             if isinstance(value, Mapping):
-                take(f"{prefix}{name}.", value)
+                add(f"{prefix}{name}.", value)
             elif isinstance(value, list):
                 settings[f"{prefix}{name}"] = ", ".join(map(str, value))
             elif value is not None:
                 settings[f"{prefix}{name}"] = value
 
-    take("", trial.to_json())
+    add("", trial.to_json())
     return settings
 
 
 def _metric_name(measurement: Measurement) -> str:
-    """`measured/matmul_tflops.dtype_bf16.size_8192`: a measurement's name with what it was measured on, as a path."""
+    """Return a measurement's name and context as a path: `measured/matmul_tflops.dtype_bf16.size_8192`."""
     parts = [measurement.name, *(f"{key}_{value}" for key, value in measurement.context.items())]
     plain = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", part) for part in parts)
     return f"measured/{plain[:_MAX_NAME_LENGTH]}"
@@ -216,13 +216,13 @@ def _only_finite(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _parse_time(iso: str) -> float:
-    """Since 1970; 0 for what is no date."""
+def _parse_time(timestamp: str) -> float:
+    """Return the Unix time of an ISO 8601 timestamp; 0 if it is invalid."""
     try:
-        return _clamp_time(datetime.fromisoformat(iso).timestamp())
+        return _clamp_time(datetime.fromisoformat(timestamp).timestamp())
     except (ValueError, OverflowError):
         return 0.0
 
 
-def _clamp_time(at: float) -> float:
-    return min(max(at, 0.0), _MAX_TIME)
+def _clamp_time(time: float) -> float:
+    return min(max(time, 0.0), _MAX_TIME)

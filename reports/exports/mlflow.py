@@ -1,7 +1,7 @@
-"""A file store of MLflow, written without its packages: an experiment for the run, a run for each trial.
+"""MLflow file store, written without the mlflow package: an experiment for the run, an MLflow run for each trial.
 
-The layout is MLflow's own (a folder a run, meta.yaml, a file for each parameter, metric and tag). A curve is a metric
-with its steps. A training's adapter is an artifact.
+The layout is MLflow's (a folder for each run, with meta.yaml and a file for each parameter, metric and tag). A curve is
+a metric with its steps. A training's adapter is an artifact.
 """
 
 import contextlib
@@ -18,39 +18,39 @@ from bench.records.result import TrialStatus
 from reports.exports.log_model import LoggedRun
 
 FOLDER = "mlflow"
-_RUNNING, _FINISHED, _FAILED, _KILLED = 1, 3, 4, 5  # MLflow's numbers
+_RUNNING, _FINISHED, _FAILED, _KILLED = 1, 3, 4, 5  # MLflow's RunStatus
 _STATUS_CODES = {None: _RUNNING, TrialStatus.SUCCEEDED.value: _FINISHED, TrialStatus.CANCELLED.value: _KILLED}
 
 
 def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
-    """Write the store anew below a report's folder; the old one stays until the new one is whole. Raises OSError."""
+    """Rewrite the store below a report's folder; the old one stays until the new one is complete. Raises OSError."""
     store, partial = report / FOLDER, report / f".{FOLDER}.part"
     shutil.rmtree(partial, ignore_errors=True)
     for run_id in dict.fromkeys(run.run_id for run in runs):
         _write_experiment(store, partial, run_id, [run for run in runs if run.run_id == run_id])
-    partial.mkdir(parents=True, exist_ok=True)  # a run of which nothing came home yet
+    partial.mkdir(parents=True, exist_ok=True)  # a run without collected results
     shutil.rmtree(store, ignore_errors=True)
     partial.rename(store)
     return store
 
 
 def _write_experiment(store: Path, partial: Path, run_id: str, runs: Sequence[LoggedRun]) -> None:
-    experiment_id = str(int(hashlib.sha256(run_id.encode()).hexdigest()[:14], 16))  # as MLflow's: a number as text
-    began = _to_ms(min(run.start_time for run in runs))
+    experiment_id = str(int(hashlib.sha256(run_id.encode()).hexdigest()[:14], 16))  # MLflow's ids are digits
+    start_ms = _to_ms(min(run.start_time for run in runs))
     meta: dict[str, Any] = {
         "experiment_id": experiment_id,
         "name": run_id,
         "artifact_location": _uri(store / experiment_id),
     }
-    meta |= {"creation_time": began, "last_update_time": began, "lifecycle_stage": "active"}
+    meta |= {"creation_time": start_ms, "last_update_time": start_ms, "lifecycle_stage": "active"}
     _write_meta(partial / experiment_id, meta)
-    for one in runs:
-        name = hashlib.sha256(f"{run_id}/{one.name}".encode()).hexdigest()[:32]
-        _write_run(partial / experiment_id / name, _uri(store / experiment_id / name / "artifacts"), experiment_id, one)
+    for run in runs:
+        name = hashlib.sha256(f"{run_id}/{run.name}".encode()).hexdigest()[:32]
+        _write_run(partial / experiment_id / name, _uri(store / experiment_id / name / "artifacts"), experiment_id, run)
 
 
 def _write_run(folder: Path, artifacts: str, experiment: str, run: LoggedRun) -> None:
-    ended = None if run.end_time is None else _to_ms(run.end_time)
+    end_ms = None if run.end_time is None else _to_ms(run.end_time)
     meta: dict[str, Any] = {
         "run_id": folder.name,
         "run_uuid": folder.name,
@@ -60,7 +60,7 @@ def _write_run(folder: Path, artifacts: str, experiment: str, run: LoggedRun) ->
     meta |= {
         "artifact_uri": artifacts,
         "start_time": _to_ms(run.start_time),
-        "end_time": ended,
+        "end_time": end_ms,
         "lifecycle_stage": "active",
     }
     meta |= {"status": _STATUS_CODES.get(run.status, _FAILED), "user_id": "", "tags": [], "deleted_time": None}
@@ -77,7 +77,7 @@ def _write_run(folder: Path, artifacts: str, experiment: str, run: LoggedRun) ->
 
 
 def _metric_lines(run: LoggedRun) -> dict[str, str]:
-    """A line for each value: time in milliseconds, value, step."""
+    """Return the lines of each metric's file: time in milliseconds, value, step."""
     lines: dict[str, list[str]] = {}
     for point in run.points:
         for name, value in point.values.items():
@@ -101,7 +101,7 @@ def _write_meta(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def _link_or_copy(path: Path, target: Path) -> None:
-    """A second name of the same file where the disk can do that, else a copy."""
+    """Create a hard link if the file system allows it, else a copy."""
     with contextlib.suppress(OSError):
         os.link(path, target)
         return

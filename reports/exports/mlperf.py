@@ -1,7 +1,7 @@
-"""A log as MLPerf's programs write one, a file for each trial: `:::MLLOG` and a JSON object a line.
+"""MLPerf log, a file for each trial: each line is `:::MLLOG` and a JSON object.
 
-The keys are those of its llama2_70b_lora benchmark where there is one. It is a log to be read by the same tools, and no
-submission: neither model nor data nor target are MLPerf's.
+The keys are those of MLPerf's llama2_70b_lora benchmark where it has one. MLPerf's tools can read the log. It cannot be
+submitted: model, data and target differ.
 """
 
 import json
@@ -36,7 +36,7 @@ def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
 
 
 def log_lines(run: LoggedRun) -> Iterator[str]:
-    """The log of one trial or training."""
+    """Yield the log of one trial or training."""
     identity = {"run_id": run.run_id, "trial_id": run.name, "worker": run.worker}
     yield _format_line(
         run.start_time, _POINT, "submission_benchmark", "qlora-fleet", **identity, configuration=run.configuration
@@ -55,9 +55,8 @@ def log_lines(run: LoggedRun) -> Iterator[str]:
         samples += point.values.get("samples", 0.0)
         position = {"step_num": point.step, "samples_count": samples}
         if point.phase == "held_out":
-            yield _format_line(
-                point.time, _POINT, "eval_accuracy", point.values.get("loss"), **position
-            )  # its key for the loss
+            loss = point.values.get("loss")
+            yield _format_line(point.time, _POINT, "eval_accuracy", loss, **position)  # MLPerf's key for the loss
         else:
             yield _format_line(point.time, _POINT, "tracked_stats", dict(point.values), **position, phase=point.phase)
     if run.end_time is not None:
@@ -66,7 +65,7 @@ def log_lines(run: LoggedRun) -> Iterator[str]:
 
 
 def _batch_settings(run: LoggedRun) -> dict[str, Setting]:
-    """What a step is of: in a training packed rows over all ranks, in a trial one device's samples."""
+    """Return the batch of a step: a training's packed rows over all ranks, or a trial's samples on one device."""
     length = "max_sequence_length"
     if (rows := run.settings.get("training.rows_per_step")) is not None:
         return {"global_batch_size": rows, length: run.settings["training.data.max_seq_len"]}

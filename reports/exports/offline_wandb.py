@@ -1,7 +1,7 @@
-"""Offline runs of Weights & Biases, one for each trial, written by its own package where that is installed.
+"""Offline runs of Weights & Biases, one for each trial, written with the wandb package.
 
-Nothing leaves this machine: `wandb sync` sends them later. What its package would add of this machine (processor,
-packages, system metrics) is left out, since nothing was measured here.
+Nothing is sent; `wandb sync` does that later. Facts about this machine that wandb would add (processor, packages,
+system metrics) are disabled, since nothing was measured here.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ _DISABLED_SETTINGS = {
 
 
 def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
-    """Write the runs anew below a report's folder; the old ones stay until all are whole. Raises OSError."""
-    wandb = importlib.import_module("wandb")  # installed by those alone who use it
+    """Rewrite the runs below a report's folder; the old ones stay until all are complete. Raises OSError."""
+    wandb = importlib.import_module("wandb")  # an optional package
     target, partial = report / FOLDER, report / f".{FOLDER}.part"
     shutil.rmtree(partial, ignore_errors=True)
     (partial / FOLDER).mkdir(parents=True)
@@ -55,7 +55,7 @@ def _write_run(wandb: Any, folder: Path, run: LoggedRun) -> None:
         config={"run_id": run.run_id, "worker": run.worker, "end": run.status, **run.settings}, settings=settings,
     )  # fmt: skip
     steps: dict[int, dict[str, float]] = {}
-    for point in run.points:  # a step is logged once, with what was held out after it
+    for point in run.points:  # log each step once, with the held-out losses after it
         values = {f"{point.phase}/{name}": value for name, value in point.values.items()}
         steps.setdefault(point.step, {}).update(values, _timestamp=point.time)
     for step, values in steps.items():
@@ -66,7 +66,7 @@ def _write_run(wandb: Any, folder: Path, run: LoggedRun) -> None:
 
 @contextlib.contextmanager
 def _without_user_settings() -> Iterator[None]:
-    """Without the user's own WANDB_ variables, which might send the runs somewhere."""
+    """Unset the user's WANDB_ variables, which could send the runs to a server."""
     removed = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("WANDB_")}
     try:
         yield

@@ -1,6 +1,7 @@
-"""optimum-benchmark's benchmark.json, a folder for each trial that measured steps: latency, throughput, memory.
+"""optimum-benchmark's benchmark.json for each trial with measured steps: latency, throughput, memory.
 
-Its `train` are our measured steps, its latencies our step times. Energy is left empty: its unit is that of a machine.
+Its `train` section has our measured steps, its latencies are our step times. Energy is left empty: optimum-benchmark
+counts that of the whole machine.
 """
 
 import json
@@ -32,7 +33,7 @@ def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
 
 
 def benchmark_document(run: LoggedRun) -> dict[str, Any]:
-    """The content of a benchmark.json."""
+    """Return the content of a benchmark.json."""
     steps = [point for point in run.points if point.phase != "held_out"]
     warmup = [point for point in steps if point.phase == "warmup"]
     settings = run.settings

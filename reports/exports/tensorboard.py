@@ -1,9 +1,8 @@
-"""TensorBoard's event files, written without its packages: records of length, masked CRC-32C and a protobuf `Event`.
+"""TensorBoard event files, written without its packages: records of length, masked CRC-32C and a protobuf `Event`.
 
-Each trial has a folder with one file. The same measurements give the same bytes and a further step more of them, so a
-file that is there is added to: TensorBoard, which reads on where it was, shows a run while it goes on. A file that was
-cut is completed. Where an earlier value became another one (a training that was started again repeats steps), a new
-file takes its place.
+Each trial has a folder with one file. The same measurements always give the same bytes, and new steps only append, so
+an existing file is extended and TensorBoard can follow a run in progress. A truncated file is completed. If an earlier
+value changed (a restarted training repeats steps), a new file replaces the old one.
 """
 
 import fcntl
@@ -17,42 +16,42 @@ from reports import formatting
 from reports.exports.log_model import LoggedRun
 
 FOLDER = "tensorboard"
-_MAX_FLOAT32 = 3.4e38  # of a 32-bit float
-_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # protobuf's kinds of field
+_MAX_FLOAT32 = 3.4e38
+_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # protobuf's wire types
 _DT_STRING, _START = 7, 1
 
 
-def write(report: Path, runs: Sequence[LoggedRun]) -> Path:
-    """Bring the event files below a report's folder up to date. Raises OSError."""
+def write(report_folder: Path, runs: Sequence[LoggedRun]) -> Path:
+    """Update the event files below a report's folder. Raises OSError."""
     for run in runs:
         _update_file(
-            report / FOLDER / run.name, int(run.start_time), b"".join(map(_encode_record, _encode_events(run)))
+            report_folder / FOLDER / run.name, int(run.start_time), b"".join(map(_encode_record, _encode_events(run)))
         )
-    return report / FOLDER
+    return report_folder / FOLDER
 
 
-def _update_file(folder: Path, began: int, content: bytes) -> None:
+def _update_file(folder: Path, start_time: int, content: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     existing = sorted(folder.glob("events.out.tfevents.*"))
     if existing:
         with existing[-1].open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # `inv report` and `inv tensorboard` may meet here
+            fcntl.flock(file, fcntl.LOCK_EX)  # `inv report` and `inv tensorboard` may run at once
             current = file.read()
             if content.startswith(current):
                 file.write(content[len(current) :])
                 return
-    number = int(existing[-1].suffix[1:]) + 1 if existing else 1
-    write_atomic(folder / f"events.out.tfevents.{began:010d}.{number:06d}", content)
+    file_number = int(existing[-1].suffix[1:]) + 1 if existing else 1
+    write_atomic(folder / f"events.out.tfevents.{start_time:010d}.{file_number:06d}", content)
     for path in existing:
         path.unlink()
 
 
 def _encode_events(run: LoggedRun) -> Iterator[bytes]:
-    """The run as `Event` messages."""
+    """Yield the run as `Event` messages."""
     yield _encode_event(run.start_time) + _bytes_field(3, b"brain.Event:2")
     yield _encode_event(run.start_time) + _bytes_field(
         7, _varint_field(1, _START)
-    )  # what an earlier file said of these steps is void
+    )  # discards an earlier file's values for these steps
     yield _encode_event(run.start_time) + _bytes_field(5, _bytes_field(1, _encode_settings(run)))
     for point in run.points:
         fits = {name: value for name, value in point.values.items() if abs(value) <= _MAX_FLOAT32}
@@ -65,7 +64,7 @@ def _encode_events(run: LoggedRun) -> Iterator[bytes]:
 
 
 def _encode_settings(run: LoggedRun) -> bytes:
-    """A `Summary.Value` for the text tab: the settings as a table."""
+    """Encode the settings as a `Summary.Value`: a table for the text tab."""
     rows = [("run", run.run_id), ("configuration", run.configuration), ("worker", run.worker or "-")]
     rows += [(name, str(value)) for name, value in run.settings.items()]
     table = "\n".join(
@@ -94,7 +93,7 @@ def _masked_crc(content: bytes) -> bytes:
 
 
 def crc32c(content: bytes) -> int:
-    """The CRC-32C (Castagnoli) of `content`."""
+    """Compute the CRC-32C (Castagnoli) of `content`."""
     table, checksum = _crc_table(), 0xFFFFFFFF
     for byte in content:
         checksum = table[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
@@ -103,12 +102,12 @@ def crc32c(content: bytes) -> int:
 
 @functools.cache
 def _crc_table() -> tuple[int, ...]:
-    def of(byte: int) -> int:
+    def entry(byte: int) -> int:
         for _ in range(8):
             byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
         return byte
 
-    return tuple(map(of, range(256)))
+    return tuple(map(entry, range(256)))
 
 
 def _field_key(field: int, kind: int) -> bytes:
@@ -116,7 +115,7 @@ def _field_key(field: int, kind: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """A whole number as protobuf writes one: seven bits a byte, the lowest first."""
+    """Encode an integer as a protobuf varint: seven bits per byte, the lowest first."""
     pieces = []
     while value > 0x7F:
         pieces.append(value & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""A run's folder in the formats of other tools, by name, below its report."""
+"""Export of a run's folder to other tools' formats, by name, below its report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -18,14 +18,16 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Raises ReportError where a format needs a package that is not installed."""
+    """Raise ReportError if a format needs a package that is not installed."""
     if offline_wandb.FOLDER in formats and find_spec("wandb") is None:
-        raise ReportError("--format wandb: wandb is not installed; `pip install wandb`, then type the same again")
+        raise ReportError("--format wandb: wandb is not installed; run `pip install wandb`, then retry")
 
 
 def export(run_folder: Path, formats: Sequence[str], partial_steps: Path | None = None) -> tuple[Path, ...]:
-    """Write what a run's folder holds in these formats; the folder of each. `so_far` as in `of_run`. Raises
-    ReportError; NotWritten where they cannot be written."""
+    """Write a run in these formats and return each one's folder. `partial_steps` as in `read_logged_runs`.
+
+    Raises ReportError; ReportWriteError if the files cannot be written.
+    """
     if not formats:
         return ()
     runs, report_folder = read_logged_runs(run_folder, partial_steps), make_report_folder(run_folder)

@@ -1,8 +1,10 @@
-"""figures: the report's figures, one module each; `CHARTS` is their order on the page.
+"""Figures of the report, one module each; `CHARTS` is their order on the page.
 
-drawing: what all of them draw with
-kinds: the figures of one kind of trial each
-studio: draws in other processes
+drawing: drawing tools shared by all figures
+per_workload: figures of a single workload
+renderer: drawing in several processes
+executive_summary, speed_and_memory, worker_map, training_performance, diagnostic, cost, memory, telemetry, loss_curves,
+run_comparison: one figure each
 """
 
 from reports.figures.cost import COST

@@ -1,4 +1,4 @@
-"""07 cost: dollars per 1,000 samples and per million useful tokens, and what a fine-tuning costs on 1, 2 and 4 GPUs."""
+"""Figure 07, cost: dollars per 1,000 samples and per million useful tokens, and of a fine-tuning on 1, 2 and 4 GPUs."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from reports.summary import recommendation
 from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
-_MAX_PRICES = 4  # named over the figure; the page's table has all of them
+_MAX_PRICES = 4  # in the header; the page's table has all of them
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
@@ -40,7 +40,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     has_published = published is not None and bool(published_by_label)
     first_price = cheapest.price
     is_assumed = any(mark.is_hollow for panel in fine_tunings.panels for mark in panel.marks)
-    hatched_note = " Hatched is a speed-up that no trial of this very configuration measured." if is_assumed else ""
+    hatched_note = " Hatched bars assume a speed-up that was not measured for that configuration." if is_assumed else ""
     is_same_price = _is_published_price(first_price, published)
     panels = (
         Panel(
@@ -76,7 +76,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         groups=(MarkGroup(names=tuple(row.label for row, _ in priced), panels=panels), fine_tunings),
         caption=(
             "Cheapest first, in US$: shorter bars are better. More GPUs finish sooner at nearly the same cost; billed "
-            "adds what a process spends before its first step. Dollars follow the price: at half of it they are half."
+            "adds the time before a process's first step. Dollars are proportional to the price."
             f"{hatched_note}"
         ),
     )
@@ -110,11 +110,11 @@ def _fine_tuning_group(
     published_by_label: Mapping[str, reference_results.PublishedTraining],
     summary: Summary,
 ) -> MarkGroup:
-    """A row for each of `planned` on each number of GPUs; dollars at the price that counts, and how long it takes."""
+    """Make a row for each configuration and number of GPUs: dollars at the first price, and hours."""
     plans = [
         (row, number, plan) for row in rows if row.cost is not None for number, plan in enumerate(row.cost.fine_tunings)
     ]
-    # What was published, for the rows that measured the same thing.
+    # Published results, for the rows that measured the same configuration.
     references = [
         published if published is not None and published_by_label.get(row.label) is published.training[-1] else None
         for row, *_ in plans
@@ -140,12 +140,12 @@ def _fine_tuning_group(
     if summary.hosted is not None:
         names.append(f"hosted: {summary.hosted.source}")
         hours.append(Mark(value=None, text=formatting.UNKNOWN))
-    panels.append(Panel(title="Hours of 10,000 samples", marks=tuple(hours)))
+    panels.append(Panel(title="Hours per 10,000 samples", marks=tuple(hours)))
     return MarkGroup(names=tuple(names), panels=tuple(panels))
 
 
 def _is_published_price(price: Price, published: PublishedResults | None) -> bool:
-    """True at the price that published dollars were counted with; dollars at another are not the same thing."""
+    """Return whether this is the price of the published dollars; others cannot be compared."""
     if published is None:
         return False
     return abs(price.usd_per_gpu_hour - float(published.cost_10000_samples["usd_per_gpu_hour"])) < 1e-9
@@ -173,6 +173,6 @@ def _hours_mark(plan: FineTuning, minutes: float | None) -> Mark:
 COST = Chart(
     name="07_cost_analysis",
     title="Cost",
-    needs="a price of the workers' GPU: cost.price_usd_per_gpu_hour and cost.price_source in invoke.yaml",
+    needs="a price for the workers' GPU: cost.price_usd_per_gpu_hour and cost.price_source in invoke.yaml",
     gather=gather,
 )

@@ -1,5 +1,5 @@
-"""06 diagnostic: the way from the baseline to what is recommended, step by step; then what each factor does on its own,
-with everything else as in the centre of the suite."""
+"""Figure 06, diagnostic: the changes from the baseline to the recommended configuration, step by step; then the effect
+of each single factor, with all others as in the suite's centre."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from reports.summary import headline
 from reports.summary.summary import ConfigurationRow, Summary
 
 CENTRE = "optimized"
-# Field of a row and of a published factor, and its words with the value filled in.
+# Field of a trial and of a published factor -> text with the values before and after.
 _CHANGE_TEXTS = {
     "max_seq_len": "sequence {0} \N{RIGHTWARDS ARROW} {1}",
     "micro_batch_size": "batch {0} \N{RIGHTWARDS ARROW} {1}",
@@ -51,18 +51,20 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     return replace(
         figure,
         groups=(_path_group(path, settings), *figure.groups),
-        caption=f"First, the way from {path[0].label} to {path[-1].label}, one change after the other. {figure.caption}",
+        caption=f"First, the changes from {path[0].label} to {path[-1].label}, one at a time. {figure.caption}",
     )
 
 
 def shortest_path(summary: Summary, settings: Mapping[str, Trial]) -> list[ConfigurationRow]:
-    """The shortest way from the baseline to what is recommended over measured configurations of which each differs
-    from the one before in one factor; empty where there is none. Of equally short ones the plan's first."""
+    """Find the shortest path from the baseline to the recommended configuration through measured configurations.
+
+    Each step changes one factor. Empty if there is no such path; of equally short ones, the plan's first.
+    """
     rows = {row.label: row for row in summary.measured_rows}
     end = headline.recommended_label(summary)
     paths = [[summary.baseline]] if summary.baseline in rows and end != summary.baseline else []
     seen = {summary.baseline}
-    for path in paths:  # grows as it is gone through: the shortest come first
+    for path in paths:  # breadth-first: the list grows during iteration
         for label in rows:
             if label not in seen and len(_changed_fields(settings[path[-1]], settings[label])) == 1:
                 if label == end:
@@ -118,7 +120,7 @@ def _single_factor_figure(summary: Summary, run: Run, settings: Mapping[str, Tri
         {} if published is None else {(factor.field, factor.value): factor for factor in published.factors}
     )
     factors = [published_factors.get((field, after)) for _, field, after, _ in changes]
-    n_changes = len(changes)  # all of their intervals hold at once, as in the page's table
+    n_changes = len(changes)  # the intervals hold jointly, as in the page's table
     sample_marks = [
         _effect_mark(row, centre, "samples_per_sec", factor, n_changes)
         for (row, *_), factor in zip(changes, factors, strict=True)
@@ -141,8 +143,8 @@ def _single_factor_figure(summary: Summary, run: Run, settings: Mapping[str, Tri
         ),
         groups=(MarkGroup(names=tuple(description for *_, description in changes), panels=panels),),
         caption=(
-            f"Each row changes one thing about {CENTRE}: right of the dashed line is faster, left is slower, "
-            "grey dots are not shown to have an effect."
+            f"Each row changes one factor of {CENTRE}: right of the dashed line is faster, left is slower; "
+            "grey dots have no proven effect."
         ),
     )
 
@@ -166,7 +168,7 @@ def _effect_mark(
 
 
 def _format_ratio(ratio: Ratio) -> str:
-    """Three decimals close to 1: `1.00x slower` says nothing."""
+    """Format a ratio; with three decimals close to 1, to avoid `1.00x slower`."""
     places = formatting.ratio_decimals(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
     return f"{formatting.number(ratio.value, places)}x {formatting.span(ratio.low, ratio.high, places)}".rstrip()
 
@@ -182,7 +184,8 @@ def _title(changes: list[tuple[ConfigurationRow, str, object, str]], panel: Pane
     value, description, places = max(effects)
     if value <= 1.0:
         return f"No single factor makes {CENTRE} faster in useful tokens"
-    return f"What helps {CENTRE} most on its own: {description}, {formatting.number(value, places)}x the useful tokens per second"
+    times = formatting.number(value, places)
+    return f"The best single change to {CENTRE}: {description}, {times}x the useful tokens per second"
 
 
 DIAGNOSTIC = Chart(

@@ -1,4 +1,4 @@
-"""01 executive summary: how fast each configuration is, in useful tokens and in samples, and what it takes."""
+"""Figure 01, executive summary: the speed of each configuration in useful tokens and samples; its cost or memory."""
 
 from reports import formatting
 from reports.figures.drawing import row_chart
@@ -48,7 +48,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         ),
         groups=(MarkGroup(names=tuple(row.label for row in rows), panels=tuple(panels)),),
         caption=(
-            f"Best first. Longer bars in the first two panels are better; black lines are 95 % intervals{baseline_note}{published_note}."
+            "Best first. Longer bars in the first two panels are better; black lines are 95 % intervals"
+            f"{baseline_note}{published_note}."
         ),
     )
 

@@ -1,4 +1,4 @@
-"""10 loss curves: does every configuration learn, and alike?"""
+"""Figure 10, loss curves: shows whether every configuration learns, and equally well."""
 
 import math
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ from reports.summary import headline
 from reports.summary.summary import Summary
 
 _MAX_POINTS = 300
-_LABEL_HEIGHT_IN = 0.2  # a label's share of the height
-_MAX_NAME_IN = 2.8  # of a label: what it says of the loss stands behind its name
-_NOTABLE_LOSS_GAP = 0.1  # nats per token over the lowest last loss, where a configuration is called out
+_LABEL_HEIGHT_IN = 0.2
+_MAX_NAME_IN = 2.8  # maximum width of the name in a label
+_NOTABLE_LOSS_GAP = 0.1  # nats per token above the lowest final loss; the title names a configuration beyond it
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """One configuration: the median over its trials at each step, its last warm-up step, the useful tokens that a
-    worker had trained on by the last step, and its tone."""
+    """One configuration: the median over its trials at each step, its last warm-up step, the useful tokens of a worker
+    up to the last step, and its tone."""
 
     name: str
     step: Floats
@@ -59,8 +59,8 @@ class LossCurvesData:
     @property
     def caption(self) -> str:
         return (
-            "Curves that fall alike learn alike from each step; one that stays above the others learns less. "
-            "Beside each name: the last loss, and the useful tokens it took. The band is the warm-up."
+            "Similar curves mean similar learning per step; a curve above the others learns less. "
+            "Labels show the last loss and the useful tokens up to it. The band is the warm-up."
         )
 
     @property
@@ -118,7 +118,7 @@ def _curve(label: str, rows: pd.DataFrame, tone: str) -> LossCurve:
     medians = rows.groupby("step")["loss"].median()
     medians = medians.iloc[:: -math.ceil(len(medians) / _MAX_POINTS)].iloc[
         ::-1
-    ]  # with the last step, which the label tells
+    ]  # keeps the last step, whose loss is in the label
     warmup_steps = rows.loc[rows["phase"] == "warmup", "step"]
     return LossCurve(
         name=label,
@@ -136,7 +136,7 @@ def _title(curves: Sequence[LossCurve], each: str) -> str:
     if rising:
         return f"The loss did not fall in {formatting.first_n(rising, 3)}"
     if all(len(curve.median) == 1 for curve in curves):
-        return "The loss of a single step: nothing to follow yet"
+        return "The loss of a single step: no trend yet"
     if len(curves) == 1:
         return f"The loss falls in {curves[0].name}, to {formatting.number(curves[0].last_loss, 2)}"
     low, high = min(curve.last_loss for curve in curves), max(curves, key=lambda curve: curve.last_loss)

@@ -1,4 +1,4 @@
-"""08 memory: the most each configuration held, measured and predicted, against what the GPU has."""
+"""Figure 08, memory: the peak of each configuration, measured and predicted, against the GPU's memory."""
 
 import math
 
@@ -38,26 +38,26 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         reference=None if capacity is None else capacity / 1e9,
     )
     bars = (
-        "Bars are measured peaks; short upright lines are the predictions made before the trial."
+        "Bars are measured peaks; short vertical lines are the predictions made before the trial."
         if any(row.label in predicted for row in rows)
-        else "Bars are the measured peaks; there is no prediction."
+        else "Bars are measured peaks; there is no prediction."
     )
     ran_out = any(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in rows)
-    hatched = " Hatched ran out of memory in every trial: how much it needs is not known." if ran_out else ""
+    hatched = " Hatched bars ran out of memory in every trial; their need is unknown." if ran_out else ""
     return RowFigure(
         header=make_header(
             summary,
             _title(rows, capacity, predicted),
-            "largest peak of any worker, as the allocator counts it",
+            "largest peak of any worker, as counted by the allocator",
             f"{PUBLISHED} {published.source}" if published is not None and has_published else "",
         ),
         groups=(MarkGroup(names=tuple(row.label for row in rows), panels=(panel,)),),
-        caption=bars if capacity is None else f"{bars} The dashed line is what the GPU has.{hatched}",
+        caption=bars if capacity is None else f"{bars} The dashed line is the GPU's memory.{hatched}",
     )
 
 
 def predictions(run: Run, summary: Summary) -> dict[str, float]:
-    """Configuration to the peak in bytes that was predicted before its trials, also where none of them succeeded."""
+    """Map each configuration to its predicted peak in bytes, including those without a successful trial."""
     failed_labels = {row.label for row in summary.rows if row.measured is None}
     table = run.measurements
     matching = table[
@@ -74,13 +74,13 @@ def predictions(run: Run, summary: Summary) -> dict[str, float]:
 
 
 def capacity_bytes(run: Run) -> int | None:
-    """The memory of the smallest GPU of the run."""
+    """Return the memory of the run's smallest GPU."""
     sizes = (result.fingerprint.get("gpu_memory_bytes") for result in run.results)
     return min((int(size) for size in sizes if size), default=None)
 
 
 def _format_error(predicted: float, measured: int | None) -> str:
-    """ ", +2 %" where a prediction was above what was measured; nothing where nothing was."""
+    """Format a prediction's error, `, +2 %` if it was too high; empty if nothing was measured."""
     if not measured:
         return ""
     percent = round(100 * (predicted / measured - 1))
@@ -125,9 +125,9 @@ def _title(rows: list[ConfigurationRow], capacity: int | None, predicted: dict[s
     largest = max((row for row in rows if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
     used = largest.peak_vram_bytes or 0
     share = f", {formatting.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
-    title = f"{largest.label} needs most of what fits: {formatting.gigabytes(used)}{share}"
+    title = f"{largest.label} needs the most memory of those that fit: {formatting.gigabytes(used)}{share}"
     if not (n_out_of_memory := sum(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in rows)):
-        title = title.replace(" of what fits", "")
+        title = title.replace(" of those that fit", "")
     else:
         title += f"; {formatting.count(n_out_of_memory, 'configuration')} ran out of memory"
     errors_percent = [
@@ -141,6 +141,6 @@ def _title(rows: list[ConfigurationRow], capacity: int | None, predicted: dict[s
 MEMORY = Chart(
     name="08_memory",
     title="Memory",
-    needs="a training trial on a GPU: peaks of GPU memory are counted there alone",
+    needs="a training trial on a GPU, the only device whose memory peaks are counted",
     gather=gather,
 )

@@ -1,9 +1,9 @@
-"""Charts drawn in several processes, this one among them; the others start while the run is still being read.
+"""Drawing of charts in several processes, including this one; the others start while the run is still being read.
 
-A process gets the little data that a chart gathered, and gives back bytes. Drawing is pure computation held
-by Python's lock, so threads would not help. Processes are spawned, never forked: numeric libraries have threads of
-their own, and a fork of those may hang. Each spends a second of processor time on imports, as much as three figures,
-so there are few, and this process draws what the others have not begun.
+A process gets the little data that a chart gathered and returns bytes. Drawing is pure computation under Python's
+global lock, so threads would not help. Processes are spawned, not forked: numeric libraries start threads, and a fork
+of those may hang. Each spends a second of processor time on imports, as much as three figures, so there are few, and
+this process draws what the others have not begun.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reports.figures.drawing.chart import Chart, Drawing, Picture
 from reports.figures.drawing.inline_svg import inline_svg
 from reports.figures.drawing.layout import NARROW, WIDE
 
-MAX_PROCESSES = 4  # this one included
+MAX_PROCESSES = 4  # including this one
 DRAW_SEC = 120.0  # a figure takes under a second; a process that hangs must not hang the report
 
 
@@ -33,14 +33,14 @@ class DrawError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class RenderJob:
-    """A chart and what it gathered."""
+    """A chart with its gathered drawing."""
 
     chart: Chart
     drawing: Drawing
 
 
 class FigurePool(contextlib.AbstractContextManager["FigurePool"]):
-    """The processes that draw: at most MOST_PROCESSES and one for each core. Made before the run is read."""
+    """Drawing processes: at most MAX_PROCESSES, and one per core. Create it before the run is read."""
 
     def __init__(self) -> None:
         self._others = min(MAX_PROCESSES, os.cpu_count() or 1) - 1
@@ -53,16 +53,16 @@ class FigurePool(contextlib.AbstractContextManager["FigurePool"]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is None:
             return
-        if kind is DrawError:  # one hangs, and the pool would wait for it
+        if kind is DrawError:  # a process hangs, and the pool would wait for it
             for process in list(self._pool._processes.values()):
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def draw(self, jobs: Iterable[RenderJob]) -> list[Picture]:
-        """Pictures in the order of `jobs`. What a process that died was to draw is drawn here; raises DrawError.
+        """Draw `jobs` and return pictures in their order. Jobs of a process that died are drawn here; raises DrawError.
 
-        Nothing handed out is taken back: where a process dies after a future was cancelled, Python 3.11's pool
-        leaves all its other futures without an answer (python/cpython#107219).
+        Submitted jobs are not cancelled: if a process dies after that, Python 3.11's pool never completes its other
+        futures (python/cpython#107219).
         """
         jobs = list(jobs)
         waiting = deque(jobs)
@@ -79,7 +79,7 @@ class FigurePool(contextlib.AbstractContextManager["FigurePool"]):
         return [drawn_here.get(job.chart.name) or _await_picture(job, submitted[job.chart.name]) for job in jobs]
 
     def _submit(self, job: RenderJob) -> Future[Picture] | None:
-        """None where nobody takes it."""
+        """Submit a job; None if there is no working pool."""
         with contextlib.suppress(BrokenProcessPool):
             if self._pool is not None:
                 return self._pool.submit(draw_picture, job.chart.name, job.chart.title, job.drawing)
@@ -91,12 +91,12 @@ def _await_picture(job: RenderJob, future: Future[Picture]) -> Picture:
         return future.result(timeout=DRAW_SEC)
     except TimeoutError:
         raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
-    except BrokenProcessPool:  # killed, most likely for memory: alone it may fit
+    except BrokenProcessPool:  # killed, most likely for memory; it may fit in this process
         return draw_picture(job.chart.name, job.chart.title, job.drawing)
 
 
 def draw_picture(name: str, title: str, drawing: Drawing) -> Picture:
-    """Draw on both sheets."""
+    """Draw a figure on both sheets."""
     with style.figure_style():
         figure = drawing.draw(WIDE)
         png, wide_svg = style.to_png(figure), style.to_svg(figure)
@@ -115,6 +115,6 @@ def draw_picture(name: str, title: str, drawing: Drawing) -> Picture:
 
 
 def _warm_up() -> None:
-    """What every figure needs, imported while the run is read."""
+    """Import every figure's dependencies while the run is read."""
     for name in ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "reports.figures"):
         importlib.import_module(name)

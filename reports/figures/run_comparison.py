@@ -1,4 +1,4 @@
-"""12 run comparison: how much faster or slower each configuration became, and whether that is more than noise."""
+"""Figure 12, run comparison: the change in speed of each configuration, and whether it exceeds the noise."""
 
 from reports import formatting
 from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
@@ -18,14 +18,14 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
     rows = [] if comparison is None else [row for row in comparison.rows if row.speed_ratio is not None]
     if comparison is None or not rows:
         return None
-    # Parts of a step follow from the step; what other kinds measured is drawn where no step was compared.
+    # A step's parts follow from the step. Other workloads are drawn only if no step was compared.
     drawn = [row for row in rows if row.metric == "samples_per_sec"] or rows
     drawn = sorted(drawn, key=lambda row: (_ORDER.index(row.verdict), row.speed_ratio or 1.0))[:_MAX_ROWS]
     is_multiple = len(comparison.run_ids) > 2
     band = max(RESOLUTION, comparison.tolerance)
     n_omitted = len(comparison.rows) - len(drawn)
     panel = Panel(
-        title=f"Speed, x that of {comparison.run_ids[0]} (dashed: the same; band: {100 * band:g} %)",
+        title=f"Speed, x that of {comparison.run_ids[0]} (dashed: no change; band: {100 * band:g} %)",
         marks=tuple(map(_mark, drawn)),
         kind="dots",
         log=True,
@@ -43,7 +43,7 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
         groups=(MarkGroup(names=tuple(_name(row, several=is_multiple) for row in drawn), panels=(panel,)),),
         caption=(
             f"Right of the dashed line is faster. Same means an interval within {100 * band:g} % of no change; "
-            "hollow dots are neither shown to differ nor shown to be the same."
+            "hollow dots are undecided."
         ),
     )
 

@@ -1,4 +1,4 @@
-"""13 speed and memory: what is fast and fits: useful tokens per second against peak memory, with the GPU's limit."""
+"""Figure 13, speed and memory: useful tokens per second against peak memory, with the GPU's limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +18,15 @@ from reports.statistics.types import Estimate
 from reports.summary.summary import ConfigurationRow, Summary
 
 _BODY_IN = 3.6
-_MAX_LABEL_IN = {1: 1.2, 4: 4.5}  # the widest that the names in a label may be together, by how many it names
-_OVERLAP_FRACTION = 0.03  # of an axis: marks that cover each other
+_MAX_LABEL_IN = {1: 1.2, 4: 4.5}  # maximum total width of the names in a label, by their number
+_OVERLAP_FRACTION = 0.03  # marks closer than this share of an axis overlap
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScatterPoint:
     """One configuration: peak memory in GB, useful tokens per second with interval, and how many trials succeeded.
 
-    Where none did, `rate` is 0 and `memory_gb` what was predicted, else what the GPU has.
+    If none did, `rate` is 0 and `memory_gb` the prediction, else the GPU's memory.
     """
 
     name: str
@@ -54,16 +54,17 @@ class SpeedMemoryData:
 
     @property
     def caption(self) -> str:
-        limit = " The dashed line is what the GPU has." if self.limit_gb is not None else ""
+        limit = " The dashed line is the GPU's memory." if self.limit_gb is not None else ""
         return (
-            "Upper left is best: fast, and far from the limit. A filled mark succeeded in every trial, a hollow one in "
-            f"some; a cross at the bottom in none, at its predicted memory or at the limit.{limit}"
+            "Upper left is best: fast, and far from the limit. Filled marks succeeded in every trial, hollow ones in "
+            f"some, crosses at the bottom in none; these are at their predicted memory or at the limit.{limit}"
         )
 
     @property
     def alt(self) -> str:
         return "; ".join(
-            f"{point.label}: {formatting.number(point.rate)} useful tokens per second, {formatting.number(point.memory_gb)} GB"
+            f"{point.label}: {formatting.number(point.rate)} useful tokens per second, "
+            f"{formatting.number(point.memory_gb)} GB"
             for point in self.points
         )
 
@@ -119,9 +120,9 @@ def _title(points: list[ScatterPoint]) -> str:
     faster_note = f"{fastest.name} is faster, but succeeded only in {fastest.succeeded} of {fastest.planned} trials"
     if reliable is None:
         trials = f"{fastest.succeeded} of {fastest.planned}"
-        return f"No configuration succeeded in every trial; {fastest.name}, the fastest, did in {trials}"
-    title = f"{reliable.name} is the fastest without a failed trial: {formatting.number(reliable.rate)} useful tokens per second in "
-    title += f"{formatting.number(reliable.memory_gb)} GB"
+        return f"No configuration succeeded in every trial; the fastest, {fastest.name}, succeeded in {trials}"
+    rate, gb = formatting.number(reliable.rate), formatting.number(reliable.memory_gb)
+    title = f"{reliable.name} is the fastest without a failed trial: {rate} useful tokens per second in {gb} GB"
     return title if reliable is fastest else f"{title}; {faster_note}"
 
 
@@ -156,7 +157,7 @@ def _draw(axes: Any, data: SpeedMemoryData, sheet: Sheet) -> None:
 def _labels(
     points: tuple[ScatterPoint, ...], max_memory: float, max_rate: float, max_names: int
 ) -> list[tuple[float, float, str]]:
-    """x, y and words; marks on nearly one place share a label, which names `named` of them."""
+    """Return x, y and text of the labels; overlapping marks share one, which lists at most `max_names`."""
     groups: list[list[ScatterPoint]] = []
     for point in points:
         close_groups = (
@@ -191,6 +192,6 @@ def _names(group: Sequence[ScatterPoint], limit_in: float) -> list[str]:
 SPEED_AND_MEMORY = Chart(
     name="13_speed_and_memory",
     title="Speed and memory",
-    needs="a training trial on a GPU: peaks of GPU memory are counted there alone",
+    needs="a training trial on a GPU, the only device whose memory peaks are counted",
     gather=gather,
 )

@@ -1,7 +1,7 @@
-"""09 telemetry of a trial: utilization, power, clock and memory over time, with the trial's phases behind them.
+"""Figure 09, telemetry of a trial: utilization, power, clock and memory over time, with the trial's phases behind them.
 
-The trial is the best configuration's; on the worker that is slow throughout, where there is one, beside a healthy one's
-means.
+The trial is the best configuration's; if a worker is slow in all configurations, it is that worker's, compared with
+the means of a healthy worker.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,12 @@ from reports.read.run import Run
 from reports.summary.summary import Summary
 
 TARGET_PERCENT = 80.0
-_BINS = 160  # samples of a long trial are averaged to this many points; the band behind shows what was averaged
+_BINS = 160  # a long trial's samples are averaged to this many points; the band behind shows their range
 _LANE_HEIGHT_IN = 1.05
 _MAX_GPUS = 4
 UTILIZATION, POWER_CAPPED = "gpu_utilization_percent", "gpu_power_capped_percent"
-_POWER_BOUND_PERCENT = 50.0  # of the measured window at the power limit: then it is power that bounds the trial
-# Column, title, factor, and the key of the fingerprint that says what it can be at most; the GPU's where there is one,
-# else the process's.
+_POWER_BOUND_PERCENT = 50.0  # beyond this share of the measured window at the power limit, power bounds the trial
+# Column, title, factor, and the fingerprint key of the maximum: of the GPU if there is one, else of the process.
 _GPU_QUANTITIES = (
     (UTILIZATION, "GPU utilization, %", 1.0, None),
     ("gpu_power_watts", "Power, W", 1.0, "gpu_power_limit_watts"),
@@ -61,10 +60,10 @@ class TelemetryCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """One quantity over time, and its mean over the measured phase; None where that phase has no sample.
+    """One quantity over time, and its mean over the measured phase (None without a sample in it).
 
-    `most` is what the GPU can do, `target` what it is to reach; None where there is no such thing. `healthy` is the
-    mean of the same configuration on the worker in the middle, where this one is sick.
+    `maximum` is the GPU's limit, `target` the value to reach, if any. If this worker is slow, `healthy_mean` is the
+    mean of the same configuration on a healthy worker.
     """
 
     title: str
@@ -76,12 +75,12 @@ class Lane:
 
     @property
     def reference_lines(self) -> tuple[float, ...]:
-        """Where to draw a line across."""
+        """Values to draw a horizontal line at."""
         return tuple(at for at in (self.maximum, self.target) if at is not None)
 
     @property
     def heading(self) -> str:
-        """Its title with the mean, and with what it can be at most."""
+        """The title with mean and maximum."""
         mean = "" if self.measured_mean is None else f": mean {formatting.number(self.measured_mean)}"
         maximum = "" if self.maximum is None or not mean else f" of {formatting.number(self.maximum)}"
         healthy = (
@@ -104,16 +103,14 @@ class TelemetryData:
 
     @property
     def caption(self) -> str:
-        maximum_note = (
-            " and what this GPU can do at most" if any(lane.maximum is not None for lane in self.lanes) else ""
-        )
+        maximum_note = " and this GPU's maximum" if any(lane.maximum is not None for lane in self.lanes) else ""
         explanation = (
-            f": a dip is time in which the GPU waited. Dashed: the target of {TARGET_PERCENT:.0f} %{maximum_note}."
+            f"; in a dip the GPU waited. Dashed: the target of {TARGET_PERCENT:.0f} %{maximum_note}."
             if self.is_gpu
             else "."
         )
         return (
-            "Bands are the trial's phases, named above; means are over the measured phase, where a curve should be "
+            "Bands are the trial's phases, named above. Means are over the measured phase, where curves should be "
             f"flat{explanation}"
         )
 
@@ -142,7 +139,7 @@ class TelemetryData:
             axes.tick_params(axis="x", labelbottom=number == len(self.lanes) - 1)
             if number == 0:
                 _name_phases(axes, self, width, end - begin)
-        axes.set_xlabel("seconds since the trial's process began", labelpad=2)
+        axes.set_xlabel("seconds since the start of the trial's process", labelpad=2)
         return layout.figure
 
 
@@ -159,7 +156,8 @@ def gather(summary: Summary, run: Run) -> TelemetryData | None:
             if slow_worker is not None and result.worker == slow_worker[0]:
                 means = {lane.title: lane.measured_mean for lane in _healthy_lanes(summary, run, result)}
                 lanes = tuple(replace(lane, healthy_mean=means.get(lane.title)) for lane in lanes)
-                title = f"{slow_worker[0]} is {formatting.number(slow_worker[1], 0)} % slower than the middle worker. {title}"
+                percent = formatting.number(slow_worker[1], 0)
+                title = f"{slow_worker[0]} is {percent} % slower than the median worker. {title}"
             return TelemetryData(
                 header=make_header(summary, title, *_facts(result, frame)),
                 trial=result.trial_id,
@@ -175,7 +173,7 @@ def _read_telemetry(run: Run, result: TrialResult) -> pd.DataFrame | None:
 
 
 def _candidates(summary: Summary, run: Run, slow_worker: str | None) -> list[TrialResult]:
-    """Trials by how telling their telemetry is: the sick worker's first, then the best training configuration's."""
+    """Sort the trials to draw: the slow worker's first, then those of the fastest training configurations."""
     speed = {
         row.label: row.measured.useful_tokens_per_sec.value for row in summary.measured_rows if row.measured is not None
     }
@@ -186,7 +184,7 @@ def _candidates(summary: Summary, run: Run, slow_worker: str | None) -> list[Tri
 
 
 def _healthy_lanes(summary: Summary, run: Run, slow_result: TrialResult) -> tuple[Lane, ...]:
-    """The lanes of the same configuration on the worker in the middle; none where it left no telemetry."""
+    """Return the lanes of the same configuration on the worker nearest to the median that has telemetry."""
     label = run.label_of[slow_result.trial_id]
     deviations = next((worker_map.deviations(row) for row in summary.rows if row.label == label), {})
     for worker in sorted(set(deviations) - {slow_result.worker}, key=lambda name: abs(deviations[name])):
@@ -240,7 +238,7 @@ def _curve(gpu: int | None, seconds: Floats, values: Floats) -> TelemetryCurve:
 
 
 def _phases(frame: pd.DataFrame) -> tuple[tuple[str, float, float], ...]:
-    """Runs of equal phases; each ends where the next begins."""
+    """Return the phases as spans; each ends where the next begins."""
     change = frame["phase"].ne(frame["phase"].shift())
     starts = frame[change]
     edges = [*starts["elapsed_sec"].tolist(), float(frame["elapsed_sec"].iloc[-1])]
@@ -262,19 +260,20 @@ def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str
     first = lanes[0]
     name = result.trial.name
     if first.measured_mean is None:
-        return f"What the machine did during {name}"
+        return f"Telemetry of {name}"
     if not is_gpu:
         cores = formatting.number(first.measured_mean / 100.0, 1)
-        return f"{name} kept {cores} processor cores busy while it was measured; there was no GPU"
+        return f"{name} used {cores} processor cores while it was measured; there was no GPU"
     comparison = "above" if first.measured_mean >= TARGET_PERCENT else "below"
     utilization = formatting.number(first.measured_mean, 0)
-    title = f"The GPU was {utilization} % utilized while {name} was measured, {comparison} the target of {TARGET_PERCENT:.0f} %"
+    target = f"{comparison} the target of {TARGET_PERCENT:.0f} %"
+    title = f"The GPU was {utilization} % utilized while {name} was measured, {target}"
     capped_percent = next(
         (measurement.value for measurement in result.measurements if measurement.name == POWER_CAPPED), None
     )
     if capped_percent is None or capped_percent < _POWER_BOUND_PERCENT:
         return title
-    return f"{title}; its power limit held the clock down {formatting.number(capped_percent, 0)} % of that time"
+    return f"{title}; its power limit lowered the clock {formatting.number(capped_percent, 0)} % of that time"
 
 
 def _draw_lane(axes: Any, lane: Lane, data: TelemetryData, lane_in: float) -> None:
@@ -300,7 +299,7 @@ def _draw_lane(axes: Any, lane: Lane, data: TelemetryData, lane_in: float) -> No
 
 
 def _name_phases(axes: Any, data: TelemetryData, width_in: float, seconds: float) -> None:
-    """Phases' names over the first lane; one that is too short for its name has none."""
+    """Draw the phases' names above the first lane, except of phases too short for their name."""
     for name, start, to in data.phases:
         room = (to - start) / max(seconds, 1e-9) * width_in
         if text_size.width_in(name, 8.0) < room:
@@ -321,7 +320,7 @@ def _name_phases(axes: Any, data: TelemetryData, width_in: float, seconds: float
 TELEMETRY = Chart(
     name="09_telemetry",
     title="Telemetry of a trial",
-    needs="telemetry.csv beside the result of a trial that succeeded: inv collect brings it",
+    needs="telemetry.csv of a successful trial, which inv collect fetches",
     is_folded=True,
     gather=gather,
 )

@@ -1,4 +1,4 @@
-"""02 training performance: every measured step's time, and what share of the tokens was padding."""
+"""Figure 02, training performance: the time of every measured step, and the share of padding in the tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +19,9 @@ from reports.summary.summary import ConfigurationRow, Summary
 
 _ROW_HEIGHT_IN = 0.52
 _LEGEND_IN = 0.3
-_LANES_HEIGHT = 0.42  # height of a row that its workers' lanes share, in row units
-_MAX_OFFSET_PERCENT = 60.0  # a step that was stopped for a while would squeeze all others into one line
-_MAX_STEPS = 1_500  # marks in one figure: more of them hide each other and make the page heavy
+_LANES_HEIGHT = 0.42  # part of a row's height for its workers' lanes
+_MAX_OFFSET_PERCENT = 60.0  # an interrupted step would compress all others into one line
+_MAX_STEPS = 1_500  # marks in one figure; more would overlap and enlarge the page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class TrainingPerformanceData:
     @property
     def caption(self) -> str:
         return (
-            "Steps: each mark is one step of one worker, the line is the configuration's step time; something "
-            "disturbed the steps far to the right. Tokens: hatched is padding, which is computed for nothing."
+            "Steps: each mark is one step of one worker, the line is the configuration's step time; steps far to the "
+            "right were disturbed. Tokens: the hatched part is padding, which is wasted computation."
         )
 
     @property
@@ -125,14 +125,14 @@ def _draw_step_times(axes: Any, data: TrainingPerformanceData, sheet: Sheet) -> 
             axes.fill_betweenx([top, bottom], *ends, color=BAND, linewidth=0, zorder=1)
         axes.plot([0.0] * 2, [top - 0.03, bottom + 0.03], color=INK, linewidth=1.4, zorder=2)
         top_of[row.label], tone_of[row.label] = top, row_chart.row_tone(row)
-    # One worker's lane is shared by its steps one after another, so that equal times do not hide each other.
+    # A worker's steps are spread over its lane in order, so that equal times do not hide each other.
     groups_of_steps = data.steps.groupby(["configuration", "worker"], sort=False, observed=True)
     within = groups_of_steps.cumcount() / groups_of_steps["worker"].transform("size")
     lanes = data.steps["worker"].map({worker: number for number, worker in enumerate(workers)}) + within
     x = data.steps["off_percent"].clip(upper=_MAX_OFFSET_PERCENT)
     y_of = data.steps["configuration"].map(top_of).astype(float) + lane * lanes
     tones = data.steps["configuration"].map(tone_of)
-    # As few collections as there are markers: a line per row and worker took far longer.
+    # One collection per marker: a line per row and worker took far longer.
     all_steps = pd.Series(data=True, index=data.steps.index)
     groups = [(data.steps["worker"] == worker, mark) for worker, mark in zip(workers, MARKERS, strict=False)]
     for is_shown, marker in groups if has_markers else [(all_steps, "o")]:
@@ -174,7 +174,7 @@ def _worker_legend(axes: Any, workers: list[str], sheet: Sheet) -> None:
         ncols=2 if sheet.is_narrow else 4,
         loc="upper left",
         bbox_to_anchor=(0.0, 0.0),
-        # Below the tick labels by a fixed distance: a share of the panel's height would grow with its rows.
+        # A fixed distance below the tick labels; a share of the panel's height would grow with its rows.
         bbox_transform=axes.transAxes + ScaledTranslation(0.0, -20 / 72, axes.figure.dpi_scale_trans),
         borderaxespad=0.0,
         handletextpad=0.2,

@@ -1,4 +1,4 @@
-"""14 worker map: how far each worker is from the others in each configuration; a sick worker is an orange column."""
+"""Figure 14, worker map: each worker's deviation in each configuration; a slow worker is an orange column."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ from reports.figures.drawing.style import NAME_SIZE
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 
-NOTABLE_PERCENT = 3.0  # two healthy nodes of a kind are within this
+NOTABLE_PERCENT = 3.0  # healthy nodes of the same type differ less
 _MAX_WORKERS = 16
 _DARKEST_PERCENT = 15.0
 _ROW_HEIGHT_IN = 0.3
@@ -28,9 +28,9 @@ _ROW_HEIGHT_IN = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerMapData:
-    """Percent by which a worker's step took longer than the middle worker's: of each configuration, of each worker.
+    """Percent by which a worker's step took longer than the median worker's, by configuration and worker.
 
-    None where a worker did not measure a configuration.
+    None if a worker did not measure a configuration.
     """
 
     header: Header
@@ -41,8 +41,8 @@ class WorkerMapData:
     @property
     def caption(self) -> str:
         return (
-            "Percent by which a worker's step took longer (orange) or shorter (blue) than the middle worker's, "
-            "configuration by configuration. A worker that is slow throughout is an orange column."
+            "Percent by which a worker's step took longer (orange) or shorter (blue) than the median worker's, "
+            "by configuration. A worker that is slow in all of them is an orange column."
         )
 
     @property
@@ -79,7 +79,7 @@ def gather(summary: Summary, _run: Run) -> WorkerMapData | None:
     shown_workers = sorted(all_workers, key=lambda worker: -abs(middles[worker]))[:_MAX_WORKERS]
     workers = tuple(worker for worker in all_workers if worker in shown_workers)
     omitted_note = (
-        f"{len(workers)} of {len(all_workers)} workers: those furthest from the middle"
+        f"{len(workers)} of {len(all_workers)} workers: those furthest from the median"
         if len(all_workers) > len(shown_workers)
         else ""
     )
@@ -98,7 +98,7 @@ def gather(summary: Summary, _run: Run) -> WorkerMapData | None:
 
 
 def deviations(row: ConfigurationRow) -> dict[str, float]:
-    """Worker to the percent by which its step took longer than the middle worker's; empty without two workers."""
+    """Map each worker to the percent by which its step took longer than the median one; empty without two workers."""
     medians = {} if row.measured is None else row.measured.worker_medians
     if len(medians) < 2:
         return {}
@@ -107,7 +107,7 @@ def deviations(row: ConfigurationRow) -> dict[str, float]:
 
 
 def _median_deviations(deviations_of_rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each worker's middle deviation, in the order of their names."""
+    """Return each worker's median deviation, in the order of their names."""
     workers = sorted(
         {worker for row_deviations in deviations_of_rows for worker in row_deviations}, key=formatting.natural_key
     )
@@ -120,7 +120,7 @@ def _median_deviations(deviations_of_rows: Sequence[Mapping[str, float]]) -> dic
 
 
 def find_slow_worker(summary: Summary) -> tuple[str, float] | None:
-    """The worker that is slow throughout, with the percent that its steps take longer; None where there is none."""
+    """Return the worker that is slow in all configurations, if any, and the percent that its steps take longer."""
     middles = _median_deviations(
         [row_deviations for row in row_chart.drawn_rows(summary) if (row_deviations := deviations(row))]
     )
@@ -131,9 +131,9 @@ def find_slow_worker(summary: Summary) -> tuple[str, float] | None:
 def _title(deviations_of_rows: Sequence[Mapping[str, float]], middles: Mapping[str, float]) -> str:
     worst = max(middles, key=lambda worker: abs(middles[worker]))
     if abs(middles[worst]) < NOTABLE_PERCENT:
-        within = f"within {math.ceil(10.0 * abs(middles[worst])) / 10.0:.1f} % of the middle one"
-        over = f", taken over {len(deviations_of_rows)} configurations" if len(deviations_of_rows) > 1 else ""
-        return f"No worker is slow throughout: each is {within}{over}"
+        within = f"within {math.ceil(10.0 * abs(middles[worst])) / 10.0:.1f} % of the median worker"
+        over = f", as median over {len(deviations_of_rows)} configurations" if len(deviations_of_rows) > 1 else ""
+        return f"No worker is slow in all configurations: each is {within}{over}"
     direction = "slower" if middles[worst] > 0 else "faster"
     agreeing = [
         row_deviations[worst]
@@ -141,7 +141,7 @@ def _title(deviations_of_rows: Sequence[Mapping[str, float]], middles: Mapping[s
         if worst in row_deviations and (row_deviations[worst] > 0) == (middles[worst] > 0)
     ]
     return (
-        f"{worst} is {formatting.number(abs(middles[worst]), 0)} % {direction} than the middle worker, "
+        f"{worst} is {formatting.number(abs(middles[worst]), 0)} % {direction} than the median worker, "
         f"in {len(agreeing)} of {formatting.count(len(deviations_of_rows), 'configuration')}"
     )
 
@@ -154,7 +154,7 @@ def _format_percent(percent: float | None) -> str:
 
 def _draw(axes: Any, data: WorkerMapData, sheet: Sheet, width_in: float) -> None:
     cell_in = width_in / len(data.workers)
-    top = 0.42 if sheet.is_narrow else 0.06  # of a row: above its cells stands its name
+    top = 0.42 if sheet.is_narrow else 0.06  # part of a row above its cells: the name
     patches, tones = [], []
     for y, (name, cells) in enumerate(zip(data.names, data.percent, strict=True)):
         if sheet.is_narrow:
@@ -187,12 +187,12 @@ def _draw(axes: Any, data: WorkerMapData, sheet: Sheet, width_in: float) -> None
     axes.set_facecolor(PAPER)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.set_title("Step time, % off the middle worker's")
+    axes.set_title("Step time, % off the median worker's")
 
 
 WORKER_MAP = Chart(
     name="14_worker_map",
-    title="Workers against each other",
+    title="Comparison of workers",
     needs="training trials on at least two workers",
     gather=gather,
     is_folded=True,

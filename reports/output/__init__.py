@@ -1,11 +1,11 @@
-"""The report as files: page, Markdown, CSV, JSON.
+"""Files of the report: page, Markdown, CSV, JSON.
 
-build: a run's folder to its report, every file replaced atomically
+build: builds the report of a run's folder, replacing each file atomically
 html: the page, from templates/
 markdown: report.md
 tables: summary.json and summary.csv
-grouping: what did not work, what is alike in one line
+failure_groups: failures and missing results, similar ones in one line
 csv_frames: frames as CSV
-method: how the numbers came about, in words
-watch: the report renewed while a run is going on
+methods_text: the method of the report as text
+watch: rebuilds the report while a run continues
 """

@@ -1,7 +1,7 @@
-"""Make a run's report: read the folder, sum it up, draw, and write results/<run-id>/report/.
+"""Build of a run's report: load the folder, summarize, draw, and write results/<run-id>/report/.
 
-Every file is replaced atomically and index.html last, so that a page never shows figures or numbers newer than
-itself for long, and an interrupted report leaves the previous page in place.
+Every file is replaced atomically, index.html last, so that the page is older than its figures and numbers only briefly,
+and an interrupted report leaves the previous page in place.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ FIGURES_FOLDER = "figures"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSummary(Summary):
-    """A summary whose report is written."""
+    """A summary with the files of its written report."""
 
     index: Path
     files: tuple[Path, ...]
@@ -39,7 +39,7 @@ class ReportSummary(Summary):
 
 @contextlib.contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """No search for circles of references among millions of values that hold none: it took a fourteenth of the time."""
+    """Disable the cyclic garbage collector: millions of values without cycles made it take 1/14 of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -53,13 +53,13 @@ def _pause_garbage_collection() -> Iterator[None]:
 def build(
     run_folder: Path, *, pricing: Pricing | None = None, against: Path | None = None, refresh_sec: int | None = None
 ) -> ReportSummary:
-    """Write the report of results/<run-id> and say what is in it.
+    """Write the report of results/<run-id> and return its summary.
 
-    `against` is another run's folder to compare this one with, in a figure. `refresh_sec` makes the page renew itself,
-    for as long as a run goes on.
+    `against` is the folder of another run, to compare with in a figure. `refresh_sec` makes the page reload itself, for
+    a run in progress.
 
-    Raises ReportError, with nothing written, when run.json cannot be trusted, the price cannot be used, the runs cannot
-    be compared or a figure cannot be drawn; NotWritten when the report's folder cannot be written.
+    Raises ReportError, with nothing written, if run.json or the price is invalid, the runs cannot be compared or a
+    figure cannot be drawn; ReportWriteError if the report's folder cannot be written.
     """
     with FigurePool() as pool:
         run = load(run_folder)
@@ -95,7 +95,7 @@ def build(
 
 
 def _charts_with_comparison(run: Run, other: Run | None) -> tuple[Chart, ...]:
-    """All charts; that of the comparison with what it compares."""
+    """Return all charts; with another run, the comparison's chart gets the comparison. Raises CompareError."""
     if other is None:
         return CHARTS
     compared = compare([other, run])
@@ -110,7 +110,7 @@ def _charts_with_comparison(run: Run, other: Run | None) -> tuple[Chart, ...]:
 def _draw_charts(
     pool: FigurePool, charts: Sequence[Chart], summary: Summary, run: Run
 ) -> tuple[tuple[Picture, ...], tuple[Chart, ...]]:
-    """Every chart that has data, drawn; and those that have none."""
+    """Draw every chart that has data; return the pictures and the charts without data."""
     drawings = [(chart, chart.gather(summary, run)) for chart in charts]
     jobs = [RenderJob(chart=chart, drawing=drawing) for chart, drawing in drawings if drawing is not None]
     pictures = [
@@ -120,7 +120,7 @@ def _draw_charts(
 
 
 def _write_files(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
-    """Write `contents` (relative name -> bytes) in order, then remove figures of an earlier report that are no more."""
+    """Write `contents` (relative name -> bytes) in order, then remove obsolete figures of an earlier report."""
     path = folder
     try:
         for name, content in contents.items():

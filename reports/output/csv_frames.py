@@ -1,9 +1,9 @@
-"""Several runs' folders read, and a run's frames as CSV beside the JSON.
+"""Frames of a run as CSV, and loading of several runs.
 
-Every CSV file begins with `run_id`, so that those of two runs can be put together; the other columns and their units
-are those of `reports.read.run` and `reports.read.measurements`. `trials.csv` has every setting of its trial.
-`costs.csv` has one line a fact: configuration, price with its source, gpus, the name of the fact, which ends in its
-unit (money is US dollars, times are seconds), its value, and its interval.
+Every CSV file begins with `run_id`, so that files of several runs can be concatenated; the other columns and their
+units are those of `reports.read.run` and `reports.read.measurements`. `trials.csv` has every setting of its trial.
+`costs.csv` has one line per fact: configuration, price with its source, gpus, the name of the fact, which contains its
+unit (usd: US dollars, sec: seconds), its value, and its interval.
 """
 
 import csv
@@ -29,52 +29,52 @@ _SETTINGS = tuple(field.name for field in fields(Trial) if field.name not in ("n
 
 
 def load_all(folders: Sequence[Path]) -> tuple[Run, ...]:
-    """Read every run's folder. Raises ReportError for one that cannot be trusted, and for a run that comes twice."""
+    """Load every run's folder. Raises ReportError if one is invalid, or contains the same run as another."""
     runs = tuple(load(folder) for folder in folders)
     seen: dict[str, Path] = {}
     for run in runs:
         if (before := seen.get(run.record.run_id)) is not None:
-            raise ReportError(f"{run.folder}: holds run {run.record.run_id!r}, as {before} does; name each run once")
+            raise ReportError(f"{run.folder}: contains run {run.record.run_id!r}, like {before}; pass each run once")
         seen[run.record.run_id] = run.folder
     return runs
 
 
 def to_csv(frame: pd.DataFrame) -> bytes:
-    """A frame as UTF-8 CSV. Missing is empty, and no text can be taken for a formula."""
+    """Format a frame as UTF-8 CSV. Missing values are empty, and no text can be read as a formula."""
     header = _format_row([formatting.spreadsheet(name) for name in frame.columns])
-    # Column by column: pandas' own writer, which goes cell by cell, takes three times as long.
+    # Column by column: pandas' writer works cell by cell and takes three times as long.
     lines = map(",".join, zip(*(_format_column(frame[name]) for name in frame.columns), strict=True))
     return "".join(f"{line}\n" for line in (header, *lines)).encode()
 
 
 def _format_column(column: "pd.Series[Any]") -> list[str]:
-    """A column as a CSV has it; each value that repeats is written once."""
+    """Format a column's values; repeated ones are formatted once."""
     values = column.tolist()
     if pd.api.types.is_float_dtype(column):
         return ["" if value != value else repr(value) for value in values]
     if column.hasnans:
         values = [None if is_missing else value for value, is_missing in zip(values, column.isna(), strict=True)]
-    if pd.api.types.is_object_dtype(column):  # of contexts: True beside 1, which are equal, and words beside numbers
+    if pd.api.types.is_object_dtype(column):  # may mix types: True and 1 are equal as keys
         return [_format_row([formatting.spreadsheet(value)]) for value in values]
     written = {value: _format_row([formatting.spreadsheet(value)]) for value in set(values)}
     return [written[value] for value in values]
 
 
 def _format_row(cells: Sequence[object]) -> str:
-    """Cells of one line, quoted where they must be. Alone, an empty cell would be quoted."""
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="").writerow([*cells, None])
-    return lines.getvalue().removesuffix(",")
+    """Format the cells of one line, quoted if necessary. The extra cell avoids quotes around a single empty one."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="").writerow([*cells, None])
+    return buffer.getvalue().removesuffix(",")
 
 
 def with_run_id(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
-    """A frame of `run` as its CSV has it: with the run's id first, so that two runs' files can be put together."""
+    """Add the run's id as the first column, so that files of several runs can be concatenated."""
     table = frame.assign(run_id=run.record.run_id)
     return table[["run_id", *frame.columns]]
 
 
 def with_settings(run: Run) -> pd.DataFrame:
-    """The frame of trials with every setting of each."""
+    """Return the frame of trials with all settings of each."""
     settings = {
         result.trial_id: {
             name: " ".join(value) if isinstance(value := getattr(result.trial, name), tuple) else value
@@ -87,7 +87,7 @@ def with_settings(run: Run) -> pd.DataFrame:
 
 
 def costs(summary: Summary) -> pd.DataFrame:
-    """What every configuration costs at every price, one row a fact; empty where there is no price."""
+    """Return the cost of every configuration at every price, one row per fact; empty without a price."""
     rows: list[tuple[object, ...]] = []
     for row in summary.rows:
         for cost in row.costs:

@@ -1,4 +1,4 @@
-"""What did not work, what is alike in one line: a configuration that runs out of memory does so on every worker."""
+"""Groups of similar failures: a configuration that runs out of memory usually does so on every worker."""
 
 import re
 from collections.abc import Callable, Hashable, Iterable
@@ -9,13 +9,13 @@ from reports import formatting
 from reports.read.run import Missing
 from reports.summary.summary import Failure
 
-Unsuccessful = TypeVar("Ended", Failure, Missing)
+Unsuccessful = TypeVar("Unsuccessful", Failure, Missing)
 _MAX_WORKERS_NAMED = 4  # workers in one line
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureGroup(Generic[Unsuccessful]):
-    """Trials of one configuration that ended alike; `first` stands for all."""
+    """Trials of one configuration with the same outcome; `first` represents them."""
 
     trials: tuple[Unsuccessful, ...]
 
@@ -25,30 +25,30 @@ class FailureGroup(Generic[Unsuccessful]):
 
     @property
     def name(self) -> str:
-        """`seq-2048.gpu-node-1`; of several, `4 trials of seq-2048`."""
+        """The trial's id, `seq-2048.gpu-node-1`; for several, `4 trials of seq-2048`."""
         amount = len(self.trials)
         return self.first.trial_id if amount == 1 else f"{amount} trials of {self.first.configuration}"
 
     def workers(self, unknown: str) -> str:
-        """Where they ran; `none` where that is not known."""
+        """List the workers they ran on; `unknown` replaces a missing one."""
         return formatting.first_n(
             list(dict.fromkeys(trial.worker or unknown for trial in self.trials)), _MAX_WORKERS_NAMED
         )
 
     def number_range(self, attribute: str) -> str:
-        """`0`, `2 to 5`: the smallest and the largest of a number."""
+        """Format the smallest and the largest value of a numeric attribute: `0`, `2 to 5`."""
         return formatting.number_range(int(getattr(trial, attribute)) for trial in self.trials)
 
 
 def group_failures(trials: Iterable[Failure]) -> list[FailureGroup[Failure]]:
-    """Grouped by configuration, end and reason; numbers in a reason (bytes, process ids) do not tell them apart."""
+    """Group by configuration, status and reason; numbers in the reason (bytes, process ids) are ignored."""
     return _group_by(
         trials, lambda failure: (failure.configuration, failure.end, re.sub(r"\d+", "0", failure.reason or ""))
     )
 
 
 def group_missing(trials: Iterable[Missing]) -> list[FailureGroup[Missing]]:
-    """Grouped by configuration and reason."""
+    """Group by configuration and reason."""
     return _group_by(trials, lambda trial: (trial.configuration, trial.reason))
 
 

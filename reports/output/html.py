@@ -1,7 +1,7 @@
-"""The page: one self-contained file that opens offline, reads without its script, on a phone and on paper.
+"""HTML page of the report: one self-contained file, readable offline, without its script, on a phone and on paper.
 
-Everything from a run (names, reasons, paths) is escaped by jinja2; only our own style sheet and script and the figures,
-whose texts matplotlib escaped, go in as they are. The page forbids the browser every other script and every request.
+All text from a run (names, reasons, paths) is escaped by jinja2; only our own style sheet and script, and figures whose
+texts matplotlib escaped, are inserted verbatim. The page's policy forbids all other scripts and all requests.
 """
 
 import base64
@@ -29,10 +29,10 @@ INDEX_FILE = "index.html"
 _DATE = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
 _COMMAND = re.compile(r"`((?:inv |--)[^`]+)`")
 _TEMPLATES = Path(__file__).parent / "templates"
-# Rows of the page's long tables, so that it stays a page; summary.json has all of them.
+# Row limits of the page's tables; summary.json has all rows.
 MAX_ROWS, MAX_RAW_ROWS, MAX_FAILURES = 400, 500, 200
 
-# Words first, then numbers; reasons stand in the list of failures.
+# Text first, then numbers; reasons are in the list of failures.
 _RAW_COLUMNS = (
     *("trial_id", "configuration", "kind", "worker", "status"),
     *("attempt", "n_steps", "n_measurements"),
@@ -50,7 +50,7 @@ def render(
     *,
     refresh_sec: int | None = None,
 ) -> str:
-    """index.html's text. `refresh_sec` makes the page load itself again, for a run that goes on."""
+    """Render index.html. `refresh_sec` makes the page reload itself, for a run in progress."""
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     return _template().render(
         s=summary,
@@ -66,7 +66,7 @@ def render(
         costs=headline.costs(summary),
         billed=headline.billed_time(summary),
         energy=headline.energy_sentence(summary),
-        marked=methods_text.interval_mark_note(summary),
+        interval_note=methods_text.interval_mark_note(summary),
         css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         policy=_content_security_policy(script),
@@ -81,13 +81,13 @@ def render(
             [(_format_cell(value), _sort_key(value)) for value in row]
             for row in run.trials[list(_RAW_COLUMNS)].head(MAX_RAW_ROWS).itertuples(index=False, name=None)
         ],
-        trials_left_out=max(0, len(run.trials) - MAX_RAW_ROWS),
+        n_omitted_trials=max(0, len(run.trials) - MAX_RAW_ROWS),
     )
 
 
 @functools.cache
 def _template() -> jinja2.Template:
-    """The page's template, compiled once a process: that took longer than to fill it in."""
+    """Return the page's template, compiled once per process: compiling takes longer than rendering."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -97,14 +97,14 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "number": formatting.number,
-        "at": lambda value, of: formatting.number(value, formatting.estimate_decimals(of)),
-        "times": lambda value, of: formatting.number(value, formatting.ratio_decimals(of.low, of.high)),
-        "mark": formatting.interval_mark,
-        "some": formatting.first_n,
+        "estimate_number": lambda value, of: formatting.number(value, formatting.estimate_decimals(of)),
+        "ratio_number": lambda value, of: formatting.number(value, formatting.ratio_decimals(of.low, of.high)),
+        "interval_mark": formatting.interval_mark,
+        "first_n": formatting.first_n,
         "count": formatting.count,
         "memory": _format_memory,
-        "ends": _format_statuses,
-        "labelled": _label_svg,
+        "statuses": _format_statuses,
+        "label_svg": _label_svg,
         "commands": _mark_commands,
         "dates": _mark_dates,
     }
@@ -112,7 +112,7 @@ def _template() -> jinja2.Template:
 
 
 def _table_rows(summary: Summary) -> tuple[ConfigurationRow, ...]:
-    """The configurations of the page's table, in the plan's order: all, or the baseline and the best."""
+    """Return the configurations of the page's table, in the plan's order: all, or the baseline and the fastest."""
     if len(summary.rows) <= MAX_ROWS:
         return summary.rows
     fastest = sorted(summary.rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MAX_ROWS]
@@ -121,36 +121,36 @@ def _table_rows(summary: Summary) -> tuple[ConfigurationRow, ...]:
 
 
 def without_refresh(page: str) -> str:
-    """A page of ours as it would be without `refresh_sec`."""
+    """Remove from a page what `refresh_sec` added."""
     page = re.sub(r'<meta http-equiv="refresh" content="\d+">\n', "", page, count=1)
-    return re.sub(r"<!-- renewing -->.*?<!-- /renewing -->", "", page, count=1, flags=re.DOTALL)
+    return re.sub(r"<!-- refresh -->.*?<!-- /refresh -->", "", page, count=1, flags=re.DOTALL)
 
 
 def _content_security_policy(script: str) -> str:
-    """What the browser may do for this page: show it, and run our own script; nothing is fetched or sent."""
+    """Make the Content-Security-Policy: allow only our own script; nothing is fetched or sent."""
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def _mark_dates(text: str) -> Markup:
-    """The words with each day, `2026-11-24`, as an element that no line ends in."""
+    """Wrap each date, `2026-11-24`, in an element without line breaks."""
     return Markup(_DATE.sub(r"<time>\g<0></time>", str(escape(text))))  # noqa: S704 - escaped before
 
 
 def _mark_commands(text: str) -> Markup:
-    """The words with each command, `inv bench`, as an element to be copied."""
+    """Wrap each command, `inv bench`, in a code element."""
     return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
 
 
 def _label_svg(picture: Picture, width: str) -> Markup:
-    """The drawing for `wide` or `narrow` screens, with its alternative text."""
+    """Return the drawing for `wide` or `narrow` screens, with its text alternative."""
     opening = f'<svg class="{width}" role="img" aria-label="{escape(f"{picture.title}. {picture.alt}")}"'
     svg = picture.wide_svg if width == "wide" else picture.narrow_svg
     return Markup(svg.replace("<svg", opening, 1))  # noqa: S704 - matplotlib escaped the texts in it
 
 
 def _sort_key(value: object) -> float | str | None:
-    """A number to sort by, empty for unknown; None for words, which sort as they are."""
+    """Return a number to sort by, empty if unknown; None for text, which is sorted as displayed."""
     if _is_unknown(value):
         return ""
     return float(value) if isinstance(value, (int, float)) else None

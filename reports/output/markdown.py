@@ -1,4 +1,4 @@
-"""report.md: the same report as text that renders well in a repository."""
+"""Markdown version of the report, report.md, for reading in a repository."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _md = formatting.markdown
 
 
 def render(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Chart] = ()) -> str:
-    """report.md's text. Pictures are linked from figures/ beside it."""
+    """Render report.md. It links the pictures in its folder figures/."""
     recommendation = text_module.recommendation_text(summary)
     parts = [f"# {_md(recommendation)}"]
     if summary.finding != recommendation:
@@ -42,7 +42,7 @@ def render(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Char
         parts += ["## Figures skipped: no data", "\n".join(lines)]
     if summary.measurements:
         parts += ["## Measurements", *_measurements(summary)]
-    parts += ["## What did not work", *_failures(summary)]
+    parts += ["## Failures", *_failures(summary)]
     parts += ["## Method", *(_md(paragraph) for paragraph in methods_text.paragraphs(summary))]
     parts += ["## Fingerprint", *_fingerprint(summary)]
     return "\n\n".join(parts) + "\n"
@@ -51,7 +51,7 @@ def render(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Char
 def _cautions(cautions: Sequence[str]) -> list[str]:
     lines = [f"- {_md(caution)}" for caution in cautions]
     shown, folded = lines[:MAX_SHOWN], lines[MAX_SHOWN:]
-    parts = ["Keep in mind:", "\n".join(shown)]
+    parts = ["Warnings:", "\n".join(shown)]
     if folded:
         head = f"<details><summary>{len(folded)} more</summary>"
         parts += [head, "\n".join(folded), "</details>"]
@@ -66,7 +66,7 @@ def _configurations(summary: Summary) -> str:
     energies = any(row.energy is not None for row in summary.rows)
     if energies:
         head.append("GPU energy, J per 1,000 useful tokens")
-    note = f"Values with their 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
+    note = f"Values with 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
     note = f"{note} {methods_text.interval_mark_note(summary)}".rstrip()
     rows = [
         (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else [])) for row in summary.rows
@@ -84,7 +84,7 @@ def _costs(costs: headline.Costs) -> list[str]:
     lines = [(line.name, line.time.text, *(amount.text for amount in line.amounts)) for line in costs.lines]
     sources = [f"- {_md(source)}" for source in costs.sources]
     scaling = [f"- {_md(line.name)}: {_md(line.detail)}" for line in costs.lines]
-    return [_md(f"With {costs.configuration}."), _table(head, lines), "\n".join([*sources, *scaling])]
+    return [_md(f"Configuration: {costs.configuration}."), _table(head, lines), "\n".join([*sources, *scaling])]
 
 
 def _configuration(row: ConfigurationRow, priced: bool) -> tuple[str, ...]:
@@ -148,17 +148,17 @@ def _failures(summary: Summary) -> list[str]:
             for failure in failure_groups.group_failures(summary.failures)
             for counts in [(failure.number_range("n_steps"), failure.number_range("n_measurements"))]
         ]
-        parts.append(_table(("trial", "worker", "end", "reason", "steps", "measurements"), rows_of_failures))
+        parts.append(_table(("trial", "worker", "status", "reason", "steps", "measurements"), rows_of_failures))
     if summary.missing:
         rows = [
             (trial.name, trial.workers("any"), trial.first.reason)
             for trial in failure_groups.group_missing(summary.missing)
         ]
-        parts.append(_table(("planned trial without a usable result", "worker", "why"), rows))
+        parts.append(_table(("planned trial without a usable result", "worker", "reason"), rows))
     if summary.rejected:
         rows_of_files = [(trial.file, trial.reason) for trial in summary.rejected]
-        parts.append(_table(("rejected file", "why"), rows_of_files))
-    return parts or ["Nothing. Every planned trial succeeded, and every file was verified."]
+        parts.append(_table(("rejected file", "reason"), rows_of_files))
+    return parts or ["None. Every planned trial succeeded, and every file was verified."]
 
 
 def _fingerprint(summary: Summary) -> list[str]:
@@ -173,9 +173,9 @@ def _fingerprint(summary: Summary) -> list[str]:
             )
             for difference in summary.hosts.differences
         ]
-        parts.append(_table(("what differs", "values"), rows))
+        parts.append(_table(("differing fact", "values"), rows))
     if summary.hosts.common:
-        parts.append(_table(("the same in all trials", "value"), list(summary.hosts.common.items())))
+        parts.append(_table(("common fact", "value"), list(summary.hosts.common.items())))
     return parts or ["No result has a fingerprint."]
 
 

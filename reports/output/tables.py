@@ -1,4 +1,4 @@
-"""summary.json and summary.csv: the report's numbers for programs. README.md in this folder documents every field."""
+"""Machine-readable report: summary.json and summary.csv. reports/README.md documents every field."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ _AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh", "fine_tuning_co2
 
 
 def summary_json(summary: Summary, run: Run) -> bytes:
-    """The whole report as JSON. Unknown is null; the key order and the bytes are the same for the same run."""
+    """Format the whole report as JSON. Unknown values are null; the same run gives the same bytes."""
     record = summary.record
     document = {
         "kind": "report_summary",
@@ -72,13 +72,13 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "measurements": _measurements(run),
         "trials": _rows(run.trials),
     }
-    # One line an item of a list: people can read and diff it, and the fast encoder, which cannot indent, can write it.
+    # One line per list item: readable and diffable, and possible with the fast encoder, which cannot indent.
     lines = ",\n".join(f" {_json(key)}: {_json_lines(value)}" for key, value in document.items())
     return f"{{\n{lines}\n}}\n".encode()
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
-    """A frame's rows, column by column: pandas' own way takes four times as long."""
+    """Return a frame's rows, converted column by column: pandas' method takes four times as long."""
     columns = [list(map(_plain, frame[name].tolist())) for name in frame.columns]
     names = [str(name) for name in frame.columns]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -95,7 +95,7 @@ def _json(value: object) -> str:
 
 
 def summary_csv(summary: Summary) -> bytes:
-    """One line per configuration, UTF-8, safe to open in a spreadsheet: no cell can be taken for a formula."""
+    """Format one line per configuration as UTF-8 CSV, safe for spreadsheets: no cell can be read as a formula."""
     lines = [_csv_line(row, summary) for row in summary.rows]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -151,7 +151,7 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
     document = _configuration(row)
     line: dict[str, object] = {"run_id": summary.record.run_id, "profile": summary.record.profile}
     for name, value in document.items():
-        if name in ("ends", "worker_median_step_time_sec", "costs"):  # costs: in costs.csv
+        if name in ("ends", "worker_median_step_time_sec", "costs"):  # costs are in costs.csv
             continue
         if name == "flags":
             line[name] = "; ".join(value)
@@ -188,11 +188,11 @@ def _price(price: cost.Price) -> dict[str, Any]:
     return {**_fields(price, "name", "usd_per_gpu_hour", "source"), "dated": dated, "shape": price.shape}
 
 
-def _cost(cost_: cost.Cost) -> dict[str, Any]:
+def _cost(configuration_cost: cost.Cost) -> dict[str, Any]:
     return {
-        "price": _price(cost_.price),
-        "usd_per_1000_samples": asdict(cost_.usd_per_1000_samples),
-        "usd_per_million_useful_tokens": asdict(cost_.usd_per_million_useful_tokens),
+        "price": _price(configuration_cost.price),
+        "usd_per_1000_samples": asdict(configuration_cost.usd_per_1000_samples),
+        "usd_per_million_useful_tokens": asdict(configuration_cost.usd_per_million_useful_tokens),
         "fine_tuning_10000_samples": [
             {
                 "gpus": plan.gpus,
@@ -205,7 +205,7 @@ def _cost(cost_: cost.Cost) -> dict[str, Any]:
                 "boot_volume_usd": plan.boot_volume_usd,
                 "usd_billed": asdict(plan.usd_billed),
             }
-            for plan in cost_.fine_tunings
+            for plan in configuration_cost.fine_tunings
         ],
     }
 
@@ -222,7 +222,7 @@ def _billed(worker_time: cost.WorkerTime | None) -> dict[str, Any] | None:
 
 
 def _fields(record: Any, *names: str) -> Any:
-    """These fields of a dataclass or None, in this order."""
+    """Return these fields of a dataclass, in this order; None for None."""
     return None if record is None else {name: getattr(record, name) for name in names}
 
 

@@ -1,10 +1,9 @@
-"""`inv report --follow`: the report renewed as results arrive, until every planned trial has one.
+"""Implementation of `inv report --follow`: rebuild the report as results arrive, until every planned trial has one.
 
-Looks at the run's results alone, not at its ledger: a report is a function of the folder. While the run goes on, the
-page loads itself again every few seconds; each version replaces the one before whole, and the last does not renew.
+Only the run's results are checked, not its ledger: a report is a function of the folder. While the run continues, the
+page reloads itself every few seconds; each version replaces the previous one atomically, and the last does not reload.
 
-Not covered: trials that were lost and left no result. `inv collect` writes their ends; until it does, watching ends
-after a time without any change.
+Lost trials leave no result until `inv collect` writes one; until then, watching ends after a timeout without changes.
 """
 
 import time
@@ -21,19 +20,19 @@ from reports.output.html import INDEX_FILE, without_refresh
 from reports.read.run import ReportError
 
 INTERVAL_SEC = 5
-# Beyond the longest trial's own deadline: starting it, bringing its result, and a slow machine.
+# Time in addition to the longest trial's deadline: to start it, fetch its result, and for a slow machine.
 GRACE_SEC = 300.0
 
-BuiltReport = TypeVar("Made")  # what a build gives
+BuiltReport = TypeVar("BuiltReport")  # the result of `build`
 
 
 class StalledRun(ReportError):
-    """Nothing has changed for so long that whatever is missing will not come by itself."""
+    """Raised if nothing changed for so long that the missing results are not expected any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchProgress:
-    """How far a run is. `seen` tells two looks apart: each result's trial, size and time of writing in nanoseconds."""
+    """Progress of a run. `results` has each result's trial, size and modification time in ns, to detect changes."""
 
     planned: int
     ended: int
@@ -45,20 +44,20 @@ class WatchProgress:
 
 
 def read_progress(run_folder: Path) -> WatchProgress:
-    """What results are there of those that are planned. Raises ReportError when run.json cannot be trusted."""
+    """Read which planned trials have a result. Raises ReportError if run.json is invalid."""
     planned = {plan.trial_id for plan in _planned_trials(run_folder)}
     results = set()
     for trial_id in planned:
         try:
             status = (run_folder / TRIALS_FOLDER / trial_id / RESULT_FILE).stat()
-        except OSError:  # not there yet
+        except OSError:  # no result yet
             continue
         results.add((trial_id, status.st_size, status.st_mtime_ns))
     return WatchProgress(planned=len(planned), ended=len(results), results=frozenset(results))
 
 
 def stall_timeout_sec(run_folder: Path) -> float:
-    """How long nothing may change: the longest trial's deadline, and some. Raises ReportError."""
+    """Return the maximum time without a change: the longest trial's deadline plus GRACE_SEC. Raises ReportError."""
     return max((plan.trial.deadline_sec for plan in _planned_trials(run_folder)), default=0.0) + GRACE_SEC
 
 
@@ -78,12 +77,12 @@ def watch(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> BuiltReport:
-    """Build again whenever results have changed; the last report, once every planned trial has a result.
+    """Rebuild whenever results have changed; return the last report once every planned trial has a result.
 
-    `build` takes the seconds after which the page loads itself again, None for never; `say` hears of each version.
-    Raises ReportError, and Unchanged after `patience_sec` without a change. However it ends, the page stops renewing.
+    `build` takes the seconds after which the page reloads itself, or None; `on_update` is called after each build.
+    Raises ReportError, and StalledRun after `stall_timeout_sec` without a change. In any case the page stops reloading.
     """
-    patience = stall_timeout_sec(run_folder)
+    timeout_sec = stall_timeout_sec(run_folder)
     previous: WatchProgress | None = None
     changed_at = clock()
     try:
@@ -95,21 +94,19 @@ def watch(
                 previous, changed_at = progress, clock()
             if progress.is_over:
                 return report
-            if clock() - changed_at > patience:
-                raise StalledRun(
-                    f"{progress.planned - progress.ended} of {progress.planned} trials have no result, and nothing has changed for "
-                    f"{patience:.0f} s"
-                )
+            if clock() - changed_at > timeout_sec:
+                missing = f"{progress.planned - progress.ended} of {progress.planned} trials"
+                raise StalledRun(f"{missing} have no result, and nothing changed for {timeout_sec:.0f} s")
             sleep(interval_sec)
     finally:
         _stop_refresh(run_folder / REPORT_FOLDER / INDEX_FILE)
 
 
 def _stop_refresh(page: Path) -> None:
-    """Take the renewing out of a page that nobody renews any more."""
+    """Remove the automatic reload from a page that is not rebuilt any more."""
     try:
         text = page.read_text(encoding="utf-8")
         if (without := without_refresh(text)) != text:
             write_atomic(page, without.encode())
-    except OSError:  # there is none, or it cannot be written: building it has reported that
+    except OSError:  # missing or not writable: the build has reported it
         return

@@ -1,12 +1,12 @@
-"""What all figures draw with.
+"""Drawing tools shared by all figures.
 
-board: the sheet, its head, panels placed in inches
-chart: what a figure is
+layout: sheets, headers, and panels placed in inches
+chart: the types of a figure: chart, drawing, picture
 panel: marks in named rows, as values
-marks: figures of rows, drawn
-rows: rows of training configurations and measurements to marks
+glyphs: drawing of figures with rows
+row_chart: marks of training configurations and measurements
 lines: axes, intervals and labels of panels with curves
-label_placing: labels beside points, clear of lines
-style, palette, text_size: matplotlib's settings, colours, widths of words
-inline_svg: an SVG that can stand in the page
+label_layout: labels next to points, clear of lines
+style, palette, text_size: matplotlib's settings, colours, text widths
+inline_svg: an SVG to embed in the page
 """

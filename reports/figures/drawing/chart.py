@@ -1,7 +1,7 @@
-"""A chart gathers a little plain data from a run, or finds none; the data knows how it is drawn and described.
+"""Types of a figure. A chart gathers a little plain data from a run, if any; the data can draw and describe itself.
 
-Gathering is apart from drawing so that drawing can happen in another process with only that data sent to it, and so
-that what a figure shows can be tested as numbers.
+Gathering and drawing are separate so that another process can draw from the gathered data, and so that tests can check
+a figure's numbers.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from reports.summary.summary import Summary
 
 
 class Drawing(Protocol):
-    """What a figure gathered, and how it is drawn and described. `caption` is one plain sentence that says what to see;
-    `alt` the same figure for those who cannot see it."""
+    """A figure's data, which can draw and describe itself. `caption` explains how to read it; `alt` is its text
+    alternative."""
 
     @property
     def header(self) -> Header: ...
@@ -30,9 +30,11 @@ class Drawing(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One figure. `gather` gives its drawing, None where the run has no data for it; `needs` then says what would make
-    it appear, and `command` what to type for that, where one command does it. `folded` on the page are those that
-    support a decision rather than lead to it: there its title stands, and a click opens it."""
+    """One figure. `gather` returns its drawing, or None if the run has no data for it.
+
+    `needs` then names the missing data, and `command` the command that measures it, if a single one does. A figure with
+    `is_folded` supports a decision rather than leading to it: the page shows its title, and a click opens it.
+    """
 
     name: str
     title: str
@@ -46,7 +48,8 @@ class Chart:
 class Picture:
     """A drawn chart: its files' bytes, inline SVG for wide and for narrow screens, its caption and its alt text.
 
-    `finding` is what the figure says, in a sentence."""
+    `finding` is the figure's result in a sentence.
+    """
 
     name: str
     title: str
@@ -61,6 +64,6 @@ class Picture:
 
 
 def make_header(summary: Summary, title: str, *facts: str) -> Header:
-    """A head that says on what device and in which run, then `facts` (n, intervals, prices, published sources)."""
+    """Make a header with device, profile and run, then `facts` (n, intervals, prices, published sources)."""
     common = (summary.hosts.device, f"profile {summary.record.profile}", f"run {summary.record.run_id}")
     return Header(title=title, facts=(*common, *filter(None, facts)), note=summary.profile_note)

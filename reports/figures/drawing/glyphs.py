@@ -1,4 +1,4 @@
-"""Figures of rows: panels beside each other over the same names; bars and dots with interval and words."""
+"""Figures of rows: panels side by side over the same names; bars and dots with intervals and text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ from reports.figures.drawing.style import NAME_SIZE
 
 ROW_HEIGHT_IN = 0.42
 TEXT_SIZE, MIN_TEXT_SIZE = 8.5, 7.5
-TEXT_OFFSET_ROWS = 0.22  # how far over a mark's middle, in rows, its words begin
+TEXT_OFFSET_ROWS = 0.22  # from a mark's center up to its text
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFigure:
-    """A figure of named rows, ready to be drawn: groups below each other, all beginning at the same distance from the
-    left. A group without rows is left out."""
+    """A figure of named rows, ready to be drawn: left-aligned groups, one below the other. A group without rows is left
+    out."""
 
     header: Header
     groups: tuple[MarkGroup, ...]
@@ -37,7 +37,7 @@ class RowFigure:
 
     @property
     def alt(self) -> str:
-        """Every row of every panel in words."""
+        """Text with every row of every panel."""
         rows = [
             f"{name}: " + ", ".join(f"{panel.title}: {panel.marks[number].text}" for panel in group.panels)
             for group in self.groups
@@ -64,7 +64,7 @@ class RowFigure:
 
 
 def _draw_panels(layout: FigureLayout, group: MarkGroup, *, left_in: float, top_in: float) -> None:
-    """A group's panels beside each other, on a narrow sheet below each other."""
+    """Draw a group's panels side by side, or one below the other on a narrow sheet."""
     sheet = layout.sheet
     height_in = rows_height_in(len(group.names), row_height_in(sheet), sheet)
     columns = layout.columns(1 if sheet.is_narrow else len(group.panels), left_in=left_in, gap_in=0.3)
@@ -77,12 +77,12 @@ def _draw_panels(layout: FigureLayout, group: MarkGroup, *, left_in: float, top_
 
 
 def row_height_in(sheet: Sheet) -> float:
-    """Height of a row: its words above its mark."""
+    """Return the height of a row: its text above its mark."""
     return ROW_HEIGHT_IN + (0.08 if sheet.is_narrow else 0.0)
 
 
 def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width_in: float) -> None:
-    """A panel's marks, one a row, each with its words above it."""
+    """Draw a panel's marks, one per row, each with its text above it."""
     if panel.band is not None:
         axes.axvspan(*panel.band, color=BAND, linewidth=0, zorder=0)
     for y, (name, mark) in enumerate(zip(names, panel.marks, strict=True)):
@@ -112,7 +112,7 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
 def _draw_reference_line(
     axes: Any, at: float, names: Sequence[str], marks: Sequence[Mark], sheet: Sheet, width_in: float
 ) -> None:
-    """A dashed line through all rows, left out where a row's words stand. Call with final limits."""
+    """Draw a dashed vertical line through all rows, interrupted where it would cross text. Call with final limits."""
     x_in = float(axes.transAxes.inverted().transform(axes.transData.transform((at, 0.0)))[0]) * width_in
     for y, (name, mark) in enumerate(zip(names, marks, strict=True)):
         text_in = text_size.width_in(mark.text, TEXT_SIZE)
@@ -123,14 +123,14 @@ def _draw_reference_line(
 
 
 def share_axis(panels: Sequence[Panel]) -> tuple[Panel, ...]:
-    """The panels with one axis for all, so that lengths and places compare across them."""
+    """Give the panels the same axis limits, so that their values can be compared by eye."""
     limits_per_panel = [padded_limits(panel, _values(panel.marks)) for panel in panels]
     limits = (min(low for low, _ in limits_per_panel), max(high for _, high in limits_per_panel))
     return tuple(replace(panel, limits=limits) for panel in panels)
 
 
 def padded_limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
-    """Limits with some room around `values`; bars begin at zero."""
+    """Return axis limits with some room around `values`; bars begin at zero."""
     values_shown = [*values, *([] if panel.reference is None else [panel.reference])]
     if panel.kind == "bars":
         return 0.0, max(values_shown, default=0.0) * 1.06 or 1.0
@@ -150,7 +150,7 @@ def _values(marks: Sequence[Mark]) -> list[float]:
 
 
 def label_rows(axes: Any, names: Sequence[str], sheet: Sheet, *, shown: bool = True) -> None:
-    """Room for one row per name, row `i` at y = i, first on top; with their names down the left side."""
+    """Set up one row per name, row `i` at y = i, the first on top; if `shown`, with the names on the left."""
     written = shown and not sheet.is_narrow
     axes.set_yticks(range(len(names)), ["\n".join(name_lines(name)) if written else "" for name in names])
     axes.set_ylim(len(names) - 0.42, -0.5)
@@ -160,10 +160,10 @@ def label_rows(axes: Any, names: Sequence[str], sheet: Sheet, *, shown: bool = T
 
 
 def label_mark(axes: Any, y: float, text: str, name: str, sheet: Sheet) -> float:
-    """Words above a row's mark, from the panel's left edge: they cannot run out of it however long the bar is.
+    """Draw text above a row's mark, from the panel's left edge, so that it fits however long the bar is.
 
-    What is wider than the panel is written smaller, and cut where that is not enough. On a narrow sheet the row's name
-    stands above them. Returns the y at which the mark has its middle.
+    Text wider than the panel is drawn smaller, then cut. On a narrow sheet the row's name is drawn above it.
+    Returns the y of the mark's center.
     """
     middle = _mark_y(y, sheet)
     position = {
@@ -171,11 +171,8 @@ def label_mark(axes: Any, y: float, text: str, name: str, sheet: Sheet) -> float
         "xycoords": ("axes fraction", "data"),
         "textcoords": "offset points",
     }
-    background = {
-        "facecolor": PAPER,
-        "edgecolor": "none",
-        "pad": 0.6,
-    }  # lines of the panel do not run through the words
+    # An opaque background, so that the panel's lines do not cross the text.
+    background = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}
     width_in = axes.get_position().width * axes.figure.get_figwidth()
     size = TEXT_SIZE if text_size.width_in(text, TEXT_SIZE) <= width_in else MIN_TEXT_SIZE
     text = text_size.shorten(text, width_in, size)
@@ -199,7 +196,7 @@ def _mark_y(y: float, sheet: Sheet) -> float:
 
 
 def draw_whisker(axes: Any, y: float, low: float | None, high: float | None) -> None:
-    """An interval as a line with end caps; nothing where there is none."""
+    """Draw an interval, if there is one, as a line with end caps."""
     if low is None or high is None:
         return
     axes.plot([low, high], [y, y], color=INK, linewidth=1.6, solid_capstyle="butt")

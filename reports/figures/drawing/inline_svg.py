@@ -1,4 +1,4 @@
-"""An SVG that can stand inside the page: ids of its own, the page's colours and fonts, and a third of its size."""
+"""SVG embedded in the page: with unique ids, the page's colours and fonts, and a third of its size."""
 
 import re
 from collections import Counter
@@ -6,15 +6,15 @@ from collections import Counter
 from reports.figures.drawing.palette import PAGE_COLOURS
 from reports.figures.drawing.style import PAGE_FONT
 
-_MIN_USES = 4  # a look that fewer elements share costs more as a class than in place
+_MIN_USES = 4  # with fewer uses, a class is longer than the repeated style
 
 
 def inline_svg(svg: bytes, prefix: str) -> str:
-    """`drawn` (matplotlib's stand-alone SVG) without prolog; `prefix` makes its ids and classes unique in the page."""
+    """Shrink matplotlib's stand-alone SVG for embedding; `prefix` makes its ids and classes unique in the page."""
     body = svg.decode()
     body = body[body.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
-    # The drawing has its natural size in points; on the page it fills its column and keeps its proportions.
+    # Without a size in points, the drawing fills its column on the page and keeps its aspect ratio.
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
     body = re.sub(r"<[^>]+>", lambda tag: _shorten_tag(tag.group()), body)
@@ -28,7 +28,7 @@ def inline_svg(svg: bytes, prefix: str) -> str:
 
 
 def _shorten_tag(tag: str) -> str:
-    """A tag without what cannot be seen: hundredths of a point, turns by nothing, fonts that the page sets anyway."""
+    """Remove what has no visible effect: hundredths of a point, rotations by zero, fonts that the page sets."""
     tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
     tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)
     tag = tag.replace(f"font-family: {PAGE_FONT}; ", "").replace(PAGE_FONT, "sans-serif")
@@ -36,7 +36,7 @@ def _shorten_tag(tag: str) -> str:
 
 
 def _prefix_ids(body: str, prefix: str) -> str:
-    """Ids that something refers to, prefixed; all others dropped."""
+    """Prefix the ids that are referred to, and drop the others."""
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
 
     def renamed(match: re.Match[str]) -> str:
@@ -47,7 +47,7 @@ def _prefix_ids(body: str, prefix: str) -> str:
 
 
 def _share_styles(body: str, prefix: str) -> str:
-    """Looks that many elements share, once in a style sheet inside the drawing."""
+    """Move styles that many elements share into a style sheet inside the drawing."""
     uses = Counter(re.findall(r' style="([^"]*)"', body))
     name_of = {look: f"{prefix}{number}" for number, look in enumerate(uses) if uses[look] >= _MIN_USES}
 

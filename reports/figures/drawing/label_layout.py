@@ -1,6 +1,6 @@
-"""Labels beside points, where no line of the panel runs through them.
+"""Labels next to points, placed so that no line of the panel crosses them.
 
-Not covered: a panel so full that there is no such place; the label then stands where it covers least.
+In a panel too full for that, a label is placed where it covers least.
 """
 
 import itertools
@@ -15,8 +15,8 @@ from reports.figures.drawing.palette import MUTED
 
 LABEL_SIZE = 8.0
 _HEIGHT_PT = 9.0
-_CLEARANCE_PT = 2.0  # what stays free around the words
-_MIN_LEADER_PT = 12.0  # nearer than this, it is plain what a label belongs to
+_CLEARANCE_PT = 2.0  # free space around the text
+_MIN_LEADER_PT = 12.0  # a nearer label needs no leader line
 _DISTANCES_PT = (8.0, 12.0, 20.0, 30.0, 42.0, 56.0, 72.0)
 _DEGREES = (-20, 20, 160, 200, -60, 60, 120, 240)  # from the point to the label's nearest corner
 _MARKER_PT = 5.0
@@ -25,9 +25,9 @@ _MARKER_PT = 5.0
 def label_points(
     axes: Any, points: Sequence[tuple[float, float, str]], lines: Sequence[Sequence[tuple[float, float]]]
 ) -> None:
-    """Words beside each point (x, y, words), in data coordinates, clear of `lines`. Call with final limits."""
+    """Draw a label next to each point (x, y, text), in data coordinates, clear of `lines`. Call with final limits."""
     occupied = _sample_lines(axes, [*lines, *([(x, y)] for x, y, _ in points)])
-    markers = _points_pt(axes, [center for line in lines for center in line])
+    markers = _points_pt(axes, [vertex for line in lines for vertex in line])
     for x, y, text in points:
         point = _points_pt(axes, [(x, y)])[0]
         width = text_size.width_in(text, LABEL_SIZE) * 72
@@ -56,7 +56,7 @@ def label_points(
 
 
 def _candidate_centers(axes: Any, point: np.ndarray, width: float) -> list[np.ndarray]:
-    """Middles of a label around a point, the nearest first, within the panel; drawn into it where none is."""
+    """Return possible label centers around a point within the panel, the nearest first; if none fits, clipped ones."""
     frame = axes.get_window_extent()
     corners = _to_points(axes, np.array([[frame.x0, frame.y0], [frame.x1, frame.y1]]))
     half_size = np.array([width, _HEIGHT_PT]) / 2
@@ -76,7 +76,7 @@ def _count_covered(occupied: np.ndarray, center: np.ndarray, width: float) -> in
 
 
 def _count_crossed_markers(markers: np.ndarray, point: np.ndarray, center: np.ndarray) -> int:
-    """Markers that a leader would run through, and so seem to belong to; the point's own neighbourhood is left out."""
+    """Count the markers that a leader line would cross, except those close to the point."""
     leader = point + (center - point) * np.linspace(0.0, 1.0, 60)[:, None]
     others = markers[np.hypot(*(markers - point).T) > 2 * _MARKER_PT]
     return int((np.hypot(*(others[:, None] - leader).transpose(2, 0, 1)).min(axis=1) < _MARKER_PT).sum())
@@ -88,7 +88,7 @@ def _box_points(center: np.ndarray, width: float) -> np.ndarray:
 
 
 def _sample_lines(axes: Any, lines: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray:
-    """Points of the lines about one typographic point apart."""
+    """Sample the lines at points about one typographic point apart."""
     samples = []
     for line in lines:
         points = _points_pt(axes, line)

@@ -1,8 +1,8 @@
-"""A figure's sheet: its title, what was measured and how, and panels placed in inches.
+"""Layout of a figure: its sheet, its header, and panels placed in inches.
 
-Every figure is drawn on a wide sheet (files, desktop) and on a narrow one (the page on a phone), where its panels stand
-below each other instead of shrinking. Sizes are known beforehand, so matplotlib need not search for a layout: that took
-half of a report's drawing time.
+Every figure is drawn on a wide sheet (files, desktop) and on a narrow one (the page on a phone), where its panels are
+stacked instead of shrunk. Sizes are fixed beforehand, so matplotlib need not compute a layout: that took half of a
+report's drawing time.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from reports.figures.drawing.palette import MUTED, WARNING
 from reports.figures.drawing.style import FACT_SIZE, NAME_SIZE, TITLE_SIZE
 
 MARGIN_IN = 0.14
-RIGHT_IN = 0.26  # right of panels: half of a wide tick label
-TITLE_IN = 0.36  # a panel's title
-AXIS_IN = 0.34  # its tick labels
-MAX_NAME_IN = 1.75  # the widest a name may make its column
+RIGHT_IN = 0.26  # room right of panels for half of a wide tick label
+TITLE_IN = 0.36  # height of a panel's title
+AXIS_IN = 0.34  # height of its tick labels
+MAX_NAME_IN = 1.75  # maximum width of the rows' names
 _SEPARATOR = "  \N{MIDDLE DOT}  "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """What a figure is drawn on; width in inches."""
+    """A sheet to draw a figure on; width in inches."""
 
     is_narrow: bool
     width_in: float
@@ -42,7 +42,7 @@ NARROW = Sheet(is_narrow=True, width_in=3.8)
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What stands over a figure (title, facts), and under it: the profile's note, where it needs one."""
+    """The text above a figure (title, facts) and, if the profile needs one, a note below it."""
 
     title: str
     facts: tuple[str, ...]
@@ -59,7 +59,7 @@ class FigureLayout:
     body_top_in: float
 
     def panel(self, left_in: float, top_in: float, width_in: float, height_in: float) -> Any:
-        """Axes of this outer size; room for a title above and tick labels below is taken out of it."""
+        """Add axes of this outer size, which includes the title above and the tick labels below."""
         width, height = self.sheet.width_in, self.height_in
         bottom_in = height - self.body_top_in - top_in - height_in + AXIS_IN
         return self.figure.add_axes(
@@ -67,13 +67,13 @@ class FigureLayout:
         )
 
     def columns(self, count: int, *, left_in: float, gap_in: float) -> list[tuple[float, float]]:
-        """Left edge and width, in inches, of `count` equal columns between `left_in` and the right margin."""
+        """Return left edge and width, in inches, of `count` equal columns between `left_in` and the right margin."""
         width = (self.sheet.width_in - RIGHT_IN - left_in - gap_in * (count - 1)) / count
         return [(left_in + number * (width + gap_in), width) for number in range(count)]
 
 
 def create_layout(header: Header, sheet: Sheet, body_in: float) -> FigureLayout:
-    """A figure with its head; its body is `body_in` high."""
+    """Create a figure with its header and a body of height `body_in`."""
     title_lines = text_size.wrap(header.title, sheet.text_width_in, TITLE_SIZE, bold=True)
     facts = _wrap_facts(header.facts, sheet.text_width_in)
     note = text_size.wrap(header.note or "", sheet.text_width_in, FACT_SIZE, bold=True)
@@ -93,12 +93,12 @@ def create_layout(header: Header, sheet: Sheet, body_in: float) -> FigureLayout:
 
 
 def rows_height_in(count: int, row_height_in: float, sheet: Sheet) -> float:
-    """Outer height of a panel of `count` rows; on a narrow sheet a row's name has a line of its own."""
+    """Return the outer height of a panel of `count` rows; on a narrow sheet a row's name has its own line."""
     return TITLE_IN + AXIS_IN + count * (row_height_in + (0.24 if sheet.is_narrow else 0.0))
 
 
 def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
-    """Width of the column that holds the rows' names, from the sheet's edge; a mere margin where names stand above."""
+    """Return the width of the column of names, from the sheet's edge; only the margin if names are above the rows."""
     if sheet.is_narrow:
         return MARGIN_IN
     longest = max(text_size.width_in(line, NAME_SIZE) for name in names for line in name_lines(name))
@@ -106,13 +106,13 @@ def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
 
 
 def name_lines(label: str) -> list[str]:
-    """A name on at most two lines; what does not fit is cut, and marked."""
+    """Wrap a name to at most two lines; a longer one is cut and marked with an ellipsis."""
     lines = text_size.wrap(label, MAX_NAME_IN, NAME_SIZE)
     return lines if len(lines) <= 2 else [lines[0], text_size.shorten(f"{lines[1]} {lines[2]}", MAX_NAME_IN, NAME_SIZE)]
 
 
 def _wrap_facts(facts: Sequence[str], limit_in: float) -> list[str]:
-    """Facts on lines, broken between facts where that is possible: half a run's name on a line reads badly."""
+    """Wrap facts to lines, broken between facts if possible, so that names stay whole."""
     lines: list[str] = []
     for fact in facts:
         longer = f"{lines[-1]}{_SEPARATOR}{fact}" if lines else fact

@@ -1,4 +1,4 @@
-"""Axes with few, plainly written values, and what stands on lines: intervals, published values, labels at their end."""
+"""Axes with few ticks, and parts of line plots: intervals, published values, labels at the lines' ends."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +17,12 @@ PUBLISHED_STYLE = {
 
 
 def format_x_axis(axes: Any, ticks: int = 5, *, integer: bool = False, log: bool = False) -> None:
-    """A horizontal axis of few, plainly written values."""
+    """Set few, plainly formatted ticks on the horizontal axis."""
     _format_axis(axes.xaxis, ticks, integer=integer, log=log)
 
 
 def format_y_axis(axes: Any, ticks: int = 5, *, log: bool = False) -> None:
-    """An upright axis of few, plainly written values, small and muted."""
+    """Set few, plainly formatted ticks on the vertical axis, small and muted."""
     _format_axis(axes.yaxis, ticks, integer=False, log=log)
     axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
 
@@ -40,14 +40,16 @@ def _format_axis(axis: Any, ticks: int, *, integer: bool, log: bool) -> None:
 
 
 def draw_vertical_interval(axes: Any, x: float, low: float | None, high: float | None) -> None:
-    """An interval as an upright line; nothing where there is none."""
+    """Draw an interval, if there is one, as a vertical line."""
     if low is not None and high is not None:
         axes.plot([x, x], [low, high], color=INK, linewidth=1.2, solid_capstyle="butt", zorder=2)
 
 
 def label_ends(axes: Any, points: Sequence[tuple[float, float, str, str]], height_in: float) -> None:
-    """Labels right of points (x, y, words, colour), moved apart where they would overlap and none below the axis. Call
-    with final limits."""
+    """Draw labels right of points (x, y, text, colour), moved apart to avoid overlaps, and not below the axis.
+
+    Call with final limits.
+    """
     if not points:
         return
     transform = axes.transData + axes.transAxes.inverted()
@@ -66,7 +68,7 @@ def label_ends(axes: Any, points: Sequence[tuple[float, float, str, str]], heigh
 
 
 def spread_apart(positions: Sequence[float], gap: float) -> list[float]:
-    """`places`, moved as little as needed so that neighbours are at least `gap` apart; their order is kept."""
+    """Move `positions` as little as needed so that neighbours are at least `gap` apart; their order is kept."""
     order = sorted(range(len(positions)), key=lambda index: positions[index])
     groups: list[tuple[float, list[int]]] = []  # (middle, members), members `gap` apart around the middle
     for index in order:

@@ -1,4 +1,4 @@
-"""What a panel of rows shows, as values: a mark a row, each with its words."""
+"""Data of a panel of rows: one mark per row, each with its text."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from reports.figures.drawing.palette import OTHER_TONE
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One row's value as a bar or a dot, in the panel's unit, with its words; None where there is no value.
+    """One row's value, drawn as a bar or a dot in the panel's unit, with its text; `value` is None if unknown.
 
-    `published` are the same quantity's published values, drawn as hollow diamonds; `words` say them, too. `limit` is a
-    ceiling of this row, drawn as an upright line.
+    `published` are published values of the same quantity, drawn as hollow diamonds; `text` contains them too.
+    `limit` is a limit of this row, drawn as a vertical line.
     """
 
     value: float | None
@@ -25,11 +25,11 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One quantity over the figure's rows. `kind` is "bars" or "dots"; dots may stand on a logarithmic axis.
+    """One quantity over the figure's rows. `kind` is "bars" or "dots"; dots may use a logarithmic axis (`log`).
 
-    `at` is a dashed upright line through all rows (no change, a capacity), which the title explains; `limits` are the
-    axis's, where panels beside each other share one; `band` is a range behind the marks. A panel that is `wide_only` is
-    left out on a narrow sheet.
+    `reference` is a dashed vertical line through all rows (no change, a capacity), which the title explains. `limits`
+    are the limits of an axis that several panels share. `band` is a range behind the marks. A `wide_only` panel is left
+    out on a narrow sheet.
     """
 
     title: str

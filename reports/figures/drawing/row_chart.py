@@ -1,4 +1,4 @@
-"""What figures of training configurations share: which rows are drawn, their tones, facts and words."""
+"""Rows of training configurations in figures: the selection of rows, their tones, facts and marks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from reports.read.queries import MeasuredValue
 from reports.summary.cost import SAMPLES, Amount, seconds_for
 from reports.summary.summary import ConfigurationRow, Summary
 
-MAX_DRAWN = 14  # configurations in one figure: the full suite and its baseline; more rows than that are a table's work
+MAX_DRAWN = 14  # configurations in one figure: the full suite with its baseline
 
 
 def drawn_rows(summary: Summary) -> tuple[ConfigurationRow, ...]:
-    """The measured configurations a figure shows, in the plan's order: all, or the baseline and the fastest."""
+    """Return the measured configurations to draw, in the plan's order: all, or the baseline and the fastest."""
     measured = summary.measured_rows
     if len(measured) <= MAX_DRAWN:
         return measured
@@ -29,12 +29,13 @@ def row_tone(row: ConfigurationRow) -> str:
 
 
 def header_facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
-    """n, which rows, how intervals were made, and the price where the figure shows dollars."""
+    """List n, the selection of rows, the basis of the intervals and, if `priced`, the price."""
     rows = drawn_rows(summary)
     workers = [row.measured.n_workers for row in rows if row.measured]
     steps = formatting.number_range(row.measured.n_steps for row in rows if row.measured)
+    unit = "worker" if max(workers) == 1 else "workers"
     lines = [
-        f"n = {formatting.number_range(workers)} {'worker' if max(workers) == 1 else 'workers'}, {steps} steps per configuration",
+        f"n = {formatting.number_range(workers)} {unit}, {steps} steps per configuration",
         describe_intervals(rows),
     ]
     if subset_note := describe_subset(summary):
@@ -45,13 +46,13 @@ def header_facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
 
 
 def describe_subset(summary: Summary) -> str:
-    """Which of the measured configurations are drawn; empty where all are."""
+    """Describe which of the measured configurations are drawn; empty if all are."""
     shown, measured = len(drawn_rows(summary)), len(summary.measured_rows)
     return f"{shown} of {measured} configurations: the baseline and the fastest" if shown < measured else ""
 
 
 def describe_intervals(rows: Sequence[ConfigurationRow]) -> str:
-    """What the 95 % intervals of these rows are over."""
+    """Describe the samples of these rows' 95 % intervals: workers, processes or steps."""
     kinds = {row.measured.samples_per_sec.over for row in rows if row.measured is not None} - {None}
     names = {"workers": "workers", "processes": "processes", "steps": "the steps of one process"}
     units = [names[unit] for unit in ("workers", "processes", "steps") if unit in kinds]
@@ -59,12 +60,12 @@ def describe_intervals(rows: Sequence[ConfigurationRow]) -> str:
 
 
 def interval_mark(interval: HasInterval, text: str, **fields: Any) -> Mark:
-    """A mark of a value with its interval; `look` are further fields of Mark."""
+    """Make a mark of a value with its interval; `fields` are further fields of Mark."""
     return Mark(value=interval.value, text=text, low=interval.low, high=interval.high, **fields)
 
 
 def percent_mark(interval: HasInterval, suffix: str = "", **fields: Any) -> Mark:
-    """A mark of a value in percent."""
+    """Make a mark of a value in percent."""
     return interval_mark(
         interval,
         f"{formatting.number(interval.value, 1)} % {formatting.span(interval.low, interval.high, 1)}".rstrip() + suffix,
@@ -73,7 +74,7 @@ def percent_mark(interval: HasInterval, suffix: str = "", **fields: Any) -> Mark
 
 
 def estimate_mark(row: ConfigurationRow, name: str, *, suffix: str = "", published: tuple[float, ...] = ()) -> Mark:
-    """A bar of one of `Measured`'s estimates."""
+    """Make a bar of the estimate called `name`."""
     if row.measured is None:
         return Mark(value=None, text=formatting.UNKNOWN)
     estimate = getattr(row.measured, name)
@@ -81,7 +82,7 @@ def estimate_mark(row: ConfigurationRow, name: str, *, suffix: str = "", publish
 
 
 def minutes_mark(row: ConfigurationRow) -> Mark:
-    """How long 1,000 samples take on one GPU."""
+    """Make a bar of the minutes that 1,000 samples take on one GPU."""
     if row.measured is None:
         return Mark(value=None, text=formatting.UNKNOWN)
     minutes = seconds_for(SAMPLES, row.measured.elapsed_samples_per_sec).times(1 / 60)
@@ -89,7 +90,7 @@ def minutes_mark(row: ConfigurationRow) -> Mark:
 
 
 def dollars_mark(amount: Amount, *, tone: str, suffix: str = "", published: tuple[float, ...] = ()) -> Mark:
-    """A bar of an amount in US dollars."""
+    """Make a bar of an amount in US dollars."""
     return interval_mark(amount, f"{formatting.estimate(amount, prefix='$')}{suffix}", tone=tone, published=published)
 
 
@@ -103,7 +104,7 @@ def measured_mark(
     published: float | None = None,
     limit: float | None = None,
 ) -> Mark:
-    """A row of a measurement in `unit`, its value divided by `scale`; `published` is in the same unit."""
+    """Make a mark of a measurement in `unit`, its value divided by `scale`; `published` is in the same unit."""
     if measured is None or measured.value is None:
         return Mark(value=None, text="not done" if measured is None else f"none: {measured.note or 'not known'}")
     return Mark(

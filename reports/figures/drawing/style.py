@@ -1,7 +1,7 @@
-"""How a figure looks and becomes a file: matplotlib's settings, PNG and SVG.
+"""Style of the figures, and their output as PNG and SVG.
 
 Text in SVG stays text: it can be searched and scales with the page. Matplotlib measures it in DejaVu Sans, which is
-wider than the fonts browsers choose, so what fits here fits there.
+wider than the browsers' fonts, so text that fits here fits there.
 """
 
 import io
@@ -17,7 +17,7 @@ from reports.figures.drawing import text_size
 from reports.figures.drawing.palette import GRID, INK, MUTED, PAPER
 
 PAGE_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
-PNG_DPI = 120  # 1,320 pixels wide; the SVG beside it has every size
+PNG_DPI = 120  # 1,320 pixels wide; the SVG scales to any size
 NAME_SIZE = 9.0  # font sizes in points
 TITLE_SIZE = 12.0
 FACT_SIZE = 8.5
@@ -25,14 +25,14 @@ _RC = {
     "font.family": text_size.FAMILY,
     "font.size": 9.0,
     "text.color": INK,
-    "text.parse_math": False,  # a name may hold a dollar sign
+    "text.parse_math": False,  # a name may contain a dollar sign
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
     "axes.labelsize": 8.5,
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.titley": 1.0,  # fixed: looking for room above costs a tenth of the drawing time, and there is room
+    "axes.titley": 1.0,  # fixed: placing it automatically takes a tenth of the drawing time
     "axes.titlecolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -63,16 +63,16 @@ def to_png(figure: Figure) -> bytes:
 
 
 def to_svg(figure: Figure) -> bytes:
-    """A stand-alone SVG, without a date so that the same run gives the same file."""
+    """Render a stand-alone SVG, without a date so that the same run gives the same file."""
     text = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
     return text.replace(f"'{text_size.FAMILY}'", PAGE_FONT).encode()
 
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Our style for as long as a figure is drawn and saved; the process's own settings are left alone."""
+    """Apply the figures' style while drawing and saving; the process's own settings are not changed."""
     with mpl.rc_context(_RC), warnings.catch_warnings():
-        # A name in a script that DejaVu lacks is drawn as boxes in the PNG; the SVG and the page show it well.
+        # Characters that DejaVu lacks are boxes in the PNG; the SVG and the page show them.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
         yield
 

@@ -1,4 +1,4 @@
-"""How wide words are, so that names of any kind are wrapped or cut before they are drawn rather than by the edge.
+"""Text widths, to wrap or cut names before they are drawn instead of at the sheet's edge.
 
 Widths are sums of DejaVu Sans' advances. East Asian characters, which that font lacks, count as a full em: the
 browser that shows the page has them.
@@ -16,18 +16,18 @@ _SAMPLE_SIZE = 100.0
 
 
 def width_in(text: str, size: float, *, bold: bool = False) -> float:
-    """Width in inches at `size` points."""
+    """Compute the width in inches at `size` points."""
     return sum(_advance_em(character, bold) for character in text) * size / _POINTS_PER_INCH
 
 
 def wrap(text: str, limit_in: float, size: float, *, bold: bool = False) -> list[str]:
-    """Lines no wider than `limit_in`, broken between words, and inside a word only where it alone is too wide."""
+    """Wrap text to lines of at most `limit_in` inches, broken between words, or inside a word that is too wide."""
     lines: list[str] = []
     line = ""
     for word in text.split():
-        longer = f"{line} {word}" if line else word
-        if width_in(longer, size, bold=bold) <= limit_in:
-            line = longer
+        extended = f"{line} {word}" if line else word
+        if width_in(extended, size, bold=bold) <= limit_in:
+            line = extended
             continue
         if line:
             lines.append(line)
@@ -40,7 +40,7 @@ def wrap(text: str, limit_in: float, size: float, *, bold: bool = False) -> list
 
 
 def shorten(text: str, limit_in: float, size: float, *, bold: bool = False) -> str:
-    """`words`, cut and marked with an ellipsis where they are wider than `limit_in`."""
+    """Cut text that is wider than `limit_in` inches, and mark it with an ellipsis."""
     if width_in(text, size, bold=bold) <= limit_in:
         return text
     room = limit_in - width_in(ELLIPSIS, size, bold=bold)
@@ -48,7 +48,7 @@ def shorten(text: str, limit_in: float, size: float, *, bold: bool = False) -> s
 
 
 def _count_fitting(word: str, limit_in: float, size: float, bold: bool) -> int:
-    """How many leading characters fit, at least one."""
+    """Count the leading characters that fit, at least one."""
     width = 0.0
     for count, character in enumerate(word):
         width += width_in(character, size, bold=bold)
@@ -62,7 +62,7 @@ def _advance_em(character: str, bold: bool) -> float:
     font = get_font(findfont(FontProperties(family=FAMILY, weight="bold" if bold else "normal")))
     font.set_size(_SAMPLE_SIZE, _POINTS_PER_INCH)
     wide = unicodedata.east_asian_width(character) in "WF"
-    if font.get_char_index(ord(character)) == 0:  # drawn as a box here, by another font in a browser
+    if font.get_char_index(ord(character)) == 0:  # a box here, another font's glyph in a browser
         return 1.0 if wide else 0.8
     advance = font.load_char(ord(character)).linearHoriAdvance / 65536 / _SAMPLE_SIZE
     return max(float(advance), 1.0 if wide else 0.0)

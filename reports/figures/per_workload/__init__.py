@@ -1,7 +1,7 @@
-"""kinds: the figures of one kind of trial each.
+"""Figures of a single workload.
 
-distributed: several GPUs, and what talking costs
-hardware: what the GPU reaches by itself
+distributed: scaling over several GPUs and the cost of communication
+hardware: matrix products, copies and disk reads of the machine
 inference: generated tokens per second
 loading: time and memory to load the model
 """

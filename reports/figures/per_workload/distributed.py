@@ -1,4 +1,4 @@
-"""11 distributed: throughput over ranks, its share of linear scaling, the cost of communication and its bound."""
+"""Figure 11, distributed: throughput over ranks, share of linear scaling, cost of communication and its bound."""
 
 from bench.records.result import TrialStatus
 from reports import formatting
@@ -27,13 +27,13 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     without_sync = _values_by_ranks(run, "efficiency_percent")
     efficiencies = _efficiency_marks(steps, without_sync, published)
     step_counts = [step.n_steps for step in steps.values()]
-    panels = [Panel(title="Samples per second (upright: linear)", marks=tuple(_rate_marks(rates)))]
+    panels = [Panel(title="Samples per second (vertical line: linear)", marks=tuple(_rate_marks(rates)))]
     communication_shares = _values_by_ranks(run, "communication_share_no_sync_percent")
     if communication_shares:
         bounds = _values_by_ranks(run, "communication_bound_sec")
         panels.append(
             Panel(
-                title="Communication, % of a step (upright: bound)",
+                title="Communication, % of a step (vertical line: bound)",
                 marks=tuple(_communication_mark(communication_shares.get(ranks), bounds.get(ranks)) for ranks in rates),
                 kind="dots",
                 reference=0.0,
@@ -48,7 +48,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             _title(rates, steps, without_sync),
             f"n = {formatting.number_range(step_counts)} steps per trial" if step_counts else "",
             "95 % intervals",
-            f"{PUBLISHED} {published.source}: two records that do not agree" if published is not None else "",
+            f"{PUBLISHED} {published.source}: two contradictory records" if published is not None else "",
         ),
         groups=(
             MarkGroup(names=tuple(formatting.count(ranks, "rank") for ranks in rates), panels=tuple(panels)),
@@ -65,10 +65,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             ),
         ),
         caption=(
-            "Samples of all ranks together: bars that reach the upright line scale linearly. Blue dots compare with "
-            "one rank; orange dots with the same ranks when they do not exchange gradients, which is the cost of "
-            "communication alone. An interval that includes 100 % (or 0 %) shows no such cost. The bound is what it "
-            f"would be if nothing overlapped with it.{published_note}"
+            "Samples of all ranks together: bars that reach the vertical line scale linearly. Blue dots compare with "
+            "one rank, orange dots with the same ranks without gradient exchange, which isolates the cost of "
+            "communication. An interval that includes 100 % (or 0 %) shows no such cost. The bound is the cost without "
+            f"any overlap.{published_note}"
         ),
     )
 
@@ -86,7 +86,7 @@ def _values_by_ranks(run: Run, name: str) -> dict[int, MeasuredValue]:
 
 
 def _rates_by_ranks(run: Run) -> dict[int, MeasuredRate]:
-    """Steps of each number of ranks; a step's samples are one device's, so equal rates mean linear scaling."""
+    """Compute the rates by number of ranks; a step's samples are one device's, so equal rates mean linear scaling."""
     processes_by_ranks: dict[int, list[ProcessSteps]] = {}
     for result in run.results:
         if result.trial.kind == "distributed" and result.status is TrialStatus.SUCCEEDED:
@@ -116,7 +116,7 @@ def _communication_mark(share: MeasuredValue | None, bound: MeasuredValue | None
 def _efficiency_marks(
     steps: dict[int, MeasuredRate], without_sync: dict[int, MeasuredValue], published: PublishedResults | None
 ) -> list[tuple[str, Mark]]:
-    """For each number of ranks: against one rank, against the same ranks without communication, and published."""
+    """Make marks for each number of ranks: against one rank, against no communication, and published."""
     rows: list[tuple[str, Mark]] = []
     single_rank = steps.get(1)
     for ranks in sorted({*steps, *without_sync} - {1}):

@@ -1,4 +1,4 @@
-"""03 hardware: what the chip itself reaches, against what its maker prints: the ceilings of everything else."""
+"""Figure 03, hardware: rates that the chip reaches, against its published ones: limits for all other numbers."""
 
 from reports import formatting
 from reports.figures.drawing import row_chart
@@ -27,7 +27,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     disk = queries.select(run, "disk_read_gb_per_sec", "cold", kind="hardware")
     copies += [(f"model files from disk, {'cold' if copy.context.get('cold') else 'cached'}", copy) for copy in disk]
     largest: dict[str, MeasuredValue] = {}
-    for product in products:  # a type's largest product that could be had
+    for product in products:  # the largest product measured of each type
         dtype = str(product.context["dtype"])
         current = largest.get(dtype)
         if current is None or current.value is None or (product.value is not None and _size(product) >= _size(current)):
@@ -39,7 +39,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     published_copy_rate = None if published is None else published.hardware["device_copy_gb_per_sec"]
     title = _title(reached)
     has_limit = any(copy.share_percent for copy in [*reached.values(), *(copy for _, copy in copies)])
-    limit = "Upright lines are the chip's published figures. " if has_limit else ""
+    limit = "Vertical lines are the chip's published figures. " if has_limit else ""
     return RowFigure(
         header=make_header(
             summary,
@@ -69,7 +69,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
                 ),
             ),
         ),
-        caption=f"{limit}These rates are the ceilings for every other number of this report.",
+        caption=f"{limit}These rates are upper limits for all other numbers of this report.",
     )
 
 

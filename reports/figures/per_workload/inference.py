@@ -1,4 +1,4 @@
-"""05 inference: tokens written per second and the wait for the first, over batches, by precision and path."""
+"""Figure 05, inference: generated tokens per second and time to the first, over batches, by precision and path."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from reports.summary.summary import Summary
 
 _TONES = {"nf4": DEEP_TONE, "bf16": ACCENT_TONE}
 _LINE_STYLES = {"default": ("o", (0, (4, 2))), "fast": ("s", "-"), "adapter": ("D", (0, (1, 1.2)))}
-_PRICED_BATCHES = (1, 8, 32)  # batches whose tokens are priced in words
+_PRICED_BATCHES = (1, 8, 32)  # batches with a cost in the caption
 _PRECISION_NAMES = {"nf4": "4 bit", "bf16": "16 bit"}
 _PANEL_HEIGHT_IN = 3.5
 _LABEL_WIDTH_IN = 1.15
@@ -43,7 +43,7 @@ class InferenceLine:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceData:
-    """Lines of each quantity; `published`: (batch, tokens per second) of 4-bit generation; `usd_per_hour`: of a GPU."""
+    """Lines of each quantity. `published` is (batch, tokens per second) in 4 bit; `usd_per_hour` is a GPU's price."""
 
     header: Header
     titles: tuple[str, ...]
@@ -58,11 +58,11 @@ class InferenceData:
         three = " Dotted: the same step with LoRA adapters on." if "adapter" in paths else ""
         return (
             "Tokens per second of all sequences of a batch together. A line that keeps rising still gains from larger "
-            f"batches; where it flattens, the GPU is full.{two}{three}{self._describe_cost()}"
+            f"batches; where it flattens, the GPU is saturated.{two}{three}{self._describe_cost()}"
         )
 
     def _describe_cost(self) -> str:
-        """What a million generated tokens cost on each line, while nothing but they is done."""
+        """Describe the cost of a million generated tokens on each line, if the GPU only generates."""
         if self.usd_per_hour is None:
             return ""
         costs_per_line = [
@@ -147,7 +147,7 @@ def _lines(values: list[MeasuredValue]) -> list[InferenceLine]:
 
 
 def _usd_per_million(line: InferenceLine, usd_per_hour: float) -> list[tuple[int, float]]:
-    """(batch, dollars), of the batches that are priced."""
+    """Return (batch, dollars) of the batches in _PRICED_BATCHES."""
     return [
         (batch, usd_per_hour / 3600.0 / rate * 1e6) for batch, rate, _, _ in line.points if batch in _PRICED_BATCHES
     ]

@@ -1,4 +1,4 @@
-"""04 model loading: from files to a model on the device: how long, where the time goes, what it then holds."""
+"""Figure 04, model loading: time from files to a model on the device, its parts, and the model's memory."""
 
 from reports import formatting
 from reports.figures.drawing import glyphs, row_chart
@@ -56,14 +56,16 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     names, memory_marks = [], []
     for precision in precisions:
         for label, candidates, tone in (
-            ("held", held_memory, OTHER_TONE),
-            ("most while loading", peak_memory, BASELINE_TONE),
+            ("after loading", held_memory, OTHER_TONE),
+            ("peak while loading", peak_memory, BASELINE_TONE),
         ):
             memory_value = _find(candidates, precision, None)
             if memory_value is not None and memory_value.value is not None:
                 published_bytes = published.loading.get(precision, {}).get("device_memory_bytes") if published else None
                 names.append(f"{_PRECISION_NAMES.get(precision, precision)}, {label}")
-                memory_marks.append(_memory_mark(memory_value, tone, published_bytes if label == "held" else None))
+                memory_marks.append(
+                    _memory_mark(memory_value, tone, published_bytes if label == "after loading" else None)
+                )
     saved_percent = _saved_percent(held_memory)
     memory = Panel(title="Device memory, GB", marks=tuple(memory_marks))
     return RowFigure(
@@ -71,15 +73,15 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             summary,
             _title(loads, saved_percent),
             queries.describe_spread(loads),
-            f"{PUBLISHED} {published.source}; state of its page cache not known" if published else "",
+            f"{PUBLISHED} {published.source}; state of its page cache unknown" if published else "",
         ),
         groups=(
             MarkGroup(names=tuple(steps), panels=glyphs.share_axis(seconds)),
             MarkGroup(names=tuple(names), panels=(memory,)),
         ),
         caption=(
-            "Blue is a whole load, grey its parts, each measured by itself: where a part is nearly as long as the "
-            "load, that part is what to speed up."
+            "Blue is a whole load, grey its parts, each measured separately. A part nearly as long as the load is the "
+            "bottleneck."
         ),
     )
 

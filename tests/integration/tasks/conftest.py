@@ -5,16 +5,16 @@ from tests.support.project_copy import (
     inv,
     no_settings_from_this_machine,
     project,
-    settled,
+    project_folder,
 )
-from tests.support.reports.fixtures import figures_drawn_in_this_process, undrawn
+from tests.support.reports.fixtures import draw_figures_in_this_process, without_figures
 
 __all__ = [
     "context",
-    "figures_drawn_in_this_process",
+    "draw_figures_in_this_process",
     "inv",
     "no_settings_from_this_machine",
     "project",
-    "settled",
-    "undrawn",
+    "project_folder",
+    "without_figures",
 ]

@@ -1,4 +1,4 @@
-"""A run's folder to load and report on."""
+"""Fixtures of run folders and reports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def load_and_summarize(folder: Path) -> tuple[Summary, Run]:
 
 @pytest.fixture(scope="session")
 def a10(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
-    """Two A10 nodes, every kind of trial, two configurations out of memory. Read it, do not write."""
+    """Two A10 nodes with every workload, two configurations out of memory. Read-only."""
     folder = tmp_path_factory.mktemp("a10")
     showcase.write_a10(folder)
     return load_and_summarize(folder)
@@ -37,7 +37,7 @@ def a10(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
 
 @pytest.fixture(scope="session")
 def h200(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
-    """One H200, every kind of trial. Read it, do not write."""
+    """One H200 with every workload. Read-only."""
     folder = tmp_path_factory.mktemp("h200")
     showcase.write(folder)
     return load_and_summarize(folder)
@@ -45,14 +45,16 @@ def h200(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a run goes; its name has a space and a quote, as users' folders do."""
+    """Path for a run, with a space and a quote, which users' paths may contain."""
     return tmp_path / "my 'results'" / "run"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def figures_drawn_in_this_process() -> Iterator[None]:
-    """Processes of their own take a second to start, once per report; test_figures.py has those that need them. PNGs
-    are a third of the drawing, of the same figure as the SVGs; test_figures.py makes a real one."""
+def draw_figures_in_this_process() -> Iterator[None]:
+    """Draw figures without processes, which take a second per report to start, and without PNGs, a third of the time.
+
+    tests/integration/reports/figures/test_figures.py covers both.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(renderer, "MAX_PROCESSES", 0)
         patch.setattr(style, "to_png", lambda _: ONE_PIXEL)
@@ -61,13 +63,13 @@ def figures_drawn_in_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> ReportSummary:
-    """The report of `synthetic.exact_run`, with its figures. Read it, do not write."""
+    """The report of `synthetic.exact_run`, with its figures. Read-only."""
     folder = tmp_path_factory.mktemp("exact") / "my 'results'" / "run"
     synthetic.exact_run(folder)
     return build.build(folder)
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without figures: for a test that reads the words alone, they would be nearly all of its time."""
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build reports without figures, which would take nearly all of the time of a test that reads only text."""
     monkeypatch.setattr(build, "CHARTS", ())

@@ -1,9 +1,9 @@
-"""Run folders that nobody made in good faith: files that are none, damaged JSON, and sealed records of absurd values.
+"""Hostile run folders: non-regular files, damaged JSON, and checksummed records with absurd values.
 
-`python -m tests.support.reports.hostile [CASES] [SEED] [FIRST]` makes generated ones from number FIRST (0) up to CASES
-(10,000), reports on each in a process of its own, without drawing, and says which left a traceback, took longer than 5
-s of the processor's time (300 s in all) or more than 600 MB. Each 40th has one of its figures drawn, each in its turn.
-`... hostile every` puts each of a few values at every place of every sealed file instead, in one process.
+`python -m tests.support.reports.hostile [CASES] [SEED] [FIRST]` generates them from number FIRST (0) up to CASES
+(10,000), builds the report of each in its own process, without drawing, and prints which raised an exception, took over
+5 s of processor time (300 s in all) or over 600 MB. In every 40th, one figure is drawn, another each time.
+`... hostile every` instead sets every key of every checksummed file to each of a few values, in one process.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 
 MAX_SEC, MAX_BYTES = 5, 600_000_000
-HANG_SEC = 300  # a busy machine leaves a process without the processor for minutes
+HANG_SEC = 300  # on a busy machine, a process may not run for minutes
 FILES = (
     "run.json",
     "ledger.jsonl",
@@ -55,7 +56,7 @@ OUTCOMES = {0: "well", 1: "traceback", -signal.SIGALRM: "hangs", -signal.SIGPROF
 
 
 def write(folder: Path) -> None:
-    """A small good run with every kind of trial, a ledger and a telemetry file."""
+    """Write a small valid run with every workload, a ledger and a telemetry file."""
     folder.mkdir(parents=True)
     trials = (*(synthetic.trial(name, measured_steps=4) for name in ("baseline", "other")), *synthetic.other_kinds())
     synthetic.write_run(folder, synthetic.record(trials, workers=1))
@@ -72,7 +73,7 @@ def write(folder: Path) -> None:
 
 
 def rewrite_checksummed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a sealed record's document, and seal it again."""
+    """Change the document of a checksummed record and update its checksum."""
     document = json.loads(path.read_text())
     del document["sha256"]
     change(document)
@@ -83,14 +84,14 @@ def rewrite_checksummed(path: Path, change: Callable[[dict[str, Any]], None]) ->
     path.write_text(json.dumps(document))
 
 
-def set_value(document: Any, place: tuple[Any, ...], value: Any) -> None:
-    for key in place[:-1]:
+def set_value(document: Any, key_path: tuple[Any, ...], value: Any) -> None:
+    for key in key_path[:-1]:
         document = document[key]
-    document[place[-1]] = value
+    document[key_path[-1]] = value
 
 
 def key_paths(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every key of a document; of a list the first two items."""
+    """Yield the path of every key of a document; of a list, only the first two items."""
     items = document.items() if isinstance(document, dict) else enumerate(document[:2])
     for key, value in items:
         yield (*before, key)
@@ -107,8 +108,11 @@ def _replace_with(make: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # a socket's path is 107 bytes at most
-        made.bind(path.name)
+    with (
+        socket.socket(socket.AF_UNIX) as unix_socket,
+        contextlib.chdir(path.parent),
+    ):  # a socket's path has at most 107 bytes
+        unix_socket.bind(path.name)
 
 
 def _sparse(path: Path) -> None:
@@ -117,8 +121,8 @@ def _sparse(path: Path) -> None:
 
 
 def _duplicate(path: Path) -> None:
-    held = path.read_bytes()
-    path.write_bytes(held.replace(b"{", b'{"kind": "other", ', 1) if held.startswith(b"{") else held * 2)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"{", b'{"kind": "other", ', 1) if content.startswith(b"{") else content * 2)
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -143,11 +147,11 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 def named_cases() -> Iterator[tuple[str, Callable[[Path], object]]]:
-    """Every damage to every file, then sealed records with one absurd value each."""
-    for (what, change), name in itertools.product(DAMAGE.items(), FILES):
-        yield f"{name}: {what}", lambda folder, change=change, name=name: change(folder / name)
+    """Yield every damage to every file, then checksummed records with one absurd value each."""
+    for (damage, change), name in itertools.product(DAMAGE.items(), FILES):
+        yield f"{name}: {damage}", lambda folder, change=change, name=name: change(folder / name)
     result = "trials/baseline.worker-1/result.json"
-    for place, value in itertools.product(
+    for key_path, value in itertools.product(
         (
             ("steps", "step_time_sec", 0),
             ("steps", "tokens", 0),
@@ -160,50 +164,51 @@ def named_cases() -> Iterator[tuple[str, Callable[[Path], object]]]:
         ),
         (5e-324, 1e308, 2**63, 2**70, 10**400, -1, "text"),
     ):
-        if (place[-2:], value) not in VALID_COMBINATIONS:
-            yield f"{place} is {value!r:.20}", _with_value(result, place, value)
+        if (key_path[-2:], value) not in VALID_COMBINATIONS:
+            yield f"{key_path} is {value!r:.20}", _with_value(result, key_path, value)
     for name in ("peak_vram_bytes", "peak_rss_bytes"):
         yield f"('metrics', '{name}') is 0", _with_value(result, ("metrics", name), 0)
     for kind, key in (("ddp-2", "world_size"), ("hardware", "size")):
         for value in (0, None):
-            name, place = f"trials/{kind}.worker-1/result.json", ("measurements", 0, "context", key)
-            yield f"{name}: {place} is {value}", _with_value(name, place, value)
+            name, key_path = f"trials/{kind}.worker-1/result.json", ("measurements", 0, "context", key)
+            yield f"{name}: {key_path} is {value}", _with_value(name, key_path, value)
 
 
-def _with_value(name: str, place: tuple[Any, ...], value: Any) -> Callable[[Path], None]:
-    return lambda folder: rewrite_checksummed(folder / name, lambda document: set_value(document, place, value))
+def _with_value(name: str, key_path: tuple[Any, ...], value: Any) -> Callable[[Path], None]:
+    return lambda folder: rewrite_checksummed(folder / name, lambda document: set_value(document, key_path, value))
 
 
-def damage_at_random(chooser: random.Random, folder: Path) -> str:
-    """Change `folder` in one to three ways; says which."""
-    said = []
-    for _ in range(chooser.choice((1, 1, 2, 3))):
-        name = chooser.choice(FILES)
+def damage_at_random(random_source: random.Random, folder: Path) -> str:
+    """Damage `folder` in one to three ways and return their description."""
+    descriptions = []
+    for _ in range(random_source.choice((1, 1, 2, 3))):
+        name = random_source.choice(FILES)
         path = folder / name
         if path.is_symlink() or not path.is_file() or path.stat().st_size > 1_000_000:
-            continue  # it is damaged beyond change
-        if chooser.random() < 0.15 or name not in CHECKSUMMED:
-            what = chooser.choice(list(DAMAGE))
-            DAMAGE[what](path)
-            said.append(f"{name}: {what}")
+            continue  # too damaged for another change
+        if random_source.random() < 0.15 or name not in CHECKSUMMED:
+            damage = random_source.choice(list(DAMAGE))
+            DAMAGE[damage](path)
+            descriptions.append(f"{name}: {damage}")
             continue
         try:
-            place = chooser.choice([one for one in key_paths(json.loads(path.read_text())) if one != ("sha256",)])
-        except (ValueError, AttributeError, TypeError, RecursionError, IndexError):  # no JSON any more
+            key_path = random_source.choice(
+                [candidate for candidate in key_paths(json.loads(path.read_text())) if candidate != ("sha256",)]
+            )
+        except (ValueError, AttributeError, TypeError, RecursionError, IndexError):  # not JSON any more
             continue
-        value = chooser.choice(VALUES)
+        value = random_source.choice(VALUES)
         with contextlib.suppress(KeyError, RecursionError, ValueError):
-            rewrite_checksummed(path, lambda document, place=place, value=value: set_value(document, place, value))
-        said.append(f"{name}: {place} is {value!r:.40}")
-    if chooser.random() < 0.05:
+            rewrite_checksummed(path, partial(set_value, key_path=key_path, value=value))
+        descriptions.append(f"{name}: {key_path} is {value!r:.40}")
+    if random_source.random() < 0.05:
         os.mkdir(os.fsencode(folder / "trials") + b"/\xff\xfe")
-        said.append("a folder whose name is not UTF-8")
-    return "; ".join(said)
+        descriptions.append("a folder whose name is not UTF-8")
+    return "; ".join(descriptions)
 
 
-def build_in_memory(folder: Path, *, drawn: int | None = None) -> Run | None:
-    """Everything that a report of `folder` is made of, with figure number `drawn` of those it has; None where its plan
-    cannot be trusted."""
+def build_in_memory(folder: Path, *, figure_number: int | None = None) -> Run | None:
+    """Build all parts of the report of `folder`, with figure number `figure_number`; None if its plan is invalid."""
     try:
         run = load(folder)
     except ReportError as error:
@@ -214,63 +219,65 @@ def build_in_memory(folder: Path, *, drawn: int | None = None) -> Run | None:
     tables.summary_json(summary, run), tables.summary_csv(summary)
     for frame in (run.trials, run.steps, run.measurements, csv_frames.costs(summary)):
         csv_frames.to_csv(frame)
-    found = [(chart, drawing) for chart in CHARTS if (drawing := chart.gather(summary, run)) is not None]
-    shown = [] if drawn is None or not found else [found[drawn % len(found)]]
-    pictures = [renderer.draw_picture(chart.name, chart.title, drawing) for chart, drawing in shown]
+    drawings = [(chart, drawing) for chart in CHARTS if (drawing := chart.gather(summary, run)) is not None]
+    selected = [] if figure_number is None or not drawings else [drawings[figure_number % len(drawings)]]
+    pictures = [renderer.draw_picture(chart.name, chart.title, drawing) for chart, drawing in selected]
     html.render(summary, run, pictures).encode()
     markdown.render(summary, pictures).encode()
     return run
 
 
 def _run_case(good: Path, number: int, seed: int) -> int:
-    """One generated case in this process, which ends with it: 0 where all is well."""
-    with tempfile.TemporaryDirectory() as where:
-        folder = Path(where) / "run"
+    """Run one generated case and return the exit status of this process: 0 if it passes."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
         shutil.copytree(good, folder)
-        said = damage_at_random(random.Random(f"{seed} {number}"), folder)
-        print(f"case {number}: {said}", file=sys.stderr, flush=True)
+        description = damage_at_random(random.Random(f"{seed} {number}"), folder)
+        print(f"case {number}: {description}", file=sys.stderr, flush=True)
         signal.alarm(HANG_SEC)
         signal.setitimer(signal.ITIMER_PROF, MAX_SEC)
         try:
-            build_in_memory(folder, drawn=None if number % 40 else number // 40)
-        except Exception:  # noqa: BLE001 - whatever it is, it should have been refused
+            build_in_memory(folder, figure_number=None if number % 40 else number // 40)
+        except Exception:  # noqa: BLE001 - any exception is a failure
             traceback.print_exc()
             return 1
     return 0
 
 
 def try_every_key() -> None:
-    """Each of FEW at every place of every sealed file; a line for each place in our code that does not stand it."""
-    found: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as where:
-        good = Path(where) / "good"
+    """Set every key of every checksummed file to each of BASIC_VALUES; print each line of code that raises."""
+    failures: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as parent:
+        good = Path(parent) / "good"
         write(good)
         for name in CHECKSUMMED:
             path = good / name
             whole = path.read_bytes()
-            for place, value in itertools.product(key_paths(json.loads(whole)), BASIC_VALUES):
-                rewrite_checksummed(path, lambda document, place=place, value=value: set_value(document, place, value))
+            for key_path, value in itertools.product(key_paths(json.loads(whole)), BASIC_VALUES):
+                rewrite_checksummed(path, partial(set_value, key_path=key_path, value=value))
                 try:
                     build_in_memory(good)
-                except Exception as error:  # noqa: BLE001 - whatever it is, it should have been refused
-                    at = traceback.extract_tb(error.__traceback__)[-1]
-                    found.setdefault(f"{at.filename}:{at.lineno}: {error!r}", f"{name}: {place} is {value!r}")
+                except Exception as error:  # noqa: BLE001 - any exception is a failure
+                    frame = traceback.extract_tb(error.__traceback__)[-1]
+                    failures.setdefault(
+                        f"{frame.filename}:{frame.lineno}: {error!r}", f"{name}: {key_path} is {value!r}"
+                    )
                 path.write_bytes(whole)
-    for what, where_from in found.items():
-        print(f"{where_from}: {what}")
-    sys.exit(1 if found else 0)
+    for location, change in failures.items():
+        print(f"{change}: {location}")
+    sys.exit(1 if failures else 0)
 
 
 def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
-    ends: Counter[str] = Counter()
-    most, slowest, began = 0, 0.0, time.monotonic()
-    with tempfile.TemporaryDirectory() as where:
-        good = Path(where) / "good"
+    outcomes: Counter[str] = Counter()
+    max_memory, slowest, began = 0, 0.0, time.monotonic()
+    with tempfile.TemporaryDirectory() as parent:
+        good = Path(parent) / "good"
         write(good)
-        build_in_memory(good, drawn=0)
-        gc.freeze()  # what all cases share is not copied for each
+        build_in_memory(good, figure_number=0)
+        gc.freeze()  # keeps pages shared with the forked cases
         for number in range(first, cases):
-            started = time.monotonic()
+            case_started = time.monotonic()
             child = os.fork()
             if child == 0:
                 code = 1
@@ -279,18 +286,18 @@ def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
                 os._exit(code)
             _, status, usage = os.wait4(child, 0)
             code = os.waitstatus_to_exitcode(status)
-            taken = usage.ru_maxrss * 1024
-            most, slowest = max(most, taken), max(slowest, time.monotonic() - started)
-            end = OUTCOMES.get(code, f"exit {code}")
-            if taken > MAX_BYTES:
-                end = f"{end}, more than 600 MB"
-            ends[end] += 1
+            memory = usage.ru_maxrss * 1024
+            max_memory, slowest = max(max_memory, memory), max(slowest, time.monotonic() - case_started)
+            outcome = OUTCOMES.get(code, f"exit {code}")
+            if memory > MAX_BYTES:
+                outcome = f"{outcome}, more than 600 MB"
+            outcomes[outcome] += 1
             if code < 0:
-                print(f"case {number}: {end}", flush=True)
+                print(f"case {number}: {outcome}", flush=True)
             if number % 1000 == 999:
-                print(f"up to {number + 1:,}, {time.monotonic() - began:.0f} s: {dict(ends)}", flush=True)
-    print(f"{dict(ends)}; slowest {slowest:.2f} s, most memory {most / 1e6:.0f} MB")
-    sys.exit(0 if set(ends) == {"well"} else 1)
+                print(f"up to {number + 1:,}, {time.monotonic() - began:.0f} s: {dict(outcomes)}", flush=True)
+    print(f"{dict(outcomes)}; slowest {slowest:.2f} s, most memory {max_memory / 1e6:.0f} MB")
+    sys.exit(0 if set(outcomes) == {"well"} else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Step times as they come: steps that resemble their neighbours, processes and workers that differ, outliers, drift.
+"""Simulated step times with autocorrelated steps, different processes and workers, outliers and drift.
 
-Processes are 0.35 % apart by default, as on one GPU (the standard deviation of three whose medians lay 0.7 % apart).
-Steps are noisier than there: each of those processes was known to 0.1 % from its steps, which is ON_A_GPU, with room.
+Processes differ by 0.35 % by default, as on one GPU (the standard deviation of three whose medians spanned 0.7 %).
+Steps are noisier than those, whose medians were known to 0.1 %; ON_A_GPU simulates these, with some margin.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def steps(
     useful: ArrayLike = 50,
     process: str | None = None,
 ) -> ProcessSteps:
-    """A process's steps; an amount is that of each step, or one for all."""
+    """Make a process's steps; each amount is one number for all steps, or one per step."""
     times = np.array(times, dtype=float)
     return ProcessSteps(
         process=process or f"trial.{worker}",
@@ -37,7 +37,7 @@ def steps(
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Standard deviations and shares of 1; `drift` is from a process's first step to its last."""
+    """Noise as standard deviations and fractions; `drift` is from a process's first step to its last."""
 
     steps: float = 0.02
     correlation: float = 0.4
@@ -47,22 +47,22 @@ class Noise:
     drift: float = 0.005
 
     def process(self, random: np.random.Generator, count: int, middle: float = 0.0) -> Floats:
-        """Logarithms of one process's step times around `middle`."""
+        """Draw the logarithms of one process's step times around `middle`."""
         return middle + random.normal(0.0, self.processes) + self.within_process(random, (count,))
 
     def within_process(self, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """The part within processes, of shape (..., steps)."""
+        """Draw the noise within processes, of shape (..., steps)."""
         fresh = random.normal(0.0, self.steps * np.sqrt(1.0 - self.correlation**2), shape)
         steps = np.empty(shape)
         steps[..., 0] = random.normal(0.0, self.steps, shape[:-1])
-        for place in range(1, shape[-1]):
-            steps[..., place] = self.correlation * steps[..., place - 1] + fresh[..., place]
+        for step in range(1, shape[-1]):
+            steps[..., step] = self.correlation * steps[..., step - 1] + fresh[..., step]
         slow = np.where(random.random(shape) < self.outliers, np.log(1.5), 0.0)
         slope = self.drift * random.uniform(-1.0, 1.0, (*shape[:-1], 1)) * np.linspace(-0.5, 0.5, shape[-1])
         return np.asarray(steps + slow + slope)
 
     def median_offset(self, count: int, seed: int = 99) -> float:
-        """What a process's median comes to on average: the outliers pull it up a little."""
+        """Estimate the mean of a process's median, which outliers raise a little."""
         many = self.within_process(np.random.default_rng(seed), (20_000, count))
         return float(np.median(many, axis=1).mean())
 

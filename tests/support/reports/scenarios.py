@@ -1,11 +1,10 @@
-"""Fleets that are built otherwise than `noise.py`'s, to try the report on: whole runs as loaded, thousands in minutes.
+"""Simulated fleets with other noise than `noise.py`, to validate the report: loaded runs, thousands in minutes.
 
-`noise.py` has normal noise, autoregressive steps, a straight drift. Here a process's own speed has heavy tails
-(Student's t, 5 degrees of freedom), steps are skewed (gamma) and share a moving average with their neighbours, one in
-sixteen is slow by a Pareto share, a GPU warms up towards a limit, clocks may jump between two states (a telegraph
-process), one worker in eight may be throttled, and a run may be shifted as a whole. Every trial carries the
-measurements that a real one carries: phases of a step, matrix products, telemetry. Step times are of one worker; noise
-is in standard deviations of logarithms.
+`noise.py` has normal noise, autoregressive steps, a linear drift. Here a process's speed has heavy tails (Student's t,
+5 degrees of freedom), steps are skewed (gamma) with a moving average over neighbours, one in sixteen is slower by a
+Pareto-distributed share, a GPU warms up towards a limit, clocks may jump between two states (a telegraph process), one
+worker in eight may be throttled, and a whole run may be shifted. Every trial has the measurements of a real one: phases
+of a step, matrix products, telemetry. Noise is in standard deviations of logarithms.
 """
 
 import functools
@@ -28,14 +27,16 @@ from tests.support.reports import synthetic
 Floats = NDArray[np.float64]
 PHASES = {"data": 0.004, "forward": 0.31, "backward": 0.66, "optimizer": 0.026}  # shares of a step
 STEP_SEC, WATTS = 0.5, 300.0
-SAMPLES, USEFUL = 8, 1000  # of every step, whatever its configuration: only time tells configurations apart
+SAMPLES, USEFUL = 8, 1000  # the same in every step, so that configurations differ only in time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A fleet. `processes` is how much processes of one configuration on one worker differ, `apart` the workers,
-    `shift` whole runs. `modes` is how much slower the lower of two clock states is (0: one state), `throttled` how much
-    slower one worker in eight (rounded up) is. `slow` is the share of slow steps.
+    """A simulated fleet.
+
+    `processes` is the spread of processes of one configuration on one worker, `worker_spread` that of workers, `shift`
+    that of whole runs. `modes` is the slowdown in the lower of two clock states (0: one state), `throttled` that of one
+    worker in eight (rounded up). `slow` is the share of slow steps.
     """
 
     suite: str = "quick"
@@ -50,11 +51,11 @@ class Scenario:
     slow: float = 0.06
     warm_up: float = 0.006
     steps: int = 30
-    has_measurements: bool = True  # beside steps: what `inv compare` reads, and a recommendation does not
+    has_measurements: bool = True  # `inv compare` reads them, a recommendation does not
 
     @functools.cached_property
     def plan(self) -> RunRecord:
-        """The run's plan: every trial of the suite on every worker, `repeats` times."""
+        """Plan of the run: every trial of the suite on every worker, `repeats` times."""
         names = [f"gpu-node-{number}" for number in range(1, self.workers + 1)]
         trials = suite(self.suite, "gpu", "/models/m", "/data/chats.jsonl")
         planned = [
@@ -70,25 +71,31 @@ class Scenario:
 
     @functools.cached_property
     def blank_results(self) -> tuple[TrialResult, ...]:
-        """A result of every planned trial, its steps and measurements still to be drawn."""
-        found = []
+        """Result of every planned trial, without step times and measurements."""
+        results = []
         for plan in self.plan.planned:
-            told = {"device": "cuda", "gpu_name": "NVIDIA A10", "gpu_uuid": f"GPU-{plan.worker}"}
-            one = synthetic.result(plan, exact=True, steps=self.steps, run_id="before", measurements=[])
-            alike = replace(
-                one.steps,
+            device = {"device": "cuda", "gpu_name": "NVIDIA A10", "gpu_uuid": f"GPU-{plan.worker}"}
+            result = synthetic.result(plan, exact=True, steps=self.steps, run_id="before", measurements=[])
+            equal_steps = replace(
+                result.steps,
                 samples=[SAMPLES] * self.steps,
                 tokens=[2 * USEFUL] * self.steps,
                 useful_tokens=[USEFUL] * self.steps,
             )
-            found.append(
-                replace(one, fingerprint=one.fingerprint | told, steps=alike, warmup=synthetic.Steps(), metrics=None)
+            results.append(
+                replace(
+                    result,
+                    fingerprint=result.fingerprint | device,
+                    steps=equal_steps,
+                    warmup=synthetic.Steps(),
+                    metrics=None,
+                )
             )
-        return tuple(found)
+        return tuple(results)
 
     @functools.cached_property
     def blank_run(self) -> Run:
-        """The run as loaded, with blank results."""
+        """Loaded run with `blank_results`."""
         label_of = {plan.trial_id: plan.trial.name for plan in self.plan.planned}
         return Run(
             folder=Path("/nonexistent"),
@@ -99,7 +106,7 @@ class Scenario:
             ),
             results=self.blank_results,
             label_of=label_of,
-            trials=trials_frame({one.trial_id: one for one in self.blank_results}, label_of),
+            trials=trials_frame({result.trial_id: result for result in self.blank_results}, label_of),
             measurements=measurements.frame({}, {}),
             rejected=(),
             missing=(),
@@ -110,11 +117,11 @@ class Scenario:
         return tuple(configuration.label for configuration in self.blank_run.configurations)
 
     def speeds(self, random: np.random.Generator) -> Floats:
-        """The workers' own logarithms of time, without throttling."""
+        """Draw the workers' logarithms of time, without throttling."""
         return random.normal(0.0, self.worker_spread, self.workers)
 
     def times(self, random: np.random.Generator, slower: Floats, speeds: Floats) -> Floats:
-        """Logarithms of step times of one run, shape (trials, steps), as planned; `slower` by configuration."""
+        """Draw logarithms of step times of one run, shape (trials, steps), as planned; `slower` by configuration."""
         kinds, count = len(slower), len(self.plan.planned)
         shape = (kinds, self.workers, self.repeats)
         own = random.standard_t(5, shape) * self.processes / np.sqrt(5.0 / 3.0)
@@ -125,7 +132,7 @@ class Scenario:
         return middle.reshape(count, 1) + self.within_processes(random, count)
 
     def within_processes(self, random: np.random.Generator, count: int) -> Floats:
-        """What happens within `count` processes, shape (count, steps)."""
+        """Draw the noise within `count` processes, shape (count, steps)."""
         fresh = (random.gamma(4.0, 1.0, (count, self.steps + 2)) - 4.0) / 2.0
         smooth = (fresh[:, :-2] + fresh[:, 1:-1] + fresh[:, 2:]) / np.sqrt(3.0)
         steps = self.jitter * smooth
@@ -141,7 +148,7 @@ class Scenario:
         return np.asarray(steps)
 
     def median_log_time(self) -> float:
-        """What the logarithm of a healthy process's median step comes to on average, its own speed aside."""
+        """Estimate the mean logarithm of a healthy process's median step, without the process's own speed."""
         return _median_log_time(replace(self, processes=0.0))
 
     def run(
@@ -151,32 +158,32 @@ class Scenario:
         speeds: Floats | None = None,
         run_id: str = "before",
     ) -> Run:
-        """A run as loaded. `slower` maps a configuration to the logarithm of its time over the others'."""
+        """Draw a loaded run. `slower` maps a configuration to the logarithm of its time relative to the others'."""
         effects = np.array([(slower or {}).get(label, 0.0) for label in self.labels])
         logs = self.times(random, effects, self.speeds(random) if speeds is None else speeds)
         times = STEP_SEC * np.exp(logs)
         medians = np.median(times, axis=1)
-        taken = _draw_measurements(random, medians) if self.has_measurements else [[] for _ in medians]
+        measurements = _draw_measurements(random, medians) if self.has_measurements else [[] for _ in medians]
         results = tuple(
             replace(
-                one,
+                result,
                 run_id=run_id,
-                steps=replace(one.steps, step_time_sec=row.tolist()),
-                measurements=own,
+                steps=replace(result.steps, step_time_sec=row.tolist()),
+                measurements=own_measurements,
             )
-            for one, row, own in zip(self.blank_results, times, taken, strict=True)
+            for result, row, own_measurements in zip(self.blank_results, times, measurements, strict=True)
         )
         return replace(self.blank_run, record=replace(self.plan, run_id=run_id), results=results)
 
 
 @functools.lru_cache(maxsize=64)
-def _median_log_time(of: Scenario) -> float:
-    many = of.within_processes(np.random.default_rng(99), 20_000)
+def _median_log_time(scenario: Scenario) -> float:
+    many = scenario.within_processes(np.random.default_rng(99), 20_000)
     return float(np.median(many, axis=1).mean())
 
 
 def _draw_measurements(random: np.random.Generator, medians: Floats) -> list[list[Measurement]]:
-    """What a real training trial carries beside its steps, for each process."""
+    """Draw the measurements of a real training trial in addition to its steps, for each process."""
     count = len(medians)
     parts = {
         f"step_{name}_sec": medians * share * np.exp(random.normal(0.0, 0.01 if share < 0.05 else 0.003, count))
@@ -184,15 +191,15 @@ def _draw_measurements(random: np.random.Generator, medians: Floats) -> list[lis
     }
     parts["matmul_tflops"] = 700.0 * np.exp(0.01 * random.standard_t(5, count))
     watts = WATTS * np.exp(random.normal(0.0, 0.01, count))
-    found = []
+    per_process = []
     for number in range(count):
-        own = [_measurement(name, float(values[number]), clock="device") for name, values in parts.items()]
-        own += [
+        measurements_ = [_measurement(name, float(values[number]), clock="device") for name, values in parts.items()]
+        measurements_ += [
             _measurement(name, value, window="measure")
             for name, value in (("gpu_power_watts", float(watts[number])), ("gpu_sm_clock_mhz", 1695.0))
         ]
-        found.append(own)
-    return found
+        per_process.append(measurements_)
+    return per_process
 
 
 def _measurement(name: str, value: float, **context: Any) -> Measurement:

@@ -1,7 +1,7 @@
-"""A whole run as rented GPUs would leave it: every kind of trial, with telemetry.csv beside each; to look at figures.
+"""Synthetic run with every workload on rented GPUs, with telemetry.csv for each trial, to inspect figures.
 
-The shape of every record (names, contexts, phases) is what `bench` writes. The numbers follow docs/measurements.md (one
-H200) with seeded noise; they are for looking at figures, not for quoting.
+The structure of every record (names, contexts, phases) is that of `bench`. The numbers follow docs/measurements.md (one
+H200) with seeded noise; do not quote them.
 """
 
 import csv
@@ -48,14 +48,13 @@ _TELEMETRY_COLUMNS = (
 
 
 def trials() -> tuple[Trial, ...]:
-    """Every trial of suite all."""
+    """Return every trial of suite all."""
     return suite("all", "gpu", MODEL, "/data/chats.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A GPU: its name, memory, power limit and highest clock, and how many times as long everything takes as on the one
-    the numbers follow."""
+    """A GPU: name, memory, power limit and maximum clock; `slowdown` is relative to the H200 of the numbers."""
 
     gpu: str = "NVIDIA H200"
     memory_bytes: int = 150_000_000_000
@@ -84,37 +83,37 @@ def write(
     machine: Machine = H200,
     run_id: str = RUN_ID,
 ) -> RunRecord:
-    """Write the run; trials named in `out_of_memory` end that way. Replicated over `workers` when there are several."""
+    """Write the run; trials named in `out_of_memory` end that way. Several `workers` run each trial."""
     names = [f"gpu-node-{number}" for number in range(1, workers + 1)]
-    where = {"workers": names, "spread": "replicate" if workers > 1 else "shard", "fleet_kind": "kubernetes"}
-    what = {"run_id": run_id, "created_at": "2026-11-20T18:15:00+00:00", "suite": "all", "profile": "gpu"}
-    record = synthetic.record(trials(), **what, **where)
+    fleet_fields = {"workers": names, "spread": "replicate" if workers > 1 else "shard", "fleet_kind": "kubernetes"}
+    run_fields = {"run_id": run_id, "created_at": "2026-11-20T18:15:00+00:00", "suite": "all", "profile": "gpu"}
+    record = synthetic.record(trials(), **run_fields, **fleet_fields)
     folder.mkdir(parents=True, exist_ok=True)
     record.write(folder)
-    free_at: dict[str, float] = {}  # seconds after the run's start: a worker takes one trial after the other
+    free_at: dict[str, float] = {}  # seconds after the run's start; a worker runs one trial at a time
     for number, plan in enumerate(record.planned):
-        where = plan.worker or names[0]
+        fleet_fields = plan.worker or names[0]
         failed = plan.trial.name in out_of_memory
-        one = _result(plan, where, seed=number, failed=failed, machine=machine, run_id=run_id)
-        began, wall = free_at.get(where, 0.0), sum(one.phases.values()) + 1.5
-        free_at[where] = began + wall + 2.0
-        moment = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=began)
-        one = replace(one, started_at=moment.isoformat(), wall_time_sec=wall)
-        synthetic.write_result(folder, one)
-        if one.status is TrialStatus.SUCCEEDED:
+        result = _result(plan, fleet_fields, seed=number, failed=failed, machine=machine, run_id=run_id)
+        started, wall = free_at.get(fleet_fields, 0.0), sum(result.phases.values()) + 1.5
+        free_at[fleet_fields] = started + wall + 2.0
+        moment = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=started)
+        result = replace(result, started_at=moment.isoformat(), wall_time_sec=wall)
+        synthetic.write_result(folder, result)
+        if result.status is TrialStatus.SUCCEEDED:
             path = folder / "trials" / plan.trial_id / "telemetry.csv"
             write_telemetry(path, plan.trial, seed=number, machine=machine)
     return record
 
 
 def write_a10(folder: Path, run_id: str = RUN_ID) -> RunRecord:
-    """The run of two A10 nodes, two of whose configurations are out of memory."""
+    """Write the run of two A10 nodes, with two configurations out of memory."""
     lost = ("no-checkpointing", "seq-2048")
     return write(folder, workers=2, machine=A10, out_of_memory=lost, run_id=run_id)
 
 
 def _result(plan: PlannedTrial, worker: str, *, seed: int, failed: bool, machine: Machine, run_id: str) -> TrialResult:
-    """One trial's record without its times; `failed` makes it OUT_OF_MEMORY in its warm-up."""
+    """Make one trial's record without its times; `failed` makes it OUT_OF_MEMORY in its warm-up."""
     trial = plan.trial
     common: dict[str, Any] = {
         "trial_id": plan.trial_id,
@@ -141,26 +140,34 @@ def _result(plan: PlannedTrial, worker: str, *, seed: int, failed: bool, machine
     )
 
 
-def _vary(taken: list[Measurement], seed: int, slower: float) -> list[Measurement]:
-    """The same measurements as another process would have had them, half a percent apart, on a slower machine."""
+def _vary(measurements: list[Measurement], seed: int, slower: float) -> list[Measurement]:
+    """Vary measurements by half a percent, as another process would, and slow them down."""
     random = np.random.default_rng(seed + 1000)
-    found = []
-    for one in taken:
-        factor = float(np.exp(random.normal(0.0, 0.005))) if one.name.endswith(("_sec", "_tflops", "_percent")) else 1.0
-        if one.name.endswith(("_per_sec", "_tflops")):
+    varied = []
+    for measurement in measurements:
+        factor = (
+            float(np.exp(random.normal(0.0, 0.005)))
+            if measurement.name.endswith(("_sec", "_tflops", "_percent"))
+            else 1.0
+        )
+        if measurement.name.endswith(("_per_sec", "_tflops")):
             factor /= slower
-        elif one.name.endswith("_sec"):
+        elif measurement.name.endswith("_sec"):
             factor *= slower
-        spread = one.interval
+        spread = measurement.interval
         if spread is not None:
             ends = {name: getattr(spread, name) * factor for name in ("median", "p10", "p90", "low", "high")}
             spread = replace(spread, **ends)
-        found.append(replace(one, value=None if one.value is None else one.value * factor, interval=spread))
-    return found
+        varied.append(
+            replace(
+                measurement, value=None if measurement.value is None else measurement.value * factor, interval=spread
+            )
+        )
+    return varied
 
 
 def fingerprint(machine: Machine, trial: Trial, worker: str, seed: int) -> dict[str, Any]:
-    """What a GPU node says of itself and of a trial there, by the keys of a result that was measured on an H200."""
+    """Make the fingerprint of a GPU node and trial, with the keys of a result measured on an H200."""
     trains = {
         "recipe": trial.recipe,
         "recipe_notes": None,
@@ -344,9 +351,9 @@ def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement
             for r in range(world)
         ),
     ]
-    alone = ("efficiency_percent", "communication_share_no_sync_percent", "communication_time_sec")
+    needs_ranks = ("efficiency_percent", "communication_share_no_sync_percent", "communication_time_sec")
     if world == 1:
-        return [*taken, *(_single(name, None, note="one rank does not communicate", **ranks) for name in alone)]
+        return [*taken, *(_single(name, None, note="one rank does not communicate", **ranks) for name in needs_ranks)]
     bound = {2: 0.00030, 4: 0.00038}[world]
     for size in (1 << 20, 54_525_952, 1 << 28):
         rate = {2: 183.0, 4: 143.0}[world] * (0.2 if size < 1 << 22 else 1.0)
@@ -392,7 +399,7 @@ def _telemetry_measurements(utilization: float, machine: Machine) -> list[Measur
 
 
 def write_telemetry(path: Path, trial: Trial, *, seed: int = 0, machine: Machine = H200) -> None:
-    """telemetry.csv: imports, load, warm-up, a measured window at full load, and the writing of the result."""
+    """Write telemetry.csv: imports, load, warm-up, a measured window at full load, and writing of the result."""
     random = np.random.default_rng(seed)
     ends = (("import", 4.2), ("load", 6.4), ("data", 6.9), ("warmup", 10.6), ("measure", 27.0), ("ceilings", 27.8))
     lines: list[tuple[object, ...]] = []

@@ -1,7 +1,7 @@
-"""Synthetic runs with realistic noise, written through the same records as real ones; for tests and benchmarks.
+"""Synthetic runs with realistic noise, written with the same records as real ones; for tests and benchmarks.
 
-A worker has its own speed (a few percent apart), a step its own jitter, now and then a slow step; the loss falls
-towards a floor. Everything is seeded: the same arguments give the same bytes.
+Workers differ by a few percent, steps have jitter and are occasionally slow, the loss falls towards a floor.
+Everything is seeded: the same arguments give the same bytes.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ RUN_ID = "20260301-101500-quick"
 
 
 def trial(name: str = "baseline", *, max_seq_len: int = 128, micro_batch_size: int = 4, **changed: Any) -> Trial:
-    """A trial of the tiny profile."""
-    given: dict[str, Any] = {
+    """Make a trial of the tiny profile."""
+    defaults: dict[str, Any] = {
         "name": name,
         "reason": f"why {name} is measured",
         "suite": "quick",
@@ -34,16 +34,16 @@ def trial(name: str = "baseline", *, max_seq_len: int = 128, micro_batch_size: i
         "learning_rate": 2e-3,
         "deadline_sec": 300.0,
     }
-    return Trial(**(given | changed))
+    return Trial(**(defaults | changed))
 
 
 def quick() -> tuple[Trial, Trial]:
-    """The two configurations of the quick suite at tiny scale."""
+    """Make the two configurations of the quick suite at tiny scale."""
     return trial("baseline"), trial("optimized", max_seq_len=64, micro_batch_size=8)
 
 
 def planned(trials: tuple[Trial, ...], workers: list[str], spread: str = "replicate") -> list[PlannedTrial]:
-    """The plan of a run: every trial on every worker (replicate), or each once on whichever worker is idle (shard)."""
+    """Plan a run: every trial on every worker (replicate), or each once on any idle worker (shard)."""
     if spread == "shard":
         return [PlannedTrial(trial_id=trial.trial_id, trial=trial) for trial in trials]
     return [
@@ -60,10 +60,10 @@ def record(
     spread: str = "replicate",
     **changed: Any,
 ) -> RunRecord:
-    """A run's plan on so many workers, or on these. `changed` replaces fields of the record."""
+    """Make a run's record; `workers` is a number or names. `changed` replaces fields of the record."""
     names = [f"worker-{number}" for number in range(1, workers + 1)] if isinstance(workers, int) else workers
     trials = quick() if trials is None else trials
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "run_id": RUN_ID,
         "created_at": "2026-03-01T10:15:00+00:00",
         "suite": "quick",
@@ -75,19 +75,19 @@ def record(
         "settings": {},
         "provenance": {"git_sha": "0123456789abcdef0123456789abcdef01234567", "git_dirty": False},
     }
-    return RunRecord(**(given | changed))
+    return RunRecord(**(defaults | changed))
 
 
 def measured_steps(
-    one: Trial, count: int, *, step_time_sec: float = 0.15, seed: int = 0, exact: bool = False, done: int = 0
+    trial: Trial, count: int, *, step_time_sec: float = 0.15, seed: int = 0, exact: bool = False, done: int = 0
 ) -> Steps:
-    """`count` steps of a trial. `exact` leaves the noise out, for golden numbers; `done` steps came before."""
+    """Make `count` steps of a trial after `done` earlier ones. `exact` omits the noise, for golden numbers."""
     noise = np.random.default_rng(seed)
     times = np.full(count, step_time_sec)
     if not exact:
         times = times * np.exp(noise.normal(0.0, 0.03, count)) * np.where(noise.random(count) < 0.04, 1.5, 1.0)
-    samples = one.micro_batch_size * one.gradient_accumulation_steps
-    tokens = one.tokens_per_step
+    samples = trial.micro_batch_size * trial.gradient_accumulation_steps
+    tokens = trial.tokens_per_step
     lengths = np.full(count, 0.75) if exact else noise.uniform(0.6, 0.9, count)
     loss = 4.0 + 4.0 * np.exp(-0.12 * (np.arange(count) + done)) + (0.0 if exact else noise.normal(0.0, 0.08, count))
     return Steps(
@@ -100,7 +100,7 @@ def measured_steps(
 
 
 def metrics_of(steps: Steps, *, peak_vram_bytes: int | None = None) -> Metrics:
-    """The metrics a bench process would have written for these steps."""
+    """Compute the metrics that a bench process would write for these steps."""
     ordered = np.sort(np.array(steps.step_time_sec))
     median = float(np.median(ordered))
     count = len(ordered)
@@ -127,7 +127,7 @@ def metrics_of(steps: Steps, *, peak_vram_bytes: int | None = None) -> Metrics:
 
 
 def fingerprint(**changed: Any) -> dict[str, Any]:
-    """A host's fingerprint with the keys the bench writes: flat, a CPU machine."""
+    """Make the fingerprint of a CPU host with the bench's keys."""
     return {
         "python": "3.11.7",
         "torch": "2.13.0+cpu",
@@ -159,52 +159,54 @@ def result(
     steps: int | None = None,
     **changed: Any,
 ) -> TrialResult:
-    """One trial's result: measured when SUCCEEDED, or when `steps` says how far it came."""
-    one = plan.trial
-    trains = one.kind in ("training", "distributed")
-    where = plan.worker or worker or "worker-1"
-    count = one.measured_steps if trains and status is TrialStatus.SUCCEEDED and steps is None else steps or 0
-    body = measured_steps(one, count, step_time_sec=step_time_sec, seed=seed, exact=exact, done=one.warmup_steps)
-    given: dict[str, Any] = {
+    """Make one trial's result, with steps if it SUCCEEDED or if `steps` is their number."""
+    trial = plan.trial
+    trains = trial.kind in ("training", "distributed")
+    worker_name = plan.worker or worker or "worker-1"
+    count = trial.measured_steps if trains and status is TrialStatus.SUCCEEDED and steps is None else steps or 0
+    body = measured_steps(trial, count, step_time_sec=step_time_sec, seed=seed, exact=exact, done=trial.warmup_steps)
+    defaults: dict[str, Any] = {
         "trial_id": plan.trial_id,
-        "trial": one,
+        "trial": trial,
         "status": status,
         "reason": reason,
-        "worker": where,
+        "worker": worker_name,
         "run_id": RUN_ID,
         "started_at": "2026-03-01T10:15:04+00:00",
         "wall_time_sec": 6.5,
         "phases": {"import": 2.0, "load": 1.7, "data": 0.2, "warmup": 0.5, "measure": 2.1},
-        "warmup": measured_steps(one, one.warmup_steps, step_time_sec=step_time_sec * 1.2, seed=seed + 1, exact=exact)
+        "warmup": measured_steps(
+            trial, trial.warmup_steps, step_time_sec=step_time_sec * 1.2, seed=seed + 1, exact=exact
+        )
         if count
         else Steps(),
         "steps": body,
         "metrics": metrics_of(body) if count else None,
-        "measurements": measurements_of(one.kind) if status is TrialStatus.SUCCEEDED else [],
+        "measurements": measurements_of(trial.kind) if status is TrialStatus.SUCCEEDED else [],
         "fingerprint": fingerprint(),
     }
-    return TrialResult(**(given | changed))
+    return TrialResult(**(defaults | changed))
 
 
-def write_result(folder: Path, one: TrialResult) -> Path:
-    """Write one result where collect would have put it; returns result.json's path."""
-    place = folder / "trials" / one.trial_id
-    place.mkdir(parents=True, exist_ok=True)
-    return one.write(place)
+def write_result(folder: Path, result: TrialResult) -> Path:
+    """Write one result where `inv collect` would; returns the path of result.json."""
+    trial_folder = folder / "trials" / result.trial_id
+    trial_folder.mkdir(parents=True, exist_ok=True)
+    return result.write(trial_folder)
 
 
 def rewrite(folder: Path, plan: PlannedTrial, **changed: Any) -> Path:
-    """Write another result of a planned trial, as `result` makes it."""
+    """Write another result of a planned trial, made by `result`."""
     return write_result(folder, result(plan, **changed))
 
 
 def plan_of(run: RunRecord, trial_id: str) -> PlannedTrial:
-    """The plan of one of the run's trials."""
+    """Return the plan of one of the run's trials."""
     return next(plan for plan in run.planned if plan.trial_id == trial_id)
 
 
 def write_results(folder: Path, run: RunRecord, results: Iterable[TrialResult]) -> RunRecord:
-    """A run of these results."""
+    """Write a run with these results."""
     folder.mkdir(parents=True, exist_ok=True)
     run.write(folder)
     for result in results:
@@ -215,7 +217,7 @@ def write_results(folder: Path, run: RunRecord, results: Iterable[TrialResult]) 
 def write_run(
     folder: Path, run: RunRecord | None = None, *, speeds: dict[str, float] | None = None, exact: bool = False
 ) -> RunRecord:
-    """A whole run, every trial SUCCEEDED. `speeds` maps a trial's name to its step time in seconds."""
+    """Write a run in which every trial SUCCEEDED. `speeds` maps a trial's name to its step time in seconds."""
     run = record() if run is None else run
     speeds = speeds or {"baseline": 0.160, "optimized": 0.155}
     results = []
@@ -228,14 +230,14 @@ def write_run(
 
 
 def exact_run(folder: Path, **changed: Any) -> RunRecord:
-    """Steps of exactly 0.16 s and 0.08 s, of 4 and 8 samples: optimized is four times as fast per sample."""
+    """Write a run with steps of exactly 0.16 s and 0.08 s, of 4 and 8 samples: optimized is 4x as fast per sample."""
     return write_run(folder, record(**changed), speeds={"baseline": 0.16, "optimized": 0.08}, exact=True)
 
 
 def measurement(
     name: str, value: float | None, *, share: float | None = None, note: str | None = None, **context: Any
 ) -> Measurement:
-    """One measured quantity with a narrow interval over five repeats; none where `value` is unknown."""
+    """Make a measurement with a narrow interval over five repeats, or without one if `value` is unknown."""
     spread = None
     if value is not None:
         spread = Interval(median=value, p10=value * 0.97, p90=value * 1.03, low=value * 0.98, high=value * 1.02, n=5)
@@ -243,7 +245,7 @@ def measurement(
 
 
 def other_kinds() -> tuple[Trial, ...]:
-    """One trial of each kind but training."""
+    """Make one trial of each workload except training."""
     return (
         trial("hardware", kind="hardware"),
         trial("load-nf4", kind="loading"),
@@ -253,7 +255,7 @@ def other_kinds() -> tuple[Trial, ...]:
 
 
 def telemetry() -> list[Measurement]:
-    """What a sampler beside a trial saw over its measured window."""
+    """Make the telemetry measurements of a trial's measured window."""
     return [
         measurement("gpu_utilization_percent", 87.5, window="measure"),
         measurement("gpu_memory_bytes", 20.1e9, window="measure"),
@@ -264,7 +266,7 @@ def telemetry() -> list[Measurement]:
 
 
 def measurements_of(kind: str) -> list[Measurement]:
-    """What a trial of a kind measures, a little of each: rates, shares, memory, and a value that could not be had."""
+    """Make some measurements of a workload: rates, shares, memory, and an unavailable value."""
     if kind == "hardware":
         return [
             *(

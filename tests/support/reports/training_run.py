@@ -1,4 +1,4 @@
-"""A training's run folder as `inv collect` leaves it: two steps of two workers, a restart, held-out losses."""
+"""Collected run folder of a training: two steps of two workers, a restart, held-out losses."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ FORESEEN = {"steps": 2, "seconds": 3500.0, "usd": 3.9, "usd_per_gpu_hour": 2.0, 
 
 
 def write_run_with_adapter(folder: Path) -> Path:
-    """A run whose adapter came home, too."""
+    """Write a run with its collected adapter."""
     adapter = write_run(folder) / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"weights")

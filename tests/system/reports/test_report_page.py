@@ -1,8 +1,8 @@
-"""The page in a real browser: headless Chromium by chromedriver, on a phone's and a desktop's width, and printed.
+"""Report page in a real browser: headless Chromium with chromedriver, at phone and desktop width, and printed.
 
 Checks layout (nothing wider than the screen or the paper, no text cut off), sorting by mouse and keyboard, the console
-(silent), the network (untouched), dark mode (contrast), and that everything reads without the script. Skips where
-there is no Chromium or no chromedriver (Debian: apt-get install chromium chromium-driver).
+(empty), the network (unused), dark mode (contrast), and the page without its script. Skipped without Chromium or
+chromedriver (Debian: apt-get install chromium chromium-driver).
 """
 
 import base64
@@ -34,10 +34,10 @@ FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-PAGE_LOAD_SEC = 120.0  # a busy machine, not a slow page
+PAGE_LOAD_SEC = 120.0  # generous, for a busy machine
 SETTLE_SEC = 0.3
 A4_LANDSCAPE_PX = 1031  # 297 mm less the margins of 12 mm, at 96 px an inch
-LEAST_CONTRAST = 4.5  # WCAG 2.2, AA, for text
+MIN_CONTRAST = 4.5  # WCAG 2.2, AA, for text
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None,
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Browser:
-    """One Chromium with a profile of its own, for pages that are called by the sort of their run."""
+    """A Chromium with its own profile, and the pages it can open by name."""
 
     def __init__(self, profile: Path, pages: dict[str, Path]) -> None:
         self.pages = pages
@@ -58,36 +58,38 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
         self.driver.set_page_load_timeout(PAGE_LOAD_SEC)
 
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the DevTools protocol."""
+    def run_devtools_command(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Run a command of the DevTools protocol."""
         answer: dict[str, Any] = self.driver.execute_cdp_cmd(method, parameters)
         return answer
 
     def resize(self, width: int) -> None:
-        """Be a screen of this width, a phone's below 600."""
-        self.call(
+        """Emulate a screen of this width, a phone's below 600."""
+        self.run_devtools_command(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def open(self, which: str, width: int, *, dark: bool = False, script: bool = True) -> None:
-        """Load a page as a screen of this width would show it."""
+    def open_page(self, which: str, width: int, *, dark: bool = False, script: bool = True) -> None:
+        """Load a page on a screen of this width."""
         self.resize(width)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
-        self.call("Emulation.setScriptExecutionDisabled", value=not script)
+        self.run_devtools_command("Emulation.setEmulatedMedia", media="", features=[scheme])
+        self.run_devtools_command("Emulation.setScriptExecutionDisabled", value=not script)
         for log in ("browser", "performance"):
-            self.driver.get_log(log)  # what belongs to the page before
+            self.driver.get_log(log)  # discards the previous page's entries
         self.driver.get(self.pages[which].as_uri())
         time.sleep(SETTLE_SEC)  # for a late console message
 
     def evaluate(self, expression: str) -> Any:
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        return self.run_devtools_command("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get(
+            "value"
+        )
 
     def unfold(self) -> None:
         self.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
 
-    def complaints(self) -> list[str]:
-        """What the console said since the page was opened: errors, and what its policy refused."""
+    def console_messages(self) -> list[str]:
+        """Return the console's messages since the page was opened: errors, and violations of its policy."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
@@ -96,7 +98,7 @@ class Browser:
         return [url for url in sent if not url.startswith("data:")]
 
     def column(self, number: int) -> list[str]:
-        """The first words of each cell of a column of the table of configurations."""
+        """Return the first line of each cell in a column of the table of configurations."""
         script = (
             "return [...document.querySelectorAll('table.sortable')[0].tBodies[0].rows]"
             ".map(r => r.cells[arguments[0]] ? r.cells[arguments[0]].innerText.split('\\n')[0].trim() : '')"
@@ -106,7 +108,7 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of every sort: good, bad (whatever makes a page wide), other kinds alone, and all kinds on four GPUs."""
+    """Pages of four runs: good, bad (with long texts and numbers), other workloads only, and all workloads."""
     good, bad, kinds, full, earlier = map(tmp_path_factory.mktemp, ("good", "bad", "kinds", "full", "earlier"))
     synthetic.write_run(good)
     long_name = "w" * 60 + " <b>|=cmd"
@@ -128,8 +130,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     showcase.write_a10(earlier, "20261119-080000-all")
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(renderer, "MAX_PROCESSES", 1)  # several test processes share this machine already
-        patch.setattr(style, "to_png", lambda _: b"")  # a third of the time, and no page shows them
+        patch.setattr(renderer, "MAX_PROCESSES", 1)  # tests already run in several processes
+        patch.setattr(style, "to_png", lambda _: b"")  # a third of the time, and not on any page
         return {
             "good": build(good).index,
             "kinds": build(kinds).index,
@@ -140,14 +142,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory, pages: dict[str, Path]) -> Iterator[Browser]:
-    one = Browser(tmp_path_factory.mktemp("profile"), pages)
-    yield one
-    one.driver.quit()
+    chromium = Browser(tmp_path_factory.mktemp("profile"), pages)
+    yield chromium
+    chromium.driver.quit()
 
 
 @pytest.mark.parametrize("which", ["good", "bad", "kinds", "full"])
 def test_nothing_is_wider_than_the_screen(browser: Browser, which: str) -> None:
-    browser.open(which, 390)
+    browser.open_page(which, 390)
     browser.unfold()
     for width in (390, 800, 1300, 1440):
         browser.resize(width)
@@ -157,29 +159,29 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, which: str) -> None:
 
 @pytest.mark.parametrize("which", ["good", "bad", "kinds", "full"])
 def test_nothing_is_wider_than_a_printed_page(browser: Browser, which: str) -> None:
-    browser.open(which, A4_LANDSCAPE_PX)
-    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.open_page(which, A4_LANDSCAPE_PX)
+    browser.run_devtools_command("Emulation.setEmulatedMedia", media="print")
     assert browser.evaluate("document.documentElement.scrollWidth") <= A4_LANDSCAPE_PX
 
 
 def test_printed_it_has_figures_on_upright_pages_and_what_was_folded_away(browser: Browser) -> None:
-    browser.open("full", 1440)
-    printed = base64.b64decode(browser.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+    browser.open_page("full", 1440)
+    printed = base64.b64decode(browser.run_devtools_command("Page.printToPDF", preferCSSPageSize=True)["data"])
     sizes = [tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", printed)]
     upright = sum(height > width for width, height in sizes)
-    # Two figures on a page; the first screen and the wide tables lie on their side.
+    # Two figures on a page; the first screen and the wide tables are in landscape.
     assert 6 <= upright <= 9
     assert len(sizes) <= 12
-    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.run_devtools_command("Emulation.setEmulatedMedia", media="print")
     seen = "[...document.querySelectorAll('figure svg.wide')].map(one => one.getBoundingClientRect().height > 0)"
     assert browser.evaluate(seen) == [True] * len(CHARTS)
     assert browser.evaluate("document.querySelector('section[aria-labelledby=raw]').offsetHeight") == 0
 
 
 def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser) -> None:
-    browser.open("full", 1440)
+    browser.open_page("full", 1440)
     drawn = browser.evaluate("[...document.querySelectorAll('figure')].map(one => one.id)")
-    assert drawn == [chart.name for chart in sorted(CHARTS, key=lambda one: one.is_folded)]
+    assert drawn == [chart.name for chart in sorted(CHARTS, key=lambda chart: chart.is_folded)]
     assert browser.evaluate("[...document.querySelectorAll('details.figure summary span')].every(p => p.innerText)")
     browser.unfold()
     assert browser.evaluate("[...document.querySelectorAll('figcaption p')].every(p => p.innerText.length > 20)")
@@ -188,14 +190,14 @@ def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser) 
 
 @pytest.mark.parametrize("which", ["good", "bad", "full"])
 def test_the_console_is_silent_and_nothing_else_is_fetched(browser: Browser, which: str) -> None:
-    browser.open(which, 1440)
+    browser.open_page(which, 1440)
     assert browser.driver.title != ""
-    assert browser.complaints() == []
+    assert browser.console_messages() == []
     assert browser.requests() == [browser.pages[which].as_uri()]
 
 
 def test_heads_sort_by_mouse_ascending_then_descending_with_what_is_unknown_last(browser: Browser) -> None:
-    browser.open("full", 1440)
+    browser.open_page("full", 1440)
     planned = browser.column(0)
     button = browser.driver.find_elements(By.CSS_SELECTOR, "table.sortable thead button")[6]
     head = button.find_element(By.XPATH, "./..")
@@ -210,7 +212,7 @@ def test_heads_sort_by_mouse_ascending_then_descending_with_what_is_unknown_last
 
 
 def test_heads_sort_by_keyboard_and_the_focus_is_seen(browser: Browser) -> None:
-    browser.open("full", 1440)
+    browser.open_page("full", 1440)
     body = browser.driver.find_element(By.TAG_NAME, "body")
     for _ in range(40):
         body.send_keys(Keys.TAB)
@@ -226,7 +228,7 @@ def test_heads_sort_by_keyboard_and_the_focus_is_seen(browser: Browser) -> None:
 
 
 def test_where_rows_are_cards_a_choice_sorts_them_and_gives_the_plans_order_back(browser: Browser) -> None:
-    browser.open("full", 390)
+    browser.open_page("full", 390)
     planned = browser.column(0)
     choice = Select(browser.driver.find_element(By.CSS_SELECTOR, ".sorter select"))
     name = next(option.text for option in choice.options if option.text.startswith("US$") and "asc" in option.text)
@@ -237,19 +239,19 @@ def test_where_rows_are_cards_a_choice_sorts_them_and_gives_the_plans_order_back
 
 
 def test_without_its_script_the_page_reads_the_same(browser: Browser) -> None:
-    browser.open("full", 1440)
-    shown = "document.querySelector('main').innerText"
-    words = browser.evaluate(shown)
-    browser.open("full", 1440, script=False)
-    plain = browser.evaluate(shown)
-    browser.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert len(words) > 1000
-    assert plain.split() == words.split()
+    browser.open_page("full", 1440)
+    expression = "document.querySelector('main').innerText"
+    text = browser.evaluate(expression)
+    browser.open_page("full", 1440, script=False)
+    plain = browser.evaluate(expression)
+    browser.run_devtools_command("Emulation.setScriptExecutionDisabled", value=False)
+    assert len(text) > 1000
+    assert plain.split() == text.split()
 
 
 @pytest.mark.parametrize(("width", "seen"), [(390, "narrow"), (1440, "wide")])
 def test_each_figure_is_shown_once_in_the_shape_that_fits(browser: Browser, width: int, seen: str) -> None:
-    browser.open("good", width)
+    browser.open_page("good", width)
     browser.unfold()
     shown = browser.evaluate(
         "[...document.querySelectorAll('figure svg')].filter(e => e.getBoundingClientRect().height > 0)"
@@ -263,7 +265,7 @@ def test_each_figure_is_shown_once_in_the_shape_that_fits(browser: Browser, widt
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("which", ["bad", "full", "kinds"])
 def test_no_text_of_a_figure_is_cut_off(browser: Browser, which: str, width: int) -> None:
-    browser.open(which, width)
+    browser.open_page(which, width)
     browser.unfold()
     cut = browser.evaluate(
         """[...document.querySelectorAll('figure svg')].flatMap(svg => {
@@ -280,7 +282,7 @@ def test_no_text_of_a_figure_is_cut_off(browser: Browser, which: str, width: int
 
 
 def test_text_in_figures_is_large_enough_to_read_on_a_phone(browser: Browser) -> None:
-    browser.open("full", 390)
+    browser.open_page("full", 390)
     browser.unfold()
     smallest = browser.evaluate(
         "Math.min(...[...document.querySelectorAll('figure svg.narrow text')]"
@@ -314,9 +316,9 @@ CONTRAST = """(() => {
 @pytest.mark.parametrize("which", ["full", "bad"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_all_text_stands_out_from_what_is_behind_it(browser: Browser, which: str, dark: bool) -> None:
-    browser.open(which, 1440, dark=dark)
+    browser.open_page(which, 1440, dark=dark)
     weakest = browser.evaluate(CONTRAST)
-    assert weakest[0][0] >= LEAST_CONTRAST, weakest
+    assert weakest[0][0] >= MIN_CONTRAST, weakest
 
 
 def test_dark_mode_reaches_page_and_figures(browser: Browser) -> None:
@@ -326,18 +328,18 @@ def test_dark_mode_reaches_page_and_figures(browser: Browser) -> None:
         return [light(getComputedStyle(document.body).backgroundColor), light(getComputedStyle(document.body).color),
                 light(getComputedStyle(text).fill)];
     })()"""
-    browser.open("good", 1440, dark=False)
+    browser.open_page("good", 1440, dark=False)
     paper, ink, drawn = browser.evaluate(look)
     assert paper > 0.9
     assert max(ink, drawn) < 0.5
-    browser.open("good", 1440, dark=True)
+    browser.open_page("good", 1440, dark=True)
     paper, ink, drawn = browser.evaluate(look)
     assert paper < 0.2
     assert min(ink, drawn) > 0.6
 
 
 def test_the_finding_the_note_and_the_table_are_on_the_first_screen(browser: Browser) -> None:
-    browser.open("good", 1440)
+    browser.open_page("good", 1440)
     bottoms = browser.evaluate(
         "['h1', '.note', 'table'].map(s => document.querySelector(s).getBoundingClientRect().bottom)"
     )

@@ -1,5 +1,5 @@
-"""Runs to load and report on."""
+"""Fixtures of runs to load and report on."""
 
-from tests.support.reports.fixtures import a10, figures_drawn_in_this_process, folder, h200
+from tests.support.reports.fixtures import a10, draw_figures_in_this_process, folder, h200
 
-__all__ = ["a10", "figures_drawn_in_this_process", "folder", "h200"]
+__all__ = ["a10", "draw_figures_in_this_process", "folder", "h200"]

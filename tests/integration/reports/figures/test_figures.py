@@ -1,4 +1,4 @@
-"""What of this subject starts a process."""
+"""Figures, in tests that start processes or write files."""
 
 import re
 from dataclasses import replace
@@ -18,15 +18,15 @@ from tests.support.reports import showcase, synthetic
 from tests.support.reports.fixtures import REAL_PNG
 
 
-def job_of(chart, summary, run):
+def make_job(chart, summary, run):
     return RenderJob(chart=chart, drawing=chart.gather(summary, run))
 
 
-def draw_one(job):
+def draw(job):
     return renderer.draw_picture(job.chart.name, job.chart.title, job.drawing)
 
 
-def test_every_colour_that_is_drawn_is_the_pages_own_in_dark_mode(a10):
+def test_every_drawn_colour_is_a_variable_of_the_page(a10):
     summary, run = a10
     for chart in CHARTS[:-1]:
         with style.figure_style():
@@ -43,22 +43,22 @@ def test_a_figures_png_is_wide_enough_for_a_slide(a10):
 
 @pytest.fixture
 def two_jobs(a10, monkeypatch):
-    """For a studio of two processes."""
+    """Two jobs for a pool of two processes."""
     monkeypatch.setattr(renderer, "MAX_PROCESSES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    return [job_of(chart, *a10) for chart in CHARTS[1:3]]
+    return [make_job(chart, *a10) for chart in CHARTS[1:3]]
 
 
 def test_figures_drawn_in_other_processes_are_the_same_bytes(two_jobs):
-    here = [draw_one(job) for job in two_jobs]
+    drawn_here = [draw(job) for job in two_jobs]
     with FigurePool() as processes:
-        there = processes.draw(two_jobs)
-    # Pixels are left out: this process makes none for the tests' sake.
-    assert [one.svg for one in there] == [one.svg for one in here]
-    assert [one.narrow_svg for one in there] == [one.narrow_svg for one in here]
+        drawn_elsewhere = processes.draw(two_jobs)
+    # PNGs are not compared: in tests, this process draws none.
+    assert [picture.svg for picture in drawn_elsewhere] == [picture.svg for picture in drawn_here]
+    assert [picture.narrow_svg for picture in drawn_elsewhere] == [picture.narrow_svg for picture in drawn_here]
 
 
-def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(two_jobs):
+def test_jobs_of_a_process_that_died_are_drawn(two_jobs):
     with FigurePool() as processes:
         for process in processes._pool._processes.values():
             process.kill()
@@ -67,10 +67,10 @@ def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(two_jobs):
     assert [picture.name for picture in pictures] == [job.chart.name for job in two_jobs]
 
 
-def test_an_inline_drawing_keeps_its_words_and_loses_what_nobody_sees(h200):
-    picture = draw_one(job_of(CHARTS[0], *h200))
-    words = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
-    assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == words
+def test_an_inline_drawing_keeps_its_text_and_is_smaller(h200):
+    picture = draw(make_job(CHARTS[0], *h200))
+    texts = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
+    assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == texts
     assert len(picture.wide_svg) < len(picture.svg) / 1.5
     assert inline_svg(picture.svg, "w01") == picture.wide_svg
 
@@ -80,28 +80,28 @@ HOSTILE = "=cmd|' /C calc'!A0 <b onload=x> ]]> &amp; --> $y$"
 
 def test_hostile_names_are_text_in_every_figure(tmp_path):
     trials = tuple(
-        replace(one, name=f"{HOSTILE} {number}"[:80], reason=HOSTILE)
-        for number, one in enumerate(synthetic.other_kinds())
+        replace(trial, name=f"{HOSTILE} {number}"[:80], reason=HOSTILE)
+        for number, trial in enumerate(synthetic.other_kinds())
     )
     trials = (*synthetic.quick(), synthetic.trial(HOSTILE, lora_rank=8), *trials)
     run = synthetic.record(trials, workers=1)
     synthetic.write_run(tmp_path, run)
     for plan in run.planned:
         showcase.write_telemetry(tmp_path / "trials" / plan.trial_id / "telemetry.csv", plan.trial)
-    made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
-    for path in made.files:
+    report = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
+    for path in report.files:
         if path.suffix == ".svg":
             assert "<b onload" not in path.read_text(), path.name
-    page = made.index.read_text()
+    page = report.index.read_text()
     assert "<b onload" not in page
-    assert "<b onload" not in (made.index.parent / "report.md").read_text()
+    assert "<b onload" not in (report.index.parent / "report.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["training", "hardware", "loading", "inference", "distributed"])
 def test_one_trial_of_one_step_on_one_node_is_enough_for_every_figure(tmp_path, kind):
-    trial = synthetic.trial("alone", kind=kind, measured_steps=1, warmup_steps=0)
+    trial = synthetic.trial("single", kind=kind, measured_steps=1, warmup_steps=0)
     run = synthetic.record((trial,), workers=1)
     synthetic.write_run(tmp_path, run, exact=True)
-    made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source="a list"))
-    assert made.exit_code == 0
-    assert made.counts == {TrialStatus.SUCCEEDED: 1}
+    report = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source="a list"))
+    assert report.exit_code == 0
+    assert report.counts == {TrialStatus.SUCCEEDED: 1}

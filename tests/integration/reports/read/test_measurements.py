@@ -14,7 +14,7 @@ from reports.read import measurements
 from reports.read.load import load
 from reports.summary import tables
 from tests.support.reports import synthetic
-from tests.support.reports.run_writer import HOSTILE, check_hostile, page_text, read
+from tests.support.reports.run_writer import HOSTILE, check_hostile_is_text, page_text, read_report_file
 
 
 def run_of(folder: Path, *trials, workers: int = 1):
@@ -187,12 +187,12 @@ def test_measurements_of_a_failed_trial_are_marked_with_its_status(folder):
     assert names == {"one", "one (OUT_OF_MEMORY)"}
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_more_rows_than_a_page_holds_are_counted_and_all_in_the_csv(folder):
     load_measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(tables.MAX_ROWS + 7)))
     made = build(folder)
     assert "7 more rows are in measurements.csv" in page_text(made)
-    assert len(read(made, "measurements.csv").splitlines()) == 1 + tables.MAX_ROWS + 7
+    assert len(read_report_file(made, "measurements.csv").splitlines()) == 1 + tables.MAX_ROWS + 7
 
 
 def test_a_run_of_only_hardware_trials_has_a_report_of_its_measurements(folder):
@@ -205,7 +205,7 @@ def test_a_run_of_only_hardware_trials_has_a_report_of_its_measurements(folder):
     assert "20 % of the chip's peak" in page
     assert "none the chip has no fp8" in page
     assert [path.stem for path in made.files if path.suffix == ".png"] == ["03_hardware_performance"]
-    assert "### Hardware" in read(made, "report.md")
+    assert "### Hardware" in read_report_file(made, "report.md")
 
 
 def test_other_kinds_are_in_no_training_table_figure_finding_or_ratio(folder):
@@ -214,13 +214,13 @@ def test_other_kinds_are_in_no_training_table_figure_finding_or_ratio(folder):
     assert [row.label for row in made.rows] == ["baseline", "optimized"]
     assert made.finding.startswith("optimized processed")
     assert [other.kind for other in made.others] == ["hardware", "loading", "inference", "distributed"]
-    document = json.loads(read(made, "summary.json"))
+    document = json.loads(read_report_file(made, "summary.json"))
     assert set(document["measurements"]) == {"hardware", "loading", "inference", "distributed"}
     assert document["counts"]["SUCCEEDED"] == len(both.planned)
-    assert "ddp-2" not in re.sub(r"<[^>]+>", " ", read(made, "figures/02_training_performance.svg"))
+    assert "ddp-2" not in re.sub(r"<[^>]+>", " ", read_report_file(made, "figures/02_training_performance.svg"))
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_if_training_failed_the_rest_is_still_reported(folder):
     run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
     synthetic.rewrite(folder, run.planned[0], status=TrialStatus.FAILED, reason="no luck")
@@ -240,7 +240,7 @@ def test_telemetry_of_every_kind_is_in_one_table(folder):
     assert [column.unit for column in table.columns] == ["%", "GB", "W", "MHz", "°C"]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize(
     ("flags", "cautions"),
     [
@@ -265,12 +265,12 @@ def test_hostile_contexts_names_and_notes_are_text_everywhere(folder):
     ]
     load_measured(folder, *values, flags=[HOSTILE])
     made = build(folder)
-    assert read(made, "index.html").count("<script") == 1  # the page's own, which sorts tables
-    assert "'@sum" in check_hostile(made, "measurements.csv")
+    assert read_report_file(made, "index.html").count("<script") == 1  # the page's own, which sorts tables
+    assert "'@sum" in check_hostile_is_text(made, "measurements.csv")
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_kinds_that_never_report_a_key_do_not_differ_in_it(folder):
     run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
     synthetic.rewrite(folder, run.planned[0], exact=True, fingerprint=synthetic.fingerprint(attention="sdpa"))
-    assert json.loads(read(build(folder), "summary.json"))["fingerprint"]["differences"] == {}
+    assert json.loads(read_report_file(build(folder), "summary.json"))["fingerprint"]["differences"] == {}

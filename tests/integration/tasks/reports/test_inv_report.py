@@ -121,7 +121,7 @@ def test_another_run_is_compared_with_in_a_figure(project, capsys):
     assert 'id="12_run_comparison"' in page
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_files_for_other_tools_are_written_next_to_the_report_and_listed(project, capsys):
     report(Context(), format=["mlflow,mlperf", "mlperf"])
     output = capsys.readouterr().out.splitlines()

@@ -1,6 +1,7 @@
-"""The figures: what they show as numbers, that colours can be told apart by everybody, and that nothing breaks them."""
+"""Figures: their numbers, distinguishable colours, and unusual data."""
 
 import itertools
+import re
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ from tests.support.reports import showcase, synthetic
 TONES = (palette.BASELINE_TONE, palette.OTHER_TONE, palette.DEEP_TONE, palette.ACCENT_TONE)
 # Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
 # severity 1.0; matrices for linear RGB.
-SEES = {
+VISION = {
     "all colours": np.eye(3),
     "no red": np.array([[0.1526, 1.0529, -0.2055], [0.1149, 0.7862, 0.0989], [-0.0039, -0.0481, 1.0520]]),
     "no green": np.array([[0.3673, 0.8607, -0.2280], [0.2801, 0.6728, 0.0471], [-0.0118, 0.0429, 0.9689]]),
@@ -48,22 +49,22 @@ SEES = {
 }
 
 
-def rows_of(figure, *, group=0, panel=0):
-    """Name of a row to its mark."""
+def marks_by_row(figure, *, group=0, panel=0):
+    """Map a row's name to its mark."""
     return dict(zip(figure.groups[group].names, figure.groups[group].panels[panel].marks, strict=True))
 
 
-def panels_of(figure):
+def panels_by_title(figure):
     return {panel.title: panel for group in figure.groups for panel in group.panels}
 
 
-def linear(colour: str) -> np.ndarray:
+def to_linear_rgb(colour: str) -> np.ndarray:
     channels = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
 
 
-def lab(rgb: np.ndarray) -> np.ndarray:
-    """CIE L*a*b* (D65) of linear RGB."""
+def to_lab(rgb: np.ndarray) -> np.ndarray:
+    """Convert linear RGB to CIE L*a*b* (D65)."""
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
     xyz = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
@@ -71,12 +72,12 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("pair", list(itertools.combinations(TONES, 2)))
-def test_every_two_tones_can_be_told_apart_by_everybody_and_in_grey_print(pair):
-    for eyes, sees in SEES.items():
-        one, other = (lab(sees @ linear(tone)) for tone in pair)
-        assert np.linalg.norm(one - other) > 20.0, eyes  # a difference of 2.3 can just be seen
-    one, other = (lab(linear(tone))[0] for tone in pair)
-    assert abs(one - other) > 10.0
+def test_every_two_tones_differ_for_colour_blind_readers_and_in_grey_print(pair):
+    for eyes, sees in VISION.items():
+        first, second = (to_lab(sees @ to_linear_rgb(tone)) for tone in pair)
+        assert np.linalg.norm(first - second) > 20.0, eyes  # a difference of 2.3 is just visible
+    first, second = (to_lab(to_linear_rgb(tone))[0] for tone in pair)
+    assert abs(first - second) > 10.0
 
 
 def test_spread_moves_labels_apart_as_little_as_needed_and_keeps_their_order():
@@ -86,7 +87,7 @@ def test_spread_moves_labels_apart_as_little_as_needed_and_keeps_their_order():
     assert moved == pytest.approx([0.6067, 0.4067, 0.5067, 0.9], abs=1e-3)
 
 
-def test_panels_beside_each_other_share_one_axis_and_bars_begin_at_zero():
+def test_panels_can_share_one_axis_and_bars_begin_at_zero():
     panels = share_axis([Panel(title="a", marks=(Mark(value=5.0, text=""),)), Panel(title="b", marks=())])
     assert panels[0].limits == panels[1].limits == (0.0, pytest.approx(5.3))
     dots = Panel(title="c", marks=(), kind="dots", log=True, reference=1.0)
@@ -98,13 +99,13 @@ def test_panels_beside_each_other_share_one_axis_and_bars_begin_at_zero():
 def test_the_summary_puts_the_most_useful_tokens_first_and_published_rates_where_they_measured_the_same(a10):
     figure = executive_summary.gather(*a10)
     assert figure.groups[0].names[0] == "packed"
-    samples = rows_of(figure, panel=1)
+    samples = marks_by_row(figure, panel=1)
     assert samples["optimized"].published == (1.46,)
     assert samples["baseline"].published == (0.69, 0.67)
     assert {name for name, mark in samples.items() if mark.published} == {"optimized", "baseline"}
 
 
-def test_published_results_stand_beside_no_run_of_another_model_or_profile(tmp_path):
+def test_published_results_do_not_match_a_run_of_another_model_or_profile(tmp_path):
     showcase.write(tmp_path / "gpu")
     run = load(tmp_path / "gpu")
     assert reference_results.matching_results(run) is not None
@@ -120,18 +121,18 @@ def test_the_published_file_reads_and_keeps_both_sides_of_each_contradiction():
     a, b = known.scaling
     assert (a.efficiency_percent[4], b.efficiency_percent[4]) == (94.0, 99.7)
     assert known.cost_10000_samples["usd"][4] == [1.14, 1.24]
-    assert all(isinstance(value, int | float) for one in known.loading.values() for value in one.values())
+    assert all(isinstance(value, int | float) for quantities in known.loading.values() for value in quantities.values())
 
 
 def test_hardware_shows_each_types_largest_product_with_the_chips_own_figure_as_its_limit(h200):
     figure = hardware.gather(*h200)
-    bf16 = rows_of(figure)["bf16, 8,192"]
+    bf16 = marks_by_row(figure)["bf16, 8,192"]
     assert bf16.limit == pytest.approx(100 * bf16.value / 70.0)
-    assert rows_of(figure, group=1)["within the GPU's memory"].published == (475.0,)
+    assert marks_by_row(figure, group=1)["within the GPU's memory"].published == (475.0,)
 
 
 def test_loading_and_inference_take_their_values_over_workers(a10):
-    cold = rows_of(loading.gather(*a10))["load, cold"]
+    cold = marks_by_row(loading.gather(*a10))["load, cold"]
     assert cold.low <= cold.value <= cold.high
     lines = inference.gather(*a10).lines[0]
     assert {(line.precision, line.path) for line in lines} == {
@@ -140,19 +141,20 @@ def test_loading_and_inference_take_their_values_over_workers(a10):
     assert [point[0] for point in lines[0].points] == [1, 2, 4, 8, 16, 32]
 
 
-def test_what_generated_tokens_cost_is_said_for_every_path(a10):
+def test_the_caption_has_the_cost_of_generated_tokens_for_every_path(a10):
     figure = inference.gather(*a10)
-    assert "Dotted: the same step with LoRA adapters on." in figure.caption
+    assert "LoRA" in figure.caption
     priced = replace(figure, usd_per_hour=3.6)
     line = figure.lines[0][0]
     at_one, at_eight = (rate for batch, rate, _, _ in line.points if batch in (1, 8))
     costs = f"{line.name}: ${1000 / at_one:,.2f} at batch 1, ${1000 / at_eight:,.2f} at batch 8, "
-    assert f"A million generated tokens at $3.60 a GPU hour: {costs}" in priced.caption  # a tenth of a cent a second
-    assert "A million" not in replace(figure, usd_per_hour=None).caption
+    assert "$3.60" in priced.caption  # a tenth of a cent per second
+    assert costs in priced.caption
+    assert "$" not in replace(figure, usd_per_hour=None).caption
 
 
-def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_not_fit(a10):
-    effect = rows_of(diagnostic.gather(*a10), group=1)
+def test_the_diagnosis_compares_each_factor_with_the_centre_and_shows_out_of_memory(a10):
+    effect = marks_by_row(diagnostic.gather(*a10), group=1)
     assert len(effect) == 11
     assert effect["sequence 512 \N{RIGHTWARDS ARROW} 256"].value == pytest.approx(0.527 / 0.294, rel=0.01)
     off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
@@ -163,7 +165,7 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_no
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].low == one_of_all.low
 
 
-def test_the_way_from_the_baseline_to_what_is_recommended_changes_one_thing_after_the_other(a10):
+def test_the_path_from_the_baseline_to_the_recommended_configuration_changes_one_factor_per_step(a10):
     summary, run = a10
     figure = diagnostic.gather(summary, run)
     arrow = "\N{RIGHTWARDS ARROW}"
@@ -174,22 +176,22 @@ def test_the_way_from_the_baseline_to_what_is_recommended_changes_one_thing_afte
         f"samples padded {arrow} packed = packed",
     )
     useful, minutes = figure.groups[0].panels
-    assert useful.marks[2].text.endswith("1.91x the row above")
+    assert ", 1.91x " in useful.marks[2].text
     assert minutes.marks[3].value == pytest.approx(2.04, rel=0.01)
     settings = {configuration.label: configuration.planned[0].trial for configuration in run.configurations}
-    alone = replace(summary, rows=tuple(row for row in summary.rows if row.label in ("baseline", "packed")))
-    assert diagnostic.shortest_path(alone, settings) == []
+    only_ends = replace(summary, rows=tuple(row for row in summary.rows if row.label in ("baseline", "packed")))
+    assert diagnostic.shortest_path(only_ends, settings) == []
 
 
-def test_memory_shows_predictions_where_there_are_any_and_bars_alone_where_there_are_none(h200):
+def test_memory_shows_predictions_if_there_are_any_else_only_bars(h200):
     summary, run = h200
     figure = memory.gather(summary, run)
     assert figure.groups[0].panels[0].reference == pytest.approx(150.0)
-    assert all(mark.limit for mark in rows_of(figure).values())
+    assert all(mark.limit for mark in marks_by_row(figure).values())
     without = run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK]
-    bare = memory.gather(summary, replace(run, measurements=without))
-    assert {mark.limit for mark in rows_of(bare).values()} == {None}
-    assert "no prediction" in bare.caption
+    figure_without = memory.gather(summary, replace(run, measurements=without))
+    assert {mark.limit for mark in marks_by_row(figure_without).values()} == {None}
+    assert "no prediction" in figure_without.caption
 
 
 @pytest.mark.parametrize(("predicted", "says"), [(0.997, "0 %"), (1.004, "0 %"), (0.98, "-2 %"), (1.017, "+2 %")])
@@ -199,16 +201,18 @@ def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200,
     peaks = {row.label: row.peak_vram_bytes for row in summary.rows}
     these = frame["name"] == memory.PREDICTED_PEAK
     frame.loc[these, "value"] = [predicted * peaks[label] for label in frame.loc[these, "configuration"]]
-    marks = rows_of(memory.gather(summary, replace(run, measurements=frame)))
+    marks = marks_by_row(memory.gather(summary, replace(run, measurements=frame)))
     assert {mark.text.split("predicted, ")[1].split("  ")[0] for mark in marks.values()} == {says}
 
 
 def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10):
     summary, run = a10
-    assert not any(mark.published for mark in panels_of(cost.gather(summary, run))["Per 1,000 samples, at $2.00"].marks)
+    assert not any(
+        mark.published for mark in panels_by_title(cost.gather(summary, run))["Per 1,000 samples, at $2.00"].marks
+    )
     figure = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=0.60, source="a list")), run)
     configurations, tunings = figure.groups
-    by_title = panels_of(figure)
+    by_title = panels_by_title(figure)
     sixty = dict(zip(configurations.names, by_title["Per 1,000 samples, at $0.60"].marks, strict=True))
     assert sixty["optimized"].published == (0.114,)
     four = by_title["10,000 samples at $0.60"].marks[tunings.names.index("optimized, 4 GPUs")]
@@ -218,7 +222,7 @@ def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10
 def test_dollars_are_drawn_at_one_price_the_others_are_named_and_a_thousand_samples_take_minutes(a10):
     summary, _ = a10
     figure = cost.gather(*a10)
-    panels = panels_of(figure)
+    panels = panels_by_title(figure)
     titles = [title for title in panels if "$" in title]
     assert len(titles) == 3
     assert all(title.endswith("$2.00") or "at $2.00" in title for title in titles)
@@ -228,7 +232,7 @@ def test_dollars_are_drawn_at_one_price_the_others_are_named_and_a_thousand_samp
     assert minutes["packed"].value == pytest.approx(1000 / rate / 60)
 
 
-def test_dollars_are_told_of_what_is_recommended_not_of_what_was_cheaper_and_ran_out_of_memory(a10):
+def test_the_title_has_the_cost_of_the_recommended_not_of_a_cheaper_configuration_that_ran_out_of_memory(a10):
     summary, run = a10
     assert cost.gather(summary, run).header.title.startswith("packed is cheapest: $0.7")
     figure = cost.gather(out_of_memory_on(summary, "packed", 9), run)
@@ -244,7 +248,7 @@ def test_the_titles_of_the_costs_are_whole(a10, sheet):
 
 
 def with_medians(summary, medians_of):
-    """The summary with these step times by worker, of each configuration that was measured."""
+    """Replace each measured configuration's step times by worker."""
     rows = [
         replace(row, measured=row.measured and replace(row.measured, worker_medians=medians_of(row.label)))
         for row in summary.rows
@@ -253,7 +257,7 @@ def with_medians(summary, medians_of):
 
 
 def out_of_memory_on(summary, label, amount):
-    """The summary in which `amount` trials of `label` ended so, beside those that succeeded."""
+    """Add `amount` trials of `label` that ran out of memory."""
     rows = tuple(
         replace(row, planned=row.planned + amount, ends={**row.ends, TrialStatus.OUT_OF_MEMORY: amount})
         if row.label == label
@@ -266,17 +270,16 @@ def out_of_memory_on(summary, label, amount):
 def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
     summary, run = a10
     data = speed_and_memory.gather(summary, run)
-    places = {one.name: one for one in data.points}
+    points = {point.name: point for point in data.points}
     assert data.limit_gb == pytest.approx(23.68)
-    assert (places["packed"].memory_gb, places["packed"].label) == (pytest.approx(8.92), "packed")
+    assert (points["packed"].memory_gb, points["packed"].label) == (pytest.approx(8.92), "packed")
     assert data.header.title.startswith("packed is the fastest without a failed trial: ")
     rows = tuple(replace(row, planned=3, missing=1) if row.label == "packed" else row for row in summary.rows)
-    assert (
-        speed_and_memory.gather(replace(summary, rows=rows), run).header.title == data.header.title
-    )  # nothing was told
-    assert (places["seq-2048"].rate, places["seq-2048"].label) == (0.0, "seq-2048, 0 of 2 trials")
+    # A missing result is not a failure.
+    assert speed_and_memory.gather(replace(summary, rows=rows), run).header.title == data.header.title
+    assert (points["seq-2048"].rate, points["seq-2048"].label) == (0.0, "seq-2048, 0 of 2 trials")
     risky = speed_and_memory.gather(out_of_memory_on(summary, "packed", 9), run)
-    assert "packed is faster, but succeeded only in 2 of 11 trials" in risky.header.title
+    assert "2 of 11 trials" in risky.header.title
     assert "packed, 2 of 11 trials" in risky.alt
 
 
@@ -284,24 +287,25 @@ def test_memory_shows_what_ran_out_of_it_also_without_a_prediction(a10):
     summary, run = a10
     bare = replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK])
     figure = memory.gather(summary, bare)
-    assert rows_of(figure)["seq-2048"].text == "out of memory: it needs more than 23.7 GB"
-    assert rows_of(figure)["seq-2048"].is_hollow
+    assert "23.7 GB" in marks_by_row(figure)["seq-2048"].text
+    assert marks_by_row(figure)["seq-2048"].is_hollow
     assert "2 configurations ran out of memory" in figure.header.title
     assert (
         "out of memory in 9 of 11 trials"
-        in rows_of(memory.gather(out_of_memory_on(summary, "packed", 9), bare))["packed"].text
+        in marks_by_row(memory.gather(out_of_memory_on(summary, "packed", 9), bare))["packed"].text
     )
 
 
-def test_the_map_of_workers_names_a_sick_one_and_leaves_empty_what_it_did_not_measure(a10):
+def test_the_map_of_workers_names_a_slow_one_and_leaves_unmeasured_cells_empty(a10):
     summary, run = a10
-    assert worker_map.gather(summary, run).header.title.startswith("No worker is slow throughout: each is within 0.")
+    assert worker_map.find_slow_worker(summary) is None
+    assert worker_map.gather(summary, run).header.title.startswith("No worker ")
 
     def medians(label):
         return {f"node-{number}": 1.0 for number in range(3)} | ({} if label == "packed" else {"node-9": 1.17})
 
     data = worker_map.gather(with_medians(summary, medians), run)
-    assert data.header.title == "node-9 is 17 % slower than the middle worker, in 10 of 11 configurations"
+    assert re.fullmatch("node-9 is 17 % slower .* 10 of 11 configurations", data.header.title)
     assert data.workers == ("node-0", "node-1", "node-2", "node-9")
     assert data.percent[data.names.index("packed")] == (0.0, 0.0, 0.0, None)
 
@@ -315,17 +319,17 @@ def test_there_is_no_map_of_a_single_worker_and_no_cost_without_a_price(h200):
 
 def test_distributed_shows_both_published_records_and_the_bound(a10):
     figure = distributed.gather(*a10)
-    marks = rows_of(figure, group=1)
+    marks = marks_by_row(figure, group=1)
     assert marks["4 ranks, table A"].published == (94.0,)
     assert marks["4 ranks, run B"].published == (99.7,)
     assert marks["4 ranks, against one rank"].value == pytest.approx(100 * 0.576 / 0.598, rel=0.01)
     assert 0 < figure.groups[0].panels[1].marks[-1].limit < 0.1
-    # Each dot says what it is against, and the caption what its colour means.
+    # Each dot's name has its reference, and the caption the meaning of its colour.
     for name, mark in marks.items():
         if mark.value is not None:
             assert name.endswith("against one rank" if mark.tone == palette.OTHER_TONE else "against no exchange")
     assert "against no exchange" in " ".join(figure.groups[1].names)
-    assert "Blue dots compare with one rank; orange dots with the same ranks when they do not" in figure.caption
+    assert re.search("Blue dots .* one rank.* orange dots .* same ranks without", figure.caption)
 
 
 def test_telemetry_is_averaged_into_bins_and_cut_rows_are_left_out(tmp_path):
@@ -343,8 +347,7 @@ def test_telemetry_is_averaged_into_bins_and_cut_rows_are_left_out(tmp_path):
 def test_telemetry_of_several_gpus_is_one_line_each(a10):
     summary, run = a10
     ranked = next(result for result in run.results if result.trial.world_size == 4)
-    alone = replace(run, results=(ranked,))
-    data = telemetry_figure.gather(summary, alone)
+    data = telemetry_figure.gather(summary, replace(run, results=(ranked,)))
     assert [curve.gpu for curve in data.lanes[0].curves] == [0, 1, 2, 3]
     assert [name for name, _, _ in data.phases][:3] == ["import", "load", "data"]
 
@@ -354,15 +357,15 @@ def test_a_quantity_that_a_short_trial_never_sampled_has_no_lane():
     assert telemetry_figure._lane(frame, "cpu_percent", "CPU", 1.0, by_gpu=False) is None
 
 
-def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(a10):
+def test_telemetry_shows_the_gpus_maximum_and_the_effect_of_its_power_limit(a10):
     data = telemetry_figure.gather(*a10)
     assert [lane.reference_lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
     assert data.lanes[1].heading.endswith(" of 150")
-    assert data.header.title.endswith("above the target of 80 %; its power limit held the clock down 76 % of that time")
-    assert "what this GPU can do at most" in data.caption
+    assert re.search("above the target of 80 %; its power limit .* 76 % ", data.header.title)
+    assert "maximum" in data.caption
 
 
-def test_telemetry_is_of_the_worker_that_is_slow_throughout_beside_a_healthy_ones_means(a10):
+def test_telemetry_is_of_the_slow_worker_with_a_healthy_ones_means(a10):
     summary, run = a10
 
     def medians(label):
@@ -370,13 +373,13 @@ def test_telemetry_is_of_the_worker_that_is_slow_throughout_beside_a_healthy_one
 
     data = telemetry_figure.gather(with_medians(summary, medians), run)
     assert data.trial == "packed.gpu-node-1"
-    assert data.header.title.startswith("gpu-node-1 is 17 % slower than the middle worker. The GPU was ")
+    assert re.match(r"gpu-node-1 is 17 % slower .*\. The GPU was ", data.header.title)
     (clock,) = (lane for lane in data.lanes if lane.title == "SM clock, MHz")
     assert clock.healthy_mean == pytest.approx(1458, rel=0.02)
-    assert "(a healthy worker: 1,4" in clock.heading
+    assert "healthy worker: 1,4" in clock.heading
 
 
-def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
+def test_telemetry_without_the_drivers_limits_claims_no_maximum(a10):
     summary, run = a10
     silent = {"gpu_power_limit_watts": None, "gpu_max_sm_clock_mhz": None}
     results = tuple(
@@ -390,7 +393,7 @@ def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
     data = telemetry_figure.gather(summary, replace(run, results=results))
     assert [lane.reference_lines for lane in data.lanes] == [(80.0,), (), (), ()]
     assert data.header.title.endswith("above the target of 80 %")
-    assert "at most" not in data.caption
+    assert "maximum" not in data.caption
 
 
 def test_a_loss_that_does_not_fall_is_the_title(folder):
@@ -402,19 +405,20 @@ def test_a_loss_that_does_not_fall_is_the_title(folder):
         synthetic.write_result(folder, again)
     loaded = load(folder)
     data = loss_curves.gather(summarize(loaded), loaded)
-    assert data.header.title == "The loss did not fall in baseline"
+    assert "did not fall" in data.header.title
+    assert data.header.title.endswith(" baseline")
     assert [curve.is_falling for curve in data.curves] == [False, True]
 
 
-def test_the_losses_of_all_configurations_lie_over_each_other_in_one_panel(a10):
+def test_the_losses_of_all_configurations_are_in_one_panel(a10):
     data = loss_curves.gather(*a10)
     (axes,) = data.draw(WIDE).axes
     assert len(data.curves) > 2
     assert len(axes.lines) == len(data.curves)
-    written = [words.get_text() for words in axes.texts]
-    assert len(written) == len(data.curves)
-    assert written[0].startswith("baseline: ")
-    assert all(words.endswith(" k tokens") for words in written)  # the longest too: room was made for it
+    labels = [label.get_text() for label in axes.texts]
+    assert len(labels) == len(data.curves)
+    assert labels[0].startswith("baseline: ")
+    assert all(label.endswith(" k tokens") for label in labels)  # even the longest is not cut
 
 
 def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
@@ -423,16 +427,16 @@ def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
     synthetic.write_run(tmp_path / "later", slower, speeds={"baseline": 0.2, "optimized": 0.155})
     before, after = load(folder), load(tmp_path / "later")
     data = run_comparison.gather(summarize(after), after, compare([before, after]))
-    assert next(iter(rows_of(data))) == "baseline"
-    assert rows_of(data)["baseline"].value == pytest.approx(0.8, rel=0.03)
+    assert next(iter(marks_by_row(data))) == "baseline"
+    assert marks_by_row(data)["baseline"].value == pytest.approx(0.8, rel=0.03)
     assert run_comparison.gather(summarize(after), after) is None
 
 
-def test_a_process_that_hangs_ends_the_report_with_one_line_that_names_the_figure(monkeypatch):
+def test_a_drawing_process_that_hangs_is_an_error_that_names_the_figure(monkeypatch):
     monkeypatch.setattr(renderer, "DRAW_SEC", 0.01)
-    with pytest.raises(DrawError, match="01_executive_summary: not drawn within 0 s"):
+    with pytest.raises(DrawError, match=r"01_executive_summary.* 0 s"):
         renderer._await_picture(RenderJob(chart=CHARTS[0], drawing=None), Future())
 
 
-def test_what_a_drawing_process_imports_beforehand_is_there():
-    renderer._warm_up()  # names in strings: in another process a wrong one would only be slow
+def test_the_warm_up_of_a_drawing_process_imports_existing_modules():
+    renderer._warm_up()  # in another process, a wrong name would only make drawing slower

@@ -1,4 +1,4 @@
-"""Where a figure's words stand: clear of lines, and whole on a phone."""
+"""Placement of text in figures: clear of lines, and not cut on a phone."""
 
 import itertools
 from dataclasses import replace
@@ -19,34 +19,34 @@ from tests.support.reports import synthetic
 
 
 def drawn_pixels(line) -> np.ndarray:
-    """The line's way over the canvas, a pixel apart or less."""
+    """Sample the line on the canvas at most a pixel apart."""
     corners = line.get_transform().transform(line.get_xydata())
     steps = [np.linspace(start, end, 400) for start, end in itertools.pairwise(corners)]
     return np.vstack([corners, *steps])
 
 
-def is_crossed(box, way: np.ndarray) -> bool:
-    """Whether a line's pixels enter the box."""
-    inside = (way[:, 0] > box.x0) & (way[:, 0] < box.x1) & (way[:, 1] > box.y0) & (way[:, 1] < box.y1)
+def is_crossed(box, pixels: np.ndarray) -> bool:
+    """Return whether a line's pixels enter the box."""
+    inside = (pixels[:, 0] > box.x0) & (pixels[:, 0] < box.x1) & (pixels[:, 1] > box.y0) & (pixels[:, 1] < box.y1)
     return bool(inside.any())
 
 
-def words_on(figure: Figure) -> list[tuple[Annotation, object]]:
+def drawn_texts(figure: Figure) -> list[tuple[Annotation, object]]:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    found = [text for axes in figure.axes for text in axes.texts]
-    # The words alone: a leader from them to their point is part of an annotation's extent.
-    return [(text, super(Annotation, text).get_window_extent(canvas.get_renderer())) for text in found]
+    texts = [text for axes in figure.axes for text in axes.texts]
+    # The extent of an annotation would include the leader line to its point.
+    return [(text, super(Annotation, text).get_window_extent(canvas.get_renderer())) for text in texts]
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_published_labels_stand_on_no_line(a10, sheet):
+def test_published_labels_are_not_crossed_by_lines(a10, sheet):
     figure = inference.gather(*a10).draw(sheet)
-    labels = [box for text, box in words_on(figure) if text.get_text().endswith("published")]
+    labels = [box for text, box in drawn_texts(figure) if text.get_text().endswith("published")]
     assert len(labels) == 2
     for line in (line for line in figure.axes[0].lines if len(line.get_xdata()) > 1):
-        way = drawn_pixels(line)
-        assert not any(is_crossed(box, way) for box in labels)
+        pixels = drawn_pixels(line)
+        assert not any(is_crossed(box, pixels) for box in labels)
     for box in labels:
         frame = figure.axes[0].get_window_extent()
         assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
@@ -59,17 +59,17 @@ def test_names_of_eighty_characters_do_not_leave_the_figure(a10, chart, sheet):
     data = chart.gather(summary, run)
     name = "long-" * 16
     if chart is speed_and_memory:
-        data = replace(data, points=tuple(replace(one, name=name) for one in data.points))
+        data = replace(data, points=tuple(replace(point, name=name) for point in data.points))
     else:
         data = replace(data, curves=tuple(replace(curve, name=name) for curve in data.curves))
         whole = " k tokens" if sheet is WIDE else ""
     figure = data.draw(sheet)
-    for text, box in words_on(figure):
+    for text, box in drawn_texts(figure):
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
         assert chart is speed_and_memory or text.get_text().endswith(whole)
 
 
-def test_a_label_stands_beside_its_point_where_nothing_is_in_the_way():
+def test_a_label_is_next_to_its_point_if_there_is_room():
     figure = Figure(figsize=(4, 3))
     axes = figure.add_subplot()
     axes.set_xlim(0, 1)
@@ -81,19 +81,19 @@ def test_a_label_stands_beside_its_point_where_nothing_is_in_the_way():
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_the_dashed_line_makes_room_for_words(a10, sheet):
+def test_the_dashed_line_does_not_cross_text(a10, sheet):
     figure = diagnostic.gather(*a10).draw(sheet)
-    for axes in figure.axes[2:]:  # the way from the baseline is above them, in bars
+    for axes in figure.axes[2:]:  # the first panels are the path from the baseline, in bars
         dashed = [line for line in axes.lines if line.get_linestyle() == "--" or line.is_dashed()]
-        boxes = [box for text, box in words_on(figure) if text.axes is axes]
-        assert len(dashed) == len(axes.get_yticks())  # a piece for every row
+        boxes = [box for text, box in drawn_texts(figure) if text.axes is axes]
+        assert len(dashed) == len(axes.get_yticks())  # a segment for every row
         for line in dashed:
-            way = drawn_pixels(line)
-            assert not any(is_crossed(box, way) for box in boxes)
+            pixels = drawn_pixels(line)
+            assert not any(is_crossed(box, pixels) for box in boxes)
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_the_title_over_steps_that_were_stopped_ends_before_the_sheet_does(tmp_path, sheet):
+def test_the_title_over_interrupted_steps_fits_the_sheet(tmp_path, sheet):
     synthetic.write_run(tmp_path)
     run = load(tmp_path)
     assert run.steps.loc[run.steps["phase"] == "measure", "step_time_sec"].max() < 100.0
@@ -106,13 +106,13 @@ def test_the_title_over_steps_that_were_stopped_ends_before_the_sheet_does(tmp_p
     )
 
 
-def test_words_too_wide_for_a_phone_are_written_smaller_before_they_are_cut():
-    words = "0.997x (0.986 to 1.009), no effect shown  113 % published"
+def test_text_too_wide_for_a_phone_is_drawn_smaller_before_it_is_cut():
+    label = "0.997x (0.986 to 1.009), no effect shown  113 % published"
     figure = Figure(figsize=(3.8, 2))
     axes = figure.add_axes((0.05, 0.1, 0.9, 0.8))
-    assert text_size.width_in(words, glyphs.TEXT_SIZE) > 3.42
-    glyphs.label_mark(axes, 0.0, words, "rank", NARROW)
-    glyphs.label_mark(axes, 1.0, 3 * words, "rank", NARROW)
-    written = [text for text in axes.texts if text.get_text() != "rank"]
-    assert (written[0].get_text(), written[0].get_fontsize()) == (words, glyphs.MIN_TEXT_SIZE)
+    assert text_size.width_in(label, glyphs.TEXT_SIZE) > 3.42
+    glyphs.label_mark(axes, 0.0, label, "rank", NARROW)
+    glyphs.label_mark(axes, 1.0, 3 * label, "rank", NARROW)
+    written = [drawn for drawn in axes.texts if drawn.get_text() != "rank"]
+    assert (written[0].get_text(), written[0].get_fontsize()) == (label, glyphs.MIN_TEXT_SIZE)
     assert written[1].get_text().endswith(text_size.ELLIPSIS)

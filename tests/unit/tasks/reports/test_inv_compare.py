@@ -121,7 +121,7 @@ def test_undecided_comparisons_exit_2_unless_allowed(project, capsys):
         ({"tolerance": "much"}, "--tolerance: expected percent, from 0 to below 100, found 'much'"),
         ({"tolerance": "-1"}, "--tolerance: expected percent"),
         ({"tolerance": "nan"}, "--tolerance: expected percent"),
-        ({"second": "a"}, "name each run once"),
+        ({"second": "a"}, "contains run 'a'"),
         ({"second": "none"}, "run 'none'"),
         ({"second": "../a"}, "expected a run's id, not a path"),
         (
