@@ -48,7 +48,7 @@ class OutcomeWriter:
             if result is not None:
                 shutil.rmtree(result.parent)
         self._on_event(
-            replace(attempt_event(EventType.ENDED, planned, attempt), end=verdict.status, reason=verdict.reason)
+            replace(attempt_event(EventType.ENDED, planned, attempt), status=verdict.status, reason=verdict.reason)
         )
         self._queue.notify()
 

@@ -1,4 +1,4 @@
-"""Several local hosts under one agent: who is started with what, and that all of them are stopped."""
+"""Several local hosts under one agent: the environment of each job, and the cancellation of all."""
 
 import json
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from remote.fleet.gang_agent import GangAgent, place
+from remote.fleet.gang_agent import GangAgent, rank_environment
 from remote.hosts.command import Command
 from remote.hosts.host import HostError, HostUnreachable
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
-pytestmark = pytest.mark.usefixtures("no_patience")
+pytestmark = pytest.mark.usefixtures("short_claim_timeout")
 Members = Callable[[int], tuple[GangAgent, list[CuttableHost]]]
 
 
@@ -29,48 +29,53 @@ def folder_of(wire: CuttableHost) -> Path:
 
 @pytest.fixture
 def members(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> Members:
-    """Gangs of any size whose jobs lie in each member's own folder although they are asked for by one name."""
-    real = Agent.line
+    """Factory of gangs of any size whose jobs are in each member's own folder, although they share one path."""
+    original = Agent.call_line
 
-    def line(self: Agent, verb: str, arguments: dict[str, object], **more: object) -> object:
-        mine = {
+    def call_line(self: Agent, verb: str, arguments: dict[str, object], **more: object) -> object:
+        rewritten = {
             key: str(value).replace("/same", self.host.workdir, 1) if key in ("job", "slot") and value else value
             for key, value in arguments.items()
         }
-        return real(self, verb, mine, **more)  # type: ignore[arg-type]
+        return original(self, verb, rewritten, **more)  # type: ignore[arg-type]
 
-    def made(size: int) -> tuple[GangAgent, list[CuttableHost]]:
+    def make_gang(size: int) -> tuple[GangAgent, list[CuttableHost]]:
         wires = [CuttableHost(host=host) for host in local.hosts(size)]
         return GangAgent(wires, lambda: "10.0.0.7"), wires
 
-    monkeypatch.setattr(Agent, "line", line)
-    return made
+    monkeypatch.setattr(Agent, "call_line", call_line)
+    return make_gang
 
 
-def test_every_member_is_told_its_place_and_all_meet_at_the_leader(members: Members) -> None:
+def test_every_member_gets_its_rank_and_the_leaders_address(members: Members) -> None:
     agent, wires = members(3)
     job = Job(agent, "/same/runs/job", slot="/same/slot")
     assert job.start(spec(3)).state is JobState.RUNNING
-    told = [json.loads((folder_of(wire) / "spec.json").read_text())["environment"] for wire in wires]
-    assert [each[NODE_RANK] for each in told] == ["0", "1", "2"]
-    assert {each[NODE_ADDRESS] for each in told} == {"10.0.0.7"}
-    assert len({(each[NODE_COUNT], each[NODE_PORT], each[NODE_TOKEN]) for each in told}) == 1
-    assert job.start(spec(3)).state is JobState.RUNNING  # starting again starts nothing
+    environments = [json.loads((folder_of(wire) / "spec.json").read_text())["environment"] for wire in wires]
+    assert [environment[NODE_RANK] for environment in environments] == ["0", "1", "2"]
+    assert {environment[NODE_ADDRESS] for environment in environments} == {"10.0.0.7"}
+    assert (
+        len(
+            {(environment[NODE_COUNT], environment[NODE_PORT], environment[NODE_TOKEN]) for environment in environments}
+        )
+        == 1
+    )
+    assert job.start(spec(3)).state is JobState.RUNNING  # a second start has no effect
     job.cancel()
     for wire in wires:
         assert json.loads((folder_of(wire) / "end.json").read_text())["why"] == "cancelled"
 
 
-def test_a_trial_of_fewer_ranks_leaves_the_other_members_alone(members: Members) -> None:
+def test_a_trial_of_fewer_ranks_does_not_use_the_other_members(members: Members) -> None:
     agent, wires = members(3)
     Job(agent, "/same/runs/job").start(spec(1, "true"))
     assert [folder_of(wire).exists() for wire in wires] == [True, False, False]
-    with pytest.raises(HostError, match="4 hosts are needed, 3 are there"):
+    with pytest.raises(HostError, match=r"4 hosts.* 3"):
         Job(agent, "/same/runs/four").start(spec(4))
 
 
-def test_no_member_is_started_while_another_is_busy_and_what_it_is_at_is_named(members: Members) -> None:
-    """A member that had started would hold its slot, wait for the leader in vain, and end with the attempt."""
+def test_no_member_starts_while_another_is_busy_and_its_job_is_named(members: Members) -> None:
+    """A member that had started would hold its slot, wait needlessly for the leader, and end with the attempt."""
     agent, wires = members(3)
     for busy in (2, 0):  # the last member, and the leader itself
         other = Job(Agent(wires[busy]), f"/same/runs/other-{busy}", slot="/same/slot")
@@ -84,7 +89,7 @@ def test_no_member_is_started_while_another_is_busy_and_what_it_is_at_is_named(m
     agent.cancel("/same/runs/job", grace_sec=1.0)
 
 
-def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(members: Members) -> None:
+def test_an_unreachable_member_makes_the_gang_unreachable(members: Members) -> None:
     agent, wires = members(2)
     wires[1].plugged = False
     with pytest.raises(HostUnreachable, match="worker-2"):
@@ -95,7 +100,7 @@ def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(members: Members) ->
 
 
 def test_an_attempt_is_lost_at_once_where_its_leader_is_replaced_while_the_gang_starts(members: Members) -> None:
-    """No member waits minutes for a leader at its old address: the next attempt can start."""
+    """No member waits minutes for the leader's old address: the next attempt can start."""
     agent, wires = members(3)
     addresses = ["10.0.0.7"]
     gang = GangAgent(wires, lambda: addresses[-1])
@@ -103,7 +108,7 @@ def test_an_attempt_is_lost_at_once_where_its_leader_is_replaced_while_the_gang_
     with pytest.raises(HostUnreachable, match="worker-1"):
         Job(gang, "/same/runs/job").start(spec(3))
     wires[0].plugged = True
-    addresses.append("10.0.0.8")  # and another one has its name
+    addresses.append("10.0.0.8")  # its replacement has the same name
     assert Job(gang, "/same/runs/job").start(spec(3)).state is JobState.ABSENT
     assert not folder_of(wires[0]).exists()
     for wire in wires[1:]:
@@ -129,7 +134,10 @@ def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(members: Members)
     Job(Agent(wires[1]), "/same/runs/job").cancel()
 
 
-def test_a_place_depends_on_the_jobs_folder_alone() -> None:
-    assert place("/runs/a.1", "10.0.0.7", 1) == place("/runs/a.1", "10.0.0.7", 1)
-    assert place("/runs/a.1", "10.0.0.7", 1)[NODE_TOKEN] != place("/runs/a.2", "10.0.0.7", 1)[NODE_TOKEN]
-    assert all(21_000 <= int(place(f"/runs/{n}", "x", 0)[NODE_PORT]) < 29_000 for n in range(100))
+def test_the_rank_environment_depends_only_on_its_arguments() -> None:
+    assert rank_environment("/runs/a.1", "10.0.0.7", 1) == rank_environment("/runs/a.1", "10.0.0.7", 1)
+    assert (
+        rank_environment("/runs/a.1", "10.0.0.7", 1)[NODE_TOKEN]
+        != rank_environment("/runs/a.2", "10.0.0.7", 1)[NODE_TOKEN]
+    )
+    assert all(21_000 <= int(rank_environment(f"/runs/{n}", "x", 0)[NODE_PORT]) < 29_000 for n in range(100))

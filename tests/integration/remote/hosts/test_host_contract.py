@@ -1,4 +1,4 @@
-"""One command, here, over SSH and in a pod: how it ended, what it said, and that nothing of a broken one stays."""
+"""One command, local, over SSH and in a pod: its exit code, its output, and no remaining process after an error."""
 
 import io
 import os
@@ -16,19 +16,21 @@ from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, Completed, Host, TooMuchOutput
 from remote.hosts.local import LocalHost
 from remote.pods.host import PodHost
-from tests.support.hosts.fake_worker import StandIn
+from tests.support.hosts.fake_worker import FakePod
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, processes_under, wait_for
 from tests.support.machines.ssh_client import SshFleet
 
 
 @pytest.fixture(params=["local", "ssh", "pod"])
 def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """The pod is a stand-in's, without a cluster; test_pod_host.py has what holds for pods alone. What a command
-    left behind is an error."""
-    monkeypatch.setenv("STAND_IN_FOLDER", str(tmp_path))
+    """A host of each kind. The pod is a fake without a cluster; test_pod_host.py has the tests specific to pods.
+
+    Remaining processes of a command are an error.
+    """
+    monkeypatch.setenv("FAKE_KUBECTL_FOLDER", str(tmp_path))
     is_ssh = request.param == "ssh"
     with SshFleet(tmp_path, request.getfixturevalue("ssh_client")) if is_ssh else LocalFleet(tmp_path) as local:
-        yield StandIn(tmp_path).host if request.param == "pod" else local.host()
+        yield FakePod(tmp_path).host if request.param == "pod" else local.host()
 
 
 def run(host: Host, *argv: str, folder: Path | None = None, **options: object) -> Completed:
@@ -52,7 +54,7 @@ def test_the_exit_code_is_the_commands_own_and_signals_count_from_128(host: Host
     assert run(host, "sh", "-c", text).exit_code == exit_code
 
 
-def test_both_streams_come_back_apart(host: Host) -> None:
+def test_both_streams_are_returned_separately(host: Host) -> None:
     completed = run(host, "sh", "-c", "echo out; echo err >&2")
     assert (completed.stdout, completed.stderr) == (b"out\n", b"err\n")
 
@@ -63,19 +65,19 @@ def test_megabytes_go_both_ways_at_once(host: Host) -> None:
     assert run(host, "cat", stdin=io.BytesIO(content)).stdout == content
 
 
-def test_pieces_reach_the_sink_in_order_in_the_calling_thread(host: Host) -> None:
-    content, heard, threads = os.urandom(1 << 20), bytearray(), set()
+def test_chunks_reach_the_callback_in_order_in_the_calling_thread(host: Host) -> None:
+    content, received, threads = os.urandom(1 << 20), bytearray(), set()
 
-    def hear(piece: bytes) -> None:
-        heard.extend(piece)
+    def on_stdout(chunk: bytes) -> None:
+        received.extend(chunk)
         threads.add(threading.get_ident())
 
-    completed = run(host, "cat", stdin=content, on_stdout=hear)
-    assert (bytes(heard), completed.stdout) == (content, b"")
+    completed = run(host, "cat", stdin=content, on_stdout=on_stdout)
+    assert (bytes(received), completed.stdout) == (content, b"")
     assert threads == {threading.get_ident()}
 
 
-def test_a_program_that_never_reads_its_input_does_not_hang_us(host: Host) -> None:
+def test_a_program_that_never_reads_its_input_does_not_hang(host: Host) -> None:
     assert run(host, "sh", "-c", "exit 3", stdin=b"x" * (8 << 20)).exit_code == 3
     assert run(host, *script("import os; os.close(0); print('done')"), stdin=b"x" * (8 << 20)).stdout == b"done\n"
 
@@ -85,14 +87,14 @@ def test_without_input_a_program_reads_its_end_at_once(host: Host) -> None:
     assert run(host, "cat", stdin=b"").stdout == b""
 
 
-def test_a_command_that_is_not_there_ends_with_127_and_the_reason(host: Host) -> None:
+def test_a_missing_command_ends_with_127_and_the_reason(host: Host) -> None:
     completed = run(host, "/no/such/program", stdin=b"x" * 100_000)
     assert completed.exit_code == 127
     assert b"/no/such/program" in completed.stderr
     assert completed.stderr.rstrip().endswith(b": No such file or directory")
 
 
-def test_a_folder_that_is_not_there_ends_with_127_and_names_the_folder(host: Host, tmp_path: Path) -> None:
+def test_a_missing_folder_ends_with_127_and_names_the_folder(host: Host, tmp_path: Path) -> None:
     completed = run(host, "true", folder=tmp_path / "absent")
     assert completed.exit_code == 127
     assert completed.stderr == f"{tmp_path}/absent: No such file or directory".encode()
@@ -119,7 +121,7 @@ def test_a_local_command_inherits_the_rest_of_our_environment(tmp_path: Path, mo
     assert run(host, "sh", "-c", 'echo "$INHERITED"', folder=tmp_path).stdout == b"yes\n"
 
 
-ODD_WORDS = [
+ODD_ARGUMENTS = [
     *(
         "",
         " ",
@@ -144,81 +146,81 @@ ODD_WORDS = [
 ]
 
 
-def test_every_word_of_argv_arrives_as_it_is(host: Host) -> None:
+def test_every_argument_arrives_unchanged(host: Host) -> None:
     echo = script("import os, sys; sys.stdout.buffer.write(b'|'.join(map(os.fsencode, sys.argv[1:])))")
-    assert run(host, *echo, *ODD_WORDS).stdout.split(b"|") == [os.fsencode(word) for word in ODD_WORDS]
+    assert run(host, *echo, *ODD_ARGUMENTS).stdout.split(b"|") == [os.fsencode(word) for word in ODD_ARGUMENTS]
 
 
 # --- broken off -------------------------------------------------------------------------------------------------------
 
-# Says it is up, then stays, deaf to a polite end, with a child in its group that is deaf too.
-STAYS = "trap '' TERM; (trap '' TERM; sleep 300) & echo up; sleep 300 & wait; sleep 300"
+# Prints "up", then runs on and ignores SIGTERM, as does a child in its group.
+IGNORES_SIGTERM = "trap '' TERM; (trap '' TERM; sleep 300) & echo up; sleep 300 & wait; sleep 300"
 CLOSES_ITS_OUTPUT = "import os, time; os.close(1); os.close(2)"
 
 
 @pytest.mark.parametrize(
-    ("argv", "limit", "words"),
+    ("argv", "limit", "tokens"),
     [
-        (shell(STAYS), {"timeout_sec": 0.3}, r"not done after 0\.3 s"),
-        (shell("(trap '' TERM; sleep 300) & sleep 300"), {"timeout_sec": 0.3}, r"not done after 0\.3 s"),
-        (script(f"{CLOSES_ITS_OUTPUT}; time.sleep(300)"), {"timeout_sec": 0.5}, r"not done after 0\.5 s"),
-        (shell("echo up; sleep 300"), {"idle_timeout_sec": 0.3}, r"silent for 0\.3 s"),
-        (shell("while :; do echo busy >&2; sleep 0.1; done"), {"idle_timeout_sec": 0.5}, r"silent for 0\.5 s"),
+        (shell(IGNORES_SIGTERM), {"timeout_sec": 0.3}, r"0\.3 s"),
+        (shell("(trap '' TERM; sleep 300) & sleep 300"), {"timeout_sec": 0.3}, r"0\.3 s"),
+        (script(f"{CLOSES_ITS_OUTPUT}; time.sleep(300)"), {"timeout_sec": 0.5}, r"0\.5 s"),
+        (shell("echo up; sleep 300"), {"idle_timeout_sec": 0.3}, r"silent.* 0\.3 s"),
+        (shell("while :; do echo busy >&2; sleep 0.1; done"), {"idle_timeout_sec": 0.5}, r"silent.* 0\.5 s"),
     ],
-    ids=["deaf", "with a deaf child", "its output closed", "silent", "busy on the other stream"],
+    ids=["ignores SIGTERM", "child ignores SIGTERM", "output closed", "silent", "busy on the other stream"],
 )
 def test_a_command_is_ended_at_its_deadline_with_everything_it_started(
-    host: Host, tmp_path: Path, argv: tuple[str, ...], limit: dict[str, float], words: str
+    host: Host, tmp_path: Path, argv: tuple[str, ...], limit: dict[str, float], tokens: str
 ) -> None:
-    with pytest.raises(CommandTimedOut, match=words):
+    with pytest.raises(CommandTimedOut, match=tokens):
         run(host, *argv, folder=tmp_path, **limit)
-    wait_for(lambda: not processes_under(tmp_path), "the end of all of it")
+    wait_for(lambda: not processes_under(tmp_path), "the end of all its processes")
 
 
-def test_speech_keeps_a_command_from_being_silent(host: Host) -> None:
-    talk = script("import time\nfor _ in range(40): print('x', flush=True); time.sleep(0.05)")
-    assert len(run(host, *talk, idle_timeout_sec=1.5).stdout) == 80
+def test_output_restarts_the_idle_timeout(host: Host) -> None:
+    command = script("import time\nfor _ in range(40): print('x', flush=True); time.sleep(0.05)")
+    assert len(run(host, *command, idle_timeout_sec=1.5).stdout) == 80
 
 
-def test_a_reader_that_takes_its_time_does_not_make_a_command_silent(host: Host) -> None:
-    heard: list[bytes] = []
+def test_a_slow_callback_does_not_count_as_silence(host: Host) -> None:
+    received: list[bytes] = []
 
-    def hear(piece: bytes) -> None:
-        heard.append(piece)
-        time.sleep(0.8 if len(heard) == 1 else 0.0)
+    def on_stdout(chunk: bytes) -> None:
+        received.append(chunk)
+        time.sleep(0.8 if len(received) == 1 else 0.0)
 
-    run(host, "sh", "-c", "echo one; sleep 0.1; echo two", on_stdout=hear, idle_timeout_sec=0.6)
-    assert b"".join(heard) == b"one\ntwo\n"
+    run(host, "sh", "-c", "echo one; sleep 0.1; echo two", on_stdout=on_stdout, idle_timeout_sec=0.6)
+    assert b"".join(received) == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize(
     "error", [KeyError("enough"), FileNotFoundError(2, "gone"), PermissionError(1, "no"), KeyboardInterrupt()]
 )
-def test_what_the_sink_raises_comes_through_and_ends_the_command(
+def test_an_error_of_the_callback_is_raised_and_ends_the_command(
     host: Host, tmp_path: Path, error: BaseException
 ) -> None:
-    def hear(_: bytes) -> None:
+    def on_stdout(_: bytes) -> None:
         raise error
 
     with pytest.raises(type(error)) as raised:
-        run(host, "sh", "-c", "echo up; sleep 300", folder=tmp_path, on_stdout=hear)
+        run(host, "sh", "-c", "echo up; sleep 300", folder=tmp_path, on_stdout=on_stdout)
     assert raised.value is error
     wait_for(lambda: not processes_under(tmp_path), "its end")
 
 
 @pytest.mark.parametrize("to", ["", ">&2"])
-def test_output_without_end_is_ended_at_a_limit_that_is_named(
+def test_endless_output_ends_at_a_limit_that_is_named(
     host: Host, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MOST_KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 20)
     named = host.name if isinstance(host, PodHost) else "yes"
-    with pytest.raises(TooMuchOutput, match=f"{named}.*printed more than 1 MiB; it was ended"):
+    with pytest.raises(TooMuchOutput, match=f"{named}.* 1 MiB"):
         run(host, "sh", "-c", f"exec yes {to}", folder=tmp_path)
     wait_for(lambda: not processes_under(tmp_path), "its end")
 
 
 @pytest.mark.parametrize("then", ["exec cat", "exec sleep 300", "exec sleep 300 >&- 2>&-"])
-def test_what_the_input_raises_comes_through_and_ends_the_command(host: Host, tmp_path: Path, then: str) -> None:
+def test_an_error_of_the_input_is_raised_and_ends_the_command(host: Host, tmp_path: Path, then: str) -> None:
     class Broken:
         def read(self, _: int, /) -> bytes:
             wait_for((tmp_path / "begun").exists, "the command has begun")
@@ -238,7 +240,7 @@ LocalHost(name="worker-1", workdir=sys.argv[1]).run(command, timeout_sec=300.0)
 """
 
 
-def test_a_command_on_this_machine_ends_with_an_operator_that_is_killed(tmp_path: Path) -> None:
+def test_a_local_command_ends_with_a_killed_operator_process(tmp_path: Path) -> None:
     with subprocess.Popen((sys.executable, "-c", OPERATOR, str(tmp_path))) as operator:
         wait_for((tmp_path / "begun").exists, "the command has begun")
         operator.kill()

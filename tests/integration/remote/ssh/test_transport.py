@@ -1,6 +1,6 @@
-"""What several threads say on one SSH connection arrives in order, however slow one of them is to say it.
+"""Messages of several threads on one SSH connection arrive in order, even if one thread is slow.
 
-The sshd is real. That it hears late what was to be said early is arranged here; a busy machine does it by itself.
+The sshd is real. The delay of an early message is simulated here; on a busy machine it occurs on its own.
 """
 
 import sys
@@ -28,49 +28,47 @@ def host(ssh_client: SshClient, tmp_path: Path) -> Iterator[SshHost]:
         yield host
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [(MSG_CHANNEL_EOF, None), (MSG_CHANNEL_DATA, b"a line nobody reads\n" * 5000)]
-)
-def test_what_a_slow_thread_says_does_not_arrive_after_the_close(
-    host: SshHost, ssh_client: SshClient, monkeypatch: pytest.MonkeyPatch, kind: int, said: bytes | None
+@pytest.mark.parametrize(("kind", "stdin"), [(MSG_CHANNEL_EOF, None), (MSG_CHANNEL_DATA, b"an unread line\n" * 5000)])
+def test_a_slow_threads_message_does_not_arrive_after_the_close(
+    host: SshHost, ssh_client: SshClient, monkeypatch: pytest.MonkeyPatch, kind: int, stdin: bytes | None
 ) -> None:
-    at_once = paramiko.Transport._send_user_message  # type: ignore[attr-defined]
+    send_now = paramiko.Transport._send_user_message  # type: ignore[attr-defined]
 
-    def late(transport: paramiko.Transport, message: paramiko.Message) -> None:
+    def send_late(transport: paramiko.Transport, message: paramiko.Message) -> None:
         if message.asbytes()[0] == kind and threading.current_thread().name == "ssh-stdin":
             time.sleep(0.2)
-        at_once(transport, message)
+        send_now(transport, message)
 
-    monkeypatch.setattr(paramiko.Transport, "_send_user_message", late)
+    monkeypatch.setattr(paramiko.Transport, "_send_user_message", send_late)
     before = ssh_client.sshd.logins()
     with ThreadPoolExecutor() as threads:
         other = threads.submit(host.run, Command(argv=("sh", "-c", "sleep 2; echo still here")), timeout_sec=30.0)
         for _ in range(3):
-            assert host.run(Command(argv=("true",)), stdin=said, timeout_sec=30.0).exit_code == 0
+            assert host.run(Command(argv=("true",)), stdin=stdin, timeout_sec=30.0).exit_code == 0
         assert other.result().stdout == b"still here\n"
     assert ssh_client.sshd.logins() == before + 1
 
 
-def test_an_input_larger_than_any_window_arrives_whole(host: SshHost) -> None:
-    content = bytes(range(256)) * (5 << 12)  # 5 MiB; OpenSSH takes 2 MiB before it must say that it read some
-    done = host.run(Command(argv=("sh", "-c", "sleep 0.3; cat")), stdin=content, timeout_sec=60.0)
-    assert done.stdout == content
+def test_an_input_larger_than_any_window_arrives_complete(host: SshHost) -> None:
+    content = bytes(range(256)) * (5 << 12)  # 5 MiB; OpenSSH's window is 2 MiB
+    completed = host.run(Command(argv=("sh", "-c", "sleep 0.3; cat")), stdin=content, timeout_sec=60.0)
+    assert completed.stdout == content
 
 
 @pytest.fixture
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[paramiko.Transport]:
-    """Grows by one with each exchange of keys, the one of the login included, whoever begins it."""
-    begun, send = list[paramiko.Transport](), paramiko.Transport._send_kex_init  # type: ignore[attr-defined]
+    """List that grows by one with each key exchange of either side, including that of the login."""
+    started, send = list[paramiko.Transport](), paramiko.Transport._send_kex_init  # type: ignore[attr-defined]
 
-    def note(transport: paramiko.Transport) -> None:
-        begun.append(transport)
+    def record_exchange(transport: paramiko.Transport) -> None:
+        started.append(transport)
         send(transport)
 
-    monkeypatch.setattr(paramiko.Transport, "_send_kex_init", note)
-    return begun
+    monkeypatch.setattr(paramiko.Transport, "_send_kex_init", record_exchange)
+    return started
 
 
-def test_new_keys_are_left_to_the_server_to_begin(
+def test_only_the_server_starts_a_rekey(
     host: SshHost, monkeypatch: pytest.MonkeyPatch, exchanges: list[paramiko.Transport]
 ) -> None:
     monkeypatch.setattr("paramiko.packet.Packetizer.REKEY_BYTES", 1 << 16)
@@ -79,7 +77,7 @@ def test_new_keys_are_left_to_the_server_to_begin(
     assert len(exchanges) == 1
 
 
-def test_commands_go_on_while_the_server_renews_the_keys(tmp_path: Path, exchanges: list[paramiko.Transport]) -> None:
+def test_commands_continue_while_the_server_rekeys(tmp_path: Path, exchanges: list[paramiko.Transport]) -> None:
     with Sshd(tmp_path / "sshd", options=("RekeyLimit 512K",)) as sshd:
         destination = SshClient(tmp_path, sshd).destination()
         with (
@@ -87,9 +85,9 @@ def test_commands_go_on_while_the_server_renews_the_keys(tmp_path: Path, exchang
             ThreadPoolExecutor() as threads,
         ):
             content = b"x" * 200_000
-            ended = [
+            commands = [
                 threads.submit(host.run, Command(argv=("cat",)), stdin=content, timeout_sec=60.0) for _ in range(20)
             ]
-            assert {one.result().stdout for one in ended} == {content}
+            assert {command.result().stdout for command in commands} == {content}
         assert sshd.logins() == 1
     assert len(exchanges) > 5
