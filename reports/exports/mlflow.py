@@ -85,7 +85,7 @@ def _metric_lines(run: LoggedRun) -> dict[str, str]:
     last = run.points[-1].step if run.points else 0
     for name, value in run.results.items():
         lines[name] = [f"{_to_ms(run.end_time or run.start_time)} {value!r} {last}"]
-    return {name: "\n".join(each) + "\n" for name, each in lines.items()}
+    return {name: "\n".join(metric_lines) + "\n" for name, metric_lines in lines.items()}
 
 
 def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:

@@ -131,7 +131,7 @@ def _curve(label: str, rows: pd.DataFrame, tone: str) -> LossCurve:
     )
 
 
-def _title(curves: Sequence[LossCurve], each: str) -> str:
+def _title(curves: Sequence[LossCurve], noun: str) -> str:
     rising = [curve.name for curve in curves if not curve.is_falling]
     if rising:
         return f"The loss did not fall in {formatting.first_n(rising, 3)}"
@@ -141,7 +141,7 @@ def _title(curves: Sequence[LossCurve], each: str) -> str:
         return f"The loss falls in {curves[0].name}, to {formatting.number(curves[0].last_loss, 2)}"
     low, high = min(curve.last_loss for curve in curves), max(curves, key=lambda curve: curve.last_loss)
     ends = f"to between {formatting.number(low, 2)} and {formatting.number(high.last_loss, 2)}"
-    title = f"The loss falls in every {each}, {ends}"
+    title = f"The loss falls in every {noun}, {ends}"
     return f"{title}; {high.name} learns least" if high.last_loss > low + _NOTABLE_LOSS_GAP else title
 
 

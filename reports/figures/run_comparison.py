@@ -69,10 +69,10 @@ def _mark(row: ComparedRow) -> Mark:
     )
 
 
-def _title(comparison: Comparison, shown: list[ComparedRow]) -> str:
+def _title(comparison: Comparison, rows: list[ComparedRow]) -> str:
     before, *after = comparison.run_ids
-    counts = {word: sum(row.verdict == word for row in shown) for word in _ORDER}
-    verdicts = [f"{amount} of {len(shown)} {word}" for word, amount in counts.items() if amount]
+    counts = {word: sum(row.verdict == word for row in rows) for word in _ORDER}
+    verdicts = [f"{amount} of {len(rows)} {word}" for word, amount in counts.items() if amount]
     return f"Run {formatting.join_with_and(list(after))} against {before}: {', '.join(verdicts)}"
 
 

@@ -76,7 +76,7 @@ class Lane:
     @property
     def reference_lines(self) -> tuple[float, ...]:
         """Values to draw a horizontal line at."""
-        return tuple(at for at in (self.maximum, self.target) if at is not None)
+        return tuple(value for value in (self.maximum, self.target) if value is not None)
 
     @property
     def heading(self) -> str:

@@ -75,16 +75,16 @@ def gather(summary: Summary, run: Run) -> TrainingPerformanceData | None:
         & steps["configuration"].isin([row.label for row in rows])
     ][["configuration", "worker", "step_time_sec"]]
     step_time_of = {row.label: row.measured.step_time_sec.value for row in rows if row.measured is not None}
-    off = 100.0 * (measured["step_time_sec"] / measured["configuration"].map(step_time_of).astype(float) - 1.0)
-    measured = measured[["configuration", "worker"]].assign(off_percent=off)
+    offsets = 100.0 * (measured["step_time_sec"] / measured["configuration"].map(step_time_of).astype(float) - 1.0)
+    measured = measured[["configuration", "worker"]].assign(off_percent=offsets)
     stride = -(-len(measured) // _MAX_STEPS)
-    shown = measured.iloc[::stride] if stride > 1 else measured
+    thinned = measured.iloc[::stride] if stride > 1 else measured
     thinned_note = f"1 in {stride} of {len(measured):,} steps drawn" if stride > 1 else ""
     title = _title(rows, measured["off_percent"])
     return TrainingPerformanceData(
         header=make_header(summary, title, *row_chart.header_facts(summary), thinned_note),
         rows=rows,
-        steps=shown.astype({"configuration": "object", "worker": "object"}).reset_index(drop=True),
+        steps=thinned.astype({"configuration": "object", "worker": "object"}).reset_index(drop=True),
     )
 
 
@@ -193,11 +193,11 @@ def _draw_tokens(axes: Any, rows: tuple[ConfigurationRow, ...], sheet: Sheet) ->
             f"{formatting.number(useful.value)} useful + {formatting.number(padding)} padding "
             f"({formatting.number(row.measured.padding_percent, 0)} %)"
         )
-        middle = glyphs.label_mark(axes, y, text, row.label, sheet)
-        axes.barh(middle, useful.value, height=0.36, color=row_chart.row_tone(row), linewidth=0)
+        mark_y = glyphs.label_mark(axes, y, text, row.label, sheet)
+        axes.barh(mark_y, useful.value, height=0.36, color=row_chart.row_tone(row), linewidth=0)
         style = {"facecolor": PAPER, "edgecolor": MUTED, "hatch": "////", "linewidth": 0.8}
-        axes.barh(middle, padding, left=useful.value, height=0.36, **style)
-        glyphs.draw_whisker(axes, middle, useful.low, useful.high)
+        axes.barh(mark_y, padding, left=useful.value, height=0.36, **style)
+        glyphs.draw_whisker(axes, mark_y, useful.low, useful.high)
         max_rate = max(max_rate, total.value, useful.high or 0.0)
     axes.set_xlim(0.0, max_rate * 1.06 or 1.0)
     axes.set_title("Tokens per second and worker" if sheet.is_narrow else "Tokens per second, per worker")

@@ -74,9 +74,9 @@ def gather(summary: Summary, _run: Run) -> WorkerMapData | None:
     if not rows:
         return None
     deviations_of_rows = [deviations(row) for row in rows]
-    middles = _median_deviations(deviations_of_rows)
-    all_workers = list(middles)
-    shown_workers = sorted(all_workers, key=lambda worker: -abs(middles[worker]))[:_MAX_WORKERS]
+    medians = _median_deviations(deviations_of_rows)
+    all_workers = list(medians)
+    shown_workers = sorted(all_workers, key=lambda worker: -abs(medians[worker]))[:_MAX_WORKERS]
     workers = tuple(worker for worker in all_workers if worker in shown_workers)
     omitted_note = (
         f"{len(workers)} of {len(all_workers)} workers: those furthest from the median"
@@ -86,7 +86,7 @@ def gather(summary: Summary, _run: Run) -> WorkerMapData | None:
     return WorkerMapData(
         header=make_header(
             summary,
-            _title(deviations_of_rows, middles),
+            _title(deviations_of_rows, medians),
             "medians of each worker's measured steps",
             row_chart.describe_subset(summary),
             omitted_note,
@@ -102,8 +102,8 @@ def deviations(row: ConfigurationRow) -> dict[str, float]:
     medians = {} if row.measured is None else row.measured.worker_medians
     if len(medians) < 2:
         return {}
-    middle = statistics.median(medians.values())
-    return {worker: 100.0 * (own / middle - 1.0) for worker, own in medians.items()}
+    median = statistics.median(medians.values())
+    return {worker: 100.0 * (time / median - 1.0) for worker, time in medians.items()}
 
 
 def _median_deviations(deviations_of_rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -121,27 +121,27 @@ def _median_deviations(deviations_of_rows: Sequence[Mapping[str, float]]) -> dic
 
 def find_slow_worker(summary: Summary) -> tuple[str, float] | None:
     """Return the worker that is slow in all configurations, if any, and the percent that its steps take longer."""
-    middles = _median_deviations(
+    medians = _median_deviations(
         [row_deviations for row in row_chart.drawn_rows(summary) if (row_deviations := deviations(row))]
     )
-    slowest = max(middles, key=lambda worker: middles[worker], default=None)
-    return None if slowest is None or middles[slowest] < NOTABLE_PERCENT else (slowest, middles[slowest])
+    slowest = max(medians, key=lambda worker: medians[worker], default=None)
+    return None if slowest is None or medians[slowest] < NOTABLE_PERCENT else (slowest, medians[slowest])
 
 
-def _title(deviations_of_rows: Sequence[Mapping[str, float]], middles: Mapping[str, float]) -> str:
-    worst = max(middles, key=lambda worker: abs(middles[worker]))
-    if abs(middles[worst]) < NOTABLE_PERCENT:
-        within = f"within {math.ceil(10.0 * abs(middles[worst])) / 10.0:.1f} % of the median worker"
+def _title(deviations_of_rows: Sequence[Mapping[str, float]], medians: Mapping[str, float]) -> str:
+    furthest = max(medians, key=lambda worker: abs(medians[worker]))
+    if abs(medians[furthest]) < NOTABLE_PERCENT:
+        within = f"within {math.ceil(10.0 * abs(medians[furthest])) / 10.0:.1f} % of the median worker"
         over = f", as median over {len(deviations_of_rows)} configurations" if len(deviations_of_rows) > 1 else ""
         return f"No worker is slow in all configurations: each is {within}{over}"
-    direction = "slower" if middles[worst] > 0 else "faster"
+    direction = "slower" if medians[furthest] > 0 else "faster"
     agreeing = [
-        row_deviations[worst]
+        row_deviations[furthest]
         for row_deviations in deviations_of_rows
-        if worst in row_deviations and (row_deviations[worst] > 0) == (middles[worst] > 0)
+        if furthest in row_deviations and (row_deviations[furthest] > 0) == (medians[furthest] > 0)
     ]
     return (
-        f"{worst} is {formatting.number(abs(middles[worst]), 0)} % {direction} than the median worker, "
+        f"{furthest} is {formatting.number(abs(medians[furthest]), 0)} % {direction} than the median worker, "
         f"in {len(agreeing)} of {formatting.count(len(deviations_of_rows), 'configuration')}"
     )
 

@@ -97,8 +97,10 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "number": formatting.number,
-        "estimate_number": lambda value, of: formatting.number(value, formatting.estimate_decimals(of)),
-        "ratio_number": lambda value, of: formatting.number(value, formatting.ratio_decimals(of.low, of.high)),
+        "estimate_number": lambda value, interval: formatting.number(value, formatting.estimate_decimals(interval)),
+        "ratio_number": lambda value, interval: formatting.number(
+            value, formatting.ratio_decimals(interval.low, interval.high)
+        ),
         "interval_mark": formatting.interval_mark,
         "first_n": formatting.first_n,
         "count": formatting.count,

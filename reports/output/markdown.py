@@ -168,7 +168,8 @@ def _fingerprint(summary: Summary) -> list[str]:
             (
                 difference.key,
                 "; ".join(
-                    f"{value} on {formatting.first_n(where)}" for value, where in difference.where_by_value.items()
+                    f"{value} on {formatting.first_n(locations)}"
+                    for value, locations in difference.where_by_value.items()
                 ),
             )
             for difference in summary.hosts.differences

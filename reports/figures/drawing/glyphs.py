@@ -110,16 +110,16 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
 
 
 def _draw_reference_line(
-    axes: Any, at: float, names: Sequence[str], marks: Sequence[Mark], sheet: Sheet, width_in: float
+    axes: Any, value: float, names: Sequence[str], marks: Sequence[Mark], sheet: Sheet, width_in: float
 ) -> None:
     """Draw a dashed vertical line through all rows, interrupted where it would cross text. Call with final limits."""
-    x_in = float(axes.transAxes.inverted().transform(axes.transData.transform((at, 0.0)))[0]) * width_in
+    x_in = float(axes.transAxes.inverted().transform(axes.transData.transform((value, 0.0)))[0]) * width_in
     for y, (name, mark) in enumerate(zip(names, marks, strict=True)):
         text_in = text_size.width_in(mark.text, TEXT_SIZE)
         if sheet.is_narrow:
             text_in = max(text_in, text_size.width_in(name, NAME_SIZE, bold=True))
         top = _mark_y(y, sheet) - TEXT_OFFSET_ROWS if text_in > x_in - 0.05 else y - 0.5
-        axes.plot([at, at], [top, y + 0.5], color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+        axes.plot([value, value], [top, y + 0.5], color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
 
 
 def share_axis(panels: Sequence[Panel]) -> tuple[Panel, ...]:
@@ -165,9 +165,9 @@ def label_mark(axes: Any, y: float, text: str, name: str, sheet: Sheet) -> float
     Text wider than the panel is drawn smaller, then cut. On a narrow sheet the row's name is drawn above it.
     Returns the y of the mark's center.
     """
-    middle = _mark_y(y, sheet)
+    mark_y = _mark_y(y, sheet)
     position = {
-        "xy": (0.0, middle - TEXT_OFFSET_ROWS),
+        "xy": (0.0, mark_y - TEXT_OFFSET_ROWS),
         "xycoords": ("axes fraction", "data"),
         "textcoords": "offset points",
     }
@@ -188,7 +188,7 @@ def label_mark(axes: Any, y: float, text: str, name: str, sheet: Sheet) -> float
             bbox=background,
             **position,
         )
-    return middle
+    return mark_y
 
 
 def _mark_y(y: float, sheet: Sheet) -> float:

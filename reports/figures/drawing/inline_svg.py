@@ -49,11 +49,11 @@ def _prefix_ids(body: str, prefix: str) -> str:
 def _share_styles(body: str, prefix: str) -> str:
     """Move styles that many elements share into a style sheet inside the drawing."""
     uses = Counter(re.findall(r' style="([^"]*)"', body))
-    name_of = {look: f"{prefix}{number}" for number, look in enumerate(uses) if uses[look] >= _MIN_USES}
+    name_of = {style: f"{prefix}{number}" for number, style in enumerate(uses) if uses[style] >= _MIN_USES}
 
     def named(match: re.Match[str]) -> str:
         return f' class="{name_of[match[1]]}"' if match[1] in name_of else match[0]
 
     body = re.sub(r' style="([^"]*)"', named, body)
-    sheet = "".join(f".{name}{{{look}}}" for look, name in name_of.items())
+    sheet = "".join(f".{name}{{{style}}}" for style, name in name_of.items())
     return body.replace(">", f"><style>{sheet}</style>", 1) if sheet else body

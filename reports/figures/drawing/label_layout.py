@@ -64,7 +64,7 @@ def _candidate_centers(axes: Any, point: np.ndarray, width: float) -> list[np.nd
     for distance, degrees in itertools.product(_DISTANCES_PT, _DEGREES):
         direction = np.array([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))])
         centers.append(point + direction * distance + np.sign(direction) * half_size)
-    clipped = [np.clip(middle, corners[0] + half_size, corners[1] - half_size) for middle in centers]
+    clipped = [np.clip(center, corners[0] + half_size, corners[1] - half_size) for center in centers]
     return [
         center for center, clipped_center in zip(centers, clipped, strict=True) if (center == clipped_center).all()
     ] or clipped

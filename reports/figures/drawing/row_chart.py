@@ -47,8 +47,8 @@ def header_facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
 
 def describe_subset(summary: Summary) -> str:
     """Describe which of the measured configurations are drawn; empty if all are."""
-    shown, measured = len(drawn_rows(summary)), len(summary.measured_rows)
-    return f"{shown} of {measured} configurations: the baseline and the fastest" if shown < measured else ""
+    n_drawn, n_measured = len(drawn_rows(summary)), len(summary.measured_rows)
+    return f"{n_drawn} of {n_measured} configurations: the baseline and the fastest" if n_drawn < n_measured else ""
 
 
 def describe_intervals(rows: Sequence[ConfigurationRow]) -> str:

@@ -54,11 +54,11 @@ class InferenceData:
     @property
     def caption(self) -> str:
         paths = {line.path for lines in self.lines for line in lines}
-        two = " Dashed: the library's own generate. Solid: one captured decoding step." if len(paths) > 1 else ""
-        three = " Dotted: the same step with LoRA adapters on." if "adapter" in paths else ""
+        path_note = " Dashed: the library's own generate. Solid: one captured decoding step." if len(paths) > 1 else ""
+        adapter_note = " Dotted: the same step with LoRA adapters on." if "adapter" in paths else ""
         return (
             "Tokens per second of all sequences of a batch together. A line that keeps rising still gains from larger "
-            f"batches; where it flattens, the GPU is saturated.{two}{three}{self._describe_cost()}"
+            f"batches; where it flattens, the GPU is saturated.{path_note}{adapter_note}{self._describe_cost()}"
         )
 
     def _describe_cost(self) -> str:

@@ -104,9 +104,9 @@ def _published_mark(seconds: float | None) -> Mark:
 
 
 def _memory_mark(measured: MeasuredValue, tone: str, published_bytes: float | None) -> Mark:
-    more = f"  {PUBLISHED} {formatting.number(published_bytes / 1e9)} GB published" if published_bytes else ""
+    suffix = f"  {PUBLISHED} {formatting.number(published_bytes / 1e9)} GB published" if published_bytes else ""
     published = published_bytes / 1e9 if published_bytes else None
-    return row_chart.measured_mark(measured, "GB", scale=1e9, suffix=more, tone=tone, published=published)
+    return row_chart.measured_mark(measured, "GB", scale=1e9, suffix=suffix, tone=tone, published=published)
 
 
 def _saved_percent(held_memory: list[MeasuredValue]) -> float | None:

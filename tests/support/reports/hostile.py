@@ -227,11 +227,11 @@ def build_in_memory(folder: Path, *, figure_number: int | None = None) -> Run | 
     return run
 
 
-def _run_case(good: Path, number: int, seed: int) -> int:
+def _run_case(valid_run: Path, number: int, seed: int) -> int:
     """Run one generated case and return the exit status of this process: 0 if it passes."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
-        shutil.copytree(good, folder)
+        shutil.copytree(valid_run, folder)
         description = damage_at_random(random.Random(f"{seed} {number}"), folder)
         print(f"case {number}: {description}", file=sys.stderr, flush=True)
         signal.alarm(HANG_SEC)
@@ -248,21 +248,21 @@ def try_every_key() -> None:
     """Set every key of every checksummed file to each of BASIC_VALUES; print each line of code that raises."""
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as parent:
-        good = Path(parent) / "good"
-        write(good)
+        valid_run = Path(parent) / "good"
+        write(valid_run)
         for name in CHECKSUMMED:
-            path = good / name
-            whole = path.read_bytes()
-            for key_path, value in itertools.product(key_paths(json.loads(whole)), BASIC_VALUES):
+            path = valid_run / name
+            original = path.read_bytes()
+            for key_path, value in itertools.product(key_paths(json.loads(original)), BASIC_VALUES):
                 rewrite_checksummed(path, partial(set_value, key_path=key_path, value=value))
                 try:
-                    build_in_memory(good)
+                    build_in_memory(valid_run)
                 except Exception as error:  # noqa: BLE001 - any exception is a failure
                     frame = traceback.extract_tb(error.__traceback__)[-1]
                     failures.setdefault(
                         f"{frame.filename}:{frame.lineno}: {error!r}", f"{name}: {key_path} is {value!r}"
                     )
-                path.write_bytes(whole)
+                path.write_bytes(original)
     for location, change in failures.items():
         print(f"{change}: {location}")
     sys.exit(1 if failures else 0)
@@ -270,11 +270,11 @@ def try_every_key() -> None:
 
 def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
     outcomes: Counter[str] = Counter()
-    max_memory, slowest, began = 0, 0.0, time.monotonic()
+    max_memory, slowest, started_at = 0, 0.0, time.monotonic()
     with tempfile.TemporaryDirectory() as parent:
-        good = Path(parent) / "good"
-        write(good)
-        build_in_memory(good, figure_number=0)
+        valid_run = Path(parent) / "good"
+        write(valid_run)
+        build_in_memory(valid_run, figure_number=0)
         gc.freeze()  # keeps pages shared with the forked cases
         for number in range(first, cases):
             case_started = time.monotonic()
@@ -282,7 +282,7 @@ def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
             if child == 0:
                 code = 1
                 with contextlib.suppress(BaseException):
-                    code = _run_case(good, number, seed)
+                    code = _run_case(valid_run, number, seed)
                 os._exit(code)
             _, status, usage = os.wait4(child, 0)
             code = os.waitstatus_to_exitcode(status)
@@ -295,7 +295,7 @@ def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
             if code < 0:
                 print(f"case {number}: {outcome}", flush=True)
             if number % 1000 == 999:
-                print(f"up to {number + 1:,}, {time.monotonic() - began:.0f} s: {dict(outcomes)}", flush=True)
+                print(f"up to {number + 1:,}, {time.monotonic() - started_at:.0f} s: {dict(outcomes)}", flush=True)
     print(f"{dict(outcomes)}; slowest {slowest:.2f} s, most memory {max_memory / 1e6:.0f} MB")
     sys.exit(0 if set(outcomes) == {"well"} else 1)
 

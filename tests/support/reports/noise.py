@@ -63,8 +63,8 @@ class Noise:
 
     def median_offset(self, count: int, seed: int = 99) -> float:
         """Estimate the mean of a process's median, which outliers raise a little."""
-        many = self.within_process(np.random.default_rng(seed), (20_000, count))
-        return float(np.median(many, axis=1).mean())
+        samples = self.within_process(np.random.default_rng(seed), (20_000, count))
+        return float(np.median(samples, axis=1).mean())
 
 
 ON_A_GPU = Noise(steps=0.005)

@@ -66,8 +66,8 @@ class Scenario:
             for name in names
             for turn in range(self.repeats)
         ]
-        where = {"workers": names, "profile": "gpu", "fleet_kind": "kubernetes", "provenance": {}}
-        return synthetic.record(run_id="before", suite=self.suite, planned=planned, **where)
+        fleet_fields = {"workers": names, "profile": "gpu", "fleet_kind": "kubernetes", "provenance": {}}
+        return synthetic.record(run_id="before", suite=self.suite, planned=planned, **fleet_fields)
 
     @functools.cached_property
     def blank_results(self) -> tuple[TrialResult, ...]:
@@ -124,12 +124,12 @@ class Scenario:
         """Draw logarithms of step times of one run, shape (trials, steps), as planned; `slower` by configuration."""
         kinds, count = len(slower), len(self.plan.planned)
         shape = (kinds, self.workers, self.repeats)
-        own = random.standard_t(5, shape) * self.processes / np.sqrt(5.0 / 3.0)
-        middle = own + slower[:, None, None] + speeds[None, :, None] + random.normal(0.0, self.shift)
+        process_offsets = random.standard_t(5, shape) * self.processes / np.sqrt(5.0 / 3.0)
+        centers = process_offsets + slower[:, None, None] + speeds[None, :, None] + random.normal(0.0, self.shift)
         if self.throttled:
-            hot = random.permutation(self.workers)[: -(-self.workers // 8)]
-            middle[:, hot] += self.throttled * random.uniform(0.7, 1.3, (kinds, len(hot), self.repeats))
-        return middle.reshape(count, 1) + self.within_processes(random, count)
+            throttled = random.permutation(self.workers)[: -(-self.workers // 8)]
+            centers[:, throttled] += self.throttled * random.uniform(0.7, 1.3, (kinds, len(throttled), self.repeats))
+        return centers.reshape(count, 1) + self.within_processes(random, count)
 
     def within_processes(self, random: np.random.Generator, count: int) -> Floats:
         """Draw the noise within `count` processes, shape (count, steps)."""
@@ -178,8 +178,8 @@ class Scenario:
 
 @functools.lru_cache(maxsize=64)
 def _median_log_time(scenario: Scenario) -> float:
-    many = scenario.within_processes(np.random.default_rng(99), 20_000)
-    return float(np.median(many, axis=1).mean())
+    samples = scenario.within_processes(np.random.default_rng(99), 20_000)
+    return float(np.median(samples, axis=1).mean())
 
 
 def _draw_measurements(random: np.random.Generator, medians: Floats) -> list[list[Measurement]]:

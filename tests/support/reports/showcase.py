@@ -97,8 +97,8 @@ def write(
         result = _result(plan, fleet_fields, seed=number, failed=failed, machine=machine, run_id=run_id)
         started, wall = free_at.get(fleet_fields, 0.0), sum(result.phases.values()) + 1.5
         free_at[fleet_fields] = started + wall + 2.0
-        moment = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=started)
-        result = replace(result, started_at=moment.isoformat(), wall_time_sec=wall)
+        start = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=started)
+        result = replace(result, started_at=start.isoformat(), wall_time_sec=wall)
         synthetic.write_result(folder, result)
         if result.status is TrialStatus.SUCCEEDED:
             path = folder / "trials" / plan.trial_id / "telemetry.csv"
@@ -210,13 +210,15 @@ def _training_result(trial: Trial, done: dict[str, Any], seed: int, machine: Mac
     warm = _steps(trial, trial.warmup_steps, step_sec * 1.3, useful, random, 0)
     steps = _steps(trial, trial.measured_steps, step_sec, useful, random, trial.warmup_steps)
     metrics: Metrics = synthetic.metrics_of(steps, peak_vram_bytes=int(peak))
-    taken = _distributed_measurements(trial, step_sec) if ranked else _training_measurements(trial, step_sec, mfu, peak)
+    measurements = (
+        _distributed_measurements(trial, step_sec) if ranked else _training_measurements(trial, step_sec, mfu, peak)
+    )
     return TrialResult(
         phases={"import": 4.1, "load": 2.0, "data": 0.4, "warmup": step_sec * 7, "measure": step_sec * 31},
         warmup=warm,
         steps=steps,
         metrics=metrics,
-        measurements=_vary([*taken, *_telemetry_measurements(97.0, machine)], seed, 1.0),
+        measurements=_vary([*measurements, *_telemetry_measurements(97.0, machine)], seed, 1.0),
         **done,
     )
 
@@ -238,7 +240,7 @@ def _steps(trial: Trial, count: int, step_sec: float, useful: float, random: np.
     )
 
 
-def _repeated(name: str, value: float, spread: float = 0.01, n: int = 20, **more: Any) -> Measurement:
+def _repeated(name: str, value: float, spread: float = 0.01, n: int = 20, **context: Any) -> Measurement:
     interval = Interval(
         median=value,
         p10=value * (1 - 2 * spread),
@@ -247,8 +249,8 @@ def _repeated(name: str, value: float, spread: float = 0.01, n: int = 20, **more
         high=value * (1 + spread),
         n=n,
     )
-    share, note = more.pop("share", None), more.pop("note", None)
-    return Measurement(name=name, value=value, interval=interval, share_percent=share, context=more, note=note)
+    share, note = context.pop("share", None), context.pop("note", None)
+    return Measurement(name=name, value=value, interval=interval, share_percent=share, context=context, note=note)
 
 
 def _single(name: str, value: float | None, note: str | None = None, **context: Any) -> Measurement:
@@ -256,32 +258,32 @@ def _single(name: str, value: float | None, note: str | None = None, **context: 
 
 
 def _training_measurements(trial: Trial, step_sec: float, mfu: float, peak: float) -> list[Measurement]:
-    taken = [
+    measurements = [
         _repeated(f"step_{phase}_sec", step_sec * share, n=30, clock="CUDA events")
         for phase, share in (("data", 0.004), ("forward", 0.31), ("backward", 0.66), ("optimizer", 0.026))
     ]
-    taken.append(_repeated("matmul_tflops", 735.0, 0.02, share=74.3, dtype="bf16", size=8192))
-    taken.append(_repeated("mfu_percent", mfu, n=30, flop_per_token=4.7e10, matmul_dtype="bf16", formula="PaLM"))
-    taken.append(_single("predicted_peak_vram_bytes", peak * (1.06 if trial.max_seq_len < 1024 else 0.93)))
-    return taken
+    measurements.append(_repeated("matmul_tflops", 735.0, 0.02, share=74.3, dtype="bf16", size=8192))
+    measurements.append(_repeated("mfu_percent", mfu, n=30, flop_per_token=4.7e10, matmul_dtype="bf16", formula="PaLM"))
+    measurements.append(_single("predicted_peak_vram_bytes", peak * (1.06 if trial.max_seq_len < 1024 else 0.93)))
+    return measurements
 
 
 def _hardware_measurements(_trial: Trial) -> list[Measurement]:
     rates = {"fp32": (51.0, 76.0), "tf32": (339.0, 69.0), "bf16": (693.0, 70.0), "fp16": (702.0, 71.0)}
     rates |= {"int8": (896.0, 45.0), "fp8": (1241.0, 63.0)}
-    taken = [
+    measurements = [
         _repeated("matmul_tflops", rate * reached, share=share * reached, dtype=dtype, size=size)
         for dtype, (rate, share) in rates.items()
         for size, reached in ((2048, 0.62), (4096, 0.93), (8192, 1.0))
     ]
-    taken.append(_repeated("device_copy_gb_per_sec", 4253.0, share=88.6, bytes=1 << 30))
-    taken.append(_repeated("host_to_device_gb_per_sec", 55.4, bytes=1 << 30, pinned=True))
-    taken.append(_repeated("device_to_host_gb_per_sec", 55.3, bytes=1 << 30, pinned=True))
-    taken += [
+    measurements.append(_repeated("device_copy_gb_per_sec", 4253.0, share=88.6, bytes=1 << 30))
+    measurements.append(_repeated("host_to_device_gb_per_sec", 55.4, bytes=1 << 30, pinned=True))
+    measurements.append(_repeated("device_to_host_gb_per_sec", 55.3, bytes=1 << 30, pinned=True))
+    measurements += [
         _repeated("disk_read_gb_per_sec", rate, 0.08, cold=cold, bytes=4 << 30)
         for cold, rate in ((True, 1.98), (False, 7.95))
     ]
-    return taken
+    return measurements
 
 
 def _loading_measurements(trial: Trial) -> list[Measurement]:
@@ -289,14 +291,14 @@ def _loading_measurements(trial: Trial) -> list[Measurement]:
     precision = {"precision": trial.base_precision}
     cold = {"cache": "cold", "drop_verified": True, "resident_percent": 0.0, **precision}
     warm = {"cache": "warm", "resident_percent": 100.0, **precision}
-    held = 4.14e9 if is_nf4 else 14.5e9
-    taken = [
+    memory_bytes = 4.14e9 if is_nf4 else 14.5e9
+    measurements = [
         _single("first_load_time_sec", 9.4 if is_nf4 else 10.8, cache="as found", resident_percent=3.0, **precision),
         _single("load_time_sec", 7.56 if is_nf4 else 8.93, **cold),
         _repeated("load_time_sec", 1.97 if is_nf4 else 2.56, 0.03, 3, **warm),
-        _single("device_memory_bytes", held, **precision),
-        _single("device_memory_share_percent", 100 * held / 150e9, **precision),
-        _single("device_memory_peak_bytes", held * 1.08, **precision),
+        _single("device_memory_bytes", memory_bytes, **precision),
+        _single("device_memory_share_percent", 100 * memory_bytes / 150e9, **precision),
+        _single("device_memory_peak_bytes", memory_bytes * 1.08, **precision),
         _single("device_memory_leftover_bytes", 2.1e6, loads=5, **precision),
         _single("host_memory_peak_bytes", 15.9e9, note="pages of mapped files included", loads=5, **precision),
         _single("read_time_sec", 7.31 if is_nf4 else 8.76, **cold),
@@ -304,8 +306,8 @@ def _loading_measurements(trial: Trial) -> list[Measurement]:
         _repeated("move_time_sec", 1.42, 0.03, 3, source="pageable host memory", **precision),
     ]
     if is_nf4:
-        taken.append(_repeated("quantize_time_sec", 0.116, 0.02, 3, device="cuda", **precision))
-    return taken
+        measurements.append(_repeated("quantize_time_sec", 0.116, 0.02, 3, device="cuda", **precision))
+    return measurements
 
 
 def _inference_measurements(trial: Trial) -> list[Measurement]:
@@ -317,13 +319,13 @@ def _inference_measurements(trial: Trial) -> list[Measurement]:
         fast = {1: 134.0, 2: 246.0, 4: 446.0, 8: 743.0, 16: 1108.0, 32: 1532.0}
     base = {"precision": trial.base_precision, "prompt_tokens": trial.max_seq_len, "new_tokens": trial.new_tokens}
     by_path = {"default": default, "fast": fast, "adapter": {batch: 0.9 * rate for batch, rate in fast.items()}}
-    taken = []
+    measurements = []
     for batch in default:
         for path, rates in by_path.items():
             context = {"batch": batch, "path": path, **base}
             first = (0.024 + 0.0095 * batch) * (1.0 if is_nf4 else 0.84) * (1.0 if path == "default" else 0.97)
             decode = rates[batch]
-            taken += [
+            measurements += [
                 _repeated("time_to_first_token_sec", first, 0.02, 5, **context),
                 _repeated("prefill_tokens_per_sec", batch * trial.max_seq_len / first, 0.02, 5, **context),
                 _repeated("decode_time_per_token_sec", batch / decode, 0.02, 5, **context),
@@ -335,15 +337,15 @@ def _inference_measurements(trial: Trial) -> list[Measurement]:
                     **context,
                 ),
             ]
-        taken.append(_single("agreeing_tokens_percent", 60.0 - batch, batch=batch, **base))
-    return taken + [_single("largest_batch_sequences", 32, path=path, **base) for path in by_path]
+        measurements.append(_single("agreeing_tokens_percent", 60.0 - batch, batch=batch, **base))
+    return measurements + [_single("largest_batch_sequences", 32, path=path, **base) for path in by_path]
 
 
 def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement]:
     world = trial.world_size
     ranks: dict[str, Any] = {"world_size": world, "backend": "nccl"}
     samples = trial.micro_batch_size * world / step_sec
-    taken = [
+    measurements = [
         _repeated("global_samples_per_sec", samples, 0.015, 30, **ranks),
         _repeated("global_tokens_per_sec", samples * trial.max_seq_len, 0.015, 30, **ranks),
         *(
@@ -353,23 +355,26 @@ def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement
     ]
     needs_ranks = ("efficiency_percent", "communication_share_no_sync_percent", "communication_time_sec")
     if world == 1:
-        return [*taken, *(_single(name, None, note="one rank does not communicate", **ranks) for name in needs_ranks)]
+        return [
+            *measurements,
+            *(_single(name, None, note="one rank does not communicate", **ranks) for name in needs_ranks),
+        ]
     bound = {2: 0.00030, 4: 0.00038}[world]
     for size in (1 << 20, 54_525_952, 1 << 28):
         rate = {2: 183.0, 4: 143.0}[world] * (0.2 if size < 1 << 22 else 1.0)
         sizes = {"size_bytes": size, "is_gradient_size": size == 54_525_952, "dtype": "fp32", **ranks}
-        taken.append(_repeated("all_reduce_gb_per_sec", rate, 0.02, 20, **sizes))
-        taken.append(_repeated("all_reduce_bus_gb_per_sec", rate * 2 * (world - 1) / world, 0.02, 20, **sizes))
+        measurements.append(_repeated("all_reduce_gb_per_sec", rate, 0.02, 20, **sizes))
+        measurements.append(_repeated("all_reduce_bus_gb_per_sec", rate * 2 * (world - 1) / world, 0.02, 20, **sizes))
     bounds = {
         "gradient_bytes": 54_525_952,
         "efficiency_without_overlap_percent": round(100 * step_sec / (step_sec + bound), 3),
         "efficiency_with_full_overlap_percent": 100.0,
     }
-    taken.append(_repeated("communication_bound_sec", bound, 0.05, 20, **bounds, **ranks))
+    measurements.append(_repeated("communication_bound_sec", bound, 0.05, 20, **bounds, **ranks))
     efficiency = {2: 100.6, 4: 99.6}[world]
-    alike = {"against": "the same ranks without communication", "step_time_without_sec": step_sec, "blocks": 6}
-    taken.append(_repeated("efficiency_percent", efficiency, 0.02, 30, **alike, **ranks))
-    taken.append(
+    context = {"against": "the same ranks without communication", "step_time_without_sec": step_sec, "blocks": 6}
+    measurements.append(_repeated("efficiency_percent", efficiency, 0.02, 30, **context, **ranks))
+    measurements.append(
         Measurement(
             name="communication_share_no_sync_percent",
             value=100 - efficiency,
@@ -380,9 +385,9 @@ def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement
         )
     )
     buckets = {"buckets": 3, "overlapped": "with the backward pass", **ranks}
-    taken.append(_repeated("communication_time_sec", 0.0041, 0.1, 10, rank_that_waits_most_sec=0.021, **buckets))
-    taken.append(_single("communication_share_buckets_percent", 0.41 / step_sec, **buckets))
-    return taken
+    measurements.append(_repeated("communication_time_sec", 0.0041, 0.1, 10, rank_that_waits_most_sec=0.021, **buckets))
+    measurements.append(_single("communication_share_buckets_percent", 0.41 / step_sec, **buckets))
+    return measurements
 
 
 def _telemetry_measurements(utilization: float, machine: Machine) -> list[Measurement]:

@@ -224,8 +224,8 @@ def write_run(
     for number, plan in enumerate(run.planned):
         worker = plan.worker or run.workers[number % len(run.workers)]
         drift = 1.0 if exact else 1.0 + 0.02 * run.workers.index(worker)
-        taken = {"step_time_sec": speeds.get(plan.trial.name, 0.15) * drift, "seed": number, "exact": exact}
-        results.append(result(plan, worker=worker, run_id=run.run_id, **taken))
+        options = {"step_time_sec": speeds.get(plan.trial.name, 0.15) * drift, "seed": number, "exact": exact}
+        results.append(result(plan, worker=worker, run_id=run.run_id, **options))
     return write_results(folder, run, results)
 
 
@@ -275,7 +275,10 @@ def measurements_of(kind: str) -> list[Measurement]:
                 for size in (2048, 4096, 8192)
             ),
             measurement("matmul_tflops", None, note="the chip has no fp8", dtype="fp8", size=8192),
-            *(measurement("copy_gb_per_sec", 475.0, share=79.2, direction=way) for way in ("on device", "to device")),
+            *(
+                measurement("copy_gb_per_sec", 475.0, share=79.2, direction=direction)
+                for direction in ("on device", "to device")
+            ),
             measurement("disk_read_gb_per_sec", 1.75, cache="warm", read_bytes=1_073_741_824),
         ]
     if kind == "loading":

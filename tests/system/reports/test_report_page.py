@@ -122,10 +122,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     other = (*synthetic.other_kinds(), *(synthetic.trial(f"{long_name}{n}", kind="distributed") for n in range(3)))
     run = synthetic.write_run(kinds, synthetic.record(other, workers=1))
     for plan in run.planned:
-        taken = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
-        taken += [synthetic.measurement(f"number_{n}_gb_per_sec", 1234.5, note="n" * 200, wide=1) for n in range(30)]
-        taken += [synthetic.measurement("x" * 90 + "_sec", 1e-5, **{"k" * 90: "v" * 300, "n": n}) for n in range(3)]
-        synthetic.rewrite(kinds, plan, measurements=taken, flags=["f" * 300])
+        measurements = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
+        measurements += [
+            synthetic.measurement(f"number_{n}_gb_per_sec", 1234.5, note="n" * 200, wide=1) for n in range(30)
+        ]
+        measurements += [
+            synthetic.measurement("x" * 90 + "_sec", 1e-5, **{"k" * 90: "v" * 300, "n": n}) for n in range(3)
+        ]
+        synthetic.rewrite(kinds, plan, measurements=measurements, flags=["f" * 300])
     showcase.write_a10(full)
     showcase.write_a10(earlier, "20261119-080000-all")
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
@@ -164,7 +168,7 @@ def test_nothing_is_wider_than_a_printed_page(browser: Browser, which: str) -> N
     assert browser.evaluate("document.documentElement.scrollWidth") <= A4_LANDSCAPE_PX
 
 
-def test_printed_it_has_figures_on_upright_pages_and_what_was_folded_away(browser: Browser) -> None:
+def test_in_print_figures_are_on_portrait_pages_and_folded_ones_are_open(browser: Browser) -> None:
     browser.open_page("full", 1440)
     printed = base64.b64decode(browser.run_devtools_command("Page.printToPDF", preferCSSPageSize=True)["data"])
     sizes = [tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", printed)]
@@ -315,7 +319,7 @@ CONTRAST = """(() => {
 
 @pytest.mark.parametrize("which", ["full", "bad"])
 @pytest.mark.parametrize("dark", [False, True])
-def test_all_text_stands_out_from_what_is_behind_it(browser: Browser, which: str, dark: bool) -> None:
+def test_all_text_has_enough_contrast(browser: Browser, which: str, dark: bool) -> None:
     browser.open_page(which, 1440, dark=dark)
     weakest = browser.evaluate(CONTRAST)
     assert weakest[0][0] >= MIN_CONTRAST, weakest

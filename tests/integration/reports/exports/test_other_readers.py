@@ -91,7 +91,7 @@ def test_optimum_benchmark_reads_config_and_report(bench):
     assert "count" in report.report.to_markdown_text()
 
 
-def test_mlperfs_parser_takes_every_line(bench, trained):
+def test_mlperfs_parser_accepts_every_line(bench, trained):
     parser = import_tool("mlperf_logging.compliance_checker.mlp_parser")
     lines, failed = parser.parse_file(str(bench / "report/mlperf/baseline.worker-1.log"), ruleset="5.1.0")
     assert failed == []

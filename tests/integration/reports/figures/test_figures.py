@@ -49,7 +49,7 @@ def two_jobs(a10, monkeypatch):
     return [make_job(chart, *a10) for chart in CHARTS[1:3]]
 
 
-def test_figures_drawn_in_other_processes_are_the_same_bytes(two_jobs):
+def test_figures_drawn_in_other_processes_have_the_same_bytes(two_jobs):
     drawn_here = [draw(job) for job in two_jobs]
     with FigurePool() as processes:
         drawn_elsewhere = processes.draw(two_jobs)

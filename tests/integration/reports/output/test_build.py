@@ -211,7 +211,7 @@ def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_failed_trials_steps_are_in_no_average(folder):
+def test_a_failed_trials_steps_are_excluded_from_averages(folder):
     run = synthetic.exact_run(folder)
     slow = {"status": TrialStatus.PREEMPTED, "reason": "SIGTERM", "steps": 15, "step_time_sec": 9.0}
     synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), **slow)
@@ -248,7 +248,7 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_command_that_the_page_names_is_one_to_copy(folder):
+def test_commands_on_the_page_are_code_elements(folder):
     run = synthetic.exact_run(folder)
     synthetic.rewrite(folder, run.planned[0], status=TrialStatus.LOST, reason="gone")
     assert f"<code>inv bench --resume={run.run_id}</code>" in read_report_file(build(folder), "index.html")
@@ -343,7 +343,7 @@ def test_a_price_shows_dollars_with_their_source_everywhere(folder):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_price_without_a_source_is_refused_before_anything_is_written_and_a_folder_in_the_way_named(folder):
+def test_a_price_without_a_source_writes_nothing_and_a_file_in_place_of_the_folder_is_named(folder):
     synthetic.exact_run(folder)
     with pytest.raises(ReportError, match=r"cost\.price_source"):
         build(folder, pricing=Pricing(usd_per_gpu_hour=2.0))

@@ -40,7 +40,7 @@ class GrowingRun:
         return watch.watch(self.folder, build_report, on_update, clock=lambda: self.now, sleep=self.sleep, **options)
 
 
-def test_the_page_is_renewed_when_results_come_and_stops_renewing_with_the_last(folder):
+def test_the_page_is_rebuilt_when_results_arrive_and_stops_reloading_with_the_last(folder):
     run = GrowingRun(folder, 1, 0, 2, 1)
     report = run.watch()
     assert run.versions == [(0, True), (1, True), (3, True), (4, False)]
@@ -48,7 +48,7 @@ def test_the_page_is_renewed_when_results_come_and_stops_renewing_with_the_last(
     assert "this run is not finished" not in report.index.read_text()
 
 
-def test_a_run_that_is_over_is_reported_once_and_a_damaged_plan_is_said_at_once(folder):
+def test_a_finished_run_is_reported_once_and_a_damaged_plan_is_an_error(folder):
     run = GrowingRun(folder)
     run.arrive(4)
     run.watch()
@@ -59,7 +59,7 @@ def test_a_run_that_is_over_is_reported_once_and_a_damaged_plan_is_said_at_once(
     assert run.versions == [(4, False)]
 
 
-def test_a_result_that_is_written_again_renews_the_page(folder):
+def test_a_rewritten_result_updates_the_page(folder):
     run = GrowingRun(folder, 0)
     run.arrive(3)
 
@@ -74,7 +74,7 @@ def test_a_result_that_is_written_again_renews_the_page(folder):
     assert [ended for ended, _ in run.versions] == [3, 3, 4]
 
 
-def test_a_run_that_goes_no_further_is_given_up_after_its_longest_deadline_and_the_page_settles(folder):
+def test_a_stalled_run_is_given_up_after_its_longest_deadline_and_the_page_stops_reloading(folder):
     run = GrowingRun(folder, 3)
     with pytest.raises(watch.StalledRun, match=r"1 of 4 .* 600 s"):
         run.watch()
@@ -84,7 +84,7 @@ def test_a_run_that_goes_no_further_is_given_up_after_its_longest_deadline_and_t
     assert "this run is not finished" not in page
 
 
-def test_an_interrupted_watch_leaves_a_page_that_does_not_renew(folder):
+def test_an_interrupted_watch_leaves_a_page_that_does_not_reload(folder):
     run = GrowingRun(folder)
     run.arrive(1)
 
@@ -107,7 +107,7 @@ def test_a_report_that_cannot_be_made_ends_the_watch(folder):
         GrowingRun(folder).watch(build=broken)
 
 
-def test_settling_changes_nothing_but_the_renewing(folder):
+def test_removing_the_refresh_changes_nothing_else(folder):
     run = GrowingRun(folder)
     run.arrive(2)
     lasting = build(folder).index.read_text()

@@ -70,7 +70,7 @@ def step_line(number, **changed):
 HELD_OUT = {"step": 0, "loss": 2.5, "low": 2.4, "high": 2.6, "rows": 9, "targets": 50, "is_best": False}
 
 
-def test_the_check_sum_is_that_of_the_standard():
+def test_the_checksum_is_crc32c():
     assert tensorboard.crc32c(b"123456789") == 0xE3069283
 
 
@@ -103,7 +103,7 @@ def test_the_same_run_gives_the_same_event_file(bench):
     assert len(read_records(before)) == 3 + 18
 
 
-def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_reads_and_a_cut_one_completed(trained):
+def test_new_steps_are_appended_to_the_event_file_and_a_truncated_one_is_completed(trained):
     write_partial_steps(trained, {"evaluation": HELD_OUT}, step_line(1))
     export(trained, ["tensorboard"])
     path = event_file(trained, "train")
@@ -113,10 +113,10 @@ def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_rea
     assert path.stat().st_ino == inode
     assert path.read_bytes().startswith(before)
     assert len(read_records(path.read_bytes())) == len(read_records(before)) + 1
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-7])
+    complete = path.read_bytes()
+    path.write_bytes(complete[:-7])
     export(trained, ["tensorboard"])
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == complete
 
 
 def test_steps_that_a_restart_repeats_come_in_a_new_file(trained):
@@ -144,7 +144,7 @@ def test_before_the_first_step_there_is_a_file_with_the_settings(trained):
     assert len(read_records(event_file(trained, "train").read_bytes())) == 3
 
 
-def test_numbers_that_no_other_tool_can_hold_are_left_out(trained):
+def test_numbers_too_large_for_the_other_tools_are_left_out(trained):
     write_partial_steps(trained, {"evaluation": HELD_OUT}, step_line(1, loss=1e308, step_time_sec=1e308), step_line(2))
     export(trained, ["tensorboard", "mlflow", "mlperf", "optimum-benchmark"])
     (training,) = read_logged_runs(trained)
@@ -167,8 +167,8 @@ def test_measurements_of_other_workloads_are_final_values_whose_names_stay_in_th
     run = synthetic.record((synthetic.trial("gpu", kind="hardware"),), workers=1)
     hostile = synthetic.measurement("../../x_sec", 1.0, where="../" * 90)
     synthetic.write_run(tmp_path, run)
-    taken = [synthetic.measurement("matmul_tflops", 90.0, dtype="bf16", size=8192), hostile]
-    synthetic.rewrite(tmp_path, run.planned[0], measurements=taken)
+    measurements = [synthetic.measurement("matmul_tflops", 90.0, dtype="bf16", size=8192), hostile]
+    synthetic.rewrite(tmp_path, run.planned[0], measurements=measurements)
     (trial,) = read_logged_runs(tmp_path)
     assert trial.results["measured/matmul_tflops.dtype_bf16.size_8192"] == 90.0
     assert all(name.count("/") <= 1 and ".." not in name for name in trial.results)
@@ -195,14 +195,14 @@ def test_optimum_benchmarks_file_has_the_measured_steps_without_the_warm_up(benc
     assert report["train"]["memory"]["max_ram"] == trial.results["peak_rss_bytes"] / 1e6
 
 
-def test_without_wandb_its_format_is_refused_in_one_line(monkeypatch):
+def test_without_wandb_its_format_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setattr("reports.exports.write.find_spec", lambda _: None)
     with pytest.raises(ReportError, match="pip install wandb"):
         check_formats(["wandb"])
     check_formats(["tensorboard"])
 
 
-def test_a_run_that_cannot_be_trusted_and_a_place_that_cannot_be_written_are_named(trained):
+def test_errors_name_an_invalid_run_and_a_folder_that_cannot_be_written(trained):
     (trained / "report").write_text("no folder")
     with pytest.raises(ReportWriteError, match=r"report\b.*File exists"):
         export(trained, ["mlperf"])

@@ -59,7 +59,7 @@ def panels_by_title(figure):
 
 
 def to_linear_rgb(colour: str) -> np.ndarray:
-    channels = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    channels = np.array([int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)])
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
 
 
@@ -96,7 +96,7 @@ def test_panels_can_share_one_axis_and_bars_begin_at_zero():
     assert high > 2.0
 
 
-def test_the_summary_puts_the_most_useful_tokens_first_and_published_rates_where_they_measured_the_same(a10):
+def test_the_summary_has_the_most_useful_tokens_first_and_published_rates_of_the_same_configurations(a10):
     figure = executive_summary.gather(*a10)
     assert figure.groups[0].names[0] == "packed"
     samples = marks_by_row(figure, panel=1)
@@ -117,11 +117,13 @@ def test_published_results_do_not_match_a_run_of_another_model_or_profile(tmp_pa
 
 
 def test_the_published_file_reads_and_keeps_both_sides_of_each_contradiction():
-    known = reference_results.read()
-    a, b = known.scaling
+    published = reference_results.read()
+    a, b = published.scaling
     assert (a.efficiency_percent[4], b.efficiency_percent[4]) == (94.0, 99.7)
-    assert known.cost_10000_samples["usd"][4] == [1.14, 1.24]
-    assert all(isinstance(value, int | float) for quantities in known.loading.values() for value in quantities.values())
+    assert published.cost_10000_samples["usd"][4] == [1.14, 1.24]
+    assert all(
+        isinstance(value, int | float) for quantities in published.loading.values() for value in quantities.values()
+    )
 
 
 def test_hardware_shows_each_types_largest_product_with_the_chips_own_figure_as_its_limit(h200):
@@ -195,7 +197,7 @@ def test_memory_shows_predictions_if_there_are_any_else_only_bars(h200):
 
 
 @pytest.mark.parametrize(("predicted", "says"), [(0.997, "0 %"), (1.004, "0 %"), (0.98, "-2 %"), (1.017, "+2 %")])
-def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200, predicted, says):
+def test_a_predictions_error_is_in_whole_percent_and_never_minus_zero(h200, predicted, says):
     summary, run = h200
     frame = run.measurements.copy()
     peaks = {row.label: row.peak_vram_bytes for row in summary.rows}
@@ -205,7 +207,7 @@ def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200,
     assert {mark.text.split("predicted, ")[1].split("  ")[0] for mark in marks.values()} == {says}
 
 
-def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10):
+def test_cost_shows_published_dollars_only_at_the_published_price(a10):
     summary, run = a10
     assert not any(
         mark.published for mark in panels_by_title(cost.gather(summary, run))["Per 1,000 samples, at $2.00"].marks
@@ -219,7 +221,7 @@ def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10
     assert four.published == (1.14, 1.24)
 
 
-def test_dollars_are_drawn_at_one_price_the_others_are_named_and_a_thousand_samples_take_minutes(a10):
+def test_dollars_are_drawn_at_one_price_and_the_others_are_in_the_header(a10):
     summary, _ = a10
     figure = cost.gather(*a10)
     panels = panels_by_title(figure)
@@ -241,7 +243,7 @@ def test_the_title_has_the_cost_of_the_recommended_not_of_a_cheaper_configuratio
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_the_titles_of_the_costs_are_whole(a10, sheet):
+def test_the_titles_of_the_costs_are_not_cut(a10, sheet):
     titles = [axes.get_title() for axes in cost.gather(*a10).draw(sheet).axes]
     assert "10,000 samples at $2.00" in titles
     assert not any(title.endswith(text_size.ELLIPSIS) for title in titles)
@@ -283,16 +285,16 @@ def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
     assert "packed, 2 of 11 trials" in risky.alt
 
 
-def test_memory_shows_what_ran_out_of_it_also_without_a_prediction(a10):
+def test_memory_shows_configurations_out_of_memory_without_a_prediction(a10):
     summary, run = a10
-    bare = replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK])
-    figure = memory.gather(summary, bare)
+    without_predictions = replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK])
+    figure = memory.gather(summary, without_predictions)
     assert "23.7 GB" in marks_by_row(figure)["seq-2048"].text
     assert marks_by_row(figure)["seq-2048"].is_hollow
     assert "2 configurations ran out of memory" in figure.header.title
     assert (
         "out of memory in 9 of 11 trials"
-        in marks_by_row(memory.gather(out_of_memory_on(summary, "packed", 9), bare))["packed"].text
+        in marks_by_row(memory.gather(out_of_memory_on(summary, "packed", 9), without_predictions))["packed"].text
     )
 
 
@@ -386,7 +388,9 @@ def test_telemetry_without_the_drivers_limits_claims_no_maximum(a10):
         replace(
             result,
             fingerprint=result.fingerprint | silent,
-            measurements=[each for each in result.measurements if each.name != telemetry_figure.POWER_CAPPED],
+            measurements=[
+                measurement for measurement in result.measurements if measurement.name != telemetry_figure.POWER_CAPPED
+            ],
         )
         for result in run.results
     )
@@ -421,7 +425,7 @@ def test_the_losses_of_all_configurations_are_in_one_panel(a10):
     assert all(label.endswith(" k tokens") for label in labels)  # even the longest is not cut
 
 
-def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
+def test_a_comparison_starts_with_the_changed_configurations(folder, tmp_path):
     synthetic.write_run(folder)
     slower = synthetic.record(run_id="later")
     synthetic.write_run(tmp_path / "later", slower, speeds={"baseline": 0.2, "optimized": 0.155})

@@ -62,11 +62,11 @@ def test_names_of_eighty_characters_do_not_leave_the_figure(a10, chart, sheet):
         data = replace(data, points=tuple(replace(point, name=name) for point in data.points))
     else:
         data = replace(data, curves=tuple(replace(curve, name=name) for curve in data.curves))
-        whole = " k tokens" if sheet is WIDE else ""
+        ending = " k tokens" if sheet is WIDE else ""
     figure = data.draw(sheet)
     for text, box in drawn_texts(figure):
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
-        assert chart is speed_and_memory or text.get_text().endswith(whole)
+        assert chart is speed_and_memory or text.get_text().endswith(ending)
 
 
 def test_a_label_is_next_to_its_point_if_there_is_room():

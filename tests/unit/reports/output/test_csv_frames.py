@@ -36,7 +36,7 @@ def test_an_empty_folder_is_refused(tmp_path):
         load_all([tmp_path])
 
 
-def test_no_cell_of_a_frames_csv_can_be_taken_for_a_formula(tmp_path):
+def test_no_cell_of_a_frames_csv_can_be_read_as_a_formula(tmp_path):
     trials = (synthetic.trial(HOSTILE), synthetic.trial("-1+1", lora_rank=8))
     synthetic.write_run(tmp_path / "a", synthetic.record(trials, run_id="a"))
     run = load(tmp_path / "a")
@@ -66,7 +66,7 @@ def test_files_of_two_runs_can_be_concatenated_and_have_every_setting(tmp_path):
     assert {field.name for field in dataclasses.fields(Trial)} <= {*frame.columns, "name"}
 
 
-def test_costs_have_a_line_for_each_fact_of_a_configuration_a_price_and_a_number_of_gpus(tmp_path):
+def test_costs_have_one_line_per_configuration_price_number_of_gpus_and_fact(tmp_path):
     synthetic.write_run(tmp_path / "a")
     summary = summarize(load(tmp_path / "a"), Pricing(shape="VM.GPU.A10.1"), today=date(2027, 1, 1))
     frame = costs(summary)
