@@ -74,13 +74,13 @@ class LossCurvesData:
 
     def draw(self, sheet: Sheet) -> Figure:
         height_in = max(2.4, _LABEL_HEIGHT_IN * len(self.curves))
-        drawing = create_layout(self.header, sheet, height_in + 0.9)
-        ((left, width),) = drawing.columns(1, left_in=MARGIN_IN + 0.5, gap_in=0.0)
+        layout = create_layout(self.header, sheet, height_in + 0.9)
+        ((left, width),) = layout.columns(1, left_in=MARGIN_IN + 0.5, gap_in=0.0)
         labels = [_label(curve, sheet) for curve in self.curves]
         room = min(0.45 * width, max(text_size.width_in(label, 8.5) for label in labels))
-        axes = drawing.panel(left, 0.0, width - room - 0.1, height_in + 0.7)
+        axes = layout.panel(left, 0.0, width - room - 0.1, height_in + 0.7)
         _draw(axes, self.curves, [text_size.shorten(label, room, 8.5) for label in labels], height_in)
-        return drawing.figure
+        return layout.figure
 
 
 def gather(summary: Summary, run: Run) -> LossCurvesData | None:

@@ -1,7 +1,7 @@
 """Figure 09, telemetry of a trial: utilization, power, clock and memory over time, with the trial's phases behind them.
 
-The trial is the best configuration's; if a worker is slow in all configurations, it is that worker's, compared with
-the means of a healthy worker.
+The trial is the best configuration's; if a worker is systematically slow, it is that worker's, compared with the means
+of a healthy worker.
 """
 
 from collections.abc import Iterator

@@ -42,7 +42,7 @@ class WorkerMapData:
     def caption(self) -> str:
         return (
             "Percent by which a worker's step took longer (orange) or shorter (blue) than the median worker's, "
-            "by configuration. A worker that is slow in all of them is an orange column."
+            "by configuration. A systematically slow worker is an orange column."
         )
 
     @property
@@ -120,7 +120,7 @@ def _median_deviations(deviations_of_rows: Sequence[Mapping[str, float]]) -> dic
 
 
 def find_slow_worker(summary: Summary) -> tuple[str, float] | None:
-    """Return the worker that is slow in all configurations, if any, and the percent that its steps take longer."""
+    """Return the systematically slow worker, if any, and the percent that its steps take longer (median)."""
     medians = _median_deviations(
         [row_deviations for row in row_chart.drawn_rows(summary) if (row_deviations := deviations(row))]
     )
@@ -133,7 +133,7 @@ def _title(deviations_of_rows: Sequence[Mapping[str, float]], medians: Mapping[s
     if abs(medians[furthest]) < NOTABLE_PERCENT:
         within = f"within {math.ceil(10.0 * abs(medians[furthest])) / 10.0:.1f} % of the median worker"
         over = f", as median over {len(deviations_of_rows)} configurations" if len(deviations_of_rows) > 1 else ""
-        return f"No worker is slow in all configurations: each is {within}{over}"
+        return f"No worker is systematically slow: each is {within}{over}"
     direction = "slower" if medians[furthest] > 0 else "faster"
     agreeing = [
         row_deviations[furthest]

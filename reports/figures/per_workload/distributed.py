@@ -150,7 +150,7 @@ def _title(
     title = f"{formatting.count(ranks, 'rank')} process {formatting.number(rate.value)} samples per second"
     if 1 in steps and ranks in steps and ranks > 1:
         ratio = per_config.ratio(steps[ranks], steps[1], "samples_per_sec")
-        return f"{title}: {row_chart.percent_mark(_to_percent(ratio)).text} of linear"
+        return f"{title}: {row_chart.percent_mark(_to_percent(ratio)).text} of linear scaling"
     if ranks in without_sync:
         return f"{title}: {formatting.number(without_sync[ranks].value, 1)} % of their rate without communication"
     return title.replace("1 rank process ", "1 rank processes ")
