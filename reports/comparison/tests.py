@@ -112,10 +112,11 @@ def _verdict(mean: Mean, p: float, corrected: float, level: float, tests: int, t
     shows = 100.0 * math.expm1(min(_half_width(mean, level), 50.0))
     half = mean.half or 0.0
     low, high = math.exp(mean.value - half), math.exp(mean.value + half)
-    if corrected < ALPHA:
+    excludes_1 = low > 1.0 or high < 1.0
+    if corrected < ALPHA and excludes_1:
         label: VerdictLabel = "faster" if mean.value > 0.0 else "slower"
         why = f"p = {corrected:.2g} after correction for {tests} comparisons"
-    elif low > 1.0 or high < 1.0:
+    elif excludes_1:
         label, why = "unknown", f"the interval excludes 1, but so may one of {tests} comparisons by chance"
     elif low > 1.0 - tolerance and high < 1.0 + tolerance:
         label, why = "same", f"the interval is within {100 * tolerance:g} % of 1"

@@ -37,7 +37,7 @@ def _training_paragraphs(summary: Summary) -> list[str]:
     ratios = (
         f"Ratios are against {summary.baseline}. Configurations measured on the same workers are compared worker by "
         "worker, so that a worker that is slow for both cancels out. The variation between processes is estimated from "
-        "all configurations together; one that is noisier than the others keeps its own noise. The intervals of ratios "
+        "all configurations together and from the configuration's own. The intervals of ratios "
         "are widened by the variation between texts if two configurations read different ones, as with another batch, "
         "and by the number of ratios, so that all of them hold jointly in 95 % of runs. The words faster and slower "
         "appear only if the interval excludes 1. Configurations without a trial that ran out of memory, failed or "

@@ -13,8 +13,9 @@ The value of a configuration is the geometric mean over its workers of their pro
 mean amount per step over that median, per worker. Elapsed rates are all amounts over the time of all steps, so slow
 steps count. All of them depend on the texts that were read. A ratio of two configurations is computed per worker, on
 the workers that both ran on, so a machine that is slow for both cancels out; its uncertainty follows from the noise of
-all configurations together. If the two read different texts, the variation between texts widens the interval. If it is
-one of several ratios, the interval is widened (Bonferroni) so that all of them hold together.
+all configurations and of these differences (`pooling.moderate`). If the two read different texts, the variation between
+texts widens the interval. If it is one of several ratios, the interval is widened (Bonferroni) so that all of them hold
+together.
 
 In simulation (tests/unit/reports/statistics/test_per_config.py; workers that differ, autocorrelated steps, outliers,
 drift) these intervals contain the true value in at least 93 % of 1,000 runs with 1, 2, 3, 4 and 8 workers.
@@ -45,6 +46,7 @@ QUANTITIES = ("step_time_sec", *RATES, *ELAPSED)
 ASSUMED_NOISE = 0.01
 OUTLIERS_TO_FLAG = 0.1  # fraction of the steps; fewer do not change a median
 NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
+MIN_UNITS_FOR_OWN_INTERVAL = 3  # two workers have one degree of freedom, so 12.7 standard errors
 _MAX_DEGREES = 1e4  # degrees of freedom; more make no difference
 
 
@@ -239,7 +241,8 @@ def difference(
     """Compute `values` minus `reference`, the logarithm of a ratio: per worker if they share several, else by Welch.
 
     Pass `same_workers=False` if equal names do not mean equal machines. `noises` are both sides' noise, pooled over the
-    run; `paired_noise` is that of a worker's difference. A side with a single process is assumed to be as noisy as the
+    run; `paired_noise` is that of a worker's difference: the interval is also at least Student's over these workers, if
+    there are MIN_UNITS_FOR_OWN_INTERVAL. A side with a single process is assumed to be as noisy as the
     other side; if both have one, only their steps can be compared. `level` is the interval's significance level.
     """
     value_means, reference_means = mean_by_worker(values), mean_by_worker(reference)
@@ -249,10 +252,14 @@ def difference(
         units = [value_means[worker] - reference_means[worker] for worker in sorted(shared)]
         if paired_noise is not None:
             error, df = paired_noise.sd / math.sqrt(len(units)), paired_noise.df
-            return _mean(statistics.fmean(units), error, df, floor, "workers", len(units), level)
+            mean = _mean(statistics.fmean(units), error, df, floor, "workers", len(units), level)
+            own = _student(units, floor, "workers", level)
+            if mean.half is None or own.half is None or len(units) < MIN_UNITS_FOR_OWN_INTERVAL:
+                return mean
+            return replace(mean, half=max(mean.half, own.half))
         if noises[0] is None or noises[1] is None:
             return _student(units, floor, "workers", level)
-        error, df = _difference_error(noises[0], len(units), noises[1], len(units))
+        error, df = _paired_error(noises[0], noises[1], units)
         return _mean(statistics.fmean(units), error, df, floor, "workers", len(units), level)
     one_worker = same_workers and len(value_means) == len(reference_means) == len(shared) == 1
     if one_worker and noises[0] is not None and noises[1] is not None:
@@ -297,12 +304,25 @@ def _student(units: Sequence[float], floor: float, over: Over, level: float = 1.
 
 
 def _difference_error(first: Spread, n_first: int, second: Spread, n_second: int) -> tuple[float, float]:
-    """Return the standard error of a difference of means and its degrees of freedom (Welch's if the noises differ)."""
-    parts = (first.sd**2 / n_first, second.sd**2 / n_second)
-    if first == second:
-        return math.sqrt(sum(parts)), first.df
-    denominator = parts[0] ** 2 / first.df + parts[1] ** 2 / second.df
-    return math.sqrt(sum(parts)), sum(parts) ** 2 / denominator if denominator > 0 else first.df + second.df
+    """Return the standard error of a difference of means and its degrees of freedom: the smaller ones.
+
+    Welch's would be more, because both noises would have to be independent; they share the pooled part.
+    """
+    return math.hypot(first.sd / math.sqrt(n_first), second.sd / math.sqrt(n_second)), min(first.df, second.df)
+
+
+def _paired_error(first: Spread, second: Spread, units: Sequence[float]) -> tuple[float, float]:
+    """Return the standard error of the mean of differences per worker, and its degrees of freedom.
+
+    The variance of the differences themselves includes a configuration that reacts differently to a slow worker. It is
+    the only one used if one side is noisier than the run's other configurations.
+    """
+    own, own_df = _deviation(units), len(units) - 1.0
+    if first.is_own or second.is_own:
+        return own / math.sqrt(len(units)), own_df
+    pooled = replace(first, sd=math.hypot(first.sd, second.sd))
+    spread = pooling.moderate(pooled, own**2, own_df)
+    return spread.sd / math.sqrt(len(units)), spread.df
 
 
 def _mean(value: float, error: float, df: float, floor: float, over: Over, units: int, level: float) -> Mean:

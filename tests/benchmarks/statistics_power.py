@@ -3,11 +3,14 @@
 The fleets are those of tests/support/reports/scenarios.py, whose truth is known. A verdict is false if all
 configurations are equal and one is recommended over the baseline or called faster or slower. Regret is the distance of
 the recommended configuration to the truly fastest. Coverage is the share of runs whose 95 % interval holds the truth:
-of the headline's ratio, and of its useful tokens per second on a healthy worker. `TRUST_RUNS` in the
-environment: runs a line (default 400).
+of the headline's ratio, and of its useful tokens per second on a healthy worker. Tables of logarithms (`_odd_runs`)
+test the configuration that is unlike the others, over ten times as many runs. Every share has its standard error.
+`TRUST_RUNS` in the environment: runs a line (default 400).
 """
 
+import functools
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,7 +23,7 @@ from reports.statistics.types import Estimate, Ratio
 from reports.summary import headline, text
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
-from tests.benchmarks import Figure
+from tests.benchmarks import Figure, _odd_runs
 from tests.support.reports.scenarios import STEP_SEC, USEFUL, Scenario
 
 RUNS = int(os.environ.get("TRUST_RUNS", "400"))
@@ -29,7 +32,77 @@ QUICK = Scenario()
 
 
 def main() -> list[Figure]:
-    return [*recommendations(), *coverages(), *comparisons()]
+    return [*odd_configurations(), *recommendations(), *coverages(), *comparisons()]
+
+
+def odd_configurations(runs: int = 10 * RUNS) -> Iterator[Figure]:
+    """Measure intervals and verdicts of equal configurations of which one is unlike the others."""
+    cases = (*itertools.product((_odd_runs.NOISIER,), (2, 3, 12), (2, 4, 8)), (_odd_runs.REACTS, 12, 2))
+    for model, count, workers in cases:
+        name = f"{count} configurations, {workers} workers, one {model}"
+        covered, false = odd_ratios(model, count, workers, runs)
+        yield figure(f"{name}: its ratio's coverage", covered, "93 %", runs)
+        yield figure(f"{name}: any false word in the table", false, "5 %", runs)
+        if count > 2:
+            yield figure(f"{name}, it is the baseline: any", odd_ratios(model, count, workers, runs, 0)[1], "-", runs)
+        covered, false = odd_changes(model, count, workers, runs)
+        yield figure(f"compare, {name}: its interval's coverage", covered, "93 %", runs)
+        yield figure(f"compare, {name}: any false word", false, "5 %", runs)
+    for count, processes in itertools.product((2, 12), (2, 4)):
+        name = f"{count} configurations, one worker, {processes} processes, one {_odd_runs.NOISIER}"
+        covered, false = odd_ratios(_odd_runs.NOISIER, count, processes, runs, one_worker=True)
+        yield figure(f"{name}: its ratio's coverage", covered, "93 %", runs)
+        yield figure(f"{name}: any false word in the table", false, "5 %", runs)
+    for count, workers, percent in itertools.product((2, 12), (2, 4), (2, 3, 5)):
+        goal = "95 %" if (workers, percent) == (4, 3) else "-"
+        name = f"{count} configurations, {workers} workers, one {percent} % slower"
+        yield figure(f"{name}: found", found_ratio(count, workers, percent, runs), goal, runs)
+        yield figure(f"compare, {name}: found", found_change(count, workers, percent, runs), goal, runs)
+
+
+def odd_ratios(
+    model: str, configurations: int, units: int, runs: int, odd: int = 1, *, one_worker: bool = False
+) -> tuple[float, float]:
+    """Return the coverage of the first ratio, and the share of runs with any false verdict."""
+    random, draw = np.random.default_rng(7), _odd_runs.repeats if one_worker else _odd_runs.table
+    tables = [
+        _odd_runs.ratios(draw(random, configurations, units, model, odd), one_worker=one_worker) for _ in range(runs)
+    ]
+    return share(tables, lambda means: _odd_runs.holds(means[0])), share(
+        tables, lambda means: not all(map(_odd_runs.holds, means))
+    )
+
+
+def odd_changes(model: str, configurations: int, workers: int, runs: int) -> tuple[float, float]:
+    """Return the coverage of the odd configuration's change, and the share of runs with any false verdict."""
+    random = np.random.default_rng(8)
+    compared = [
+        _odd_runs.changes(*(_odd_runs.table(random, configurations, workers, model) for _ in range(2)))
+        for _ in range(runs)
+    ]
+    return share(compared, lambda rows: _odd_runs.holds(rows[1][0])), share(
+        compared, lambda rows: any(verdict.verdict in ("faster", "slower") for _, verdict in rows)
+    )
+
+
+def found_ratio(configurations: int, workers: int, percent: float, runs: int) -> float:
+    """Return the share of runs that show the last of otherwise equal configurations to be slower."""
+    random, slower = np.random.default_rng(9), np.zeros((configurations, 1))
+    slower[-1] = np.log1p(percent / 100.0)
+    tables = [
+        _odd_runs.ratios(slower + _odd_runs.table(random, configurations, workers, _odd_runs.ALIKE))
+        for _ in range(runs)
+    ]
+    return share(tables, lambda means: means[-1].value > (means[-1].half or np.inf))
+
+
+def found_change(configurations: int, workers: int, percent: float, runs: int) -> float:
+    """Return the share of comparisons that find the last configuration slower (a larger time)."""
+    random, slower = np.random.default_rng(10), np.zeros((configurations, 1))
+    slower[-1] = np.log1p(percent / 100.0)
+    draw = functools.partial(_odd_runs.table, random, configurations, workers, _odd_runs.ALIKE)
+    compared = [_odd_runs.changes(draw(), slower + draw())[-2] for _ in range(runs)]
+    return share(compared, lambda row: row[1].verdict == "faster")  # more of a time
 
 
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:
@@ -178,8 +251,9 @@ def share(items, is_so) -> float:
     return float(np.mean([bool(is_so(item)) for item in items]))
 
 
-def figure(name: str, value: float, goal: str) -> Figure:
-    return Figure(name=name, value=f"{100 * value:.1f} %", goal=goal)
+def figure(name: str, value: float, goal: str, runs: int = RUNS) -> Figure:
+    error = math.sqrt(value * (1.0 - value) / runs)
+    return Figure(name=name, value=f"{100 * value:.1f} %, standard error {100 * error:.1f}", goal=goal)
 
 
 def describe(world: Scenario) -> str:
