@@ -1,4 +1,4 @@
-"""A fine-tuning: how it trains, as the trial holds it, and what became of it, training.json."""
+"""Settings of a fine-tuning, as part of its trial, and its result (training.json)."""
 
 from __future__ import annotations
 
@@ -8,41 +8,44 @@ from typing import Any
 from bench.records.checksummed import Checksummed
 from bench.records.paths import ADAPTER_CHECK_FILE, TRAINING_FILE
 from bench.records.training_data import DataReport, TrainingData
-from bench.records.validation import among, check_types, expect, within
+from bench.records.validation import check_types, expect, expect_in_range, expect_one_of
 
 SCHEDULES = ("constant", "linear", "cosine")
-GRADIENTS = ("fp32", "bf16")
-# What stays as it was while a training goes on, and why: fields of the trial, or `training.` and a field of `Training`.
-FIXED = {
+GRADIENT_DTYPES = ("fp32", "bf16")
+# Fields that a resumed training cannot change, with the reason: of the trial, or `training.` and of `Training`.
+FIXED_FIELDS = {
     **dict.fromkeys(("lora_rank", "lora_targets"), "the checkpoint's adapters have another shape"),
-    **dict.fromkeys(("lora_alpha", "training.rank_stabilized"), "what was learned would be scaled anew"),
-    **dict.fromkeys(("optimizer", "training.lora_plus_ratio"), "the checkpoint's optimizer is laid out otherwise"),
+    **dict.fromkeys(("lora_alpha", "training.rank_stabilized"), "the learned weights would be rescaled"),
+    **dict.fromkeys(("optimizer", "training.lora_plus_ratio"), "the checkpoint's optimizer state has another layout"),
 }
-LIMITS = ("train.max_hours", "train.budget_usd")  # the settings that give a training its hours
-LIMIT_REACHED = tuple(f"stopped by {name} " for name in LIMITS)  # how the reason begins of one that used them up
+LIMIT_SETTINGS = ("train.max_hours", "train.budget_usd")  # settings that limit a training's hours
+LIMIT_REACHED = tuple(f"stopped by {name} " for name in LIMIT_SETTINGS)  # prefixes of a reason
 
 
-def is_at_its_limit(reason: str | None) -> bool:
-    """Whether a training ended with this reason because its hours or dollars are used up."""
+def is_limit_reached(reason: str | None) -> bool:
+    """Return True if a training with this reason ended because it reached its limit of hours or dollars."""
     return reason is not None and reason.startswith(LIMIT_REACHED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a fine-tuning trains, beside what its trial says.
+    """Settings of a fine-tuning in addition to the fields of its trial.
 
-    `rows_per_step`: packed rows of a global batch, over all ranks and micro-batches. It ends after `epochs`, or after
-    `max_steps` if that comes first. The learning rate rises from 0 over `warmup_share` of the steps, then follows the
-    `schedule` down to 0. `rank_stabilized`: adapters are scaled by alpha / sqrt(rank) (rsLoRA). `lora_plus_ratio`: the
-    learning rate of B over that of A (LoRA+). `gradients`: what travels between ranks.
+    `rows_per_step`: packed rows of a global batch, over all ranks and micro-batches. The training ends after `epochs`,
+    or after `max_steps` if that comes first. The learning rate rises from 0 over `warmup_share` of the steps, then
+    follows the `schedule` down to 0. `rank_stabilized`: adapters are scaled by alpha / sqrt(rank) (rsLoRA).
+    `lora_plus_ratio`: the learning rate of B over that of A (LoRA+). `gradients`: the dtype sent between ranks.
 
     The held-out loss is measured at the start, at the end, and every `evaluate_every` steps (0: never between); after
-    `patience` measurements without a new lowest the training stops early (0: never). `prompts` are answered before and
-    after, with at most `answer_tokens` tokens. `max_hours` counts this attempt and those before it; `limited_by` is the
-    setting that it comes from.
+    `patience` measurements without a new minimum the training stops early (0: never). `prompts` are answered before and
+    after, with at most `answer_tokens` tokens. `max_hours` counts this attempt and earlier ones; `limited_by` is the
+    setting behind it.
 
-    `may_differ`: what the checkpoint that it goes on from may have been made with another value of, because somebody
-    asked for that: `model`, `data`, fields of the trial, `training.` and fields of this, none of them `FIXED`.
+    `may_differ`: values that may differ from the checkpoint's on resume, because the operator confirmed the change:
+    `model`, `data`, fields of the trial, `training.` and fields of this class, none of them in `FIXED_FIELDS`.
+
+    `input_digests`: the planned sha256 of the model and of each data file, by path; an attempt with other inputs is
+    rejected. Empty if no worker has read them. `revision`: how often the plan was changed by the operator.
     """
 
     data: TrainingData
@@ -63,42 +66,48 @@ class Training:
     prompts: tuple[str, ...] = ()
     answer_tokens: int = 64
     max_hours: float | None = None
-    limited_by: str = LIMITS[0]
+    limited_by: str = LIMIT_SETTINGS[0]
     may_differ: tuple[str, ...] = ()
+    input_digests: dict[str, str] = field(default_factory=dict)
+    revision: int = 0
 
     def __post_init__(self) -> None:
-        """Raises TrialError that names the field."""
+        """Check the fields. Raises TrialError that names the field."""
         check_types(self)
-        within(self.rows_per_step, 1, 65_536, "rows_per_step")
+        expect_in_range(self.rows_per_step, 1, 65_536, "rows_per_step")
         expect(0.0 < self.epochs <= 1000.0, "epochs", "a number above 0, at most 1000")
         if self.max_steps is not None:
-            within(self.max_steps, 1, 10_000_000, "max_steps")
-        among(self.schedule, SCHEDULES, "schedule")
+            expect_in_range(self.max_steps, 1, 10_000_000, "max_steps")
+        expect_one_of(self.schedule, SCHEDULES, "schedule")
         expect(0.0 <= self.warmup_share < 1.0, "warmup_share", "a number from 0 to below 1")
         expect(0.0 <= self.weight_decay <= 1.0, "weight_decay", "a number from 0 to 1")
         expect(0.0 < self.max_gradient_norm <= 1e6, "max_gradient_norm", "a number above 0, at most 1000000")
         expect(0.01 <= self.lora_plus_ratio <= 100.0, "lora_plus_ratio", "a number from 0.01 to 100")
-        among(self.gradients, GRADIENTS, "gradients")
-        within(self.evaluate_every, 0, 10_000_000, "evaluate_every")
-        within(self.patience, 0, 10_000, "patience")
+        expect_one_of(self.gradients, GRADIENT_DTYPES, "gradients")
+        expect_in_range(self.evaluate_every, 0, 10_000_000, "evaluate_every")
+        expect_in_range(self.patience, 0, 10_000, "patience")
         held_out = self.data.validation_file is not None or self.data.validation_share > 0
-        expect(held_out or not self.evaluate_every, "evaluate_every", "0 where no data is held out for validation")
-        expect(held_out or not self.patience, "patience", "0 where no data is held out for validation")
-        expect(bool(self.evaluate_every) or not self.patience, "patience", "0 where evaluate_every is 0")
+        expect(held_out or not self.evaluate_every, "evaluate_every", "0 if no data is held out for validation")
+        expect(held_out or not self.patience, "patience", "0 if no data is held out for validation")
+        expect(bool(self.evaluate_every) or not self.patience, "patience", "0 if evaluate_every is 0")
         expect(0.0 <= self.checkpoint_sec <= 86_400.0, "checkpoint_sec", "0 to 86400 seconds")
-        within(self.keep_checkpoints, 1, 1000, "keep_checkpoints")
+        expect_in_range(self.keep_checkpoints, 1, 1000, "keep_checkpoints")
         expect(all(self.prompts), "prompts", "texts, none of them empty")
-        within(self.answer_tokens, 1, 65_536, "answer_tokens")
+        expect_in_range(self.answer_tokens, 1, 65_536, "answer_tokens")
         expect(self.max_hours is None or 0.0 < self.max_hours <= 8760.0, "max_hours", "above 0, at most 8760 hours")
-        among(self.limited_by, LIMITS, "limited_by")
+        expect_one_of(self.limited_by, LIMIT_SETTINGS, "limited_by")
+        expect_in_range(self.revision, 0, 1_000_000, "revision")
         for name in self.may_differ:
-            expect(name not in FIXED, "may_differ", f"no {name}: {FIXED.get(name)}")
+            expect(name not in FIXED_FIELDS, "may_differ", f"no {name}: {FIXED_FIELDS.get(name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a worker says of a training before it starts. `peak_bytes` is of GPU memory, `row_sec` an estimate of one
-    GPU's time for a packed row, without communication; both are None without a GPU or its figures."""
+    """A worker's forecast of a training before it starts.
+
+    `peak_bytes` is GPU memory, `row_sec` one GPU's estimated time per packed row without communication; both are None
+    without a GPU or its published figures.
+    """
 
     model_sha256: str
     gpu: str | None
@@ -112,7 +121,7 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedSteps:
-    """One entry per optimizer step, in order, in lists of equal length: every step that counts, once.
+    """Optimizer steps in order, in lists of equal length, without steps that a restart repeated.
 
     `loss` is per target token of the global batch, `gradient_norm` before clipping, `tokens` without padding.
     """
@@ -129,10 +138,10 @@ class TrainedSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The held-out loss per target token after `step` steps, with its 95 % interval over `rows` examples.
+    """Held-out loss per target token after `step` steps, with its 95 % interval over `rows` examples.
 
-    Of a single example there is no interval. `is_best`: the lowest so far, step 0 aside. `change` is against step 0
-    over the same examples, pair by pair, with its own interval; None at step 0.
+    A single example has no interval. `is_best`: the lowest so far, except step 0. `change` is the paired difference to
+    step 0 over the same examples, with its own interval; None at step 0.
     """
 
     step: int
@@ -149,7 +158,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """A checkpoint that was written: seconds until it was sealed on the disk, and how long the steps stood still."""
+    """A written checkpoint: `seconds` until it was complete on disk, `stall_sec` for which training paused."""
 
     step: int
     seconds: float
@@ -159,10 +168,10 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """An attempt that went on after `from_step` steps: why, and how many steps of the last attempt it repeats.
+    """An attempt that resumed after `from_step` steps, with its reason and the repeated steps of the last attempt.
 
-    `lost_sec` is what those steps had taken; the time until the restart is in the ledger. `changed` names what the
-    checkpoint was made with and is another now, because somebody asked for that.
+    `lost_sec` is the time of those steps; the time until the restart is in the ledger. `changed` names values that
+    differ from the checkpoint's, as the operator confirmed.
     """
 
     attempt: int
@@ -175,7 +184,7 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleAnswer:
-    """A prompt's greedy answer by the model before training and by the adapter that came home; None where not asked."""
+    """Greedy answers to a prompt by the model before training and by the final adapter; None if not generated."""
 
     prompt: str
     before: str | None
@@ -184,12 +193,12 @@ class SampleAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord(Checksummed):
-    """What became of a fine-tuning, over all its attempts: training.json, also of one that did not end well.
+    """Result of a fine-tuning over all its attempts (training.json), also of a failed one.
 
-    `status` is the trial's End, `stop` why no further step came: finished, early, max_hours (its hours are used up, by
-    whichever of the `LIMITS`), or empty where it was stopped otherwise (`reason`). `adapter_step` is the step whose
-    adapter is in the folder beside: the best by held-out loss, or the last. `data` is without shown examples. Shares of
-    communication are of a step's time.
+    `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
+    `LIMIT_SETTINGS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the step of the saved
+    adapter: the best by held-out loss, or the last. `data` has no example previews. Shares of communication are of a
+    step's time.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -222,10 +231,10 @@ class TrainingRecord(Checksummed):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedForm:
-    """An adapter in one form that it can be served in: its held-out loss per target token with its 95 % interval.
+    """An adapter in one form for serving: its held-out loss per target token with its 95 % interval.
 
-    `change` is against the first form of the check, over the same examples, pair by pair; None for that form itself.
-    `unended`: how many of the answers did not end.
+    `change` is the paired difference to the first form of the check over the same examples; None for the first form.
+    `unended`: number of answers that reached the length limit.
     """
 
     name: str
@@ -242,8 +251,11 @@ class ServedForm:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterCheck(Checksummed):
-    """What `bench.adapter.check` found, adapter-check.json. `losses` (summed over an example's `targets`) are those of
-    the first form, by the digests `examples`; `places` and `prompts` are of the questions that were answered."""
+    """Result of `bench.adapter.check` (adapter-check.json).
+
+    `losses` (summed over an example's `targets`) are those of the first form, for the example digests in `examples`;
+    `places` and `prompts` identify the answered questions.
+    """
 
     FILE, KIND = ADAPTER_CHECK_FILE, "adapter check"
 
@@ -264,7 +276,7 @@ class AdapterCheck(Checksummed):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeFacts:
-    """What a merged folder was made from, merge.json in it. `base`: bf16, or nf4 for the base as it was trained on."""
+    """Sources of a merged model (merge.json in its folder). `base`: bf16, or nf4 for the base used in training."""
 
     base: str
     model_sha256: str

@@ -19,7 +19,7 @@ from typing import Any, cast
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.training import Training
-from bench.records.validation import TrialError, among, check_types, expect, within
+from bench.records.validation import TrialError, check_types, expect, expect_in_range, expect_one_of
 
 OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
@@ -37,7 +37,7 @@ OLD_MATMUL_FIELD = "products"
 OLD_MATMULS = {"eight_backward": "int8_backward", "eight": "int8"}
 
 
-@schema.shared
+@schema.interned
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One configuration. Paths are those of the host that runs it; lengths are in tokens, times in seconds.
@@ -95,28 +95,28 @@ class Trial:
         expect(any(c.isalnum() for c in self.name), "name", "a name with at least one letter or digit")
         expect(self.model != "", "model", "the model's folder")
         expect(self.data != "", "data", "the data file")
-        among(self.profile, PROFILES, "profile")
-        among(self.kind, KINDS, "kind")
-        among(self.recipe, RECIPES, "recipe")
-        among(self.matmul, MATMULS, "matmul")
-        among(self.layout, LAYOUTS, "layout")
-        among(self.base_precision, BASE_PRECISIONS, "base_precision")
-        among(self.optimizer, OPTIMIZERS, "optimizer")
-        within(self.max_seq_len, 8, 1_048_576, "max_seq_len")
-        within(self.micro_batch_size, 1, 4096, "micro_batch_size")
-        within(self.gradient_accumulation_steps, 1, 4096, "gradient_accumulation_steps")
-        within(self.lora_rank, 1, 1024, "lora_rank")
-        within(self.lora_alpha, 1, 4096, "lora_alpha")
-        within(self.data_workers, 0, 64, "data_workers")
-        within(self.checkpoint_every, 1, 1024, "checkpoint_every")
-        within(self.held_layers, 0, 1024, "held_layers")
+        expect_one_of(self.profile, PROFILES, "profile")
+        expect_one_of(self.kind, KINDS, "kind")
+        expect_one_of(self.recipe, RECIPES, "recipe")
+        expect_one_of(self.matmul, MATMULS, "matmul")
+        expect_one_of(self.layout, LAYOUTS, "layout")
+        expect_one_of(self.base_precision, BASE_PRECISIONS, "base_precision")
+        expect_one_of(self.optimizer, OPTIMIZERS, "optimizer")
+        expect_in_range(self.max_seq_len, 8, 1_048_576, "max_seq_len")
+        expect_in_range(self.micro_batch_size, 1, 4096, "micro_batch_size")
+        expect_in_range(self.gradient_accumulation_steps, 1, 4096, "gradient_accumulation_steps")
+        expect_in_range(self.lora_rank, 1, 1024, "lora_rank")
+        expect_in_range(self.lora_alpha, 1, 4096, "lora_alpha")
+        expect_in_range(self.data_workers, 0, 64, "data_workers")
+        expect_in_range(self.checkpoint_every, 1, 1024, "checkpoint_every")
+        expect_in_range(self.held_layers, 0, 1024, "held_layers")
         _check_fast_only_fields(self)
-        within(self.world_size, 1, 1024, "world_size")
+        expect_in_range(self.world_size, 1, 1024, "world_size")
         expect(self.world_size == 1 or self.kind in RANKED, "world_size", f"1 unless kind is {' or '.join(RANKED)}")
-        within(self.new_tokens, 1, 65_536, "new_tokens")
-        within(self.warmup_steps, 0, 10_000, "warmup_steps")
-        within(self.measured_steps, 1, 100_000, "measured_steps")
-        within(self.seed, 0, 2**31 - 1, "seed")
+        expect_in_range(self.new_tokens, 1, 65_536, "new_tokens")
+        expect_in_range(self.warmup_steps, 0, 10_000, "warmup_steps")
+        expect_in_range(self.measured_steps, 1, 100_000, "measured_steps")
+        expect_in_range(self.seed, 0, 2**31 - 1, "seed")
         expect(0.0 <= self.lora_dropout < 1.0, "lora_dropout", "a number from 0 to below 1")
         expect(0.0 < self.learning_rate <= 1.0, "learning_rate", "a number above 0, at most 1")
         expect(1.0 <= self.deadline_sec <= 604_800.0, "deadline_sec", "1 to 604800 seconds")
@@ -155,6 +155,10 @@ class Trial:
         for name in ("training", "matmul"):
             if getattr(self, name) == getattr(Trial, name):
                 del document[name]
+        if self.training is not None:
+            for name in ("input_digests", "revision"):
+                if not getattr(self.training, name):
+                    del document["training"][name]
         return document
 
     @classmethod
@@ -176,7 +180,7 @@ class Trial:
     def read(cls, path: Path) -> Trial:
         """Read one trial from a JSON file. Raises TrialError with the file's path and the place in it."""
         try:
-            text = read_regular(path, most_bytes=MAX_BYTES).decode("utf-8")
+            text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
         except OSError as error:
             raise TrialError(f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.records import Trial
 from bench.records.run import RunRecord
-from bench.records.training import FIXED
+from bench.records.training import FIXED_FIELDS
 from tasks.errors import UsageError
 from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
@@ -24,7 +24,7 @@ DATA_SETTINGS = {
     "data.path",
 }
 TRAINING_FIELDS = {trial_spec.SETTING_NAMES.get(name, name): name for name in trial_spec.TRAINING_FIELDS}  # by setting
-FIXED_SETTINGS = {name.removeprefix("training."): why for name, why in FIXED.items()}
+FIXED_SETTINGS = {name.removeprefix("training."): why for name, why in FIXED_FIELDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +107,9 @@ def apply_changes(
     if "model.path" in keys:
         trial_fields["model"] = new_trial.model
     training_fields["may_differ"] = tuple(sorted(may_differ))
+    training_fields["revision"] = trial.training.revision + 1
+    if {"model", "data"} & may_differ:
+        training_fields["input_digests"] = {}
     with trial_spec.setting_errors():
         return dataclasses.replace(
             trial, **trial_fields, training=dataclasses.replace(trial.training, **training_fields)

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.records import Trial, schema
 from bench.records.result import TrialResult, TrialStatus
-from bench.records.training import LIMITS, Forecast
+from bench.records.training import LIMIT_SETTINGS, Forecast
 from bench.records.training_data import DataReport
 from remote.hosts.host import Host
 from reports.read.fingerprint import CPU, device
@@ -71,7 +71,7 @@ class TrainingForecast:
     step_sec: float | None
     all_reduce_sec: float | None
     max_hours: float | None = None
-    limiting_setting: str = LIMITS[0]
+    limiting_setting: str = LIMIT_SETTINGS[0]
 
     @property
     def steps_within_limit(self) -> int | None:
@@ -160,6 +160,14 @@ def run_inputs(trial: Trial, probe: ProbeResult, predicted: TrainingForecast) ->
         "device": probe.device,
         "foreseen": predicted.record(),
     }
+
+
+def pin_inputs(trial: Trial, probe: ProbeResult) -> Trial:
+    """Return the trial with the digests of its inputs, which every attempt compares with the files it trains on."""
+    if trial.training is None:
+        return trial
+    digests = {trial.model: probe.forecast.model_sha256, **{file.path: file.sha256 for file in probe.data.files}}
+    return dataclasses.replace(trial, training=dataclasses.replace(trial.training, input_digests=digests))
 
 
 def cap_steps(settings: Settings, trial: Trial, device: str) -> Trial:

@@ -62,7 +62,7 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
 
 def _can_resume(entry: Entry, options: TrainOptions) -> bool:
     """Check whether a failed training may restart: its last attempt was rejected at the start, or --changed is set."""
-    return was_rejected(entry) or (options.changed and entry.end is not TrialStatus.SUCCEEDED)
+    return was_rejected(entry) or (options.changed and entry.status is not TrialStatus.SUCCEEDED)
 
 
 def _rejection_note(entry: Entry) -> list[str]:
@@ -72,11 +72,11 @@ def _rejection_note(entry: Entry) -> list[str]:
 
 def _print_state(settings: Settings, run: RunRecord, entry: Entry | None) -> None:
     """Print the state of the training and its changed settings, for --dry-run."""
-    if entry is not None and entry.end is TrialStatus.SUCCEEDED:
+    if entry is not None and entry.status is TrialStatus.SUCCEEDED:
         print(f"run {run.run_id}: {ALREADY_DONE}")
         return
-    state = "not started" if entry is None or not entry.attempts else "running" if entry.end is None else "ended"
-    end = "" if entry is None or entry.end is None else f" as {entry.end.value}: {entry.reason}"
+    state = "not started" if entry is None or not entry.attempts else "running" if entry.status is None else "ended"
+    end = "" if entry is None or entry.status is None else f" as {entry.status.value}: {entry.reason}"
     for change in config_diff.diff(run, settings):
         print(change.text)
     print(f"run {run.run_id}: {state}{end}; nothing was changed")
@@ -129,12 +129,12 @@ def _reopen(settings: Settings, session: TrainingSession, options: TrainOptions)
         session.run = _updated_record(run, settings, inputs)
         for note in notes:
             print(f"changed: {note}")
-    trial = forecast.cap_steps(settings, trial, probe.device)
+    trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
     notes += _rejection_note(session.ledger.entries[TRIAL_ID])
     if notes or trial != previous or session.run.workers != [host.name for host in hosts[:count]]:
         session.replan(trial, notes)
     else:
-        session.ledger.reopened(TRIAL_ID)
+        session.ledger.reopen(TRIAL_ID)
 
 
 def _content_changes(run: RunRecord, model: str, probe: forecast.ProbeResult) -> dict[str, str]:
@@ -180,11 +180,11 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
                 collect_run(settings, run, folder, [], may_be_open=True)
         ledger = Ledger(folder / LEDGER_FILE)
         entry = ledger.entries[TRIAL_ID]
-        if entry.end is TrialStatus.SUCCEEDED:
+        if entry.status is TrialStatus.SUCCEEDED:
             print(f"run {run_id}: {ALREADY_DONE}; `inv collect --run={run_id}` fetches the adapter")
             return
         if not (ledger.needs_work(TRIAL_ID) or _can_resume(entry, options)):
-            end = "unknown" if entry.end is None else f"{entry.end.value}: {entry.reason}"
+            end = "unknown" if entry.status is None else f"{entry.status.value}: {entry.reason}"
             raise UsageError(
                 f"run {run_id}: it has ended as {end}; change what made it fail, then run `{job_command} --changed`"
             )
@@ -194,8 +194,8 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
 
         def on_accepted() -> None:
             next_run.write(folder)
-            if entry.end is not None:
-                ledger.reopened(TRIAL_ID, [*(change.text for change in changes), *_rejection_note(entry)])
+            if entry.status is not None:
+                ledger.reopen(TRIAL_ID, [*(change.text for change in changes), *_rejection_note(entry)])
 
         submit_job.submit(settings, next_run, options, on_accepted)
     submit_job.print_submitted(run_id, options)

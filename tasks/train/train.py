@@ -50,7 +50,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     hosts = fleet_hosts(settings)
     probe = forecast.probe_workers(settings, hosts[:count], trial)
     forecast.check_limits(settings, trial, probe)
-    trial = forecast.cap_steps(settings, trial, probe.device)
+    trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
     predicted = forecast.predict(settings, trial, probe)
     names = [host.name for host in hosts[:count]]
     if options.dry_run:
@@ -79,6 +79,7 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
         forecast.check_limits(settings, trial, probe)
     trial = forecast.cap_steps(settings, trial, "" if probe is None else probe.device)
     if probe is not None:
+        trial = forecast.pin_inputs(trial, probe)
         predicted = forecast.predict(settings, trial, probe)
         inputs = forecast.run_inputs(trial, probe, predicted)
         for line in output.headline(predicted):

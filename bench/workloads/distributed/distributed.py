@@ -137,7 +137,7 @@ def run_local_ranks(
                 files = prepare()
                 backend = choose_backend(trial, visible_gpus(), nodes)
             except InputError as error:
-                link.report_bad_input(mine[0], str(error))
+                link.report_bad_input(mine[0], error)
                 raise
             except Stopped:  # reported as below: otherwise this machine would count as lost
                 link.send_end({"stopped": list(mine)})

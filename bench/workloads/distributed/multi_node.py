@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.data.inputs import InputError
+from bench.data.inputs import InputError, InputRejected
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 
 JOIN_TIMEOUT_SEC = 180.0  # machines are started in sequence, and the first one may still be reading its model
@@ -210,9 +210,10 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
                 self._send_file(f"error-{rank}.json", {**error, "age_sec": time.monotonic() - error.pop("at")})
             self._send_file(f"logs/{rank}/stderr.log", "\n".join(logs[rank]))
 
-    def report_bad_input(self, rank: int, reason: str) -> None:
+    def report_bad_input(self, rank: int, error: InputError) -> None:
         """Report that this machine cannot participate because the trial's input is not usable here."""
-        self._send_file(f"error-{rank}.json", {"rank": rank, "kind": "input", "reason": reason, "age_sec": 0.0})
+        kind, reason = input_error_kind(error), str(error)
+        self._send_file(f"error-{rank}.json", {"rank": rank, "kind": kind, "reason": reason, "age_sec": 0.0})
         self.send_end({"ranks": []})
 
     def send_end(self, failures: dict[str, Any]) -> None:
@@ -257,6 +258,11 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
                 time.sleep(0.3)
             else:
                 return link
+
+
+def input_error_kind(error: InputError) -> str:
+    """Return the kind of a rank's input error in its error file."""
+    return "rejected" if isinstance(error, InputRejected) else "input"
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from bench.qlora.step import Placement, choose_placement, load_base, make_optimi
 from bench.records import Trial
 from bench.workloads.distributed import efficiency, torchrun
 from bench.workloads.distributed.buckets import BucketClock
+from bench.workloads.distributed.multi_node import input_error_kind
 
 HEARTBEAT_SEC = 1.0
 COLLECTIVE_MARGIN_SEC = 10.0  # collectives time out this much later than the parent, which names the hung rank
@@ -382,7 +383,7 @@ def main(argv: list[str], rank_class: Callable[[Path, str, float, float], Any] =
         rank_class(folder, backend, silence_sec, step_sec).run()
     except Exception as error:  # noqa: BLE001 - the parent reports it with this rank's number
         if isinstance(error, InputError):
-            kind, reason = "input", str(error)
+            kind, reason = input_error_kind(error), str(error)
         else:
             end, reason = termination.classify_error(error)
             kind = end.value

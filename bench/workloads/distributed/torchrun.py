@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.data.inputs import InputError
+from bench.data.inputs import InputError, InputRejected
 from bench.harness.termination import Stopped, WorkerGone
 from bench.records import Trial
 from bench.records.result import TrialStatus
@@ -205,8 +205,8 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         ]
         if errors:
             first = min(errors, key=lambda error: float(error["at"]))
-            if first["kind"] == "input":
-                return InputError(first["reason"])
+            if first["kind"] in ("input", "rejected"):
+                return (InputRejected if first["kind"] == "rejected" else InputError)(first["reason"])
             message = f"rank {first['rank']}: {first['reason']} (in {self._samples[first['rank']].position})"
             if first["kind"] == TrialStatus.OUT_OF_MEMORY.value:
                 return RankOutOfMemory(message, first.get("vram_bytes"), first.get("rss_bytes"))

@@ -68,6 +68,8 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     backend = choose_backend(trial, visible_gpus(), nodes)
     with record.timed("data"):
         data, report = _load_training_set(trial, folder, record)
+        digests = {trial.model: inputs[0].sha256, **{file.path: file.sha256 for file in report.files}}
+        training_set.check_first_attempt(folder, training_set.training_of(trial), digests)
     checkpoint.clear_parts(folder)
     resume_point = resume.find_checkpoint(
         folder, resume.Identity.from_trial(trial, inputs[0].sha256, data.sha256), record.log

@@ -1,23 +1,26 @@
 """The training set of a fine-tuning: examples, the global batch of each step, and rows as tensors."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from bench.data.collate import IGNORE_INDEX, Batch, Unpacked
-from bench.data.inputs import DataFacts, InputError, Inputs
+from bench.data.inputs import DataFacts, InputError, InputRejected, Inputs
 from bench.data.packing import Row
 from bench.data.trial_inputs import check_trial_model
-from bench.records import Trial
+from bench.records import Trial, schema
+from bench.records.atomic_files import read_regular, write_atomic
 from bench.records.training import Training
 from bench.train import check, dataset
 from bench.train.dataset import Dataset
 from bench.train.masking import Example
 from bench.train.sampler import SamplingPlan, pack_rows
 
+INPUTS_FILE, MAX_INPUTS_BYTES = "inputs.json", 1 << 20
 RowIndices = tuple[int, ...]  # the indices of a row's examples
 
 
@@ -43,9 +46,53 @@ def check_inputs(trial: Trial) -> Inputs:
         )
     files, held_out = dataset.read(training.data)
     all_files = [*files, *([held_out] if held_out is not None else [])]
+    check_digests(training.input_digests, {trial.model: model.sha256, **{file.path: file.sha256 for file in all_files}})
     digest = hashlib.sha256("".join(file.sha256 for file in all_files).encode()).hexdigest()
     samples = sum(len(file.conversations) for file in files)
     return model, DataFacts(path=trial.data, sha256=digest, samples=samples, skipped=0), []
+
+
+def check_digests(planned: Mapping[str, str], current: Mapping[str, str]) -> None:
+    """Raise InputRejected for a model or data file whose sha256 is not the planned one."""
+    for path, digest in current.items():
+        if planned.get(path, digest) != digest:
+            raise InputRejected(
+                f"{path}: changed since the training was planned (sha256 {planned[path][:12]}, now {digest[:12]}); "
+                "restore it, or resume with --changed to train on it"
+            )
+
+
+def check_first_attempt(checkpoints: Path, training: Training, current: Mapping[str, str]) -> None:
+    """Compare the inputs of a training that was planned without digests with those of its first attempt.
+
+    The first attempt of each revision writes them next to the checkpoints. Raises InputRejected and InputError.
+    """
+    if training.input_digests:
+        return
+    path = checkpoints / INPUTS_FILE
+    try:
+        first = schema.from_json(AttemptInputs, schema.parse(read_regular(path, max_bytes=MAX_INPUTS_BYTES)))
+    except FileNotFoundError:
+        first = None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: the inputs of the first attempt cannot be read: {error}; remove the file") from None
+    inputs = AttemptInputs(revision=training.revision, may_differ=training.may_differ, digests=dict(current))
+    if first is not None and (first.revision, first.may_differ) == (inputs.revision, inputs.may_differ):
+        check_digests(first.digests, current)
+        return
+    try:
+        write_atomic(path, json.dumps(schema.to_json(inputs)).encode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}; free some space there") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptInputs:
+    """The inputs of the first attempt of a plan's revision: sha256 by path."""
+
+    revision: int
+    may_differ: tuple[str, ...]
+    digests: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,5 +177,8 @@ def count_targets(examples: Sequence[Example]) -> int:
 
 def load(trial: Trial, tokenizer: Callable[[], Any], cache_folder: Path | None) -> tuple[TrainingSet, bool]:
     """Load the training set; return it and whether its examples came from the cache. Raises InputError."""
-    data, was_cached = check.load_examples(training_of(trial).data, Path(trial.model), tokenizer, cache_folder)
+    training = training_of(trial)
+    data, was_cached = check.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
+    # Checked again: the files may have been replaced since `check_inputs` read them.
+    check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})
     return TrainingSet.from_trial(trial, data), was_cached

@@ -1,11 +1,11 @@
-"""A fine-tuning that computes nothing: checkpoints, training.json and an adapter like the real ones, without torch.
+"""Fake fine-tuning without torch: writes checkpoints, training.json and an adapter, and computes nothing.
 
-`put_into` sets it in that file's place in a copy of the project, for tests of the life of a training: its restarts, its
-checkpoints' ways and its limits. Its process, record, stops, progress and result are real. A step takes STEP_SEC and
-adds its number to the "weights", so that the adapter shows whether each step counts once; there is a checkpoint every
-CHECKPOINT_EVERY steps. While the file `hold` is there it stays in its next step.
+`install_fake_finetune` replaces the real module in a copy of the project, for tests of restarts, transfers of
+checkpoints, and limits. Process, record, stops, progress and result are real. A step takes STEP_SEC and adds its number
+to the "weights", so the adapter shows whether each step was counted once. A checkpoint is written every
+CHECKPOINT_EVERY steps. While the file `hold` exists, the training stays in its next step.
 
-Over pods each machine's part has its connection to the first one, as the real one has.
+With several nodes, each node has a connection to the first one, as in the real module.
 
 Not covered: ranks, the checkpoints' real content, evaluations.
 """
@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs
-from bench.data.trial_inputs import check_trial
 from bench.harness.progress import StepsFile
 from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
@@ -31,24 +30,25 @@ from bench.records.result import TrialStatus
 from bench.records.run import Progress
 from bench.records.training import Evaluation, Restart, TrainedSteps, TrainingRecord
 from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
+from bench.workloads.finetune import training_set
 
 STEP_SEC, CHECKPOINT_EVERY, TOKENS, SILENCE_SEC = 0.05, 5, 64, 5.0
 HOLD = Path(__file__).with_name("hold")
 ADAPTER = "adapter_model.safetensors"
 
 
-def put_into(project: Path) -> Path:
+def install_fake_finetune(project: Path) -> Path:
     """Replace the fine-tuning of this copy of the project. Returns the file that holds a training while it exists."""
     shutil.copy(__file__, project / "bench" / "workloads" / "finetune" / "finetune.py")
     return project / "bench" / "workloads" / "finetune" / HOLD.name
 
 
 def check_inputs(trial: Trial) -> Inputs:
-    return check_trial(trial)
+    return training_set.check_inputs(trial)
 
 
 def follow(_request: object, _trial: object, machines: NodeList, stops: StopSignals) -> int:
-    """Another machine's share: nothing to do until it is told to stop, or the first machine has ended."""
+    """Run another node's part: wait until it is stopped or the first node ends."""
     try:
         with LeaderLink(machines, SILENCE_SEC) as link:
             try:
@@ -64,8 +64,8 @@ def follow(_request: object, _trial: object, machines: NodeList, stops: StopSign
 
 
 @contextlib.contextmanager
-def others(world_size: int, stops: StopSignals) -> Iterator[Callable[[], None]]:
-    """The other machines, once all of them are there; what is given raises WorkerGone where one has ended."""
+def node_check(world_size: int, stops: StopSignals) -> Iterator[Callable[[], None]]:
+    """Wait for the other nodes; provide a function that raises WorkerGone if one of them has ended."""
     machines = NodeList.from_environment()
     if machines is None:
         yield lambda: None
@@ -89,15 +89,15 @@ def measure(record: Record, _: Inputs, stops: StopSignals) -> None:
     if spec is None or folder is None:
         raise InputError("a training needs its settings and --checkpoints")
     steps = spec.max_steps or 40
-    done, total, found = _newest(folder)
+    done, total, checkpoint_step = _read_newest_checkpoint(folder)
     record.steps_planned = steps
-    so_far = StepsFile(record.request.out, record.log)
-    so_far(*map(_measured, range(1, done + 1)))
+    write_steps = StepsFile(record.request.out, record.log)
+    write_steps(*map(_step_row, range(1, done + 1)))
     restarts = [Restart(attempt=record.request.attempt, from_step=done, reason="", lost_steps=0, lost_sec=0.0)] * (
         record.request.attempt > 1
     )
     began = time.monotonic()
-    with others(record.trial.world_size, stops) as look, record.timed("train"):
+    with node_check(record.trial.world_size, stops) as check_nodes, record.timed("train"):
         stop = "finished"
         while done < steps:
             try:
@@ -105,45 +105,45 @@ def measure(record: Record, _: Inputs, stops: StopSignals) -> None:
                 while HOLD.exists():
                     time.sleep(STEP_SEC)
                     stops.check()
-                    look()
+                    check_nodes()
                 stops.check()
-                look()
+                check_nodes()
             except Stopped:
-                _write(folder, done, total)
+                _write_checkpoint(folder, done, total)
                 raise
             done, total = done + 1, total + done + 1
             if done % CHECKPOINT_EVERY == 0:
-                _write(folder, done, total)
-                found = done
-            so_far(_measured(done))
-            _show(record, done, steps, found)
+                _write_checkpoint(folder, done, total)
+                checkpoint_step = done
+            write_steps(_step_row(done))
+            _publish_progress(record, done, steps, checkpoint_step)
             if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
-                _write(folder, done, total)
+                _write_checkpoint(folder, done, total)
                 raise Stopped(TrialStatus.PREEMPTED, f"stopped by {spec.limited_by} at step {done}")
-    _finish(record, total, steps, stop, restarts)
+    _write_results(record, total, steps, stop, restarts)
 
 
-def _newest(folder: Path) -> tuple[int, int, int | None]:
-    """Steps done, the sum of their numbers, and the newest checkpoint's step."""
+def _read_newest_checkpoint(folder: Path) -> tuple[int, int, int | None]:
+    """Return the steps done, the sum of their numbers, and the newest checkpoint's step."""
     for path in sorted(folder.glob("step-*"), reverse=True):
         state = json.loads((path / "state.json").read_text())
         return state["step"], state["total"], state["step"]
     return 0, 0, None
 
 
-def _write(folder: Path, step: int, total: int) -> None:
-    part, place = folder / f".step-{step:08}.part", folder / f"step-{step:08}"
-    if place.exists():
+def _write_checkpoint(folder: Path, step: int, total: int) -> None:
+    part, checkpoint = folder / f".step-{step:08}.part", folder / f"step-{step:08}"
+    if checkpoint.exists():
         return
     part.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"step": step, "total": total}).encode()
     (part / "state.json").write_bytes(text)
     facts = {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
     write_atomic(part / "MANIFEST.json", json.dumps({"step": step, "files": {"state.json": facts}}).encode())
-    os.rename(part, place)
+    os.rename(part, checkpoint)
 
 
-def _show(record: Record, step: int, steps: int, checkpoint: int | None) -> None:
+def _publish_progress(record: Record, step: int, steps: int, checkpoint: int | None) -> None:
     record._progress(
         Progress(
             phase=record.phase,
@@ -159,7 +159,7 @@ def _show(record: Record, step: int, steps: int, checkpoint: int | None) -> None
     )
 
 
-def _measured(step: int) -> dict[str, float]:
+def _step_row(step: int) -> dict[str, float]:
     counts = {"targets": 32, "tokens": TOKENS, "samples": 2}
     return {
         "step": step,
@@ -171,12 +171,12 @@ def _measured(step: int) -> dict[str, float]:
     }
 
 
-def _finish(record: Record, total: int, steps: int, stop: str, restarts: list[Restart]) -> None:
+def _write_results(record: Record, total: int, steps: int, stop: str, restarts: list[Restart]) -> None:
     adapter = record.request.out / "adapter"
     adapter.mkdir(exist_ok=True)
     (adapter / ADAPTER).write_text(f"{total}\n")
     (adapter / "adapter_config.json").write_text("{}\n")
-    rows = [_measured(step) for step in range(1, steps + 1)]
+    rows = [_step_row(step) for step in range(1, steps + 1)]
     TrainingRecord(
         run_id=record.request.run_id,
         trial_id=record.request.trial_id or "train",

@@ -18,7 +18,7 @@ import pytest
 from bench.records import choose, suite
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
-from tests.support.hosts.fake_worker_finetune import put_into
+from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.pods import skewed_clock
 from tests.support.thorough import only_thorough
 
@@ -34,7 +34,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hold(project, examples: Path) -> Path:
+def hold_file(project, examples: Path) -> Path:
     """Make the project's trainings compute nothing, and pause in their next step while this file exists."""
     worker = project.folder / ".workers" / "worker-0"
     worker.mkdir(parents=True)
@@ -45,7 +45,7 @@ def hold(project, examples: Path) -> Path:
         "INVOKE_COST_PRICE_USD_PER_GPU_HOUR": "360",
         "INVOKE_COST_PRICE_SOURCE": "a cent each tenth of a second",
     }
-    return put_into(project.folder)
+    return install_fake_finetune(project.folder)
 
 
 def checkpoints(project) -> list[str]:
@@ -61,10 +61,10 @@ def wait_for_checkpoint(project, name: str = "step-00000005") -> None:
     project.wait_until(lambda: name in checkpoints(project), f"checkpoint {name}")
 
 
-def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_once(project, hold: Path) -> None:
+def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_once(project, hold_file: Path) -> None:
     operator = project.start("train")
     wait_for_checkpoint(project)
-    hold.touch()
+    hold_file.touch()
     project.kill(operator)
     assert project.trainers(), "the training continues without its operator"
 
@@ -72,8 +72,8 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
     library = skewed_clock(project.folder)
     second_operator = project.start("train", "--resume", LD_PRELOAD=str(library), CLOCK_OFFSET_SEC=str(-7 * 3600))
     project.kill_trainers()
-    hold.unlink()
-    project.ended(second_operator, within_sec=120)
+    hold_file.unlink()
+    project.wait_for_exit(second_operator, timeout_sec=120)
     assert [event["end"] for event in project.events("ended")] == ["SUCCEEDED"]
     assert len(project.events("started")) == 2
     assert "killed by SIGKILL" in project.events("retried")[0]["reason"]
@@ -89,17 +89,17 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
     assert "nothing to resume" in again.stdout
 
 
-def test_what_a_restart_cost_is_in_the_ledger(project, hold: Path) -> None:
+def test_what_a_restart_cost_is_in_the_ledger(project, hold_file: Path) -> None:
     project.environment["INVOKE_TRAIN_MAX_STEPS"] = "300"  # long enough for two progress reports after the restart
     operator = project.start("train")
     wait_for_checkpoint(project)
-    hold.touch()
+    hold_file.touch()
     project.wait_until(
         lambda: any(progress.get("checkpoint_step") for progress in project.progress()), "a checkpoint in its progress"
     )
     project.kill_trainers()
-    hold.unlink()
-    out, _ = project.ended(operator, within_sec=120)
+    hold_file.unlink()
+    out, _ = project.wait_for_exit(operator, timeout_sec=120)
     (cost,) = project.events("restarted")
     assert cost["workers"] == 2
     assert cost["lost_sec"] > 0
@@ -107,59 +107,59 @@ def test_what_a_restart_cost_is_in_the_ledger(project, hold: Path) -> None:
     assert "1 restart" in out
 
 
-def test_ctrl_c_detaches_from_the_training_and_cancel_stops_it_with_a_checkpoint(project, hold: Path) -> None:
+def test_ctrl_c_detaches_from_the_training_and_cancel_stops_it_with_a_checkpoint(project, hold_file: Path) -> None:
     operator = project.start("train")
     wait_for_checkpoint(project)
     assert "`inv train --resume=" in project.interrupt(operator)
-    hold.touch()
+    hold_file.touch()
     assert project.trainers()
 
     shown = project.inv("tensorboard", "--once").stdout.strip()
     (events,) = (project.folder / shown / "train").iterdir()
     assert events.read_bytes().count(b"train/loss") >= 5  # although no operator is attached
 
-    assert "inv train --resume=" in project.refused("train", code=3)
+    assert "inv train --resume=" in project.inv_error("train", code=3)
     assert "`inv train --resume=" in project.inv("cancel").stdout
     assert project.trainers() == {}
-    hold.unlink()
+    hold_file.unlink()
     project.inv("train", "--resume")
     assert collected_adapter(project) == SUM_OF_STEPS
 
 
-def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(project, hold: Path) -> None:
-    limited = project.refused("train", "--workers", "1", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
+def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(project, hold_file: Path) -> None:
+    limited = project.inv_error("train", "--workers", "1", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
     assert "stopped by train.budget_usd at step" in limited
     assert "`inv train --resume=" in limited
     assert len(project.events("started")) == 1
     project.inv("train", "--resume", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
     project.inv("train", "--resume")
     assert collected_adapter(project) == SUM_OF_STEPS
-    assert not hold.exists()
+    assert not hold_file.exists()
 
 
-def test_restarts_end_with_max_restarts_and_the_command_that_goes_on(project, hold: Path) -> None:
-    hold.touch()
+def test_restarts_end_with_max_restarts_and_the_command_that_goes_on(project, hold_file: Path) -> None:
+    hold_file.touch()
     operator = project.start("train", INVOKE_TRAIN_MAX_RESTARTS="1")
     for number in (1, 2):
         project.wait_until(lambda n=number: len(project.events("started")) == n and project.trainers(), "an attempt")
         project.kill_trainers()
-    assert "`inv train --resume=" in project.ended(operator, code=3)[1]
-    hold.unlink()
+    assert "`inv train --resume=" in project.wait_for_exit(operator, code=3)[1]
+    hold_file.unlink()
     project.inv("train", "--resume")
 
 
-def test_changes_since_the_plan_stop_the_resume_unless_requested(project, hold: Path) -> None:
+def test_changes_since_the_plan_stop_the_resume_unless_requested(project, hold_file: Path) -> None:
     data = project.folder / "mine.jsonl"
     shutil.copy(project.environment["INVOKE_DATA_PATH"], data)
     more = project.folder / "more.json"
     more.write_text(json.dumps({"train": {"data": [str(data)]}}))
     project.options = ("-f", str(more))
-    hold.touch()
+    hold_file.touch()
     operator = project.start("train")
     project.wait_until(project.trainers, "the training to start")
     away = data.rename(project.folder / "away.jsonl")
     project.kill_trainers()
-    _, err = project.ended(operator, code=2)
+    _, err = project.wait_for_exit(operator, code=2)
     assert "mine.jsonl: cannot be read" in err
     assert "`inv train --resume=" in err
     away.rename(data)
@@ -169,12 +169,12 @@ def test_changes_since_the_plan_stop_the_resume_unless_requested(project, hold: 
     project.inv("cancel")
     with data.open("a") as file:
         file.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
-    content_message = project.refused("train", "--resume", code=4)
+    content_message = project.inv_error("train", "--resume", code=4)
     assert "mine.jsonl has changed" in content_message
     assert "--changed`" in content_message
-    message = project.refused("train", "--resume", INVOKE_TRAIN_LEARNING_RATE="0.0001")
+    message = project.inv_error("train", "--resume", INVOKE_TRAIN_LEARNING_RATE="0.0001")
     assert "train.learning_rate: 0.0002 as planned, 0.0001 now" in message
-    hold.unlink()
+    hold_file.unlink()
     project.inv("train", "--resume", "--changed", INVOKE_TRAIN_LEARNING_RATE="0.0001")
     *_, reopened = project.events("reopened")
     assert [change.partition(":")[0] for change in reopened["changed"]] == [
@@ -187,8 +187,30 @@ def test_changes_since_the_plan_stop_the_resume_unless_requested(project, hold: 
     assert trial.training.may_differ == ("data", "learning_rate")
 
 
+def test_data_replaced_before_the_first_checkpoint_is_not_trained_on(project, hold_file: Path) -> None:
+    data = project.folder / "mine.jsonl"
+    content = Path(project.environment["INVOKE_DATA_PATH"]).read_bytes()
+    data.write_bytes(content)
+    (project.folder / "more.json").write_text(json.dumps({"train": {"data": [str(data)]}}))
+    project.options = ("-f", "more.json")
+    hold_file.touch()
+    operator = project.start("train")
+    project.wait_until(project.trainers, "the training to start")
+    project.kill(operator)
+    project.kill_trainers()
+    assert checkpoints(project) == []
+    data.write_bytes(content[content.index(b"\n") + 1 :])
+    hold_file.unlink()
+    message = project.inv("train", "--resume", code=4).stderr
+    assert str(data) in message
+    assert "--changed" in message
+    data.write_bytes(content)
+    project.inv("train", "--resume")
+    assert collected_adapter(project) == SUM_OF_STEPS
+
+
 @only_thorough
-@pytest.mark.usefixtures("hold")
+@pytest.mark.usefixtures("hold_file")
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_every_step_counts_once_when_killed_at_random_times(project, seed: int) -> None:
     """Kill it in many ways. Real killed ranks are covered by test_finetune_ranks.py and test_real_model.py."""
@@ -220,7 +242,7 @@ def test_every_step_counts_once_when_killed_at_random_times(project, seed: int) 
         project.wait_until(lambda before=before: checkpoints(project)[-1:] > before[-1:], "it to go on")
         time.sleep(rng.uniform(0.0, 1.0))
         kill()
-    project.ended(operator, within_sec=300)
+    project.wait_for_exit(operator, timeout_sec=300)
     assert [event["end"] for event in project.events("ended")] == ["SUCCEEDED"]
     assert len(project.events("started")) == 7
     assert collected_adapter(project) == f"{steps * (steps + 1) // 2}\n"
@@ -250,9 +272,10 @@ def test_data_that_changes_at_random_times_is_not_trained_on(project) -> None:
         )
         data.write_bytes(rng.choice((truncated, without_start)))
         project.kill_trainers()
-        _, err = project.ended(operator, code=2, within_sec=120)
+        # A truncated line is bad input; a file of other lines is rejected because the plan has its digest.
+        _, err = project.wait_for_exit(operator, code=2 if data.read_bytes() == truncated else 4, timeout_sec=120)
         assert len(project.events("started")) == 2, err
-        assert "mine.jsonl: " in err or "made with another data" in err
+        assert "mine.jsonl: " in err
         data.write_bytes(content)
         project.inv("train", "--resume")
         record = TrainingRecord.read(project.run_folder() / "training.json")
@@ -260,7 +283,7 @@ def test_data_that_changes_at_random_times_is_not_trained_on(project) -> None:
         assert record.restarts
 
 
-def test_bad_input_is_refused_in_one_line_and_nothing_starts(project, hold: Path) -> None:
+def test_bad_input_is_refused_in_one_line_and_nothing_starts(project, hold_file: Path) -> None:
     few, trial = project.folder / "few.jsonl", project.folder / "best.json"
     few.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "c", "completion": "d"}\n')
     elsewhere = choose(suite("quick", "tiny", "elsewhere", "data"), ("optimized",))[0]
@@ -276,6 +299,6 @@ def test_bad_input_is_refused_in_one_line_and_nothing_starts(project, hold: Path
         (("--resume",), {}, "there is no run yet"),
     ]
     for flags, environment, message in cases:
-        assert message in project.refused("train", *flags, **environment)
+        assert message in project.inv_error("train", *flags, **environment)
     assert list(project.folder.glob("results/*-train")) == []
-    assert not hold.exists()
+    assert not hold_file.exists()

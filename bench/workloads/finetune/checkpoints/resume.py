@@ -32,6 +32,7 @@ MUTABLE_SETTINGS = {
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
     *("training.limited_by", "training.prompts", "training.answer_tokens", "training.may_differ"),
+    *("training.input_digests", "training.revision"),
 }
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
 RECOMPUTATION_SETTINGS = {"gradient_checkpointing", "checkpoint_every"}

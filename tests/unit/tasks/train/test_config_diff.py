@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.training import FIXED
+from bench.records.training import FIXED_FIELDS
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.settings.renamed import RENAMED
@@ -59,7 +59,7 @@ def test_unrequested_changes_are_an_error_with_the_command_that_applies_them(run
 def test_changes_that_no_checkpoint_survives_are_always_an_error_with_the_reason(
     run: RunRecord, settings: Any, train: dict[str, Any], change: str, field: str
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"{change} ({FIXED[field]})")):
+    with pytest.raises(UsageError, match=re.escape(f"{change} ({FIXED_FIELDS[field]})")):
         config_diff.raise_if_changed(run, config_diff.diff(run, settings(**train)), is_allowed=True)
 
 
@@ -71,12 +71,30 @@ def test_requested_changes_are_applied_and_nothing_else(run: RunRecord, settings
     assert (changed.learning_rate, changed.max_seq_len, changed.data) == (0.001, 256, "other.jsonl")
     assert (changed.training.schedule, changed.training.data.files) == ("linear", ["other.jsonl"])
     assert changed.training.may_differ == ("data", "learning_rate", "max_seq_len", "model", "training.schedule")
+    assert changed.training.revision == 1
     restored = dataclasses.replace(
-        changed.training, may_differ=(), schedule="cosine", data=before.training.data if before.training else None
+        changed.training,
+        may_differ=(),
+        schedule="cosine",
+        revision=0,
+        data=before.training.data if before.training else None,
     )
     assert (
         dataclasses.replace(changed, learning_rate=2e-4, max_seq_len=512, data=before.data, training=restored) == before
     )
+
+
+@pytest.mark.parametrize(("differences", "are_kept"), [((), True), (("data",), False), (("model",), False)])
+def test_a_confirmed_change_of_an_input_drops_the_planned_digests(
+    run: RunRecord, settings: Any, differences: tuple[str, ...], are_kept: bool
+) -> None:
+    before, digests = run.planned[0].trial, {"data.jsonl": "0" * 64}
+    assert before.training is not None
+    before = dataclasses.replace(before, training=dataclasses.replace(before.training, input_digests=digests))
+    now = settings(learning_rate=0.001)
+    changed = config_diff.apply_changes(before, now, config_diff.diff(run, now), differences)
+    assert changed.training is not None
+    assert changed.training.input_digests == (digests if are_kept else {})
 
 
 def test_a_plan_with_old_names_of_settings_is_compared_under_todays(run: RunRecord, settings: Any) -> None:
@@ -92,4 +110,4 @@ def test_every_setting_of_a_training_can_be_changed_or_is_fixed(settings: Any) -
     assert every == config_diff.DATA_SETTINGS - {"data.path"} | {
         *trial_spec.TRIAL_FIELDS, *config_diff.TRAINING_FIELDS, "lora_targets",
     }  # fmt: skip
-    assert {name.removeprefix("training.") for name in FIXED} <= every
+    assert {name.removeprefix("training.") for name in FIXED_FIELDS} <= every

@@ -66,6 +66,15 @@ def test_the_trial_and_the_forecast_name_the_limit_that_is_reached_first(setting
     assert forecast_module.predict(priced, trial, make_probe()).limiting_setting == "train.budget_usd"
 
 
+def test_the_plan_has_the_digest_of_every_input(trial: Trial) -> None:
+    probe = make_probe()
+    pinned = forecast_module.pin_inputs(trial, probe).training
+    assert pinned is not None
+    files = {file.path: file.sha256 for file in probe.data.files}
+    assert pinned.input_digests == {trial.model: probe.forecast.model_sha256, **files}
+    assert files
+
+
 def test_the_newest_run_counts_once(settings: Callable[..., Settings], trial: Trial) -> None:
     write_measured_run(settings(), trial)
     (settings().results_folder / "latest").symlink_to("1-trials")

@@ -53,9 +53,8 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
 @pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
 def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatch, limit):
     trial = tiny_training.plan(tmp_path, tmp_path, training={"max_hours": 1.0, "limited_by": limit})
-    monkeypatch.setattr(
-        finetune, "_load_training_set", lambda *_: (SimpleNamespace(sha256="d", steps=lambda: 9, row_tokens=8), None)
-    )
+    data = SimpleNamespace(sha256="d", steps=lambda: 9, row_tokens=8)
+    monkeypatch.setattr(finetune, "_load_training_set", lambda *_: (data, SimpleNamespace(files=[])))
     monkeypatch.setattr(finetune, "TrainingLog", lambda *_, **__: SimpleNamespace(stop="max_hours", step=3, write=None))
     monkeypatch.setattr(finetune, "Torchrun", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(finetune, "_wait_for_ranks", lambda *_: None)

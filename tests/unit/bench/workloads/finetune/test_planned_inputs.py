@@ -1,0 +1,92 @@
+"""Inputs of an attempt that differ from the plan's, or from those of the first attempt, are never trained on."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.data.inputs import InputError, InputRejected
+from bench.data.tokenizer import load_tokenizer
+from bench.records import Trial
+from bench.records.atomic_files import sha256_of
+from bench.records.training import Training
+from bench.records.training_data import TrainingData
+from bench.workloads.finetune import training_set
+from bench.workloads.finetune.checkpoints import resume
+from tests.support import tiny_training
+
+DIGESTS = {"model": "a" * 64, "chats.jsonl": "b" * 64}
+OTHER = {**DIGESTS, "chats.jsonl": "c" * 64}
+TRAINING = Training(data=TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64), rows_per_step=8)
+
+
+@pytest.fixture
+def planned(tiny_inputs: tuple[Path, Path], tmp_path: Path) -> Trial:
+    """A trial with the digests of its inputs, over a copy of the data that a test may replace."""
+    folder, data = tiny_inputs
+    copy = tmp_path / data.name
+    copy.write_bytes(data.read_bytes())
+    trial = tiny_training.plan(folder, copy)
+    model, _, _ = training_set.check_inputs(trial)
+    return with_training(trial, input_digests={str(folder): model.sha256, str(copy): sha256_of(copy)})
+
+
+def with_training(trial: Trial, **changes: Any) -> Trial:
+    return dataclasses.replace(trial, training=dataclasses.replace(training_set.training_of(trial), **changes))
+
+
+def load(trial: Trial, cache: Path) -> None:
+    training_set.load(trial, partial(load_tokenizer, Path(trial.model)), cache)
+
+
+def test_replaced_data_is_rejected_before_and_after_the_check_of_the_inputs(planned: Trial, tmp_path: Path) -> None:
+    training_set.check_inputs(planned)
+    load(planned, tmp_path / "examples")
+    tiny_training.make_data(Path(planned.data), lines=61)
+    with pytest.raises(InputRejected, match=planned.data):
+        training_set.check_inputs(planned)
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(InputRejected, match=planned.data):
+            load(planned, tmp_path / "examples")
+    with_new_plan = with_training(planned, input_digests={})
+    training_set.check_inputs(with_new_plan)
+    load(with_new_plan, tmp_path / "examples")
+
+
+def test_a_replaced_model_is_rejected(planned: Trial) -> None:
+    digests = {**training_set.training_of(planned).input_digests, planned.model: "0" * 64}
+    with pytest.raises(InputRejected, match=planned.model):
+        training_set.check_inputs(with_training(planned, input_digests=digests))
+
+
+def test_without_planned_digests_the_first_attempt_of_a_revision_sets_them(tmp_path: Path) -> None:
+    training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
+    training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
+    with pytest.raises(InputRejected, match=r"^chats\.jsonl"):
+        training_set.check_first_attempt(tmp_path, TRAINING, OTHER)
+    changed = dataclasses.replace(TRAINING, may_differ=("data",), revision=1)
+    training_set.check_first_attempt(tmp_path, changed, OTHER)
+    with pytest.raises(InputRejected):  # the confirmed change is not one for all later attempts
+        training_set.check_first_attempt(tmp_path, changed, DIGESTS)
+    training_set.check_first_attempt(tmp_path, dataclasses.replace(changed, revision=2), DIGESTS)
+
+
+def test_planned_digests_take_precedence_over_the_first_attempt(tmp_path: Path) -> None:
+    training_set.check_first_attempt(tmp_path, dataclasses.replace(TRAINING, input_digests=DIGESTS), OTHER)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"revision": 0}', b'{"revision": 0, "may_differ": [], "digests": 1}']
+)
+def test_unreadable_inputs_of_the_first_attempt_are_an_error_with_the_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / training_set.INPUTS_FILE).write_bytes(content)
+    with pytest.raises(InputError, match=training_set.INPUTS_FILE):
+        training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
+
+
+def test_digests_and_revision_are_no_settings_of_a_checkpoint(planned: Trial) -> None:
+    again = with_training(planned, input_digests={}, revision=3)
+    assert resume.settings_of(again) == resume.settings_of(planned)
