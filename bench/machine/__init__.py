@@ -1,12 +1,13 @@
-"""machine: the GPU and the host: what they are and what they do.
+"""Facts about the GPU and the host, checks before a trial, and measurements during it.
 
+cpu_contention: time that the trial waited for a CPU
+fingerprint: facts of the machine and the software behind a result
+gpu_specs: published figures of GPUs
+isolation: checks for a GPU and for other processes on it
 nvml: readings of the GPUs
-chips: the makers' published figures
-fingerprint: what a result was measured with
-isolation: is another process using the GPU?
-preflight: can CUDA and bitsandbytes do what the trial asks?
-metrics: what a running trial shows to Prometheus
-sampler: the process that writes telemetry.csv; telemetry: starts it and sums its rows up
-cpuwait: how long the trial waited for a CPU
-pagecache: which part of a file is cached, and dropping it
+page_cache: cached part of a file, and dropping it
+preflight: checks that CUDA, bitsandbytes and Triton support the trial
+prometheus: metrics of a running trial at /metrics
+sampler: process that writes telemetry.csv
+telemetry: start of the sampler, and the summary of its rows
 """

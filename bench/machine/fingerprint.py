@@ -1,7 +1,7 @@
-"""The fingerprint: what a result was measured with, from an allow-list without host name, user or secrets.
+"""The fingerprint: facts of the machine and the software behind a result, without host name, user or secrets.
 
-Keys are flat and carry units; an unknown fact is None. The result carries what reports need; environment.json beside it
-also has all GPUs, packages, digests and the variables that change speed.
+The facts come from an allow-list. Keys are flat and carry units; an unknown fact is None. The result contains what
+reports need; environment.json next to it also has all GPUs, packages, digests and the variables that change speed.
 """
 
 import json
@@ -19,10 +19,10 @@ from bench.records.atomic_files import write_atomic
 from bench.records.paths import ENVIRONMENT_FILE
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors")
-CODE = Path(__file__).resolve().parents[1]
-GIT_SHA_VARIABLE = "QLORA_FLEET_GIT_SHA"  # set by an image's build, where there is no git folder to ask
-COMMAND_SEC = 10.0
-# Set by an image's build; a container cannot ask for its own digest.
+PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
+GIT_SHA_VARIABLE = "QLORA_FLEET_GIT_SHA"  # set by the image's build, because an image has no git folder
+COMMAND_TIMEOUT_SEC = 10.0
+# Set by the image's build; a container cannot query its own digest.
 DIGEST_VARIABLES = {"image_digest": "QLORA_FLEET_IMAGE_DIGEST", "lock_digest": "QLORA_FLEET_LOCK_DIGEST"}
 # Variables that change speed or precision and hold no secret.
 VARIABLES = (
@@ -48,8 +48,8 @@ VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-# nvidia-smi's names of the columns, and ours. All are older than the oldest driver of torch 2.1: nvidia-smi answers
-# nothing at all if it does not know one name.
+# Column names of nvidia-smi and of the record. All exist in the oldest driver that torch 2.1 supports: one unknown name
+# makes nvidia-smi fail.
 GPU_COLUMNS = {
     "index": "index",
     "name": "name",
@@ -68,15 +68,15 @@ GPU_COLUMNS = {
     "pcie.link.gen.max": "pcie_generation_max",
     "pcie.link.width.max": "pcie_lanes_max",
 }
-NAME_AND_VERSION = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)  # of a package's metadata
+NAME_AND_VERSION = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)
 
 
 def host_facts() -> dict[str, Any]:
-    """Facts that need no torch: versions, code, processor, memory, load."""
+    """Collect facts that need no torch: versions, code, processor, memory, load."""
     sha, dirty = code_version()
     return {
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **{name: _package_version(name) for name in PACKAGES},
         "git_sha": sha,
         "git_dirty": dirty,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -89,7 +89,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def input_facts(trial: Trial, model: ModelFacts, data: DataFacts) -> dict[str, Any]:
-    """The trial, the model and the data."""
+    """Collect facts of the trial, the model and the data."""
     return {
         "trial_digest": trial.digest(),
         "model_sha256": model.sha256,
@@ -102,10 +102,10 @@ def input_facts(trial: Trial, model: ModelFacts, data: DataFacts) -> dict[str, A
 
 
 def device_facts(torch: Any) -> dict[str, Any]:
-    """The device that steps run on, as torch sees it; the GPU's fields are None where there is none."""
+    """Collect facts of the device that steps run on, as torch sees it; the GPU's fields are None without a GPU."""
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return {
-        "torch": torch.__version__,  # says +cpu or +cu130, which the installed version may leave out
+        "torch": torch.__version__,  # includes +cpu or +cu130, which the installed version may omit
         "device": "cpu" if gpu is None else "cuda",
         "torch_threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -113,40 +113,40 @@ def device_facts(torch: Any) -> dict[str, Any]:
         "gpu_name": None if gpu is None else gpu.name,
         "gpu_compute_capability": None if gpu is None else f"{gpu.major}.{gpu.minor}",
         "gpu_memory_bytes": None if gpu is None else gpu.total_memory,
-        "gpu_driver": None if gpu is None else _driver(),
+        "gpu_driver": None if gpu is None else _driver_version(),
     }
 
 
 def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
     """Write environment.json into `folder`, atomically: `fingerprint` and `full_facts`. Raises OSError.
 
-    Takes 0.2 s, before anything is measured, so that a trial that dies leaves it too.
+    It takes 0.2 s, before anything is measured, so that a trial that dies has one too.
     """
     path = folder / ENVIRONMENT_FILE
-    document = {"kind": "environment", "schema_version": 1, **fingerprint, **full_facts()}
+    document = {"kind": "environment", "schema_version": 1, **fingerprint, **environment_facts()}
     write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
 
-def full_facts() -> dict[str, Any]:
-    """Digests of image and lock, every GPU of the driver, every package's version, the allowed variables."""
+def environment_facts() -> dict[str, Any]:
+    """Collect image and lock digests, all GPUs of the driver, all package versions and the allowed variables."""
     return {
         **{name: os.environ.get(variable) or None for name, variable in DIGEST_VARIABLES.items()},
         "cuda": _cuda_of_torch(),
-        "gpus": gpus(),
+        "gpus": query_gpus(),
         "packages": dict(sorted(_packages().items())),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
 
-def gpus() -> list[dict[str, Any]]:
-    """One entry for each GPU of nvidia-smi, unknown columns None; empty where nvidia-smi fails."""
+def query_gpus() -> list[dict[str, Any]]:
+    """Return one entry per GPU of nvidia-smi, unknown columns None; empty if nvidia-smi fails."""
     query = f"--query-gpu={','.join(GPU_COLUMNS)}"
-    return read_gpus(_output("nvidia-smi", query, "--format=csv,noheader,nounits") or "")
+    return parse_gpus(_command_output("nvidia-smi", query, "--format=csv,noheader,nounits") or "")
 
 
-def read_gpus(table: str) -> list[dict[str, Any]]:
-    """nvidia-smi's CSV as records: numbers where a column ends in a unit, None for `[N/A]` and similar."""
+def parse_gpus(table: str) -> list[dict[str, Any]]:
+    """Parse nvidia-smi's CSV: numbers if a column's name ends in a unit, None for `[N/A]` and similar."""
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip()]
     names = GPU_COLUMNS.values()
     return [
@@ -169,17 +169,17 @@ def _cell(name: str, cell: str) -> str | float | None:
 
 
 def _packages() -> dict[str, str]:
-    # Only the fields are read: `metadata` parses each package's description, too, a fifth of a small trial's start. A
-    # package with damaged metadata has no name.
+    # Parses only the two fields: `metadata` also parses each package's description, a fifth of a small trial's start
+    # time. A package with damaged metadata has no name.
     texts = (
         package.read_text("METADATA") or package.read_text("PKG-INFO") or "" for package in metadata.distributions()
     )
-    found = (dict(NAME_AND_VERSION.findall(text.partition("\n\n")[0])) for text in texts)
-    return {one["Name"]: one["Version"] for one in found if len(one) == len(("Name", "Version"))}
+    headers = (dict(NAME_AND_VERSION.findall(text.partition("\n\n")[0])) for text in texts)
+    return {header["Name"]: header["Version"] for header in headers if len(header) == len(("Name", "Version"))}
 
 
 def _cuda_of_torch() -> str | None:
-    """The CUDA that torch was built for, from its version file: importing torch takes seconds."""
+    """Read the CUDA version of torch from its version file: importing torch takes seconds."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -187,20 +187,20 @@ def _cuda_of_torch() -> str | None:
         text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def code_version() -> tuple[str | None, bool | None]:
-    """The git commit of this folder and whether it was changed since; (None, None) where both are unknown."""
-    if _output("git", "-C", str(CODE), "ls-files", "--error-unmatch", "__init__.py") is not None:
-        sha = _output("git", "-C", str(CODE), "rev-parse", "HEAD")
-        changed = _output("git", "-C", str(CODE), "status", "--porcelain", "--", ".")
+    """Return (git commit of this folder, True if it has changes); (None, None) if both are unknown."""
+    if _command_output("git", "-C", str(PACKAGE_FOLDER), "ls-files", "--error-unmatch", "__init__.py") is not None:
+        sha = _command_output("git", "-C", str(PACKAGE_FOLDER), "rev-parse", "HEAD")
+        changed = _command_output("git", "-C", str(PACKAGE_FOLDER), "status", "--porcelain", "--", ".")
         return sha, None if changed is None else changed != ""
     return os.environ.get(GIT_SHA_VARIABLE), None
 
 
-def _version(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -208,7 +208,7 @@ def _version(package: str) -> str | None:
 
 
 def cpu_flags() -> frozenset[str]:
-    """The processor's instruction set extensions as Linux names them; empty where unknown."""
+    """Return the processor's instruction set extensions as Linux names them; empty if unknown."""
     return frozenset((_cpu_line("flags") or "").split())
 
 
@@ -228,15 +228,15 @@ def _memory_bytes() -> int | None:
         return None
 
 
-def _driver() -> str | None:
-    output = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+def _driver_version() -> str | None:
+    output = _command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
     return output.splitlines()[0].strip() if output else None
 
 
-def _output(*argv: str) -> str | None:
-    """A command's output without the last newline; None if it is missing, fails or takes too long."""
+def _command_output(*argv: str) -> str | None:
+    """Run a command and return its output without the last newline; None if it is missing, fails or takes too long."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_SEC, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_SEC, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.rstrip("\n") if done.returncode == 0 else None

@@ -1,13 +1,12 @@
-"""What the makers publish about their chips, from gpu_specs.json: the ceilings that measured numbers are compared with.
+"""Published figures of GPUs, from gpu_specs.json: the ceilings for measured numbers.
 
-Dense figures only: where a data sheet prints the figure with 2:4 structured sparsity, which no layer here uses, half of
-it is listed and `source` says so. Matrix figures are those with 32-bit accumulation (int32 for int8), which is what
-torch asks of the tensor cores. A figure that the document does not print is left out.
+Figures are dense: if a data sheet prints a figure with 2:4 structured sparsity, which no layer here uses, half of it is
+listed and `source` says so. Matrix figures are those with 32-bit accumulation (int32 for int8), which torch uses. A
+figure that the document does not print is missing.
 
-Matching is exact: an A100 is no A10, a laptop's RTX 4090 is another chip, and a slice of an A100 (`... MIG 1g.5gb`) has
-other figures than the whole one. An A10G is no A10 either: more FP32, a little over half of the tensor cores' rate; its
-TF32 and int8 are missing because the documents that quote its sheet do not quote them. A name that is not listed has no
-figures: none is guessed.
+Matching is exact: a laptop's RTX 4090 is a different chip, and a slice of an A100 (`... MIG 1g.5gb`) has other figures
+than the whole GPU. An A10G differs from an A10: more FP32, and a little over half of the tensor cores' rate; its TF32
+and int8 are missing because the documents that quote its sheet do not quote them. An unlisted name has no figures.
 
 Not covered: how a lower power cap or clock reduces these figures; the link between host and device.
 """
@@ -22,7 +21,7 @@ from pathlib import Path
 class GpuSpec:
     """Published figures: TFLOP/s (int8: TOP/s), dense; GB/s and GB as printed, in units of 10^9 bytes.
 
-    `names` is matched against the whole of what torch.cuda.get_device_name says, without the maker's "NVIDIA ".
+    `names` is a regular expression for the whole name from torch.cuda.get_device_name without the prefix "NVIDIA ".
     """
 
     names: str
@@ -37,7 +36,7 @@ class GpuSpec:
     memory_gb: int
 
     def matmul_tflops(self, dtype: str) -> float | None:
-        """The figure for fp32, tf32, bf16, fp16, int8 or fp8; None where the document prints none."""
+        """Return the figure for fp32, tf32, bf16, fp16, int8 or fp8; None if the document has none."""
         figure: float | None = getattr(self, dtype)
         return figure
 
@@ -47,7 +46,7 @@ CHIPS = tuple(GpuSpec(**entry) for entry in json.loads(_TABLE.read_text(encoding
 
 
 def lookup(name: str | None) -> GpuSpec | None:
-    """The chip with this torch.cuda.get_device_name; None for one that is not listed, and for no GPU."""
+    """Find the chip with this torch.cuda.get_device_name; None for an unlisted one and without a GPU."""
     if name is None:
         return None
     bare = name.strip().removeprefix("NVIDIA ")
@@ -55,5 +54,5 @@ def lookup(name: str | None) -> GpuSpec | None:
 
 
 def share_percent(measured: float | None, published: float | None) -> float | None:
-    """The measured figure in percent of the published one; None where either is unknown."""
+    """Return the measured figure in percent of the published one; None if either is unknown."""
     return None if measured is None or published is None else 100.0 * measured / published

@@ -1,8 +1,8 @@
 """Checks that CUDA, bitsandbytes and Triton can do what the trial needs, right after the stack is imported.
 
-A GPU that cannot be used is refused with the remedy: the trial must not run on the CPU unnoticed.
+An unusable GPU raises an error with its remedy: the trial must not run on the CPU unnoticed.
 
-Not covered: whether there is a GPU at all (`bench.machine.isolation`).
+Not covered: the presence of a GPU (`bench.machine.isolation`).
 """
 
 import importlib.util
@@ -20,48 +20,48 @@ from bench.records import Trial
 from bench.torch_stack import Stack
 
 GPU_DEVICE_FILE = Path("/dev/nvidiactl")
-BF16_SINCE = (8, 0)
+BF16_MIN_CAPABILITY = (8, 0)
 
 
 def check(stack: Stack, trial: Trial) -> None:
-    """Raises InputError."""
+    """Check the stack for this trial. Raises InputError."""
     if stack.torch.cuda.is_available():
         _check_bf16(stack.torch, trial)
         _check_bitsandbytes(stack, trial)
         _check_compiler(trial)
-    elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in nvml.HIDING_ALL:
-        reason = _why_not(stack.torch)
+    elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in nvml.HIDE_ALL_VALUES:
+        reason = _cuda_error(stack.torch)
         raise InputError(
             f"{GPU_DEVICE_FILE}: a GPU is here, but torch {stack.torch.__version__} cannot use it: {reason}; "
-            f"{cure(reason, stack.torch.version.cuda)}; or set CUDA_VISIBLE_DEVICES= to run on the CPU"
+            f"{remedy_for(reason, stack.torch.version.cuda)}; or set CUDA_VISIBLE_DEVICES= to run on the CPU"
         )
     elif _needs_bitsandbytes(trial) and not stack.bitsandbytes_runs_on_cpu:
         raise InputError(
-            f"bitsandbytes {stack.bitsandbytes.__version__} computes on CUDA alone, and here is none; "
+            f"bitsandbytes {stack.bitsandbytes.__version__} needs CUDA, which is not available here; "
             "install 0.46 or newer, or set base_precision=bf16 and optimizer=adamw_torch"
         )
 
 
-def cure(reason: str, cuda: str | None) -> str:
-    """What to do about CUDA's message. `cuda` is the version that torch was built for, None for a CPU build."""
+def remedy_for(reason: str, cuda: str | None) -> str:
+    """Return the remedy for CUDA's message. `cuda` is the version that torch was built for, None for a CPU build."""
     if cuda is None or "not compiled with CUDA" in reason:
-        return "install torch's CUDA build, as the image's lock has it"
+        return "install torch's CUDA build, as in the image's lock"
     if "driver" in reason and "too old" in reason:
         return f"install a driver made for CUDA {cuda}, or an image whose torch is built for an older CUDA"
     if "no NVIDIA driver" in reason:
         return "the driver's libraries are missing here: run the container with the NVIDIA runtime"
     if "No CUDA GPUs" in reason:
-        return "no GPU was handed to this process: ask for one (nvidia.com/gpu: 1), or see CUDA_VISIBLE_DEVICES"
-    return "nvidia-smi on the same machine says what the driver sees; a driver updated while loaded needs a reboot"
+        return "this process has no GPU: request one (nvidia.com/gpu: 1), or check CUDA_VISIBLE_DEVICES"
+    return "run nvidia-smi on the same machine; a driver that was updated while loaded needs a reboot"
 
 
-def _why_not(torch: Any) -> str:
-    """CUDA's reason, in one line: is_available() gives none."""
+def _cuda_error(torch: Any) -> str:
+    """Return CUDA's error in one line: is_available() does not report it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.cuda.init()
-    except Exception as error:  # noqa: BLE001 - RuntimeError, AssertionError or the driver's own; its words are wanted
+    except Exception as error:  # noqa: BLE001 - RuntimeError, AssertionError or the driver's own class
         return " ".join(str(error).split())[:240] or type(error).__name__
     return "CUDA reports no device"
 
@@ -78,12 +78,13 @@ def _has_kernels(trial: Trial) -> bool:
 
 
 def _check_bf16(torch: Any, trial: Trial) -> None:
-    # On older chips torch emulates bf16 by float32: no error, and meaningless numbers.
-    found = torch.cuda.get_device_capability()
-    if found < BF16_SINCE and trial.kind != "hardware":
+    # Older chips emulate bf16 by float32: torch raises no error, and the numbers are meaningless.
+    capability = torch.cuda.get_device_capability()
+    if capability < BF16_MIN_CAPABILITY and trial.kind != "hardware":
         raise InputError(
-            f"{torch.cuda.get_device_name()}: compute capability {found[0]}.{found[1]} has no bf16, in which trials "
-            f"compute; take a GPU of {BF16_SINCE[0]}.{BF16_SINCE[1]} or newer (A10, A100); kind hardware runs here"
+            f"{torch.cuda.get_device_name()}: compute capability {capability[0]}.{capability[1]} has no bf16, which "
+            f"trials need; use a GPU of {BF16_MIN_CAPABILITY[0]}.{BF16_MIN_CAPABILITY[1]} or newer (A10, A100), "
+            "or kind hardware"
         )
 
 
@@ -93,24 +94,24 @@ def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:
         return
     folder = Path(str(stack.bitsandbytes.__file__)).parent
     builds = sorted(match[1] for path in folder.iterdir() if (match := re.search(r"_cuda(\d+)\.so$", path.name)))
-    have = f"it holds builds for CUDA {', '.join(builds)}" if builds else "it holds no CUDA build"
+    available = f"it has builds for CUDA {', '.join(builds)}" if builds else "it has no CUDA build"
     raise InputError(
         f"bitsandbytes {stack.bitsandbytes.__version__} has no GPU support for CUDA {stack.torch.version.cuda} here: "
-        f"{have}; install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
-        "or set BNB_CUDA_VERSION to a build it holds; `python -m bitsandbytes` says more"
+        f"{available}; install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
+        "or set BNB_CUDA_VERSION to one of its builds; `python -m bitsandbytes` has details"
     )
 
 
 def _check_compiler(trial: Trial) -> None:
-    """Triton builds the launchers of its kernels with a C compiler and Python's headers, at a kernel's first launch."""
+    """Check for a C compiler and Python's headers: Triton builds kernel launchers with them at the first launch."""
     if not _has_kernels(trial) or importlib.util.find_spec("triton") is None:
         return
-    install = "apt-get install g++ python3-dev, or take the image that `inv build` makes"
-    wanted = os.environ.get("CC")
-    if not any(map(shutil.which, (wanted,) if wanted else ("gcc", "clang"))):
-        reason = f"CC={wanted}: no such program" if wanted else "neither gcc nor clang is on PATH"
-        raise InputError(f"{reason}: Triton builds the launchers of its kernels with a C compiler; {install}")
+    remedy = "apt-get install g++ python3-dev, or use the image of `inv build`"
+    compiler = os.environ.get("CC")
+    if not any(map(shutil.which, (compiler,) if compiler else ("gcc", "clang"))):
+        reason = f"CC={compiler}: no such program" if compiler else "neither gcc nor clang is on PATH"
+        raise InputError(f"{reason}: Triton builds the launchers of its kernels with a C compiler; {remedy}")
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # Debian's own, as Triton does
     header = Path(sysconfig.get_path("include", scheme), "Python.h")
     if not header.exists():
-        raise InputError(f"{header}: not there, and Triton builds the launchers of its kernels with it; {install}")
+        raise InputError(f"{header}: missing, and Triton builds the launchers of its kernels with it; {remedy}")

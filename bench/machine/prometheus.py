@@ -1,11 +1,10 @@
-"""What a running trial shows at /metrics, in OpenMetrics text, for Prometheus. Off unless METRICS_VARIABLE asks for it.
+"""OpenMetrics text of a running trial at /metrics, for Prometheus. Off unless METRICS_VARIABLE is set.
 
-The trial's process puts its state into one small block of an unlinked file at each step; the sampler's process serves
-it, beside its own readings of the GPUs. So a scrape costs the training nothing. There is one series for
-each quantity and GPU, never one for each step. When the trial ends, nothing answers any more, and Prometheus marks its
-series as stale.
+The trial's process writes its state into one small block of an unlinked file at each step; the sampler's process serves
+it together with its own readings of the GPUs, so a scrape does not slow the training down. There is one series per
+quantity and GPU, never one per step. When the trial ends, the endpoint closes and Prometheus marks its series as stale.
 
-Of a training over several pods the first one's process has the numbers of all; the others show their own GPUs.
+In a training over several pods the first pod serves the numbers of all; the others serve their own GPUs.
 """
 
 import contextlib
@@ -28,11 +27,11 @@ from bench.records.paths import METRICS_VARIABLE
 from bench.records.validation import printable
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_BLOCK = 4096
-# name, unit, help, where from; of a GPU also a factor
-_OF_TRIAL = (
-    ("steps_done", "", "Steps that are done, warm-up included.", "step"),
-    ("steps_planned", "", "Steps that are planned.", "steps"),
+_STATE_BYTES = 4096
+# name, unit, help, key in the state; for a GPU: key in the row and factor
+_TRIAL_METRICS = (
+    ("steps_done", "", "Finished steps, including warm-up.", "step"),
+    ("steps_planned", "", "Planned steps.", "steps"),
     ("elapsed_seconds", "seconds", "Time since this attempt began.", "elapsed_sec"),
     ("step_time_seconds", "seconds", "Time of the last step.", "step_time_sec"),
     ("useful_tokens_per_second", "", "Tokens a second of the last step, without padding.", "useful_tokens_per_sec"),
@@ -47,10 +46,10 @@ _OF_TRIAL = (
         "When the newest checkpoint of this attempt was seen.",
         "checkpoint_at",
     ),
-    ("restarts", "", "How often the training was started again.", "restarts"),
-    ("cost_dollars", "dollars", "GPU hours of this attempt times the price that was given.", "cost_usd"),
+    ("restarts", "", "Restarts of the training.", "restarts"),
+    ("cost_dollars", "dollars", "GPU hours of this attempt times the configured price.", "cost_usd"),
 )
-_OF_GPU = (
+_GPU_METRICS = (
     ("gpu_power_watts", "watts", "Power.", "gpu_power_watts", 1.0),
     ("gpu_sm_clock_hertz", "hertz", "Clock of the processors.", "gpu_sm_clock_mhz", 1e6),
     ("gpu_temperature_celsius", "celsius", "Temperature.", "gpu_temperature_celsius", 1.0),
@@ -61,7 +60,7 @@ _OF_GPU = (
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsEndpoint:
-    """Where to listen, and the price of a GPU hour where that is known."""
+    """Address to listen on, and the price of a GPU hour if known."""
 
     host: str
     port: int
@@ -69,59 +68,59 @@ class MetricsEndpoint:
 
     @classmethod
     def from_environment(cls) -> "MetricsEndpoint | None":
-        """What METRICS_VARIABLE asks for; None where it asks for nothing. Raises ValueError."""
+        """Parse METRICS_VARIABLE; None if it is not set. Raises ValueError."""
         text = os.environ.get(METRICS_VARIABLE, "")
         if not text:
             return None
         try:
-            given = json.loads(text)
-            price = given.get("usd_per_gpu_hour")
-            port = int(given["port"])
+            document = json.loads(text)
+            price = document.get("usd_per_gpu_hour")
+            port = int(document["port"])
             if not 0 <= port < 65536:
                 raise ValueError
-            return cls(host=str(given["host"]), port=port, usd_per_gpu_hour=None if price is None else float(price))
+            return cls(host=str(document["host"]), port=port, usd_per_gpu_hour=None if price is None else float(price))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{METRICS_VARIABLE}: expected host and port as JSON, found {text[:60]!r}") from None
 
 
-class MetricsBoard:
-    """The trial's side: its state, where the sampler finds it, and the socket on which that will answer."""
+class MetricsPublisher:
+    """The trial's side: publishes the state for the sampler and opens the socket that the sampler will serve."""
 
-    def __init__(self, record: Record, asked: MetricsEndpoint) -> None:
-        """Raises OSError: a port that is taken."""
-        self._record, self._asked = record, asked
-        self.socket = socket.create_server((asked.host, asked.port))
+    def __init__(self, record: Record, endpoint: MetricsEndpoint) -> None:
+        """Open the socket. Raises OSError, for example if the port is in use."""
+        self._record, self._endpoint = record, endpoint
+        self.socket = socket.create_server((endpoint.host, endpoint.port))
         self.port = self.socket.getsockname()[1]
         self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-        self._last = (-1, "")
+        self._last_position = (-1, "")
         self._progress_at = self._checkpoint_at = 0.0
         self._checkpoint: int | None = None
 
     @property
-    def handles(self) -> tuple[int, int]:
+    def descriptors(self) -> tuple[int, int]:
         """File descriptors for the sampler: state and socket."""
         return self.file.fileno(), self.socket.fileno()
 
-    def tell(self) -> None:
-        """Put the record's state up; called at each step and phase. A failure ends no trial."""
+    def publish(self) -> None:
+        """Publish the record's state; called at each step and phase. A failure does not end the trial."""
         record, now = self._record, _now()
-        place = (record.steps_done, record.phase)
-        if place != self._last:
+        position = (record.steps_done, record.phase)
+        if position != self._last_position:
             self._progress_at = now
-        checkpoint = record.shown.get("checkpoint_step")
-        if checkpoint != self._checkpoint and self._last[0] >= 0:
+        checkpoint = record.extra_progress.get("checkpoint_step")
+        if checkpoint != self._checkpoint and self._last_position[0] >= 0:
             self._checkpoint_at = now
         self._checkpoint = checkpoint
-        self._last = place
-        self._put(self._state())
+        self._last_position = position
+        self._write(self._state())
 
-    def tell_place(self) -> None:
-        """Put up which training's GPUs these are, and nothing of the training itself."""
-        self._put({"labels": self._labels()})
+    def publish_labels(self) -> None:
+        """Publish only the labels of the training that uses these GPUs."""
+        self._write({"labels": self._labels()})
 
-    def _put(self, state: Mapping[str, Any]) -> None:
+    def _write(self, state: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            os.pwrite(self.file.fileno(), json.dumps(state).encode().ljust(_BLOCK), 0)
+            os.pwrite(self.file.fileno(), json.dumps(state).encode().ljust(_STATE_BYTES), 0)
 
     def _labels(self) -> dict[str, str]:
         request = self._record.request
@@ -146,11 +145,11 @@ class MetricsBoard:
             "step_time_sec": done.step_time_sec[-1] if done.step_time_sec else None,
             "loss": done.loss[-1] if done.loss else None,
             "mfu": record.flop_per_token * tokens / (rate * 1e12) if known else None,  # type: ignore[operator]
-            "usd_per_sec": (self._asked.usd_per_gpu_hour or 0.0) * record.trial.world_size / 3600.0,
+            "usd_per_sec": (self._endpoint.usd_per_gpu_hour or 0.0) * record.trial.world_size / 3600.0,
             "progress_at": self._progress_at,
             "checkpoint_at": self._checkpoint_at or None,
             "useful_tokens_per_sec": tokens,
-            **record.shown,
+            **record.extra_progress,
         }
 
     def close(self) -> None:
@@ -159,31 +158,33 @@ class MetricsBoard:
 
 
 def _now() -> float:
-    """A moment for Prometheus, in seconds since 1970; no duration is taken from it here."""
+    """Return the Unix time for Prometheus; never used for durations."""
     return datetime.now(timezone.utc).timestamp()
 
 
-def serve(handles: Sequence[int], rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-    """The sampler's side: answer GET /metrics in threads of this process, for as long as it lives."""
-    board, listener = handles
+def serve(descriptors: Sequence[int], rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+    """Serve GET /metrics in threads of this process until it ends. `descriptors`: state and socket."""
+    state_descriptor, listener = descriptors
 
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = 10.0
 
         def do_GET(self) -> None:
-            found = render(read(board), rows()) if self.path.partition("?")[0] == "/metrics" else None
-            content = b"only /metrics is here\n" if found is None else found.encode()
-            self.send_response(200 if found is not None else 404)
-            self.send_header("Content-Type", CONTENT_TYPE if found is not None else "text/plain")
+            metrics = (
+                render(read_state(state_descriptor), rows()) if self.path.partition("?")[0] == "/metrics" else None
+            )
+            content = b"not found; use /metrics\n" if metrics is None else metrics.encode()
+            self.send_response(200 if metrics is not None else 404)
+            self.send_header("Content-Type", CONTENT_TYPE if metrics is not None else "text/plain")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_words: object) -> None:
+        def log_message(self, *_arguments: object) -> None:
             return
 
     class Server(http.server.ThreadingHTTPServer):
-        def handle_error(self, *_given: object) -> None:  # a client that went away
+        def handle_error(self, *_arguments: object) -> None:  # the client disconnected
             return
 
     server = Server(("", 0), Handler, bind_and_activate=False)
@@ -192,40 +193,40 @@ def serve(handles: Sequence[int], rows: Callable[[], Iterable[Mapping[str, Any]]
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
-def read(board: int) -> dict[str, Any]:
-    """The trial's state; empty before there is one, and while it is half written."""
+def read_state(descriptor: int) -> dict[str, Any]:
+    """Read the trial's state; empty before the first write and during a partial one."""
     try:
-        found = json.loads(os.pread(board, _BLOCK, 0))
+        state = json.loads(os.pread(descriptor, _STATE_BYTES, 0))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}
 
 
 def render(state: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
-    """OpenMetrics text: of the trial's state and the newest reading of each GPU. What is unknown is left out."""
+    """Render the trial's state and the newest reading of each GPU as OpenMetrics text, without unknown values."""
     labels = {key: str(value) for key, value in state.get("labels", {}).items()}
     values = dict(state)
     if "started" in values:
         values["elapsed_sec"] = time.monotonic() - values["started"]
         values["cost_usd"] = values["elapsed_sec"] * values["usd_per_sec"] or None
     lines: list[str] = []
-    for name, unit, words, key in _OF_TRIAL:
-        lines += _family(name, unit, words, [(labels, values.get(key))])
+    for name, unit, description, key in _TRIAL_METRICS:
+        lines += _family(name, unit, description, [(labels, values.get(key))])
     gpus = [({**labels, "gpu": str(row["gpu"])}, row) for row in rows if "gpu" in row]
-    for name, unit, words, key, factor in _OF_GPU:
-        lines += _family(name, unit, words, [(own, row.get(key)) for own, row in gpus], factor)
+    for name, unit, description, key, factor in _GPU_METRICS:
+        lines += _family(name, unit, description, [(gpu_labels, row.get(key)) for gpu_labels, row in gpus], factor)
     limits = [
-        ({**own, "reason": reason}, float(reason in str(row["gpu_clock_limits"]).split()))
-        for own, row in gpus
+        ({**gpu_labels, "reason": reason}, float(reason in str(row["gpu_clock_limits"]).split()))
+        for gpu_labels, row in gpus
         if row.get("gpu_clock_limits")
         for reason in nvml.SLOWDOWNS.values()
     ]
-    lines += _family("gpu_throttled", "", "1 while the clocks are slowed down for this reason.", limits)
+    lines += _family("gpu_throttled", "", "1 while the clocks are limited for this reason.", limits)
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
 def _family(
-    name: str, unit: str, words: str, samples: Sequence[tuple[Mapping[str, str], Any]], factor: float = 1.0
+    name: str, unit: str, description: str, samples: Sequence[tuple[Mapping[str, str], Any]], factor: float = 1.0
 ) -> Iterator[str]:
     known = [(labels, value) for labels, value in samples if isinstance(value, (int, float))]
     if not known:
@@ -234,10 +235,10 @@ def _family(
     yield f"# TYPE {full} gauge"
     if unit:
         yield f"# UNIT {full} {unit}"
-    yield f"# HELP {full} {words}"
+    yield f"# HELP {full} {description}"
     for labels, value in known:
-        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        yield f"{full}{{{inside}}} {value * factor:.10g}"
+        label_text = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        yield f"{full}{{{label_text}}} {value * factor:.10g}"
 
 
 def _escaped(text: str) -> str:
@@ -245,9 +246,9 @@ def _escaped(text: str) -> str:
 
 
 def main() -> int:
-    """`python -m bench.machine.prometheus STATE SOCKET ...`: the sampler, which also answers. Both are descriptors."""
-    handles = [int(sys.argv.pop(1)) for _ in range(2)]
-    return sampler.main(lambda sampling: serve(handles, lambda: sampling.newest))
+    """Run the sampler and serve its rows: `python -m bench.machine.prometheus STATE SOCKET ...`, two descriptors."""
+    descriptors = [int(sys.argv.pop(1)) for _ in range(2)]
+    return sampler.main(lambda active_sampler: serve(descriptors, lambda: active_sampler.newest))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""The process beside a trial that samples GPU and host five times a second and writes telemetry.csv.
+"""Sampler process of a trial: samples GPU and host five times a second and writes telemetry.csv.
 
-A process, because a thread would compete with the training loop for the interpreter's lock. It reads the trial's phases
-from standard input, one name a line, and ends when that closes, which also happens when the trial is killed. It ignores
-signals: the telemetry of an interrupted trial is kept.
+It is a process because a thread would compete with the training loop for the interpreter's lock. It reads the trial's
+phases from standard input, one name per line, and ends when that closes, which also happens when the trial is killed.
+It ignores signals, so that an interrupted trial has its telemetry.
 
 Rows are flushed once a second and at each phase's end. A full disk ends the sampling with one line, never the trial.
 Times are seconds of the monotonic clock, which all processes of a machine share.
 
-Not covered: processor time of children that start and end between two looks at the process tree (2 s apart). Resident
-memory counts a shared page once for each process.
+Not covered: CPU time of children that start and end between two listings of the process tree (2 s apart). Resident
+memory counts a shared page once per process.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from typing import Any
 
 from bench.machine import nvml
 
-EVERY_SEC = 0.2
-FLUSH_SEC = 1.0
-PROCESSES_SEC = 1.0  # listing processes costs the driver more than all other readings together
-TREE_SEC = 2.0
-SHORTEST_SEC = 0.05  # the kernel's ticks (10 ms) are too coarse for a shorter interval
+SAMPLE_INTERVAL_SEC = 0.2
+FLUSH_INTERVAL_SEC = 1.0
+PROCESS_LIST_INTERVAL_SEC = 1.0  # listing processes costs the driver more than all other readings together
+TREE_INTERVAL_SEC = 2.0
+MIN_INTERVAL_SEC = 0.05  # the kernel's ticks (10 ms) are too coarse for a shorter interval
 COLUMNS = (
     "elapsed_sec",
     "phase",
@@ -41,20 +41,20 @@ COLUMNS = (
     "gpu_sm_clock_mhz",
     "gpu_memory_clock_mhz",
     "gpu_temperature_celsius",
-    "gpu_clock_limits",  # names separated by spaces; "none"; empty where unknown
-    "gpu_other_processes",  # pid:bytes separated by spaces; "none"; "unknown" where pids cannot be told apart
-    "process_cpu_percent",  # of one core, over the whole process tree but this sampler
+    "gpu_clock_limits",  # names separated by spaces; "none"; empty if unknown
+    "gpu_other_processes",  # pid:bytes separated by spaces; "none"; "unknown" if the pids cannot be distinguished
+    "process_cpu_percent",  # percent of one core, over the process tree without this sampler
     "process_rss_bytes",
     "load_average_1min",
     "sampler_cpu_sec",
 )
 UNKNOWN, NONE = "unknown", "none"
-# The inode of the first process namespace, the same on every Linux: the library's pids are of that namespace.
-FIRST_NAMESPACE = 0xEFFFFFFC
+# Inode of the host's process namespace, equal on every Linux. The library reports pids of that namespace.
+HOST_PID_NAMESPACE = 0xEFFFFFFC
 
 
 class HostSampler:
-    """Processor and memory of a process tree, from /proc; None where there is no /proc."""
+    """CPU time and memory of a process tree, from /proc; None without /proc."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -64,25 +64,25 @@ class HostSampler:
         self.tree: tuple[int, ...] = (root,)
 
     def read(self) -> tuple[float | None, int | None]:
-        """Percent of one core since the last call (None the first time), and resident bytes."""
+        """Return the percent of one core since the last call (None at first), and resident bytes."""
         now = time.monotonic()
-        if now - self._tree_at >= TREE_SEC:
-            self.tree, self._tree_at = tree_of(self._root, leave_out=os.getpid()), now
+        if now - self._tree_at >= TREE_INTERVAL_SEC:
+            self.tree, self._tree_at = process_tree(self._root, excluded_pid=os.getpid()), now
         ticks: dict[int, int] = {}
         pages = 0
         for pid in self.tree:
             try:
                 stat = Path(f"/proc/{pid}/stat").read_bytes()
                 resident = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
-            except OSError:  # it ended meanwhile
+            except OSError:  # the process ended meanwhile
                 continue
-            user, system = stat[stat.rindex(b")") :].split()[12:14]  # the name before it may hold anything
+            user, system = stat[stat.rindex(b")") :].split()[12:14]  # the process name before it may contain spaces
             ticks[pid] = int(user) + int(system)
             pages += resident
         if not ticks:
             return None, None
         percent = None
-        if self._before is not None and now - self._before[0] >= SHORTEST_SEC:
+        if self._before is not None and now - self._before[0] >= MIN_INTERVAL_SEC:
             spent = sum(count - self._before[1].get(pid, count) for pid, count in ticks.items())
             percent = 100.0 * spent / self._ticks_per_sec / (now - self._before[0])
         if self._before is None or percent is not None:
@@ -91,20 +91,20 @@ class HostSampler:
 
 
 class GpuSampler:
-    """Readings of the trial's GPUs, and the other processes on them."""
+    """Readings of the trial's GPUs, and other processes on them."""
 
     def __init__(self, gpus: Sequence[nvml.Gpu], clock: Callable[[], float] = time.monotonic) -> None:
         self._gpus, self._clock = gpus, clock
-        self._asked_at = float("-inf")
+        self._listed_at = float("-inf")
         self._others: dict[int, str] = {}
-        self._there_before: dict[int, frozenset[int]] = {}
+        self._earlier_processes: dict[int, frozenset[int]] = {}
         self._sees_host_pids = sees_host_pids()
 
     def read(self, tree: Sequence[int]) -> list[dict[str, Any]]:
-        """A row for each GPU. The first call comes before the trial uses the GPU: processes there then are others."""
-        if self._clock() - self._asked_at >= PROCESSES_SEC:
-            self._asked_at = self._clock()
-            self._others = {gpu.index: self._others_on(gpu, frozenset(tree)) for gpu in self._gpus}
+        """Return a row per GPU. The first call precedes the trial's use of the GPU: processes on it are foreign."""
+        if self._clock() - self._listed_at >= PROCESS_LIST_INTERVAL_SEC:
+            self._listed_at = self._clock()
+            self._others = {gpu.index: self._other_processes(gpu, frozenset(tree)) for gpu in self._gpus}
         return [self._row(gpu, gpu.read()) for gpu in self._gpus]
 
     def _row(self, gpu: nvml.Gpu, reading: nvml.GpuSample) -> dict[str, Any]:
@@ -116,13 +116,13 @@ class GpuSampler:
             "gpu_other_processes": self._others[gpu.index],
         }
 
-    def _others_on(self, gpu: nvml.Gpu, ours: frozenset[int]) -> str:
+    def _other_processes(self, gpu: nvml.Gpu, ours: frozenset[int]) -> str:
         on_it = gpu.processes()
         if on_it is None:
             return UNKNOWN
-        before = self._there_before.setdefault(gpu.index, frozenset(on_it) - ours)
-        # In a container the library may report the host's pids, among which ours cannot be found. Then only processes
-        # that were there before the trial are certainly others.
+        before = self._earlier_processes.setdefault(gpu.index, frozenset(on_it) - ours)
+        # In a container the library may report the host's pids, which do not match ours. Then only processes that were
+        # on the GPU before the trial are certainly foreign.
         if self._sees_host_pids or not ours.isdisjoint(on_it):
             others = {pid: held for pid, held in on_it.items() if pid not in ours}
         else:
@@ -133,52 +133,52 @@ class GpuSampler:
 
 
 def sees_host_pids() -> bool:
-    """True where this process has the host's pids, which the library reports."""
+    """Return True if this process sees the host's pids, which the library reports."""
     try:
-        return Path("/proc/self/ns/pid").stat().st_ino == FIRST_NAMESPACE
+        return Path("/proc/self/ns/pid").stat().st_ino == HOST_PID_NAMESPACE
     except OSError:
         return False
 
 
-def tree_of(root: int, *, leave_out: int) -> tuple[int, ...]:
-    """`root` and its descendants, without `leave_out`; from /proc."""
-    found, todo = [root], [root]
-    while todo:
-        for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+def process_tree(root: int, *, excluded_pid: int) -> tuple[int, ...]:
+    """Return the pids of `root` and its descendants, except `excluded_pid`, from /proc."""
+    pids, pending = [root], [root]
+    while pending:
+        for path in Path(f"/proc/{pending.pop()}/task").glob("*/children"):
             try:
-                pids = [int(word) for word in children.read_bytes().split()]
-            except OSError:  # the thread, or the process, ended meanwhile
+                children = [int(word) for word in path.read_bytes().split()]
+            except OSError:  # the thread or process ended meanwhile
                 continue
-            fresh = [pid for pid in pids if pid != leave_out and pid not in found]
-            found += fresh
-            todo += fresh
-    return tuple(found)
+            new_pids = [pid for pid in children if pid != excluded_pid and pid not in pids]
+            pids += new_pids
+            pending += new_pids
+    return tuple(pids)
 
 
 class SampleTable:
-    """telemetry.csv, in pieces. Raises OSError when a piece cannot be written."""
+    """Writer of telemetry.csv with a buffer. Raises OSError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
-        self._waiting = io.StringIO()
-        self._writer = csv.DictWriter(self._waiting, COLUMNS, lineterminator="\n")
+        self._buffer = io.StringIO()
+        self._writer = csv.DictWriter(self._buffer, COLUMNS, lineterminator="\n")
         self._writer.writeheader()
         self.flush()
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         self._writer.writerows(rows)
-        if time.monotonic() - self._flushed >= FLUSH_SEC:
+        if time.monotonic() - self._flushed >= FLUSH_INTERVAL_SEC:
             self.flush()
 
     def flush(self) -> None:
-        self._file.write(self._waiting.getvalue().encode())
-        self._waiting.seek(0)
-        self._waiting.truncate()
+        self._file.write(self._buffer.getvalue().encode())
+        self._buffer.seek(0)
+        self._buffer.truncate()
         self._flushed = time.monotonic()
 
 
 class Sampler:
-    """Joins GPU, host and phase into rows. `started` is the trial's start on the monotonic clock."""
+    """Source of rows with GPU, host and phase. `started` is the trial's start on the monotonic clock."""
 
     def __init__(self, *, root: int, gpus: Sequence[nvml.Gpu], started: float) -> None:
         self._started = started
@@ -187,7 +187,7 @@ class Sampler:
         self.newest: list[dict[str, Any]] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each GPU, or one without a GPU."""
+        """Return one row per GPU, or one row without a GPU."""
         percent, resident = self._host.read()
         common: Mapping[str, Any] = {
             "elapsed_sec": round(time.monotonic() - self._started, 3),
@@ -201,17 +201,17 @@ class Sampler:
         return self.newest
 
 
-def follow(sampler: Sampler, table: SampleTable, phases: int) -> None:
-    """Sample until `phases`, a file descriptor with one phase's name a line, closes. Raises OSError from the table."""
+def sample_until_closed(sampler: Sampler, table: SampleTable, phases: int) -> None:
+    """Sample until `phases`, a descriptor with one phase name per line, closes. Raises OSError from the table."""
     next_at, last_at = time.monotonic(), float("-inf")
     rest = b""
     while True:
         is_ready = select.select([phases], [], [], max(0.0, next_at - time.monotonic()))[0]
         now = time.monotonic()
-        if not is_ready or now - last_at >= SHORTEST_SEC:  # a row for the end of the phase
+        if not is_ready or now - last_at >= MIN_INTERVAL_SEC:  # a row for the end of the phase
             table.add(sampler.rows())
             last_at = now
-            next_at = max(next_at + EVERY_SEC, now) if now >= next_at else next_at
+            next_at = max(next_at + SAMPLE_INTERVAL_SEC, now) if now >= next_at else next_at
         if is_ready:
             piece = os.read(phases, 4096)
             *lines, rest = (rest + piece).split(b"\n")
@@ -222,8 +222,8 @@ def follow(sampler: Sampler, table: SampleTable, phases: int) -> None:
                 return
 
 
-def main(beside: Callable[[Sampler], object] = lambda _sampler: None) -> int:
-    """`python -m bench.machine.sampler`: started by `bench.machine.telemetry` alone. `beside` is called once, first."""
+def main(on_start: Callable[[Sampler], object] = lambda _sampler: None) -> int:
+    """Run `python -m bench.machine.sampler`, as `bench.machine.telemetry` does. `on_start` is called once, first."""
     parser = argparse.ArgumentParser(prog="python -m bench.machine.sampler")
     parser.add_argument("--root", type=int, required=True)
     parser.add_argument("--started", type=float, required=True)
@@ -234,10 +234,10 @@ def main(beside: Callable[[Sampler], object] = lambda _sampler: None) -> int:
         signal.signal(number, signal.SIG_IGN)
     try:
         table = SampleTable(arguments.out)
-        gpus = nvml.gpus_here()[: arguments.gpus]
+        gpus = nvml.visible_gpus()[: arguments.gpus]
         sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
-        beside(sampler)
-        follow(sampler, table, sys.stdin.fileno())
+        on_start(sampler)
+        sample_until_closed(sampler, table, sys.stdin.fileno())
     except OSError as error:
         print(f"{arguments.out}: {error.strerror}", file=sys.stderr)
         return 1

@@ -1,8 +1,8 @@
-"""Telemetry of a trial: starts the sampler beside it and sums its rows up afterwards.
+"""Telemetry of a trial: starts the sampler and summarizes its rows afterwards.
 
-The summary is a function of telemetry.csv alone and can be repeated from a collected folder. It covers the rows of the
-phase `measure`, or all rows of a trial that has none; its context says which. The wait for a CPU in the same window
-(`bench.machine.cpu_contention`) is added to it.
+The summary depends only on telemetry.csv and can be recomputed from a collected folder. It covers the rows of the phase
+`measure`, or all rows of a trial without that phase; its context names the window. The CPU contention in the same
+window (`bench.machine.cpu_contention`) is added to it.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
 from bench.machine import cpu_contention, nvml, prometheus
-from bench.machine.isolation import describe
+from bench.machine.isolation import describe_process
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
 from bench.records.paths import METRICS_VARIABLE, TELEMETRY_FILE
 from bench.records.result import Measurement
 
-STOP_SEC = 3.0
-WINDOW = "measure"
-SUMMED_UP = (
+STOP_TIMEOUT_SEC = 3.0
+MEASURE_PHASE = "measure"
+SUMMARY_COLUMNS = (
     "gpu_utilization_percent",
     "gpu_memory_used_bytes",
     "gpu_power_watts",
@@ -38,16 +38,16 @@ SUMMED_UP = (
     "process_cpu_percent",
     "process_rss_bytes",
 )
-# Fewer slowed samples than one in a hundred cannot move a median.
+# A smaller share of slowed samples cannot change a median.
 SLOWDOWN_SHARE = 0.01
-MOST_BLOCKS, FEWEST_BLOCKS, BLOCK_SAMPLES = 30, 5, 5
+MAX_BLOCKS, MIN_BLOCKS, BLOCK_SAMPLES = 30, 5, 5
 
 Row: TypeAlias = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetrySummary:
-    """The summary of the rows. `cost_percent` is the sampler's own share of one core."""
+    """Summary of the rows. `cost_percent` is the sampler's share of one core."""
 
     measurements: list[Measurement] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
@@ -55,108 +55,114 @@ class TelemetrySummary:
 
 
 @contextlib.contextmanager
-def beside(record: Record) -> Iterator[None]:
-    """Sample while the block runs, then put the summary and the flags into the record. A failure ends no trial."""
+def record_telemetry(record: Record) -> Iterator[None]:
+    """Sample during the block, then add summary and flags to the record. A failure does not end the trial."""
     path = record.request.out / TELEMETRY_FILE
-    board = _board(record)
-    sampler = _start(record, path, () if board is None else board.handles)
+    publisher = _open_publisher(record)
+    sampler = _start_sampler(record, path, () if publisher is None else publisher.descriptors)
     if sampler is None:
         yield
         return
     phases = sampler.stdin.fileno() if sampler.stdin is not None else -1
     os.set_blocking(phases, False)  # a sampler that hangs in the driver must not hang the trial
-    waits = _Waits(leave_out=sampler.pid)
+    cpu_waits = _CpuWaitWindow(leave_out=sampler.pid)
 
-    def tell(phase: str) -> None:
-        waits.look(phase)
-        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it ended: `_stop` logs why
+    def on_phase(phase: str) -> None:
+        cpu_waits.on_phase(phase)
+        with contextlib.suppress(
+            BrokenPipeError, BlockingIOError
+        ):  # the sampler ended: `_stop_sampler` logs the reason
             os.write(phases, f"{phase}\n".encode())
 
-    record.on_phase = tell
-    record.on_show = None if board is None else board.tell
+    record.on_phase = on_phase
+    record.on_progress = None if publisher is None else publisher.publish
     try:
         yield
     finally:
-        record.on_phase = record.on_show = None
-        if board is not None:
-            board.close()
-        _stop(record, sampler)
-    summary = sum_up(read(path))
-    waited = waits.summary()
-    measurements = [*summary.measurements, *waited.measurements]
+        record.on_phase = record.on_progress = None
+        if publisher is not None:
+            publisher.close()
+        _stop_sampler(record, sampler)
+    summary = summarize_rows(read_rows(path))
+    wait_summary = cpu_waits.summary()
+    measurements = [*summary.measurements, *wait_summary.measurements]
     record.observed += measurements
-    record.flags += [flag for flag in (*summary.flags, *waited.flags) if flag not in record.flags]
+    record.flags += [flag for flag in (*summary.flags, *wait_summary.flags) if flag not in record.flags]
     record.fingerprint["telemetry_cost_percent"] = summary.cost_percent
     if measurements:
-        record.log("telemetry: " + ", ".join(in_words(measurement) for measurement in measurements))
+        record.log("telemetry: " + ", ".join(format_measurement(measurement) for measurement in measurements))
 
 
 @contextlib.contextmanager
-def of_gpus(request: Request, trial: Trial) -> Iterator[None]:
-    """On a further machine of a training: its GPUs at /metrics, where that is asked for. Nothing of it is kept."""
+def serve_gpu_metrics(request: Request, trial: Trial) -> Iterator[None]:
+    """Serve the GPUs of a training's further machine at /metrics, if configured. Nothing is recorded."""
     if not os.environ.get(METRICS_VARIABLE):
         yield
         return
     record = Record(request, trial, Clock())
-    board = _board(record)
-    if board is None:
+    publisher = _open_publisher(record)
+    if publisher is None:
         yield
         return
-    board.tell_place()
-    sampler = _start(record, Path(os.devnull), board.handles)
+    publisher.publish_labels()
+    sampler = _start_sampler(record, Path(os.devnull), publisher.descriptors)
     try:
         yield
     finally:
-        board.close()
+        publisher.close()
         if sampler is not None:
-            _stop(record, sampler)
+            _stop_sampler(record, sampler)
 
 
-class _Waits:
-    """Waits for a CPU in the measured window."""
+class _CpuWaitWindow:
+    """CPU contention in the measured window."""
 
     def __init__(self, *, leave_out: int) -> None:
         self._leave_out = leave_out
-        self._ends: list[cpu_contention.CpuPressure] = []
+        self._ends: list[cpu_contention.CpuCounters] = []
 
-    def look(self, phase: str) -> None:
-        """Called with each phase that begins, and "" between phases."""
-        is_end = len(self._ends) == 1 and phase != WINDOW
-        if is_end or (not self._ends and phase == WINDOW):
-            with contextlib.suppress(OSError):  # a process ended while its threads were listed: unknown
-                self._ends.append(cpu_contention.read(os.getpid(), leave_out=self._leave_out))
+    def on_phase(self, phase: str) -> None:
+        """Read the counters at both ends of the window. Called with each phase that begins, and "" between phases."""
+        is_end = len(self._ends) == 1 and phase != MEASURE_PHASE
+        if is_end or (not self._ends and phase == MEASURE_PHASE):
+            with contextlib.suppress(OSError):  # a process ended while its threads were listed: the wait stays unknown
+                self._ends.append(cpu_contention.read_counters(os.getpid(), excluded_pid=self._leave_out))
 
     def summary(self) -> TelemetrySummary:
         if len(self._ends) < 2:
             return TelemetrySummary()
-        waits = cpu_contention.between(*self._ends)
-        found = [
-            Measurement(name=name, value=value, context={"window": WINDOW})
+        waits = cpu_contention.contention_between(*self._ends)
+        measurements = [
+            Measurement(name=name, value=value, context={"window": MEASURE_PHASE})
             for name, value in dataclasses.asdict(waits).items()
             if value is not None
         ]
-        return TelemetrySummary(measurements=found, flags=waits.flags)
+        return TelemetrySummary(measurements=measurements, flags=waits.flags)
 
 
-def _board(record: Record) -> prometheus.MetricsBoard | None:
-    """Where Prometheus is shown the trial; None where nobody asked for it, or where it cannot be."""
+def _open_publisher(record: Record) -> prometheus.MetricsPublisher | None:
+    """Open the publisher of /metrics; None if it is not configured or the port cannot be opened."""
     try:
-        asked = prometheus.MetricsEndpoint.from_environment()
-        if asked is None:
+        endpoint = prometheus.MetricsEndpoint.from_environment()
+        if endpoint is None:
             return None
-        board = prometheus.MetricsBoard(record, asked)
+        publisher = prometheus.MetricsPublisher(record, endpoint)
     except (ValueError, OSError) as error:
-        why = f"port {asked.port}: {os.strerror(error.errno or 0)}" if isinstance(error, OSError) and asked else error
-        record.log(f"metrics: {why}; going on without /metrics")
+        reason = (
+            f"port {endpoint.port}: {os.strerror(error.errno or 0)}"
+            if isinstance(error, OSError) and endpoint
+            else error
+        )
+        record.log(f"metrics: {reason}; continuing without /metrics")
         return None
-    record.log(f"metrics: http://{asked.host or '0.0.0.0'}:{board.port}/metrics")  # noqa: S104 - words
-    board.tell()
-    return board
+    record.log(f"metrics: http://{endpoint.host or '0.0.0.0'}:{publisher.port}/metrics")  # noqa: S104 - text only
+    publisher.publish()
+    return publisher
 
 
-def _start(record: Record, path: Path, shown: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
+def _start_sampler(record: Record, path: Path, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
     root = str(Path(__file__).resolve().parents[2])
-    program = ("bench.machine.prometheus", *map(str, shown)) if shown else ("bench.machine.sampler",)
+    program = ("bench.machine.prometheus", *map(str, descriptors)) if descriptors else ("bench.machine.sampler",)
     argv = (
         *(sys.executable, "-m", *program, "--root", str(os.getpid())),
         *("--started", repr(record.clock.started), "--gpus", str(record.trial.world_size), "--out", str(path)),
@@ -169,28 +175,28 @@ def _start(record: Record, path: Path, shown: tuple[int, ...]) -> subprocess.Pop
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=shown,
+            pass_fds=descriptors,
             start_new_session=True,  # it outlives a signal to the trial's process group
         )
     except OSError as error:
-        record.log(f"telemetry: the sampler cannot be started: {error.strerror}; going on without it")
+        record.log(f"telemetry: the sampler cannot be started: {error.strerror}; continuing without it")
         return None
 
 
-def _stop(record: Record, sampler: subprocess.Popen[bytes]) -> None:
+def _stop_sampler(record: Record, sampler: subprocess.Popen[bytes]) -> None:
     try:
-        _, errors = sampler.communicate(timeout=STOP_SEC)
+        _, errors = sampler.communicate(timeout=STOP_TIMEOUT_SEC)
     except subprocess.TimeoutExpired:
         sampler.kill()
-        record.log(f"telemetry: the sampler did not end within {STOP_SEC:g} s and was killed")
+        record.log(f"telemetry: the sampler did not end within {STOP_TIMEOUT_SEC:g} s and was killed")
         return
     if sampler.returncode != 0:
         lines = errors.decode(errors="replace").strip().splitlines()
         record.log(f"telemetry: stopped early: {lines[-1] if lines else f'exit {sampler.returncode}'}")
 
 
-def read(path: Path) -> list[Row]:
-    """The whole rows of a telemetry.csv; a row cut short by a kill or a full disk is left out."""
+def read_rows(path: Path) -> list[Row]:
+    """Read the complete rows of a telemetry.csv, without one truncated by a kill or a full disk."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             lines = [line for line in file if line.endswith("\n")]
@@ -200,71 +206,73 @@ def read(path: Path) -> list[Row]:
     return [dict(zip(COLUMNS, cells, strict=True)) for cells in fields[1:]]
 
 
-def sum_up(rows: Sequence[Row]) -> TelemetrySummary:
-    """Means over the measured window with their intervals, and flags."""
-    window = [row for row in rows if row["phase"] == WINDOW]
-    context = {"window": WINDOW if window else "trial"}
+def summarize_rows(rows: Sequence[Row]) -> TelemetrySummary:
+    """Compute means over the measured window with their intervals, and flags."""
+    window = [row for row in rows if row["phase"] == MEASURE_PHASE]
+    context = {"window": MEASURE_PHASE if window else "trial"}
     window = window or list(rows)
     measurements = []
-    for name in SUMMED_UP:
+    for name in SUMMARY_COLUMNS:
         values = [float(row[name]) for row in window if row[name]]
         if values:
             value = sum(values) / len(values)
-            measurements.append(Measurement(name=name, value=value, interval=interval_of(values), context=context))
-    capped = _share(window, {nvml.POWER_CAP})
+            measurements.append(Measurement(name=name, value=value, interval=mean_interval(values), context=context))
+    capped = _limited_share(window, {nvml.POWER_CAP})
     if capped is not None:
         measurements.append(Measurement(name="gpu_power_capped_percent", value=100.0 * capped, context=context))
     return TelemetrySummary(
-        measurements=measurements, flags=[*_slowdowns(window), *_others(window)], cost_percent=_cost_percent(rows)
+        measurements=measurements,
+        flags=[*_slowdown_flags(window), *_other_process_flags(window)],
+        cost_percent=_cost_percent(rows),
     )
 
 
-def interval_of(values: list[float]) -> Interval | None:
-    """The interval of a mean of correlated samples; None for fewer than 25 of them.
+def mean_interval(values: list[float]) -> Interval | None:
+    """Compute the interval of a mean of correlated samples; None for fewer than 25.
 
-    Neighbouring samples are not independent, so the bootstrap is over the means of consecutive blocks (batch means;
+    Neighbouring samples are not independent, so the bootstrap uses the means of consecutive blocks (batch means;
     Law and Kelton, Simulation Modeling and Analysis): n counts blocks.
     """
-    blocks = min(MOST_BLOCKS, len(values) // BLOCK_SAMPLES)
-    if blocks < FEWEST_BLOCKS:
+    blocks = min(MAX_BLOCKS, len(values) // BLOCK_SAMPLES)
+    if blocks < MIN_BLOCKS:
         return None
     edges = [len(values) * number // blocks for number in range(blocks + 1)]
     return summarize([sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)])
 
 
-def in_words(measurement: Measurement) -> str:
-    """A measurement for the log."""
+def format_measurement(measurement: Measurement) -> str:
+    """Format a measurement for the log."""
     value, name = measurement.value or 0.0, measurement.name
     if name.endswith("_bytes"):
         return f"{name.removesuffix('_bytes').replace('_', ' ')} {value / 2**30:.2f} GiB"
-    words, _, unit = name.rpartition("_")
-    return f"{words.replace('_', ' ')} {value:.0f} {'%' if unit == 'percent' else unit}"
+    label, _, unit = name.rpartition("_")
+    return f"{label.replace('_', ' ')} {value:.0f} {'%' if unit == 'percent' else unit}"
 
 
-def _share(rows: Sequence[Row], names: set[str]) -> float | None:
+def _limited_share(rows: Sequence[Row], names: set[str]) -> float | None:
     known = [row for row in rows if row["gpu_clock_limits"]]
     return sum(not names.isdisjoint(row["gpu_clock_limits"].split()) for row in known) / len(known) if known else None
 
 
-def _slowdowns(rows: Sequence[Row]) -> list[str]:
-    """Heat and weak power are flagged; a power cap alone is normal for many cards at full load."""
+def _slowdown_flags(rows: Sequence[Row]) -> list[str]:
+    """Flag heat and weak power; a power cap is normal for many cards at full load."""
     flags = []
     for name in nvml.SLOWDOWNS.values():
-        share = _share(rows, {name})
+        share = _limited_share(rows, {name})
         if share is not None and share >= SLOWDOWN_SHARE:
             flags.append(f"throttled: {name} in {100 * share:.0f} % of samples")
     return flags
 
 
-def _others(rows: Sequence[Row]) -> list[str]:
-    """One line for each process that is not the trial's, with the most memory it held."""
-    most: Counter[int] = Counter()
+def _other_process_flags(rows: Sequence[Row]) -> list[str]:
+    """Return one flag per foreign process, with the most memory it used."""
+    max_bytes: Counter[int] = Counter()
     for row in rows:
         if row["gpu_other_processes"] not in ("", NONE, UNKNOWN):
             for word in row["gpu_other_processes"].split():
-                pid, _, held = word.partition(":")
-                most[int(pid)] = max(most[int(pid)], int(held))
-    return [f"{describe(pid, held)} was on the GPU" for pid, held in most.items()]
+                pid, _, used = word.partition(":")
+                max_bytes[int(pid)] = max(max_bytes[int(pid)], int(used))
+    return [f"{describe_process(pid, used)} was on the GPU" for pid, used in max_bytes.items()]
 
 
 def _cost_percent(rows: Sequence[Row]) -> float | None:

@@ -1,16 +1,17 @@
-"""records: what the operator's side, the hosts and the report share. Standard library alone, Python 3.10 to 3.13.
+"""Records that the operator's machine, the hosts and the report share. Standard library only, Python 3.10 to 3.13.
 
-trial: one configuration to measure, and trials from a JSON file
-checks: types and ranges of a record's fields
-training: how a fine-tuning trains, and training.json
-suites: named lists of trials, at the scale of a profile
-training_data: which data files a training reads, and how
-result: what one trial measured, and how it ended
-run: the plan of a run, and the progress of a trial
-sealed: records with a schema version and a checksum; schema: dataclasses from JSON
-interval: median, quantiles and bootstrap interval
-layout: names of files, folders and environment variables
-durable: atomic writes, files that end, sha256
+atomic_files: atomic writes, regular files, sha256
+bootstrap: median, quantiles and bootstrap interval
+checksummed: JSON records with a schema version and a checksum
+paths: names of files, folders and environment variables
+result: status and measurements of one trial (result.json)
+run: plan of a run (run.json) and progress of a trial (progress.json)
+schema: dataclasses from JSON
+suites: named lists of trials at the scale of a profile
+training: settings of a fine-tuning, and its result (training.json)
+training_data: data files of a training, and the report about them
+trial: one configuration to measure, and trial files
+validation: type and range checks for fields of records
 """
 
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN

@@ -1,4 +1,4 @@
-"""Atomic writes, files that end, the sha256 of files."""
+"""Atomic writes, reads of regular files, and sha256 of files."""
 
 import contextlib
 import errno
@@ -10,29 +10,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-PIECE_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write `content` to `path` as `replacing` does. Raises OSError."""
-    with replacing(path) as file:
+    """Write `content` to `path` with `open_atomic`. Raises OSError."""
+    with open_atomic(path) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """A file to be written that then becomes `path`: readers see the old one, the new one or none, also after a crash.
+def open_atomic(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """Open a file for writing that replaces `path` at the end of the block. Raises OSError.
 
-    A temporary file beside it (mode 0600 until it is whole, then `mode`), fsync, rename, fsync of the folder. Raises
-    OSError.
+    Readers see the old file, the new file or none, even after a crash: a temporary file in the same folder (mode 0600
+    until complete, then `mode`), fsync, rename, fsync of the folder.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)  # mkstemp's 0600 would hide a result on a shared volume from its own operator
+        os.chmod(temporary, mode)  # mkstemp's 0600 would hide a result on a shared volume from its operator
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -42,55 +42,56 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a crash. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Make the names in a folder durable. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
-def regular_size(path: Path, *, follow: bool) -> int:
-    """The size in bytes of a regular file; with `follow`, of one that `path` links to. Raises OSError otherwise."""
-    found = path.stat(follow_symlinks=follow)
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
-    return found.st_size
+def regular_file_size(path: Path, *, follow: bool) -> int:
+    """Return the bytes of a regular file, with `follow` also through a symbolic link. Raises OSError otherwise."""
+    status = path.stat(follow_symlinks=follow)
+    if not stat.S_ISREG(status.st_mode):
+        file_type = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {file_type}, not a file", str(path))
+    return status.st_size
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. Raises OSError, also for a pipe or a device: reading those may never end."""
-    return os.fdopen(_opened(path, follow=True), "rb")
+    """Open a file for reading. Raises OSError, also for a pipe or a device: reading those may never end."""
+    return os.fdopen(_open_regular_descriptor(path, follow=True), "rb")
 
 
-def _opened(path: Path, *, follow: bool) -> int:
-    """Without `follow`, a link is refused too: where somebody else wrote it, it may lead anywhere."""
-    regular_size(path, follow=follow)  # before it is opened: opening a device can already do something
-    # Without O_NONBLOCK a pipe, put there meanwhile, waits for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
-    if stat.S_ISREG(os.fstat(handle).st_mode):
-        return handle
-    os.close(handle)
-    raise OSError(errno.EINVAL, "it is no file any more", str(path))
+def _open_regular_descriptor(path: Path, *, follow: bool) -> int:
+    """Open a regular file. Without `follow` a link is an error: another user may have pointed it anywhere."""
+    regular_file_size(path, follow=follow)  # checked before opening: opening a device can have effects
+    # Without O_NONBLOCK a pipe created meanwhile would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no longer a regular file", str(path))
 
 
-def read_regular(path: Path, *, most_bytes: int, follow: bool = True) -> bytes:
-    """A file's content. Raises OSError as `open_regular`, and for more than `most_bytes`."""
-    pieces, room = [], most_bytes + 1
-    handle = _opened(path, follow=follow)
+def read_regular(path: Path, *, max_bytes: int, follow: bool = True) -> bytes:
+    """Read a file. Raises OSError like `open_regular`, and for more than `max_bytes`."""
+    chunks, remaining = [], max_bytes + 1
+    descriptor = _open_regular_descriptor(path, follow=follow)
     try:
-        while room and (piece := os.read(handle, min(room, PIECE_BYTES))):  # at once, each would get room for the most
-            pieces.append(piece)
-            room -= len(piece)
+        # One read would allocate `max_bytes` for every file.
+        while remaining and (chunk := os.read(descriptor, min(remaining, CHUNK_BYTES))):
+            chunks.append(chunk)
+            remaining -= len(chunk)
     finally:
-        os.close(handle)
-    if not room:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
-    return b"".join(pieces)
+        os.close(descriptor)
+    if not remaining:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes:,} bytes", str(path))
+    return b"".join(chunks)
 
 
-_KINDS = {
+_FILE_TYPES = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -101,9 +102,9 @@ _KINDS = {
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes, read in pieces. Raises OSError."""
+    """Return the sha256 of a file, read in chunks. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
     return digest.hexdigest()

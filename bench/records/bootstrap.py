@@ -1,4 +1,4 @@
-"""The median of a sample with its spread and its bootstrap interval."""
+"""Median of a sample with its spread and bootstrap interval."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A median with its spread (p10, p90) and its bootstrap 95 % interval (low, high), over n values."""
+    """Median of n values with its spread (p10, p90) and its bootstrap 95 % interval (low, high)."""
 
     median: float
     p10: float
@@ -17,12 +17,12 @@ class Interval:
 
 
 def summarize(values: list[float], *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Median, p10, p90 and the percentile-bootstrap 95 % interval of the median. Seeded, so it can be recomputed."""
+    """Compute median, p10, p90 and the median's percentile-bootstrap 95 % interval. Seeded, so it is reproducible."""
     if not values:
         raise ValueError("no values to summarize")
     ordered = sorted(values)
-    chooser = random.Random(seed)  # noqa: S311 - a bootstrap wants repeatable, not secret
-    medians = sorted(quantile(sorted(chooser.choices(ordered, k=len(ordered))), 0.5) for _ in range(resamples))
+    generator = random.Random(seed)  # noqa: S311 - not for security; must be repeatable
+    medians = sorted(quantile(sorted(generator.choices(ordered, k=len(ordered))), 0.5) for _ in range(resamples))
     return Interval(
         median=quantile(ordered, 0.5),
         p10=quantile(ordered, 0.1),
@@ -34,8 +34,8 @@ def summarize(values: list[float], *, resamples: int = 2000, seed: int = 0) -> I
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """Linear-interpolation quantile (type 7) of values already in ascending order; `share` from 0 to 1."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
+    """Return the linear-interpolation quantile (type 7) of values in ascending order; `share` from 0 to 1."""
+    position = share * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

@@ -1,6 +1,6 @@
-"""Sealed records: JSON with a schema version and the sha256 of everything else in it, verified on reading.
+"""Checksummed records: JSON with a schema version and the sha256 of its own content, verified on reading.
 
-A truncated, damaged or foreign file is refused by name and never enters a report.
+A truncated, damaged or foreign file raises an error that names it, and never enters a report.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from bench.records.validation import TrialError
 
 S = TypeVar("S", bound="Checksummed")
 SCHEMA_VERSION = 1
-MOST_BYTES = 32_000_000  # a plan of 10,000 trials takes 10 MB, a result of 100,000 steps 7 MB
+MAX_BYTES = 32_000_000  # a plan of 10,000 trials takes 10 MB, a result of 100,000 steps 7 MB
 
 
 class ResultError(ValueError):
-    """A record that cannot be trusted; the message names the file and what is wrong with it."""
+    """Record that cannot be read or verified; the message names the file and the reason."""
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -28,7 +28,7 @@ def _digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(_CANONICAL.encode(document).encode()).hexdigest()
 
 
-def write_sealed(path: Path, kind: str, record: object) -> Path:
+def write_checksummed(path: Path, kind: str, record: object) -> Path:
     """Write a dataclass atomically to `path`. Raises OSError."""
     document = {"kind": kind, "schema_version": SCHEMA_VERSION, **schema.to_json(record)}
     document["sha256"] = _digest(document)
@@ -37,25 +37,25 @@ def write_sealed(path: Path, kind: str, record: object) -> Path:
 
 
 class Checksummed:
-    """A record in a file of its own: `FILE` in its folder, sealed as `KIND`."""
+    """Base of a record that has its own file `FILE` in a folder, with the kind `KIND`."""
 
     FILE: ClassVar[str]
     KIND: ClassVar[str]
 
     def write(self, folder: Path) -> Path:
-        """Write it into `folder`, atomically. Raises OSError when the folder is full or read-only."""
-        return write_sealed(folder / self.FILE, self.KIND, self)
+        """Write the record into `folder`, atomically. Raises OSError, for example if the disk is full."""
+        return write_checksummed(folder / self.FILE, self.KIND, self)
 
     @classmethod
     def read(cls: type[S], path: Path) -> S:
-        """Read and verify the one at `path`. Raises ResultError."""
-        return read_sealed(cls, path, cls.KIND)
+        """Read and verify the record at `path`. Raises ResultError."""
+        return read_checksummed(cls, path, cls.KIND)
 
 
-def read_sealed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
+def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
     """Read and verify a record. Raises ResultError."""
     try:
-        document = schema.parse(read_regular(path, most_bytes=MOST_BYTES, follow=False))
+        document = schema.parse(read_regular(path, max_bytes=MAX_BYTES, follow=False))
     except OSError as error:
         raise ResultError(f"{path}: cannot be read: {error.strerror}") from None
     except schema.SchemaError as error:
@@ -70,7 +70,7 @@ def read_sealed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
         )
     try:
         is_whole = document.pop("sha256", None) == _digest(document)
-    except (ValueError, RecursionError):  # a lone surrogate or 1e999, which no record of ours holds
+    except (ValueError, RecursionError):  # a lone surrogate or 1e999, which are never written
         is_whole = False
     if not is_whole:
         raise ResultError(f"{path}: its sha256 does not match its content; the file was changed or damaged")

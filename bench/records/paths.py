@@ -1,22 +1,22 @@
-"""The names of files, folders and environment variables that the operator, the hosts and the report all read.
+"""Names of files, folders and environment variables shared by the operator's machine, the hosts and the report.
 
 | in | name | written by |
 |---|---|---|
 | results/ | IMAGE_FILE | `inv push`: the image and its digest |
 | results/<run-id>/ | RUN_FILE | the plan, before anything starts |
-| | LEDGER_FILE | the fleet: one line an event, append only |
-| | SUMS_FILE | `inv collect`: the sha256 of every file; also beside a model's weights |
-| | TRIALS_FOLDER/<trial-id>/ | one folder a trial |
+| | LEDGER_FILE | the fleet: one line per event, append-only |
+| | SUMS_FILE | `inv collect`: the sha256 of every file; a model's folder has one too |
+| | TRIALS_FOLDER/<trial-id>/ | one folder per trial |
 | | REPORT_FOLDER/ | `inv report` |
 | a trial's folder | RESULT_FILE | the trial's process, last |
-| | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, as it goes |
+| | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, while it runs |
 | | ADAPTER_CHECK_FILE | `inv adapter.check` |
-| a training's folder | STEPS_FILE | the trial's process, a line for each step and each held-out loss |
+| a training's folder | STEPS_FILE | the trial's process, a line per step and per held-out loss |
 | | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
-| on the shared volume | ORDER_END_FILE | the first pod of a Job that trains by itself, last |
+| on the shared volume | ORDER_END_FILE | the first pod of a Kubernetes training Job, last |
 
-`remote.fleet.gang_agent` sets the variables that give each machine of a trial its place; `bench.workloads.distributed.multi_node`
-reads them.
+`remote.fleet.gang_agent` sets the rank variables of each machine of a trial;
+`bench.workloads.distributed.multi_node` reads them.
 """
 
 IMAGE_FILE = "image.json"
@@ -34,11 +34,11 @@ STEPS_FILE = "steps.jsonl"
 ADAPTER_FOLDER = "adapter"
 ADAPTER_CHECK_FILE = "adapter-check.json"
 CHECKPOINTS_FOLDER = "checkpoints"
-MANIFEST_FILE = "MANIFEST.json"  # in a checkpoint, written last: {"files": {name: {"sha256": ...}}} and more
+MANIFEST_FILE = "MANIFEST.json"  # written last in a checkpoint: {"files": {name: {"sha256": ...}}} and more
 
 NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
 METRICS_VARIABLE = "QLORA_FLEET_METRICS"  # {"host": ..., "port": ..., "usd_per_gpu_hour": ...}: serve /metrics there
 ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
 
-EXIT_NOT_WRITTEN = 74  # a trial's process did its work but could not write its result (sysexits' EX_IOERR)
+EXIT_NOT_WRITTEN = 74  # the trial ran but its result could not be written (sysexits' EX_IOERR)

@@ -1,4 +1,4 @@
-"""One trial's end and everything measured in it: result.json."""
+"""Status and measurements of one trial: result.json."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,7 +11,7 @@ from bench.records.trial import Trial
 
 
 class TrialStatus(str, Enum):
-    """How a trial ended. Every planned trial reaches exactly one."""
+    """Final status of a trial. Every planned trial reaches exactly one."""
 
     SUCCEEDED = "SUCCEEDED"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
@@ -23,15 +23,15 @@ class TrialStatus(str, Enum):
 
     @property
     def is_resumable(self) -> bool:
-        """True where a resumed run tries the trial again: it was stopped or lost before it could show a result."""
+        """True if a resumed run retries the trial: it was stopped or lost before it had a result."""
         return self in (TrialStatus.PREEMPTED, TrialStatus.LOST, TrialStatus.CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """One entry per optimizer step, in order, in lists of equal length.
+    """Optimizer steps in order, in lists of equal length.
 
-    `samples` is a whole number where samples are padded and may be a fraction where they are packed.
+    `samples` is a whole number if samples are padded; packed samples may give a fraction.
     """
 
     step_time_sec: list[float] = field(default_factory=list)
@@ -45,8 +45,8 @@ class Steps:
 class Metrics:
     """Summary of the measured steps. Rates are per device: mean amount per step over the median step time.
 
-    `tokens_per_sec` counts every token position computed, `useful_tokens_per_sec` leaves padding out.
-    `peak_vram_bytes` is None where there is no GPU; `peak_rss_bytes` is the process's own high-water mark.
+    `tokens_per_sec` counts every computed token position, `useful_tokens_per_sec` excludes padding.
+    `peak_vram_bytes` is None without a GPU; `peak_rss_bytes` is the process's high-water mark.
     `load_time_sec` is for the base weights from disk to the device, quantized; without adapters and optimizer.
     """
 
@@ -66,9 +66,9 @@ class Metrics:
 class Measurement:
     """One measured quantity other than a training step: a bandwidth, a load time, a decoding rate.
 
-    `name` ends in its unit (`matmul_tflops`, `decode_tokens_per_sec`); `context` says what was measured
-    (`{"dtype": "bf16", "size": 8192}`); `value` is None where it could not be measured, and `note` then says why.
-    `share_percent` is `value` over the chip's published figure, None where that is unknown.
+    `name` ends in its unit (`matmul_tflops`, `decode_tokens_per_sec`); `context` holds the conditions
+    (`{"dtype": "bf16", "size": 8192}`); `value` is None if it could not be measured, with the reason in `note`.
+    `share_percent` is `value` in percent of the chip's published figure, None if that is unknown.
     """
 
     name: str
@@ -81,15 +81,14 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult(Checksummed):
-    """One planned trial's end. `metrics` is None unless at least one training step was measured.
+    """Result of one planned trial. `metrics` is None unless at least one training step was measured.
 
-    `measurements` holds what the other kinds of trial measured, and the telemetry of any kind. `flags` are conditions
-    that make the numbers doubtful, one line each: another process on the GPU, throttling, CPU contention.
+    `measurements` has those of the other kinds of trial, and the telemetry of any kind. `flags` are conditions that
+    make the numbers doubtful, one line each: another process on the GPU, throttling, CPU contention.
 
-    `written_by` is "bench" where the trial's own process wrote the record. It is "collect" where that process was lost
-    or killed; the record then holds only what the ledger knows. `phases` maps import, data, load, warmup, measure and
-    the phases of some kinds (ceilings, exchange) to seconds. `fingerprint` is `bench.machine.fingerprint`'s
-    allow-list.
+    `written_by` is "bench" if the trial's process wrote the record. It is "collect" if that process was lost or killed;
+    the record then has only the facts of the ledger. `phases` maps import, data, load, warmup, measure and the phases
+    of some kinds (ceilings, exchange) to seconds. `fingerprint` has the facts of `bench.machine.fingerprint`.
     """
 
     FILE, KIND = RESULT_FILE, "trial_result"

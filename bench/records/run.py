@@ -1,4 +1,4 @@
-"""A run's plan (run.json), and where a running trial is (progress.json)."""
+"""Plan of a run (run.json), progress of a trial (progress.json), and the files of a Kubernetes training Job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.checksummed import Checksummed, ResultError, read_sealed, write_sealed
+from bench.records.checksummed import Checksummed, ResultError, read_checksummed, write_checksummed
 from bench.records.paths import ORDER_END_FILE, RUN_FILE
 from bench.records.result import TrialStatus
 from bench.records.trial import Trial
@@ -15,9 +15,9 @@ from bench.records.validation import TrialError
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
-    """One trial of a run's plan. It runs on `worker` (replicate), or on any idle one where that is None (shard).
+    """One trial of a run's plan. It runs on `worker` (replicate), or on any idle one if that is None (shard).
 
-    `trial_id` is the name of its folder. Raises TrialError where it cannot be one.
+    `trial_id` is the name of its folder. Raises TrialError for an invalid folder name.
     """
 
     trial_id: str
@@ -32,7 +32,7 @@ class PlannedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(Checksummed):
-    """The plan of a run, written before anything starts. `settings` holds no secret."""
+    """Plan of a run, written before anything starts. `settings` contains no secrets."""
 
     FILE, KIND = RUN_FILE, "run"
 
@@ -50,13 +50,13 @@ class RunRecord(Checksummed):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a running trial is: progress.json, for people to watch; never a result.
+    """Progress of a running trial (progress.json), for display only.
 
-    `phase` is one of a result's `phases`, or write; `step` of `steps` optimizer steps are done, warm-up included
-    (measurements where there are no steps); `elapsed_sec` counts from the start of the process.
+    `phase` is one of a result's `phases`, or write; `step` of `steps` optimizer steps are finished, including warm-up
+    (measurements if there are no steps); `elapsed_sec` counts from the start of the process.
 
-    The last four are a fine-tuning's: held-out loss per target token, tokens a second over all ranks without padding,
-    the step of the newest checkpoint, and how often the training was started again.
+    The last four belong to a fine-tuning: held-out loss per target token, tokens per second over all ranks without
+    padding, the step of the newest checkpoint, and the number of restarts.
     """
 
     phase: str
@@ -72,12 +72,12 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """A training for a Kubernetes Job, which trains with no operator behind it; its pods find it in ORDER_VARIABLE.
+class TrainingJobSpec:
+    """Training that a Kubernetes Job runs without the operator's machine; its pods read it from ORDER_VARIABLE.
 
-    `shared` is the folder of all runs on the volume that its pods share. A run may be ordered again: `turn` counts from
-    1, and attempts up to number `after` are of earlier turns. At `port` of the first pod the ranks meet, who show
-    `token`.
+    `shared` is the folder of all runs on the volume that the pods share. A run may be submitted again: `turn` counts
+    from 1, and attempts up to number `after` belong to earlier turns. The ranks connect to `port` of the first pod and
+    authenticate with `token`.
     """
 
     run_id: str
@@ -91,21 +91,21 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderEnd:
-    """How an order ended, in the run's folder on the shared volume. Written last, by the first pod."""
+class TrainingJobEnd:
+    """Final status of a training Job, in the run's folder on the shared volume. Written last, by the first pod."""
 
     attempt: int
     end: TrialStatus
     reason: str | None
 
     def write(self, folder: Path, turn: int) -> Path:
-        """Raises OSError."""
-        return write_sealed(folder / ORDER_END_FILE.format(turn=turn), "order", self)
+        """Write the record. Raises OSError."""
+        return write_checksummed(folder / ORDER_END_FILE.format(turn=turn), "order", self)
 
     @classmethod
-    def found(cls, folder: Path, turn: int) -> OrderEnd | None:
-        """None where there is none that can be read."""
+    def read_or_none(cls, folder: Path, turn: int) -> TrainingJobEnd | None:
+        """Read the record; None if it is missing or invalid."""
         try:
-            return read_sealed(cls, folder / ORDER_END_FILE.format(turn=turn), "order")
+            return read_checksummed(cls, folder / ORDER_END_FILE.format(turn=turn), "order")
         except ResultError:
             return None

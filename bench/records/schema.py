@@ -1,8 +1,7 @@
-"""Dataclasses from JSON: unknown, missing and mistyped fields are errors that name their place.
+"""Dataclasses from JSON: unknown, missing and mistyped fields are errors that name their path in the document.
 
-Supports what our records use: scalars, `X | None`, lists, dictionaries with text keys, enums and nested dataclasses.
-What comes from outside is bounded: how many values a document has, how deep they are nested, how large whole numbers
-are.
+Supported types: scalars, `X | None`, lists, dictionaries with text keys, enums and nested dataclasses. Untrusted input
+is bounded: number of values, nesting depth, and size of integers.
 """
 
 import contextlib
@@ -18,39 +17,39 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
-MOST_VALUES = 2_000_000  # four times what a result of 100,000 steps holds; each takes up to 200 bytes of memory
-MOST_NESTED = 16
-MOST_INTEGER = 2**53  # beyond it numbers with a fraction cannot hold a whole one exactly
+MAX_VALUES = 2_000_000  # four times a result of 100,000 steps; a value takes up to 200 bytes of memory
+MAX_DEPTH = 16
+MAX_INTEGER = 2**53  # floats represent larger integers inexactly
 
 
 class SchemaError(ValueError):
-    """A document that does not have the fields it must have; the message names the field."""
+    """Document with a missing, unknown or mistyped field; the message names the field."""
 
 
 def parse(content: bytes) -> Any:
-    """The value of JSON text from outside. Raises ValueError where it is none; SchemaError, which is one, says why."""
-    if content.count(b",") + content.count(b"[") + content.count(b"{") > MOST_VALUES:
-        raise SchemaError(f"it holds more than {MOST_VALUES:,} values")
+    """Parse untrusted JSON. Raises ValueError; a SchemaError (a ValueError) has the reason."""
+    if content.count(b",") + content.count(b"[") + content.count(b"{") > MAX_VALUES:
+        raise SchemaError(f"it has more than {MAX_VALUES:,} values")
     try:
-        return json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_table_of_pairs)
+        return json.loads(content, parse_constant=_reject_constant, object_pairs_hook=_object_from_pairs)
     except RecursionError:
         raise SchemaError("not usable JSON: its values are nested too deep") from None
 
 
-def _refuse_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _table_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):  # two readers could take either
+def _object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):  # two readers could use different values
         (name, _), *_ = (pair for number, pair in enumerate(pairs) if pair[0] in dict(pairs[:number]))
-        raise SchemaError(f"the key {name[:80]!r} stands twice in one object")
-    return table
+        raise SchemaError(f"the key {name[:80]!r} appears twice in one object")
+    return result
 
 
 def to_json(value: object) -> Any:
-    """A record as plain JSON values. Floats that are not finite become null: JSON has none."""
+    """Convert a record to plain JSON values. Non-finite floats become null, since JSON lacks them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -65,66 +64,66 @@ def to_json(value: object) -> Any:
 
 
 def from_json(cls: type[T], document: object, where: str = "") -> T:
-    """Build dataclass `cls` from parsed JSON; `where` prefixes the place in messages. Raises SchemaError."""
-    place = f"{where}: " if where else ""
+    """Build dataclass `cls` from parsed JSON; `where` prefixes the path in messages. Raises SchemaError."""
+    prefix = f"{where}: " if where else ""
     if not isinstance(document, Mapping):
-        raise SchemaError(f"{place}expected an object, found {kind(document)}")
+        raise SchemaError(f"{prefix}expected an object, found {type_name(document)}")
     upgrade = getattr(cls, "upgrade_json", None)  # a record with renamed fields has this class method
     document = document if upgrade is None else upgrade(document, where)
     fields = _fields(cast(Any, cls))
     if not document.keys() <= fields.keys():
         unknown = min(set(document) - fields.keys())
-        raise SchemaError(f"{place}{unknown}: unknown field; the fields are {', '.join(fields)}")
+        raise SchemaError(f"{prefix}{unknown}: unknown field; the fields are {', '.join(fields)}")
     values = {}
     for name, (read, plain, is_required) in fields.items():
         if name in document:
             value = document[name]
-            is_plain = type(value) in plain and (type(value) is not int or -MOST_INTEGER <= value <= MOST_INTEGER)
-            values[name] = value if is_plain else read(value, f"{place}{name}")
+            is_plain = type(value) in plain and (type(value) is not int or -MAX_INTEGER <= value <= MAX_INTEGER)
+            values[name] = value if is_plain else read(value, f"{prefix}{name}")
         elif is_required:
-            raise SchemaError(f"{place}{name}: missing")
+            raise SchemaError(f"{prefix}{name}: missing")
     return cls(**values)
 
 
-_SHARED: set[type] = set()
-_MADE: dict[tuple[type, bytes], Any] = {}
-MOST_MADE = 1000
+_INTERNED_TYPES: set[type] = set()
+_INTERNED: dict[tuple[type, bytes], Any] = {}
+MAX_INTERNED = 1000
 
 
-def shared(cls: type[T]) -> type[T]:
-    """A frozen record of which thousands of others hold equal ones: they are made once."""
-    _SHARED.add(cls)
+def interned(cls: type[T]) -> type[T]:
+    """Mark a frozen record as interned: equal ones, of which thousands occur in other records, are built once."""
+    _INTERNED_TYPES.add(cls)
     return cls
 
 
-def _made_once(cls: type[T], document: object, where: str) -> T:
+def _interned_from_json(cls: type[T], document: object, where: str) -> T:
     try:
-        packed = marshal.dumps(cast(Any, document), 2)  # in this version equal bytes are equal values of equal types
-    except ValueError:  # nested too deep, or no JSON value
+        key = marshal.dumps(cast(Any, document), 2)  # in version 2 equal bytes mean equal values of equal types
+    except ValueError:  # nested too deep, or not a JSON value
         return from_json(cls, document, where)
-    if (made := _MADE.get((cls, packed))) is None:
-        made = from_json(cls, document, where)
-        if len(_MADE) < MOST_MADE:
-            _MADE[cls, packed] = made
-    return cast(T, made)
+    if (record := _INTERNED.get((cls, key))) is None:
+        record = from_json(cls, document, where)
+        if len(_INTERNED) < MAX_INTERNED:
+            _INTERNED[cls, key] = record
+    return cast(T, record)
 
 
-def kind(value: object) -> str:
-    """The kind of a parsed value, in plain words."""
+def type_name(value: object) -> str:
+    """Describe the type of a parsed value."""
     names = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true/false", "NoneType": "nothing"}
     names |= {"dict": "an object", "list": "a list", "tuple": "a list"}
     return names.get(type(value).__name__, type(value).__name__)
 
 
-_Read = Callable[[Any, str], Any]  # a parsed value and its place in, the record's value out
+_Read = Callable[[Any, str], Any]  # (parsed value, its path) -> value in the record
 _SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @functools.cache
 def _fields(cls: type) -> dict[str, tuple[_Read, frozenset[type], bool]]:
-    """Field name -> its reader, the types of values that need none, and whether the document must have it."""
-    # Cached: resolving annotations took two thirds of the time to read a thousand results, choosing readers most of
-    # the rest.
+    """Map field names to (reader, types that need no conversion, True if required)."""
+    # Cached: resolving annotations took two thirds of the time to read a thousand results, and selecting readers most
+    # of the rest.
     hints = typing.get_type_hints(cls)
     return {
         field.name: (
@@ -138,43 +137,43 @@ def _fields(cls: type) -> dict[str, tuple[_Read, frozenset[type], bool]]:
 
 @functools.cache
 def _reader(hint: Any) -> _Read:
-    """How a value of this annotation is read."""
+    """Return the reader for values of this annotation."""
     if hint is Any:
-        return bounded
+        return checked_value
     if hint in _SCALARS:
-        return functools.partial(_scalar, hint)
+        return functools.partial(_read_scalar, hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return functools.partial(_member, hint)
+        return functools.partial(_read_enum, hint)
     if dataclasses.is_dataclass(hint):
-        return functools.partial(_made_once if hint in _SHARED else from_json, cast(type, hint))
+        return functools.partial(_interned_from_json if hint in _INTERNED_TYPES else from_json, cast(type, hint))
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         (inner,) = [_reader(argument) for argument in arguments if argument is not type(None)]
-        return lambda value, place: None if value is None else inner(value, place)
+        return lambda value, path: None if value is None else inner(value, path)
     if origin in (list, tuple):
-        return functools.partial(_list, origin, _reader(arguments[0]), _plain_types(arguments[0]))
+        return functools.partial(_read_list, origin, _reader(arguments[0]), _plain_types(arguments[0]))
     if origin is dict:
-        return functools.partial(_table, _reader(arguments[1]))
+        return functools.partial(_read_mapping, _reader(arguments[1]))
     raise TypeError(f"no reader for {hint!r}")
 
 
-def bounded(value: Any, place: str, depth: int = 0) -> Any:
-    """A value of any kind, as it is. Raises SchemaError where it is nested too deep or holds too large a number."""
-    if depth > MOST_NESTED:
-        raise SchemaError(f"{place[:80]}: nested deeper than {MOST_NESTED} levels")
+def checked_value(value: Any, path: str, depth: int = 0) -> Any:
+    """Return a value of any type unchanged. Raises SchemaError if it is nested too deep or has too large a number."""
+    if depth > MAX_DEPTH:
+        raise SchemaError(f"{path[:80]}: nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
         for key, item in value.items():
-            bounded(item, f"{place}.{key}", depth + 1)
+            checked_value(item, f"{path}.{key}", depth + 1)
     elif isinstance(value, list):
         for item in value:
-            bounded(item, place, depth + 1)
+            checked_value(item, path, depth + 1)
     elif type(value) is int:
-        _check_size(value, place)
+        _check_integer(value, path)
     return value
 
 
 def _plain_types(hint: Any) -> frozenset[type]:
-    """The types whose values need no conversion under this annotation; empty where each value is read on its own."""
+    """Return the types that need no conversion under this annotation; empty if each value must be read separately."""
     if hint in _SCALARS:
         return frozenset({hint})
     arguments = typing.get_args(hint)
@@ -184,49 +183,49 @@ def _plain_types(hint: Any) -> frozenset[type]:
     return frozenset(arguments) if is_scalar_or_none else frozenset()
 
 
-def _list(origin: Callable[[Any], Any], read: _Read, plain: frozenset[type], value: Any, place: str) -> Any:
+def _read_list(origin: Callable[[Any], Any], read: _Read, plain: frozenset[type], value: Any, path: str) -> Any:
     if not isinstance(value, (list, tuple)):
-        raise SchemaError(f"{place}: expected a list, found {kind(value)}")
-    found = set(map(type, value))
-    if found <= plain:  # reading hundreds of step times one by one took most of the time
-        if int in found:
-            whole = value if len(found) == 1 else [item for item in value if type(item) is int]
-            _check_size(max(whole), place)
-            _check_size(min(whole), place)
+        raise SchemaError(f"{path}: expected a list, found {type_name(value)}")
+    types_present = set(map(type, value))
+    if types_present <= plain:  # reading hundreds of step times separately took most of the time
+        if int in types_present:
+            whole = value if len(types_present) == 1 else [item for item in value if type(item) is int]
+            _check_integer(max(whole), path)
+            _check_integer(min(whole), path)
         return value if type(value) is origin else origin(value)
-    if float in plain and found <= plain | {int}:
-        with contextlib.suppress(OverflowError):  # the loop below reports it with its place
+    if float in plain and types_present <= plain | {int}:
+        with contextlib.suppress(OverflowError):  # the loop below reports it with its path
             return origin(float(item) if type(item) is int else item for item in value)
-    return origin(read(item, f"{place}[{index}]") for index, item in enumerate(value))
+    return origin(read(item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
-def _table(read: _Read, value: Any, place: str) -> dict[str, Any]:
+def _read_mapping(read: _Read, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise SchemaError(f"{place}: expected an object, found {kind(value)}")
-    return {key: read(item, f"{place}.{key}") for key, item in value.items()}
+        raise SchemaError(f"{path}: expected an object, found {type_name(value)}")
+    return {key: read(item, f"{path}.{key}") for key, item in value.items()}
 
 
-def _scalar(hint: type, value: Any, place: str) -> Any:
+def _read_scalar(hint: type, value: Any, path: str) -> Any:
     if hint is float and type(value) is int:
         try:
             return float(value)
         except OverflowError:
-            raise SchemaError(f"{place}: expected a number, found one of {len(str(value))} digits") from None
+            raise SchemaError(f"{path}: expected a number, found one of {len(str(value))} digits") from None
     if type(value) is not hint:
-        raise SchemaError(f"{place}: expected {_SCALARS[hint]}, found {kind(value)}")
+        raise SchemaError(f"{path}: expected {_SCALARS[hint]}, found {type_name(value)}")
     if hint is int:
-        _check_size(value, place)
+        _check_integer(value, path)
     return value
 
 
-def _check_size(value: Any, place: str) -> None:
-    if not -MOST_INTEGER <= value <= MOST_INTEGER:
-        raise SchemaError(f"{place}: expected at most {MOST_INTEGER}, found a number of {len(str(abs(value)))} digits")
+def _check_integer(value: Any, path: str) -> None:
+    if not -MAX_INTEGER <= value <= MAX_INTEGER:
+        raise SchemaError(f"{path}: expected at most {MAX_INTEGER}, found a number of {len(str(abs(value)))} digits")
 
 
-def _member(enum: type[Enum], value: Any, place: str) -> Enum:
+def _read_enum(enum: type[Enum], value: Any, path: str) -> Enum:
     try:
         return enum(value)
     except ValueError:
         allowed = ", ".join(str(member.value) for member in enum)
-        raise SchemaError(f"{place}: expected one of {allowed}, found {value!r}") from None
+        raise SchemaError(f"{path}: expected one of {allowed}, found {value!r}") from None

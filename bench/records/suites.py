@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records.trial import ALL_LINEAR, Trial
-from bench.records.validation import among
+from bench.records.validation import expect_one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ SCALES: dict[str, SuiteScale] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maker:
+class TrialFactory:
     """Factory for the trials of a suite: the published sizes at a scale, and the fields that a trial changes."""
 
     suite: str
@@ -73,7 +73,7 @@ class Maker:
         )
 
 
-def quick(make: Maker) -> tuple[Trial, ...]:
+def quick(make: TrialFactory) -> tuple[Trial, ...]:
     """Return the published baseline and optimum, to reproduce the speedup of 2.11x."""
     return (
         make("baseline", 1024, 4, reason="the published starting point: long sequences, small batch"),
@@ -81,7 +81,7 @@ def quick(make: Maker) -> tuple[Trial, ...]:
     )
 
 
-def full(make: Maker) -> tuple[Trial, ...]:
+def full(make: TrialFactory) -> tuple[Trial, ...]:
     """Return 12 trials: one factor at a time around the published optimum (seq 512, batch 8)."""
     return (
         make("optimized", 512, 8, reason="the centre, from which each other trial differs in one factor"),
@@ -105,12 +105,12 @@ def full(make: Maker) -> tuple[Trial, ...]:
     )
 
 
-def hardware(make: Maker) -> tuple[Trial, ...]:
+def hardware(make: TrialFactory) -> tuple[Trial, ...]:
     """Return the trial that measures the hardware's ceilings, for comparison with other numbers."""
     return (make("hardware", 512, 8, reason="matrix products, copies and disk: the ceilings", kind="hardware"),)
 
 
-def loading(make: Maker) -> tuple[Trial, ...]:
+def loading(make: TrialFactory) -> tuple[Trial, ...]:
     """Return trials that measure the time and memory for loading a model."""
     return (
         make("load-nf4", 512, 8, reason="4-bit, cold and warm: what QLoRA starts from", kind="loading"),
@@ -118,7 +118,7 @@ def loading(make: Maker) -> tuple[Trial, ...]:
     )
 
 
-def inference(make: Maker) -> tuple[Trial, ...]:
+def inference(make: TrialFactory) -> tuple[Trial, ...]:
     """Return trials for batches 1 to 32: prefill and decode separately, the default and the fast path."""
     return (
         make("generate-nf4", 512, 32, reason="4-bit generation, batches 1 to 32", kind="inference"),
@@ -126,7 +126,7 @@ def inference(make: Maker) -> tuple[Trial, ...]:
     )
 
 
-def distributed(make: Maker) -> tuple[Trial, ...]:
+def distributed(make: TrialFactory) -> tuple[Trial, ...]:
     """Return the optimum on 1, 2 and 4 ranks with the same work on each: scaling and communication costs."""
     return (
         make("ddp-1", 512, 8, reason="one rank: the reference for efficiency", kind="distributed"),
@@ -135,7 +135,7 @@ def distributed(make: Maker) -> tuple[Trial, ...]:
     )
 
 
-def recipes(make: Maker) -> tuple[Trial, ...]:
+def recipes(make: TrialFactory) -> tuple[Trial, ...]:
     """Return one configuration with the reference, the usual libraries and our own kernels, padded and packed."""
     kept: dict[str, Any] = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
     everywhere = {"lora_targets": ALL_LINEAR}
@@ -157,24 +157,24 @@ def recipes(make: Maker) -> tuple[Trial, ...]:
     )
 
 
-def everything(make: Maker) -> tuple[Trial, ...]:
+def all_trials(make: TrialFactory) -> tuple[Trial, ...]:
     """Return every suite except recipes, ceilings first; of quick only the baseline: full has its optimum."""
 
-    def trials(part: Callable[[Maker], tuple[Trial, ...]]) -> tuple[Trial, ...]:
+    def trials(part: Callable[[TrialFactory], tuple[Trial, ...]]) -> tuple[Trial, ...]:
         return part(replace(make, suite=part.__name__))
 
     ceilings, quick_two = (*trials(hardware), *trials(loading)), trials(quick)
     return (*ceilings, quick_two[0], *trials(full), *trials(inference), *trials(distributed))
 
 
-SUITES: dict[str, Callable[[Maker], tuple[Trial, ...]]] = {
+SUITES: dict[str, Callable[[TrialFactory], tuple[Trial, ...]]] = {
     **{part.__name__: part for part in (quick, full, hardware, loading, inference, distributed, recipes)},
-    "all": everything,
+    "all": all_trials,
 }
 
 
 def suite(name: str, profile: str, model: str, data: str) -> tuple[Trial, ...]:
     """Return the trials of a suite at a profile's scale. Raises TrialError for an unknown suite or profile."""
-    among(name, tuple(SUITES), "suite")
-    among(profile, tuple(SCALES), "profile")
-    return SUITES[name](Maker(suite=name, scale=SCALES[profile], model=model, data=data))
+    expect_one_of(name, tuple(SUITES), "suite")
+    expect_one_of(profile, tuple(SCALES), "profile")
+    return SUITES[name](TrialFactory(suite=name, scale=SCALES[profile], model=model, data=data))

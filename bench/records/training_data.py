@@ -1,20 +1,20 @@
-"""What a training trains on, and what was found in it: the records that the operator's side and a worker exchange."""
+"""Data files of a training and the report about them, exchanged by the operator's machine and a worker."""
 
 from dataclasses import dataclass, field
 
-from bench.records.validation import TrialError, among
+from bench.records.validation import TrialError, expect_one_of
 
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")
-MOST_WEIGHT = 100.0
+MAX_WEIGHT = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """Data files and how they become examples.
 
-    `weights`: how often each file's lines stand in an epoch, one for each of `files`. `validation_share` of the lines
-    is held out, chosen by each line's digest, unless `validation_file` names a file of its own. `labels` and `too_long`
+    `weights`: repetitions of each file's lines per epoch, one per file. `validation_share` of the lines is held out,
+    selected by each line's digest, unless `validation_file` names a separate file. `labels` and `too_long`
     are explained in `bench.train.masking`.
     """
 
@@ -27,27 +27,27 @@ class TrainingData:
     too_long: str = "drop"
 
     def __post_init__(self) -> None:
-        """Raises TrialError that names the field."""
+        """Check the fields. Raises TrialError that names the field."""
         if not self.files or len(set(self.files)) != len(self.files):
             raise TrialError("files: expected at least one data file, each named once")
         if len(self.weights) != len(self.files):
             raise TrialError(f"weights: expected one for each of {len(self.files)} files, found {len(self.weights)}")
         for weight in self.weights:
-            if not 0 < weight <= MOST_WEIGHT:
-                raise TrialError(f"weights: expected numbers above 0 and up to {MOST_WEIGHT:g}, found {weight:g}")
+            if not 0 < weight <= MAX_WEIGHT:
+                raise TrialError(f"weights: expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
         if self.max_seq_len < 2:
             raise TrialError(f"max_seq_len: expected at least 2 tokens, found {self.max_seq_len}")
         if not 0 <= self.validation_share < 1:
             raise TrialError(f"validation_share: expected from 0 to below 1, found {self.validation_share:g}")
         if self.validation_file is not None and self.validation_share:
-            raise TrialError("validation_share: a file of its own is named too; choose one of the two")
+            raise TrialError("validation_share: validation_file is set too; set only one of them")
         for name, known in (("labels", LABELS), ("too_long", TOO_LONG)):
-            among(getattr(self, name), known, name)
+            expect_one_of(getattr(self, name), known, name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """One data file: its kind and sha256, its lines with an example, and how often they stand in an epoch."""
+    """One data file: its kind and sha256, its lines with an example, and their weight per epoch."""
 
     path: str
     kind: str
@@ -59,16 +59,16 @@ class FileFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFinding:
-    """Something that happened to lines of the data: how often, and the first few places, `FILE: line N`."""
+    """A kind of problem in the data: its number of lines, and the first few places, `FILE: line N`."""
 
-    what: str
+    what: str  # vocabulary: field of a stored record
     count: int
     places: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPart:
-    """A stretch of an example's text, and whether it is trained on."""
+    """A span of an example's text; `is_target` if the model trains on it."""
 
     text: str
     is_target: bool
@@ -76,9 +76,9 @@ class DataPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationPreview:
-    """One example to look at: where it comes from, its tokens, and its text in parts."""
+    """Preview of one example: its place in the data, its tokens, and its text in parts."""
 
-    place: str
+    place: str  # vocabulary: field of a stored record
     tokens: int
     targets: int
     parts: list[DataPart]
@@ -86,8 +86,11 @@ class ConversationPreview:
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport:
-    """What will be trained on. Lengths in tokens; `lengths` counts training examples by length, `length_edges` are the
-    bins' upper ends. `tokens` and `targets` are those of one epoch, weights counted."""
+    """Report about a training's data. Lengths are in tokens.
+
+    `lengths` counts training examples by length, `length_edges` are the bins' upper ends. `tokens` and `targets` are
+    those of one epoch, including weights.
+    """
 
     files: list[FileFacts]
     examples: int

@@ -1,5 +1,4 @@
-"""A GPU whose driver is there may still be one that torch cannot use. A step asks torch for TF32; the next test's
-references are in float32."""
+"""Fixtures for tests on a GPU: skip if torch cannot use it, and undo the TF32 setting of training steps."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""8-bit AdamW by one kernel against its plain PyTorch side and bitsandbytes' own optimizer, on a GPU."""
+"""The 8-bit AdamW kernel against its PyTorch reference and bitsandbytes' optimizer, on a GPU."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def moments_of(parameter) -> Moments:
     )
 
 
-def test_the_kernel_is_its_reference(modules) -> None:
+def test_the_kernel_matches_its_reference(modules) -> None:
     make = modules.bitsandbytes.functional.create_dynamic_map
     book = Codebook.from_values(make(signed=True).cuda(), make(signed=False).cuda())
     torch.manual_seed(1)

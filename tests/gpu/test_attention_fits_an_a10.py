@@ -1,4 +1,4 @@
-"""Short attention's kernels compiled for an A10: its shared memory, and hardly a register spilled. Needs triton and no GPU."""
+"""Short attention's kernels, compiled for an A10, fit its shared memory and spill few registers. No GPU needed."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ HEADS = [AttentionHeads(query=32, key=8, width=128), AttentionHeads(query=9, key
 def test_a_kernel_of_short_attention_fits_an_a10(
     tmp_path, heads: AttentionHeads, kernel: Any, tile: dict[str, int], stages: int
 ):
-    pack = short_attention._pack(heads)
+    pack = short_attention._packed_heads(heads)
     constants = {"QUERIES": heads.query, "KEYS": heads.key, "WIDTH": heads.width, "COUNT": 64, "PACK": pack}
     constants |= {"TOKENS": tile["TOKENS"] // pack, "BLOCK": tile["BLOCK"]}
     kinds = dict.fromkeys(("joined", "out", "d_out", "d_joined"), BF16)

@@ -1,5 +1,4 @@
-"""Captured steps: the same bits as steps that are not captured, in every layout, and what ends a graph. And offloaded
-steps: the same bits as steps that keep everything on the GPU.
+"""Captured steps are bit-identical to uncaptured ones in every layout, and offloaded steps to those on the GPU only.
 
 python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_cuda_graph.py
 """
@@ -17,14 +16,14 @@ from bench.data.packing import Row  # noqa: E402
 from bench.kernels import attention  # noqa: E402
 from bench.qlora import recipes  # noqa: E402
 from bench.qlora.recipes import cuda_graph, layer  # noqa: E402
-from bench.qlora.step import load_base, place  # noqa: E402
+from bench.qlora.step import choose_placement, load_base  # noqa: E402
 from bench.records import ALL_LINEAR, Trial  # noqa: E402
-from bench.workloads.finetune.evaluate import evaluating  # noqa: E402
+from bench.workloads.finetune.evaluate import evaluation_mode  # noqa: E402
 from tests.support.faults import raising  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
-WORDS = 512
+VOCABULARY = 512
 STEPS = 6
 
 
@@ -38,7 +37,7 @@ def model(modules: torch_stack.Stack, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("models") / "small"
     config = modules.transformers.AutoConfig.for_model(
         "mistral", hidden_size=512, intermediate_size=1536, num_hidden_layers=3, num_attention_heads=8,
-        num_key_value_heads=2, head_dim=64, vocab_size=WORDS, max_position_embeddings=4096, sliding_window=None,
+        num_key_value_heads=2, head_dim=64, vocab_size=VOCABULARY, max_position_embeddings=4096, sliding_window=None,
     )  # fmt: skip
     torch.manual_seed(1)
     modules.transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(folder)
@@ -52,7 +51,7 @@ def build(modules: torch_stack.Stack, model: Path, **changes: Any) -> Any:
         "measured_steps": 1, "gradient_checkpointing": False,
     }  # fmt: skip
     trial = Trial(**(fields | changes))
-    placement = place(modules)
+    placement = choose_placement(modules)
     torch.manual_seed(2)
     step = recipes.build("fast", modules, trial, placement, load_base(modules, trial, placement))
     assert step.recipe == "fast", step.recipe
@@ -61,15 +60,15 @@ def build(modules: torch_stack.Stack, model: Path, **changes: Any) -> Any:
 
 def padded(number: int, length: int = 128) -> Batch:
     generator = torch.Generator().manual_seed(number)
-    ids = torch.randint(2, WORDS, (4, length), generator=generator)
+    ids = torch.randint(2, VOCABULARY, (4, length), generator=generator)
     return Batch(input_ids=ids, labels=ids.clone(), samples=4, tokens=4 * length, useful_tokens=4 * length)
 
 
 def packed(number: int, longest: int = 128) -> Batch:
-    """Another number of samples in each: 40 and more pass what a graph first has room for."""
+    """Make a batch of varying samples; 40 samples exceed the first capacity of a graph."""
     generator = torch.Generator().manual_seed(number)
     lengths = [10] * 40 if number == 3 else [longest - number, 7, 3 * number + 1, longest // 2, 1]
-    ids = torch.randint(2, WORDS, (sum(lengths),), generator=generator).tolist()
+    ids = torch.randint(2, VOCABULARY, (sum(lengths),), generator=generator).tolist()
     tensors, (samples, tokens, useful) = Unpacked(longest, 4 * longest, 0)(
         [Row(ids=ids, samples=len(lengths), lengths=tuple(lengths))]
     )
@@ -77,7 +76,7 @@ def packed(number: int, longest: int = 128) -> Batch:
 
 
 def run(step: Any, batches: list[Batch], accumulation: int = 1, *, captures: bool) -> tuple[list[float], Any]:
-    """(losses, all trained weights) after steps of so many micro-batches each."""
+    """Return (losses, all trained weights) after steps of `accumulation` micro-batches."""
     step.may_capture = captures
     torch.manual_seed(3)
     parts = (batches[first : first + accumulation] for first in range(0, len(batches), accumulation))
@@ -92,33 +91,33 @@ def run(step: Any, batches: list[Batch], accumulation: int = 1, *, captures: boo
     [
         {},
         {"gradient_checkpointing": True, "lora_targets": ALL_LINEAR},
-        {"products": "eight_backward", "held_layers": 2},
-        {"products": "eight", "held_layers": 1, "lora_targets": ALL_LINEAR, "gradient_checkpointing": True,
+        {"matmul": "int8_backward", "held_layers": 2},
+        {"matmul": "int8", "held_layers": 1, "lora_targets": ALL_LINEAR, "gradient_checkpointing": True,
          "checkpoint_every": 2},
         {"lora_dropout": 0.0, "optimizer": "paged_adamw_8bit"},
         {"gradient_checkpointing": True, "offload_checkpoints": True},
-        {"gradient_checkpointing": True, "offload_checkpoints": True, "products": "eight"},
+        {"gradient_checkpointing": True, "offload_checkpoints": True, "matmul": "int8"},
     ],
-    ids=["plain", "recomputed", "eight backward", "eight", "no dropout, 8-bit optimizer", "lean", "lean eight"],
+    ids=["plain", "recomputed", "int8 backward", "int8", "no dropout, 8-bit optimizer", "offloaded", "offloaded int8"],
 )  # fmt: skip
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_captured_steps_have_the_same_bits(modules, model, kind, changes, accumulation, monkeypatch):
     if kind == "long samples":  # FlashAttention's operators
-        monkeypatch.setattr(attention, "SHORT", 1)
+        monkeypatch.setattr(attention, "MAX_SHORT_TOKENS", 1)
     make = padded if kind == "padded" else packed
     layout = "pad" if kind == "padded" else "varlen"
     batches = [make(number) for number in range(STEPS)]
     expected = run(build(modules, model, layout=layout, **changes), batches, accumulation, captures=False)
     step = build(modules, model, layout=layout, **changes)
-    found = run(step, batches, accumulation, captures=True)
+    actual = run(step, batches, accumulation, captures=True)
     assert step.model.graph is not None
-    assert found[0] == expected[0]
-    assert torch.equal(found[1], expected[1])
+    assert actual[0] == expected[0]
+    assert torch.equal(actual[1], expected[1])
     assert set(step.clock.read()) == {"data", "forward", "backward", "optimizer"}
     assert all(seconds > 0 for seconds in step.clock.read().values())
 
 
-def test_an_evaluation_takes_the_graphs_memory_and_the_next_steps_capture_anew(modules, model):
+def test_an_evaluation_frees_the_graph_and_later_steps_capture_again(modules, model):
     batches = [padded(number) for number in range(STEPS)]
 
     def evaluated(*, captures: bool) -> tuple[Any, Any, Any]:
@@ -133,55 +132,55 @@ def test_an_evaluation_takes_the_graphs_memory_and_the_next_steps_capture_anew(m
         assert (step.model.graph is not None) is captures
         return before[0], mean, after
 
-    found, expected = evaluated(captures=True), evaluated(captures=False)
-    assert found[:2] == expected[:2]
-    assert found[2][0] == expected[2][0]
-    assert torch.equal(found[2][1], expected[2][1])
+    actual, expected = evaluated(captures=True), evaluated(captures=False)
+    assert actual[:2] == expected[:2]
+    assert actual[2][0] == expected[2][0]
+    assert torch.equal(actual[2][1], expected[2][1])
 
 
-@pytest.mark.parametrize("products", ["bf16", "eight"])
+@pytest.mark.parametrize("products", ["bf16", "int8"])
 def test_steps_with_embeddings_and_head_in_the_hosts_memory_have_the_same_bits(modules, model, products):
-    again = {"gradient_checkpointing": True, "products": products}
+    options = {"gradient_checkpointing": True, "matmul": products}
 
     def trained(**changes: Any) -> tuple[Any, ...]:
-        step = build(modules, model, **again, **changes)
+        step = build(modules, model, **options, **changes)
         losses, weights = run(step, [padded(number) for number in range(STEPS)], captures=False)
-        with evaluating(torch, step.model):
+        with evaluation_mode(torch, step.model):
             held_out = step.model.token_losses(**step.inputs(padded(9)))
-            with step.precision(), step.on_device():
+            with step.autocast(), step.on_device():
                 ids = torch.arange(2, 9, device="cuda")[None]
                 answer = step.model.peft_model.generate(input_ids=ids, max_new_tokens=5, do_sample=False)
         return step, losses, weights, held_out, answer
 
-    (_, *expected), (step, *found) = trained(), trained(offload_checkpoints=True)
+    (_, *expected), (step, *actual) = trained(), trained(offload_checkpoints=True)
     base = step.model.peft_model.get_base_model()
     for weight in (base.model.embed_tokens.weight, base.lm_head.weight):
         assert weight.device.type == "cpu"
         assert weight.is_pinned()
-    assert found[0] == expected[0]
-    assert all(torch.equal(one, other) for one, other in zip(found[1:], expected[1:], strict=True))
+    assert actual[0] == expected[0]
+    assert all(torch.equal(tensor, other) for tensor, other in zip(actual[1:], expected[1:], strict=True))
 
 
-def test_shapes_that_change_each_time_are_never_captured_and_at_last_given_up(modules, model):
+def test_capture_is_disabled_after_many_shapes(modules, model):
     step = build(modules, model)
     run(step, [padded(number, 64 + 8 * (number % 3)) for number in range(12)], captures=True)
     assert step.model.graph is None
-    assert (step.may_capture, step.why_not) == (False, "micro-batches of many shapes")
+    assert (step.may_capture, step.no_capture_reason) == (False, "micro-batches of many shapes")
 
 
-def test_without_memory_for_a_graph_steps_go_on(modules, model, monkeypatch):
+def test_steps_continue_without_memory_for_a_graph(modules, model, monkeypatch):
     batches = [padded(number) for number in range(4)]
     expected = run(build(modules, model), batches, captures=False)
     monkeypatch.setattr(cuda_graph, "CapturedGraph", raising(torch.OutOfMemoryError("full")))
     step = build(modules, model)
-    found = run(step, batches, captures=True)
-    assert step.why_not == "not enough memory"
-    assert found[0] == expected[0]
-    assert torch.equal(found[1], expected[1])
+    actual = run(step, batches, captures=True)
+    assert step.no_capture_reason == "not enough memory"
+    assert actual[0] == expected[0]
+    assert torch.equal(actual[1], expected[1])
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True, "offload_checkpoints": True}])
-def test_memory_that_ends_in_the_middle_of_a_capture_changes_no_bit(modules, model, monkeypatch, changes):
+def test_out_of_memory_during_a_capture_changes_no_bit(modules, model, monkeypatch, changes):
     batches = [padded(number) for number in range(4)]
     expected = run(build(modules, model, **changes), batches, captures=False)
     attend_backward, calls = layer.attend_backward, []
@@ -195,14 +194,14 @@ def test_memory_that_ends_in_the_middle_of_a_capture_changes_no_bit(modules, mod
 
     monkeypatch.setattr(layer, "attend_backward", full)
     step = build(modules, model, **changes)
-    found = run(step, batches, captures=True)
+    actual = run(step, batches, captures=True)
     assert len(calls) == 2
-    assert step.why_not == "not enough memory"
-    assert found[0] == expected[0]
-    assert torch.equal(found[1], expected[1])
+    assert step.no_capture_reason == "not enough memory"
+    assert actual[0] == expected[0]
+    assert torch.equal(actual[1], expected[1])
 
 
-def test_a_graph_gives_its_memory_back(modules, model):
+def test_a_graph_frees_its_memory(modules, model):
     step = build(modules, model)
     run(step, [padded(0)], captures=False)
     torch.cuda.empty_cache()
@@ -212,4 +211,4 @@ def test_a_graph_gives_its_memory_back(modules, model):
     step.model.graph = None
     torch.cuda.empty_cache()
     assert held > torch.cuda.memory_reserved()
-    assert torch.cuda.memory_reserved() <= without + (96 << 20)  # libraries' workspaces of the stream that captures
+    assert torch.cuda.memory_reserved() <= without + (96 << 20)  # workspaces of libraries for the capturing stream

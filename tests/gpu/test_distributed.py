@@ -1,4 +1,4 @@
-"""Distributed trials through NCCL, with a small model: the ranks' machinery on as many GPUs as there are."""
+"""Distributed trials through NCCL with a small model, on the available GPUs."""
 
 import subprocess
 import sys
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
 
 @pytest.fixture(scope="module")
 def gpus() -> int:
-    ask = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
-    return int(subprocess.run(ask, capture_output=True, text=True, check=True, timeout=120).stdout)
+    argv = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+    return int(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120).stdout)
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def run(make_trial, tiny_model, demo_data, tmp_path) -> Callable[[int], subproce
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_on_gpus_of_their_own_train_one_model(run, gpus, tmp_path, world_size):
+def test_ranks_on_separate_gpus_train_one_model(run, gpus, tmp_path, world_size):
     if world_size > gpus:
-        pytest.skip(f"{world_size} ranks need as many GPUs, here are {gpus}")
+        pytest.skip(f"{world_size} ranks need as many GPUs; this machine has {gpus}")
     assert run(world_size).returncode == 0
     result = TrialResult.read(tmp_path / "result.json")
     assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)

@@ -1,7 +1,6 @@
 """The published trials at full size on a real GPU: a model of Mistral-7B-Instruct-v0.3's shape with random weights.
 
-The loss means nothing here beyond being a number. Where neither pytest's plugins nor this project's settings are at
-hand:
+The loss has no meaning here, it only has to be finite. Without pytest's plugins and this project's settings:
 
     python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu
 """
@@ -35,7 +34,7 @@ def full_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> It
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _room(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _free_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
     if shutil.disk_usage(tmp_path_factory.getbasetemp()).free < DISK_BYTES:
         pytest.skip(f"the model needs {DISK_BYTES >> 30} GiB of free disk")
 
@@ -60,7 +59,7 @@ def test_a_published_trial_succeeds_at_full_size(measure, name):
     assert all(loss is not None and 0 < loss < 2 * math.log(CONFIG["vocab_size"]) for loss in result.steps.loss)
     assert result.metrics is not None
     assert result.metrics.peak_vram_bytes is not None
-    assert result.metrics.peak_vram_bytes > PARAMETERS // 2  # four bits a parameter, and then some
+    assert result.metrics.peak_vram_bytes > PARAMETERS // 2  # more than four bits per parameter
     assert result.fingerprint["model_parameters"] == PARAMETERS
     assert (result.fingerprint["device"], result.fingerprint["compute_dtype"]) == ("cuda", "bfloat16")
     assert result.fingerprint["optimizer"] == "bitsandbytes AdamW, 8 bit, paged"

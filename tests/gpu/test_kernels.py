@@ -1,4 +1,4 @@
-"""Every Triton kernel against its plain PyTorch reference, on fresh random inputs, at shapes that fit no tile.
+"""Every Triton kernel against its PyTorch reference, on random inputs, at shapes that are not multiples of a tile.
 
     python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_kernels.py
 
@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from bench.kernels import attention, lora, lora_out, loss, nf4, norm, pinned_gather, rope, swiglu  # noqa: E402 - after the skips
 from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
-from bench.kernels.lora import LoraInput, Seed  # noqa: E402
+from bench.kernels.lora import LoraInput, MaskSeed  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -31,26 +31,26 @@ def random(*shape: int, dtype: Any) -> Any:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
-def seed(number: int) -> Seed:
-    return Seed(number=torch.tensor(number - 3, device=DEVICE), plus=3)
+def seed(number: int) -> MaskSeed:
+    return MaskSeed(base=torch.tensor(number - 3, device=DEVICE), offset=3)
 
 
-def error(found: Any, expected: Any) -> float:
-    """||found - expected|| / ||expected||; no number is an infinite error."""
-    found, expected = found.double(), expected.double()
-    assert found.shape == expected.shape
-    if not found.isfinite().all():
+def relative_error(actual: Any, expected: Any) -> float:
+    """Return ||actual - expected|| / ||expected||; a non-finite number gives an infinite error."""
+    actual, expected = actual.double(), expected.double()
+    assert actual.shape == expected.shape
+    if not actual.isfinite().all():
         return float("inf")
-    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
-def poisoned_sums(like: Any, a: Any) -> Any:
-    """Room for A's gradient in which what is not written shows."""
-    return lora.sums(like, a).fill_(float("nan"))
+def poisoned_gradient(like: Any, a: Any) -> Any:
+    """Allocate A's gradient filled with NaN, so that unwritten numbers show."""
+    return lora.empty_weight_gradient(like, a).fill_(float("nan"))
 
 
 def quantized(rows: int, width: int) -> nf4.Nf4:
-    """A weight in this format with every index and every scale at random: the largest choice of inputs there is."""
+    """Make an NF4 weight with random codes and scales."""
     numbers = rows * width
     blocks = -(-numbers // nf4.BLOCK)
     return nf4.Nf4(
@@ -67,7 +67,7 @@ def quantized(rows: int, width: int) -> nf4.Nf4:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(64, 64), (48, 200), (7, 64 * 300), (130, 516)])
-def test_nf4_comes_back_bit_by_bit(shape, dtype):
+def test_nf4_dequantization_is_bit_identical(shape, dtype):
     weight = quantized(*shape)
     out = torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
     nf4.dequantize_joined((weight,), out)
@@ -75,16 +75,16 @@ def test_nf4_comes_back_bit_by_bit(shape, dtype):
 
 
 @pytest.mark.parametrize("rows", [(48,), (70, 3), (64, 200, 8)])
-def test_weights_of_one_product_come_back_one_below_the_other(rows):
+def test_weights_of_one_product_are_concatenated(rows):
     weights = tuple(quantized(each, 320) for each in rows)
     out = torch.full((sum(rows), 320), float("nan"), device=DEVICE)
     nf4.dequantize_joined(weights, out)
     assert torch.equal(out, torch.cat([nf4.dequantize_reference(weight) for weight in weights]))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="bitsandbytes' own kernel is compared with on a GPU")
+@pytest.mark.skipif(INTERPRETED, reason="bitsandbytes' kernel needs a GPU")
 @pytest.mark.parametrize("shape", [(4096, 4096), (1024, 4096), (96, 320)])
-def test_nf4_comes_back_as_bitsandbytes_has_it_bit_by_bit(shape):
+def test_nf4_dequantization_is_bit_identical_to_bitsandbytes(shape):
     import bitsandbytes
 
     original = random(*shape, dtype=torch.bfloat16)
@@ -95,7 +95,7 @@ def test_nf4_comes_back_as_bitsandbytes_has_it_bit_by_bit(shape):
     out = torch.full(shape, float("nan"), dtype=torch.bfloat16, device=DEVICE)
     nf4.dequantize_joined((weight,), out)
     assert torch.equal(out, bitsandbytes.functional.dequantize_4bit(packed, state))
-    assert error(out, original) < 0.1
+    assert relative_error(out, original) < 0.1
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -104,29 +104,29 @@ def test_nf4_comes_back_as_bitsandbytes_has_it_bit_by_bit(shape):
 def test_rms_norm_and_its_backward(tokens, width, adds, dtype):
     x, weight = random(tokens, width, dtype=dtype), random(width, dtype=dtype)
     y, passing = (random(tokens, width, dtype=dtype) if adds else None for _ in range(2))
-    found = norm.rms_norm(x, weight, 1e-5, y)
+    actual = norm.rms_norm(x, weight, 1e-5, y)
     expected = norm.rms_norm_reference(x, weight, 1e-5, y)
-    assert max(map(error, found, expected)) < LIMIT[dtype]
+    assert max(map(relative_error, actual, expected)) < LIMIT[dtype]
     d_normed = random(tokens, width, dtype=dtype)
     reference = norm.rms_norm_backward_reference(d_normed, expected[2], expected[1], weight, passing)
     gradient = norm.rms_norm_backward(d_normed, expected[2], expected[1], weight, passing)
-    assert error(gradient, reference) < LIMIT[dtype]
+    assert relative_error(gradient, reference) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("tokens", "width"), [(3, 64), (17, 200), (5, 4096)])
 def test_the_stream_keeps_the_same_bits_as_the_reference_over_many_sums(tokens, width, dtype):
     weight = random(width, dtype=dtype)
-    found = expected = norm.ResidualStream(high=1000 * random(tokens, width, dtype=dtype))
+    actual = expected = norm.ResidualStream(high=1000 * random(tokens, width, dtype=dtype))
     for _ in range(5):
         y = random(tokens, width, dtype=dtype)
-        normed, rstd, found = norm.stream_norm(found, weight, 1e-5, y)
+        normed, rstd, actual = norm.stream_norm(actual, weight, 1e-5, y)
         *both, expected = norm.stream_norm_reference(expected, weight, 1e-5, y)
-        assert max(map(error, (normed, rstd), both)) < LIMIT[dtype]
-        assert torch.equal(norm.whole(found), norm.whole(expected))
-    again, _, same = norm.stream_norm(found, weight, 1e-5)
-    assert same is found
-    assert error(again, both[0]) < LIMIT[dtype]
+        assert max(map(relative_error, (normed, rstd), both)) < LIMIT[dtype]
+        assert torch.equal(norm.join_stream(actual), norm.join_stream(expected))
+    again, _, same = norm.stream_norm(actual, weight, 1e-5)
+    assert same is actual
+    assert relative_error(again, both[0]) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -139,14 +139,14 @@ def test_rope_in_place_and_back(heads, dtype):
     cos, sin = (random(tokens, heads.width // 2, dtype=torch.float32) for _ in range(2))
     turned = joined.clone()
     rope.rotate_(turned, cos, sin, heads)
-    for number, (found, before) in enumerate(zip(heads.split(turned), heads.split(joined), strict=True)):
+    for number, (actual, before) in enumerate(zip(heads.split(turned), heads.split(joined), strict=True)):
         expected = rope.rotate_reference(before, cos, sin) if number < 2 else before
-        assert error(found, expected) < LIMIT[dtype]
+        assert relative_error(actual, expected) < LIMIT[dtype]
     parts = [part.contiguous() for part in heads.split(joined)]
     back = rope.unrotate(*parts, cos, sin, heads)
-    for number, (found, part) in enumerate(zip(heads.split(back), parts, strict=True)):
+    for number, (actual, part) in enumerate(zip(heads.split(back), parts, strict=True)):
         expected = rope.rotate_reference(part, cos, -sin) if number < 2 else part
-        assert error(found, expected) < LIMIT[dtype]
+        assert relative_error(actual, expected) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -154,15 +154,15 @@ def test_rope_in_place_and_back(heads, dtype):
 def test_swiglu_and_its_backward_in_place(tokens, inner, dtype):
     joined, d_act = random(tokens, 2 * inner, dtype=dtype), random(tokens, inner, dtype=dtype)
     act, gradient = swiglu.swiglu_reference(joined), swiglu.swiglu_backward_reference(joined, d_act)
-    assert error(swiglu.swiglu(joined), act) < LIMIT[dtype]
+    assert relative_error(swiglu.swiglu(joined), act) < LIMIT[dtype]
     before = joined.clone(), d_act.clone()
     swiglu.swiglu_backward_(joined, d_act, keep_act=False)
-    assert error(joined, gradient) < LIMIT[dtype]
+    assert relative_error(joined, gradient) < LIMIT[dtype]
     assert torch.equal(d_act, before[1])
     joined = before[0]
     swiglu.swiglu_backward_(joined, d_act, keep_act=True)
-    assert error(joined, gradient) < LIMIT[dtype]
-    assert error(d_act, act) < LIMIT[dtype]
+    assert relative_error(joined, gradient) < LIMIT[dtype]
+    assert relative_error(d_act, act) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -174,16 +174,16 @@ def test_swiglu_and_its_backward_in_place(tokens, inner, dtype):
 def test_lora_products_and_their_gradients_at_every_rank(rank, targets, tokens, width, p, dtype):
     x, a = random(tokens, width, dtype=dtype), random(targets * rank, width, dtype=dtype)
     d_u, d_x = random(tokens, targets * rank, dtype=dtype), random(tokens, width, dtype=dtype)
-    side = LoraInput(rank=rank, scaling=2.0, p=p, seed=seed(2_000_000_011))
-    assert error(lora.down(x, a, side), lora.down_reference(x, a, side)) < LIMIT[dtype]
-    expected = lora.weight_gradient_reference(d_u, x, side)
-    d_a = poisoned_sums(d_u, a)
-    lora.weight_gradient(d_u, x, side, d_a)
-    assert error(d_a.sum(0), expected) < LIMIT[dtype]
-    sum_ = (d_x.float() + lora.input_gradient_reference(d_u, a, side)).to(dtype)
-    by_itself = d_x.clone()
-    lora.add_input_gradient_(by_itself, d_u, a, side)
-    assert error(by_itself, sum_) < LIMIT[dtype]
+    adapters = LoraInput(rank=rank, scaling=2.0, p=p, seed=seed(2_000_000_011))
+    assert relative_error(lora.down(x, a, adapters), lora.down_reference(x, a, adapters)) < LIMIT[dtype]
+    expected = lora.weight_gradient_reference(d_u, x, adapters)
+    d_a = poisoned_gradient(d_u, a)
+    lora.weight_gradient(d_u, x, adapters, d_a)
+    assert relative_error(d_a.sum(0), expected) < LIMIT[dtype]
+    sum_ = (d_x.float() + lora.input_gradient_reference(d_u, a, adapters)).to(dtype)
+    input_gradient = d_x.clone()
+    lora.add_input_gradient_(input_gradient, d_u, a, adapters)
+    assert relative_error(input_gradient, sum_) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -193,22 +193,20 @@ def test_lora_products_and_their_gradients_at_every_rank(rank, targets, tokens, 
     ("rank", "targets", "tokens", "width"),
     [(1, 3, 40, 72), (16, 3, 530, 200), (16, 1, 33, 136), (20, 2, 70, 130), (64, 1, 33, 64), (40, 2, 33, 64)],
 )
-def test_both_lora_gradients_at_once_also_of_an_input_that_is_made_again(
-    rank, targets, tokens, width, normed, p, dtype
-):
+def test_joint_lora_gradients_with_and_without_a_recomputed_input(rank, targets, tokens, width, normed, p, dtype):
     a, d_u = random(targets * rank, width, dtype=dtype), random(tokens, targets * rank, dtype=dtype)
     x, d_x = random(tokens, width, dtype=dtype), random(tokens, width, dtype=dtype)
-    side = LoraInput(rank=rank, scaling=2.0, p=p, seed=seed(2_000_000_011))
+    adapters = LoraInput(rank=rank, scaling=2.0, p=p, seed=seed(2_000_000_011))
     source: Any = x
     if normed:
         gain = random(width, dtype=dtype)
         x, rstd, _ = norm.rms_norm_reference(x, gain, 1e-5)
-        source = lora.Normed(total=source, rstd=rstd, weight=gain)
-    d_a = poisoned_sums(d_u, a)
-    sum_ = (d_x.float() + lora.input_gradient_reference(d_u, a, side)).to(dtype)
-    lora.backward_(d_x, d_u, a, source, side, d_a)
-    assert error(d_x, sum_) < LIMIT[dtype]
-    assert error(d_a.sum(0), lora.weight_gradient_reference(d_u, x, side)) < LIMIT[dtype]
+        source = lora.NormedInput(total=source, rstd=rstd, weight=gain)
+    d_a = poisoned_gradient(d_u, a)
+    sum_ = (d_x.float() + lora.input_gradient_reference(d_u, a, adapters)).to(dtype)
+    lora.backward_(d_x, d_u, a, source, adapters, d_a)
+    assert relative_error(d_x, sum_) < LIMIT[dtype]
+    assert relative_error(d_a.sum(0), lora.weight_gradient_reference(d_u, x, adapters)) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -221,36 +219,39 @@ def test_both_lora_gradients_at_once_also_of_an_input_that_is_made_again(
         ((slice(0, 64), slice(150, 200)), 210),
     ],
 )
-def test_lora_products_on_columns_of_their_own(columns, width, rank, dtype):
-    tokens, side = 77 if rank == 100 else 600, LoraInput(rank=rank, scaling=2.0, p=0.0)
+def test_lora_products_on_separate_columns(columns, width, rank, dtype):
+    tokens, adapters = 77 if rank == 100 else 600, LoraInput(rank=rank, scaling=2.0, p=0.0)
     u = random(tokens, len(columns) * rank, dtype=dtype)
     b, d_y = random(width, rank, dtype=dtype), random(tokens, width, dtype=dtype)
-    assert error(lora_out.out(u, b, columns, side), lora_out.out_reference(u, b, columns, side)) < LIMIT[dtype]
-    d_u, found = lora_out.out_gradients(d_y, b, u, columns, side)
-    assert error(d_u, lora_out.out_gradient_reference(d_y, b, columns)) < LIMIT[dtype]
-    expected = lora_out.out_weight_gradient_reference(d_y, u, columns, side)
+    assert (
+        relative_error(lora_out.out(u, b, columns, adapters), lora_out.out_reference(u, b, columns, adapters))
+        < LIMIT[dtype]
+    )
+    d_u, actual = lora_out.out_gradients(d_y, b, u, columns, adapters)
+    assert relative_error(d_u, lora_out.out_gradient_reference(d_y, b, columns)) < LIMIT[dtype]
+    expected = lora_out.out_weight_gradient_reference(d_y, u, columns, adapters)
     for each in columns:
-        assert error(found[each], expected[each]) < LIMIT[dtype]
+        assert relative_error(actual[each], expected[each]) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("tokens", "words"), [(5, 40), (3, 5000), (2, 32_768)])
-def test_cross_entropy_turns_logits_into_their_gradient(tokens, words, dtype):
-    logits = 4 * random(tokens, words, dtype=dtype)
-    targets = torch.randint(0, words, (tokens,), device=DEVICE)
+@pytest.mark.parametrize(("tokens", "vocabulary"), [(5, 40), (3, 5000), (2, 32_768)])
+def test_cross_entropy_turns_logits_into_their_gradient(tokens, vocabulary, dtype):
+    logits = 4 * random(tokens, vocabulary, dtype=dtype)
+    targets = torch.randint(0, vocabulary, (tokens,), device=DEVICE)
     targets[0] = loss.IGNORED
     share = torch.tensor(1 / (tokens - 1), device=DEVICE)
     gradient, losses = loss.cross_entropy_reference(logits, targets, share)
-    found = torch.full((tokens,), float("nan"), device=DEVICE)
-    loss.cross_entropy_(logits, targets, share, found)
-    assert error(logits, gradient) < LIMIT[dtype]
-    assert error(found, losses) < 1e-5
+    actual = torch.full((tokens,), float("nan"), device=DEVICE)
+    loss.cross_entropy_(logits, targets, share, actual)
+    assert relative_error(logits, gradient) < LIMIT[dtype]
+    assert relative_error(actual, losses) < 1e-5
 
 
 LENGTHS = [[64, 64], [3, 3, 3], [5, 130, 1, 77], [300], [1] * 70, [31, 33, 32, 65, 63, 1]]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="FlashAttention runs on a GPU alone")
+@pytest.mark.skipif(INTERPRETED, reason="FlashAttention needs a GPU")
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("heads", [(8, 2), (4, 4), (6, 3)])
 @pytest.mark.parametrize("width", [64, 128])
@@ -258,7 +259,7 @@ LENGTHS = [[64, 64], [3, 3, 3], [5, 130, 1, 77], [300], [1] * 70, [31, 33, 32, 6
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_attention_and_its_gradients_never_cross_samples(lengths, rows, window, width, heads, short, monkeypatch):
-    monkeypatch.setattr(attention, "SHORT", 512 if short else 0)
+    monkeypatch.setattr(attention, "MAX_SHORT_TOKENS", 512 if short else 0)
     edges = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
     equal = len(lengths) if rows and len(set(lengths)) == 1 else 0
     samples = Samples(edges=edges, longest=max(lengths), window=window, rows=equal)
@@ -276,7 +277,7 @@ def test_attention_of_short_samples(lengths, width, heads):
     check_attention(sum(lengths), shape, Samples(edges=edges, longest=512), dtype, limits)
 
 
-def test_a_sample_that_is_no_number_spoils_no_other():
+def test_a_sample_of_nan_does_not_affect_others():
     shape, edges = (
         rope.AttentionHeads(query=4, key=1, width=16),
         torch.tensor([0, 40, 45, 100], device=DEVICE).to(torch.int32),
@@ -301,17 +302,17 @@ def check_attention(
     out, kept = attend(joined, shape, samples)
     leaves = [part.float().detach().requires_grad_() for part in shape.split(joined)]
     expected = attend_reference(*leaves, samples)
-    assert error(out, expected) < limits[0]
+    assert relative_error(out, expected) < limits[0]
     d_out = torch.randn_like(out)
-    found = attend_backward(d_out, joined, shape, out, kept, samples, cos, sin)
+    actual = attend_backward(d_out, joined, shape, out, kept, samples, cos, sin)
     dq, dk, dv = torch.autograd.grad(expected, leaves, d_out.float())
     references = rope.rotate_reference(dq, cos, -sin), rope.rotate_reference(dk, cos, -sin), dv
-    # Samples of one token have no gradient of queries and keys: what is found there is float32's rounding.
-    smallest = (0.2 if INTERPRETED else 1e-3) * found.double().norm()
-    for gradient, reference in zip(shape.split(found), references, strict=True):
+    # Samples of one token have zero gradients of queries and keys: the result there is float32 rounding.
+    smallest = (0.2 if INTERPRETED else 1e-3) * actual.double().norm()
+    for gradient, reference in zip(shape.split(actual), references, strict=True):
         wrong = (gradient.double() - reference.double()).norm()
         assert wrong < limits[1] * torch.maximum(reference.double().norm(), smallest)
-    assert torch.equal(found, attend_backward(d_out, joined, shape, out, kept, samples, cos, sin))
+    assert torch.equal(actual, attend_backward(d_out, joined, shape, out, kept, samples, cos, sin))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -319,8 +320,8 @@ def check_attention(
 def test_rows_of_a_matrix_in_the_hosts_memory(tokens, width, dtype):
     matrix = torch.randn(1000, width).to(dtype)
     matrix = matrix if INTERPRETED else matrix.pin_memory()
-    numbers = torch.randint(0, 1000, (tokens,), device=DEVICE)
-    numbers[0] = 999
-    found = pinned_gather.rows_of(matrix, numbers)
-    assert found.device == numbers.device
-    assert torch.equal(found, pinned_gather.rows_of_reference(matrix, numbers))
+    indices = torch.randint(0, 1000, (tokens,), device=DEVICE)
+    indices[0] = 999
+    actual = pinned_gather.gather_rows(matrix, indices)
+    assert actual.device == indices.device
+    assert torch.equal(actual, pinned_gather.gather_rows_reference(matrix, indices))

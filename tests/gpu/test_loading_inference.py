@@ -1,4 +1,4 @@
-"""Loading and inference on a real GPU: the captured step writes what generate writes, and memory comes back."""
+"""Loading and inference on a real GPU: a captured step gives the tokens of generate, and loading frees its memory."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.use
 
 
 @pytest.fixture
-def measured(tiny_model, demo_data, tmp_path) -> Any:
+def measure_trial(tiny_model, demo_data, tmp_path) -> Any:
     """Run a trial of the suites at the gpu profile, on the small model; its measurements by name and context."""
 
     def run(suite_name: str, trial_id: str) -> tuple[TrialResult, Any]:
@@ -24,9 +24,9 @@ def measured(tiny_model, demo_data, tmp_path) -> Any:
         assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
 
         def find(name: str, **context: Any) -> Measurement:
-            found = [m for m in result.measurements if m.name == name and context.items() <= m.context.items()]
-            assert len(found) == 1, (name, context, found)
-            return found[0]
+            matches = [m for m in result.measurements if m.name == name and context.items() <= m.context.items()]
+            assert len(matches) == 1, (name, context, matches)
+            return matches[0]
 
         return result, find
 
@@ -35,51 +35,51 @@ def measured(tiny_model, demo_data, tmp_path) -> Any:
 
 CAPTURED = """
 import sys
-from bench import stack
+from bench import torch_stack
 from bench.workloads import decoding
 from bench.qlora import step
 
-modules = stack.load()
+modules = torch_stack.load()
 torch = modules.torch
 model = modules.transformers.AutoModelForCausalLM.from_pretrained(
     sys.argv[1], local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
 )
-decoding.prepare(modules, model)
+decoding.prepare_model(modules, model)
 placement = step.Placement(device=torch.device("cuda", 0), compute_dtype=torch.float32)
 torch.manual_seed(0)
 for batch, prompt_tokens, new_tokens in ((1, 16, 9), (3, 24, 20), (2, 8, 2), (2, 8, 1)):
     prompts = torch.randint(6, 4000, (batch, prompt_tokens), device="cuda")
-    expected = decoding.DefaultPath(modules, model, placement, prompts, new_tokens).answer().tokens
+    expected = decoding.DefaultPath(modules, model, placement, prompts, new_tokens).generate().tokens
     fast = decoding.FastPath(modules, model, placement, prompts, new_tokens, capture=True)
-    for answer in (fast.answer(), fast.answer()):
+    for answer in (fast.generate(), fast.generate()):
         assert torch.equal(answer.tokens, expected), (answer.tokens, expected)
-print("the same")
+print("equal")
 """
 
 
-def test_a_captured_step_replayed_writes_the_tokens_of_generate(tiny_model):
+def test_a_replayed_step_gives_the_tokens_of_generate(tiny_model):
     argv = (sys.executable, "-c", CAPTURED, str(tiny_model))
     done = subprocess.run(argv, env=environment(), timeout=300.0, check=False, capture_output=True, text=True)
-    assert (done.stdout.splitlines()[-1:], done.returncode) == (["the same"], 0), done.stderr
+    assert (done.stdout.splitlines()[-1:], done.returncode) == (["equal"], 0), done.stderr
 
 
 @pytest.mark.parametrize("precision", ["nf4", "bf16"])
-def test_every_batch_is_measured_on_both_paths(measured, precision):
-    _, find = measured("inference", f"generate-{precision}")
+def test_every_batch_is_measured_on_both_paths(measure_trial, precision):
+    _, find = measure_trial("inference", f"generate-{precision}")
     for batch in (1, 2, 4, 8, 16, 32):
         for path in ("default", "fast"):
             for name in ("time_to_first_token_sec", "decode_tokens_per_sec", "peak_memory_bytes"):
                 assert find(name, batch=batch, path=path).value > 0
         assert find("agreeing_tokens_percent", batch=batch).value > 0
-    # A model this small spends its time starting kernels, which is what a captured graph does away with.
+    # A small model spends its time on kernel launches, which a captured graph avoids.
     fast, default = (find("decode_tokens_per_sec", batch=1, path=path) for path in ("fast", "default"))
     assert fast.interval.low > default.interval.high
     assert find("largest_batch_sequences", path="fast").value == 32
 
 
 @pytest.mark.parametrize("precision", ["nf4", "bf16"])
-def test_a_load_is_taken_apart_and_its_memory_comes_back(measured, precision):
-    result, find = measured("loading", f"load-{precision}")
+def test_a_load_is_split_into_phases_and_frees_its_memory(measure_trial, precision):
+    result, find = measure_trial("loading", f"load-{precision}")
     assert find("load_time_sec", cache="warm").interval.n == 3
     assert find("move_time_sec").value > 0
     if precision == "nf4":

@@ -1,4 +1,4 @@
-"""LoRA's kernels compiled for an A10: its shared memory, and no register spilled. Needs triton, and no GPU."""
+"""LoRA's kernels, compiled for an A10, fit its shared memory and spill no registers. No GPU needed."""
 
 from typing import Any
 
@@ -12,8 +12,13 @@ from tests.support.compiled_kernel import BF16, compiled_for_an_a10
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 A10 = (8, 6)
-DOWN = {"SPLITS": 4, "SPLIT": 1024, "TOKENS": lora.TOKENS, "COLUMNS": lora.down_columns(A10, 2)}
-BACK = {"SPLIT": lora_out.back_tokens(A10), "RANKS": lora_out.THIN, "CHUNK": 512, "COLUMNS": lora_out.BACK_COLUMNS}
+DOWN = {"SPLITS": 4, "SPLIT": 1024, "TOKENS": lora.TOKENS, "COLUMNS": lora.down_tile_columns(A10, 2)}
+BACK = {
+    "SPLIT": lora_out.backward_tokens(A10),
+    "RANKS": lora_out.BACKWARD_RANKS,
+    "CHUNK": 512,
+    "COLUMNS": lora_out.BACKWARD_COLUMNS,
+}
 BOTH = {"SPLIT": lora.SPLIT_TOKENS, "TOKENS": lora.TOKENS, "NORMED": True}
 
 

@@ -1,4 +1,4 @@
-"""Telemetry and isolation on a real GPU, through NVIDIA's real library. Needs nvidia-ml-py beside torch.
+"""Telemetry and isolation on a real GPU, through NVIDIA's real library. Needs nvidia-ml-py and torch.
 
 python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_telemetry.py
 """
@@ -31,10 +31,10 @@ from bench.records import Trial
 out, seconds = Path(sys.argv[1]), 8.0
 trial = Trial(name="t", reason="r", suite="s", profile="gpu", model="m", data="d")
 record = Record(Request(trial_file=out, out=out), trial, Clock())
-found = isolation.look_around(trial, strict=False)
-record.flags += found.flags
-record.fingerprint.update(found.facts)
-with telemetry.beside(record):
+neighbours = isolation.check_gpus(trial, strict=False)
+record.flags += neighbours.flags
+record.fingerprint.update(neighbours.facts)
+with telemetry.record_telemetry(record):
     with record.timed("load"):
         a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
         held = torch.empty(4 << 30, device="cuda", dtype=torch.uint8)
@@ -48,7 +48,7 @@ with telemetry.beside(record):
             torch.cuda.synchronize()
 import json
 print(json.dumps({
-    "measured": {one.name: one.value for one in record.observed},
+    "measured": {item.name: item.value for item in record.observed},
     "flags": record.flags, "fingerprint": record.fingerprint,
 }))
 """
@@ -65,8 +65,8 @@ def _needs_the_library():
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
 
-def test_every_reading_of_a_real_gpu_is_there():
-    gpus = nvml.gpus_here()
+def test_a_real_gpu_has_every_reading():
+    gpus = nvml.visible_gpus()
     assert gpus, "the library sees no GPU"
     reading = gpus[0].read()
     print(gpus[0].name, gpus[0].facts(), reading, gpus[0].processes())
@@ -78,7 +78,7 @@ def test_every_reading_of_a_real_gpu_is_there():
     assert 10 < reading.temperature_celsius < 110
 
 
-def test_a_busy_gpu_is_seen_busy_over_the_measured_window_for_less_than_a_hundredth_of_a_core(tmp_path):
+def test_a_busy_gpu_is_sampled_for_under_a_hundredth_of_a_core(tmp_path):
     done = subprocess.run(
         (sys.executable, "-c", LOAD, str(tmp_path)),
         cwd=ROOT,
@@ -87,48 +87,48 @@ def test_a_busy_gpu_is_seen_busy_over_the_measured_window_for_less_than_a_hundre
         timeout=200,
         check=True,
     )
-    said = json.loads(done.stdout.splitlines()[-1])
-    print(json.dumps(said, indent=1))
-    measured = said["measured"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps(report, indent=1))
+    measured = report["measured"]
     assert measured["gpu_utilization_percent"] > 80
     assert measured["gpu_memory_used_bytes"] > 4 * GIB
     assert measured["gpu_power_watts"] > 60
     assert measured["gpu_sm_clock_mhz"] > 300
-    assert said["fingerprint"]["telemetry_cost_percent"] < 1.0
-    assert [flag for flag in of_others(said["flags"]) if "GPU" in flag or "throttled" in flag] == []
+    assert report["fingerprint"]["telemetry_cost_percent"] < 1.0
+    assert [flag for flag in foreign_flags(report["flags"]) if "GPU" in flag or "throttled" in flag] == []
     with (tmp_path / "telemetry.csv").open(newline="") as file:
         phases = [row["phase"] for row in csv.DictReader(file)]
     assert phases.count("measure") >= 30
     assert {"load", "measure"} <= set(phases)
 
 
-def of_others(flags: list[str]) -> list[str]:
-    """Flags of a process other than this pytest's own, which holds the GPU once another test here has used it."""
+def foreign_flags(flags: list[str]) -> list[str]:
+    """Return flags of processes except this pytest, which uses the GPU after another test here."""
     return [flag for flag in flags if f"pid {os.getpid()}," not in flag]
 
 
-def test_a_gpu_that_someone_else_holds_is_flagged_and_refused_with_strict():
+def test_a_gpu_used_by_another_process_is_flagged_and_refused_with_strict():
     with subprocess.Popen((sys.executable, "-c", HOLD), stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
-            found = isolation.examine(nvml.gpus_here()[:1], TRIAL, settle_sec=0.5)
-            print(found)
-            assert any("GPU 0 is shared" in flag for flag in found.flags)
-            assert found.facts["gpu_memory_used_at_start_bytes"] > 3 * GIB
-            with pytest.raises(isolation.InputError, match="refused by --strict"):
-                isolation.look_around(TRIAL, strict=True)
+            neighbours = isolation.inspect_gpus(nvml.visible_gpus()[:1], TRIAL, settle_sec=0.5)
+            print(neighbours)
+            assert any("GPU 0 is shared" in flag for flag in neighbours.flags)
+            assert neighbours.facts["gpu_memory_used_at_start_bytes"] > 3 * GIB
+            with pytest.raises(isolation.InputError, match="--strict"):
+                isolation.check_gpus(TRIAL, strict=True)
         finally:
             other.kill()
-    found = isolation.examine(nvml.gpus_here()[:1], TRIAL)
-    assert of_others(found.flags) == []
+    neighbours = isolation.inspect_gpus(nvml.visible_gpus()[:1], TRIAL)
+    assert foreign_flags(neighbours.flags) == []
 
 
-def test_a_process_that_comes_during_a_trial_is_flagged_or_unknown_never_denied(tmp_path):
+def test_a_process_that_starts_during_a_trial_is_flagged_or_unknown(tmp_path):
     record = Record(Request(trial_file=tmp_path, out=tmp_path), TRIAL, Clock())
-    with telemetry.beside(record), record.timed("measure"):
+    with telemetry.record_telemetry(record), record.timed("measure"):
         time.sleep(1.0)
-        # A daemon of its own: two forks away, so that it is not of the trial's process tree.
+        # A daemon, two forks away, is outside the trial's process tree.
         away = f"import os,sys\nif os.fork(): os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\n{HOLD}"
         with subprocess.Popen((sys.executable, "-c", away), stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
@@ -137,6 +137,6 @@ def test_a_process_that_comes_during_a_trial_is_flagged_or_unknown_never_denied(
             time.sleep(2.5)
             os.kill(pid, 9)
     with (tmp_path / "telemetry.csv").open(newline="") as file:
-        said = [row["gpu_other_processes"] for row in csv.DictReader(file)]
-    print(sorted(set(said)), record.flags)
-    assert set(said) != {"none"}
+        listings = [row["gpu_other_processes"] for row in csv.DictReader(file)]
+    print(sorted(set(listings)), record.flags)
+    assert set(listings) != {"none"}

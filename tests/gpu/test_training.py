@@ -1,6 +1,6 @@
-"""What a training trial says of a real GPU: phases by device events, out of memory as a result, environment.json.
+"""A training trial on a real GPU: phases by device events, out of memory as a result, environment.json.
 
-On the small model, so that each takes seconds; full sizes are test_full_shape.py's.
+These use the small model and take seconds; test_full_shape.py has the full sizes.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands.overrides import changed
+from bench.commands.overrides import apply_overrides
 from bench.harness.phase_timer import PHASES
 from bench.records import Trial
 from bench.records.result import TrialResult, TrialStatus
@@ -43,44 +43,44 @@ def gpu_trial(make_trial, tiny_model: Path, demo_data: Path) -> Trial:
 def test_phases_by_device_events_make_up_the_step(measure, gpu_trial):
     result = measure(gpu_trial)
     assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
-    found = {item.name: item for item in result.measurements}
-    phases = [found[f"step_{phase}_sec"] for phase in PHASES]
+    measurements = {item.name: item for item in result.measurements}
+    phases = [measurements[f"step_{phase}_sec"] for phase in PHASES]
     assert all(item.value is not None and item.value > 0 for item in phases)
     assert {item.context["clock"] for item in phases} == {"device"}
     assert {item.interval.n for item in phases if item.interval is not None} == {10}
-    # Events lie inside the step as the host clock saw it; what they leave out is the launch before and the wait after.
+    # Device events lie within the step by the host clock, which also has the launch before and the wait after.
     assert result.metrics is not None
     stamped = sum(item.value for item in phases if item.value is not None)
     assert 0.5 * result.metrics.step_time_sec.median < stamped < 1.1 * result.metrics.step_time_sec.median
 
 
-def test_a_gpu_that_runs_out_of_memory_says_what_to_try_and_that_fits(measure, gpu_trial, tmp_path):
-    room = 1 << 30
+def test_the_advice_after_out_of_memory_leads_to_a_trial_that_fits(measure, gpu_trial, tmp_path):
+    limit_bytes = 1 << 30
     limit = (
         "import bench.qlora.session, bench.qlora.step\n"
-        "place = bench.qlora.step.place\n"
+        "place = bench.qlora.step.choose_placement\n"
         "def limited(stack):\n"
         "    total = stack.torch.cuda.get_device_properties(0).total_memory\n"
-        f"    stack.torch.cuda.set_per_process_memory_fraction({room} / total)\n"
+        f"    stack.torch.cuda.set_per_process_memory_fraction({limit_bytes} / total)\n"
         "    return place(stack)\n"
-        "bench.qlora.step.place = limited"
+        "bench.qlora.step.choose_placement = limited"
     )
-    trial = changed(gpu_trial, ["micro_batch_size=32", "max_seq_len=4096"])
+    trial = apply_overrides(gpu_trial, ["micro_batch_size=32", "max_seq_len=4096"])
     for _ in range(12):
         result = measure(trial, before=limit)
         if result.status is not TrialStatus.OUT_OF_MEMORY:
             break
         print(result.reason)
-        said, advice = str(result.reason).split("; next to try: ")
-        assert " more were asked for with " in said
-        assert "; peak VRAM " in said
-        trial = changed(trial, advice.split(" (in ")[0].split())
+        message, advice = str(result.reason).split("; next to try: ")
+        assert " more were requested with " in message
+        assert "; peak VRAM " in message
+        trial = apply_overrides(trial, advice.split(" (in ")[0].split())
         (tmp_path / "out" / "result.json").unlink()
     assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     assert trial.micro_batch_size < 32
     assert result.metrics is not None
     assert result.metrics.peak_vram_bytes is not None
-    assert result.metrics.peak_vram_bytes <= room
+    assert result.metrics.peak_vram_bytes <= limit_bytes
 
 
 def test_environment_json_names_the_gpu_and_its_limits(measure, gpu_trial, tmp_path):

@@ -1,4 +1,4 @@
-"""Triton kernels compiled for a GPU that is not there."""
+"""Compilation of Triton kernels for a GPU that this machine lacks."""
 
 import re
 import subprocess
@@ -13,9 +13,9 @@ A10_SHARED_BYTES = 99 << 10
 BF16 = "*bf16"
 FLOATS = ("scales_y", "scales_a", "scales_b", "scales_joined", "scales", "factors", "rstd", "sums", "d_a", "d_b")
 KINDS = dict.fromkeys(FLOATS, "*fp32") | {
-    "numbers": "*i64", "seed": "*i64", "is_apart": "*u8", "eps": "fp32", "scale": "fp32",
+    "indices": "*i64", "seed": "*i64", "is_outlier": "*u8", "eps": "fp32", "scale": "fp32",
 }  # fmt: skip
-UNEVEN = re.compile("first|last|count_|eps$|plus$|limit$|scale$|chunks")
+UNEVEN = re.compile("first|last|outlier_count$|eps$|seed_offset$|limit$|scale$|chunks")
 
 
 def compiled_for_an_a10(
@@ -36,7 +36,9 @@ def compiled_for_an_a10(
         fn=kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},  # as `eight.why_not` asks for
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]] for name in aligned
+        },  # guaranteed by `int8.unsupported_reason`
     )
     made = triton.compile(source, target=GPUTarget("cuda", 86, 32), options={"num_warps": warps, "num_stages": stages})
     assert made.metadata.shared <= A10_SHARED_BYTES

@@ -1,4 +1,4 @@
-"""What tests on a real GPU share: when they are skipped, and how they run a trial."""
+"""Skip marker and trial runner for tests on a real GPU."""
 
 import os
 import subprocess
@@ -16,15 +16,15 @@ on_gpu = pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER
 
 
 def environment() -> dict[str, str]:
-    """For processes that tests start: the package is found from anywhere."""
+    """Return an environment in which a subprocess finds the package from any folder."""
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def run_trial(
     trial: Trial, folder: Path, *, program: tuple[str, ...] = ("-m", "bench"), limit_sec: float = 300.0
 ) -> TrialResult:
-    """Run it in a process of its own; its result, which lies in `folder/out`."""
+    """Run a trial in a subprocess and return its result, written to `folder/out`."""
     (folder / "trial.json").write_text(trial.to_text())
-    words = ("run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
-    subprocess.run((sys.executable, *program, *words), env=environment(), timeout=limit_sec, check=False)
+    arguments = ("run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
+    subprocess.run((sys.executable, *program, *arguments), env=environment(), timeout=limit_sec, check=False)
     return TrialResult.read(folder / "out" / "result.json")

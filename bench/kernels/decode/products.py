@@ -160,12 +160,12 @@ class DecodeProduct:
                 ("NORM", int(norm is not None)),
                 ("GATED", int(gated)),
                 ("RANK", rank),
-                ("SIDE", min(max_rows, TILE_ROWS)),
+                ("X_BLOCK_ROWS", min(max_rows, TILE_ROWS)),
                 ("WARPS", self._warps),
                 ("RESIDENT", config.resident),
                 ("STAGES", config.stages),
                 ("PANELS", config.panels),
-                ("OF_U", a_rows_per_block),
+                ("A_BLOCK_ROWS", a_rows_per_block),
             ),
         )
 

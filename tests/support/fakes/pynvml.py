@@ -1,7 +1,7 @@
-"""Stands in for nvidia-ml-py where there is no GPU: the library's own names, values from `GPUS`.
+"""Fake of nvidia-ml-py for machines without a GPU: the library's names, with values from `GPUS`.
 
-Goes before the real one on PYTHONPATH, so that the sampler's process takes it too; FAKE_NVML, a JSON list, then says
-what its GPUs are. Not covered: the real structs and symbol versions, how long calls take, and a driver that hangs.
+On PYTHONPATH it precedes the real library, so that the sampler's process imports it too; FAKE_NVML, a JSON list, then
+defines its GPUs. Not covered: the real structs and symbol versions, the duration of calls, and a driver that hangs.
 """
 
 import json
@@ -102,5 +102,5 @@ def nvmlDeviceGetCurrentClocksThrottleReasons(handle):  # noqa: N802
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
-    said = _gpu(handle, "nvmlDeviceGetComputeRunningProcesses")["processes"]
-    return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in said]
+    processes = _gpu(handle, "nvmlDeviceGetComputeRunningProcesses")["processes"]
+    return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in processes]

@@ -1,4 +1,4 @@
-"""The fingerprint is an allow-list, and says None where it does not know."""
+"""The fingerprint contains only allowed facts; unknown ones are None."""
 
 import json
 import shutil
@@ -14,19 +14,19 @@ from bench.machine import fingerprint
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch) -> Path:
-    """A package folder of its own, with no git folder around it."""
+    """Create a package folder outside any git repository."""
     folder = tmp_path / "bench"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
-    monkeypatch.setattr("bench.machine.fingerprint.CODE", folder)
+    monkeypatch.setattr("bench.machine.fingerprint.PACKAGE_FOLDER", folder)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.delenv(fingerprint.GIT_SHA_VARIABLE, raising=False)
     return folder
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    done = subprocess.run(("git", *identity, *words), cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run(("git", *identity, *arguments), cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
@@ -53,7 +53,7 @@ def test_code_that_a_surrounding_checkout_does_not_track_is_not_that_commit(code
     installed = code.parent / "venv" / "bench"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
-    monkeypatch.setattr("bench.machine.fingerprint.CODE", installed)
+    monkeypatch.setattr("bench.machine.fingerprint.PACKAGE_FOLDER", installed)
     assert fingerprint.code_version() == (None, None)
 
 
@@ -67,16 +67,16 @@ def test_without_git_the_builds_commit_is_taken(monkeypatch):
 def test_no_secret_of_the_environment_and_no_name_of_the_machine_is_taken(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     monkeypatch.setenv("USER", "ada-lovelace")
-    said = repr(fingerprint.host_facts())
-    assert "hf_verysecret" not in said
-    assert "ada-lovelace" not in said
+    text = repr(fingerprint.host_facts())
+    assert "hf_verysecret" not in text
+    assert "ada-lovelace" not in text
     assert set(fingerprint.host_facts()) == {
         *("python", *fingerprint.PACKAGES, "git_sha", "git_dirty", "system", "cpu_model", "cpu_logical_cores"),
         *("cpu_allowed_cores", "memory_total_bytes", "load_average_1min_at_start"),
     }
 
 
-def test_the_processor_is_read_where_linux_tells_it():
+def test_the_processor_is_read_from_proc():
     if sys.platform != "linux":
         pytest.skip("/proc/cpuinfo is Linux's")
     facts = fingerprint.host_facts()
@@ -84,7 +84,7 @@ def test_the_processor_is_read_where_linux_tells_it():
     assert 1 <= facts["cpu_allowed_cores"] <= facts["cpu_logical_cores"]
 
 
-def test_a_processor_that_says_nothing_has_no_flags_and_a_missing_package_no_version(monkeypatch):
+def test_an_unknown_processor_has_no_flags_and_a_missing_package_no_version(monkeypatch):
     monkeypatch.setattr("bench.machine.fingerprint.PACKAGES", ("no-such-package-anywhere",))
     assert fingerprint.host_facts()["no-such-package-anywhere"] is None
     monkeypatch.setattr("bench.machine.fingerprint._cpu_line", lambda _: None)
@@ -100,7 +100,7 @@ A10 = (
 
 
 def test_a_gpu_is_described_with_units_and_as_numbers():
-    (gpu,) = fingerprint.read_gpus(A10 + "\n")
+    (gpu,) = fingerprint.parse_gpus(A10 + "\n")
     assert gpu == {
         "index": 0,
         "name": "NVIDIA A10",
@@ -122,8 +122,8 @@ def test_a_gpu_is_described_with_units_and_as_numbers():
 
 
 @pytest.mark.parametrize("cell", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "Pending", ""])
-def test_what_the_driver_cannot_tell_is_none(cell):
-    (gpu,) = fingerprint.read_gpus(A10.replace("150.00, 150.00", f"{cell}, 149.5"))
+def test_values_that_the_driver_lacks_are_none(cell):
+    (gpu,) = fingerprint.parse_gpus(A10.replace("150.00, 150.00", f"{cell}, 149.5"))
     assert (gpu["power_cap_watts"], gpu["power_cap_default_watts"]) == (None, 149.5)
 
 
@@ -136,8 +136,8 @@ def test_what_the_driver_cannot_tell_is_none(cell):
         (f"{A10}\n{A10.replace('0, NVIDIA A10', '1, NVIDIA A10')}", [0, 1]),
     ],
 )
-def test_every_gpu_that_the_driver_tells_of_is_described(table, indices):
-    assert [gpu["index"] for gpu in fingerprint.read_gpus(table)] == indices
+def test_every_gpu_of_the_driver_is_described(table, indices):
+    assert [gpu["index"] for gpu in fingerprint.parse_gpus(table)] == indices
 
 
 def test_environment_json_is_whole_and_holds_digests_packages_and_allowed_variables(tmp_path: Path, monkeypatch):

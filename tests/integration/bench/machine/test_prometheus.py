@@ -1,6 +1,6 @@
-"""A real Prometheus scrapes a trial's /metrics, until the trial is gone; promtool checks metrics, rules and alerts.
+"""A real Prometheus scrapes a trial's /metrics until the trial ends; promtool checks metrics, rules and alerts.
 
-Not covered: the Prometheus operator, which makes scrape configurations of PodMonitors, and Grafana.
+Not covered: the Prometheus operator, which turns PodMonitors into scrape configurations, and Grafana.
 """
 
 import json
@@ -18,7 +18,7 @@ import yaml
 from bench.harness.record import Request
 from bench.machine import telemetry
 from bench.records.paths import METRICS_VARIABLE
-from tests.support.faults import until
+from tests.support.faults import wait_for
 from tests.support.machines.ports import free_ports
 from tests.support.paths import ROOT
 
@@ -29,14 +29,14 @@ WAIT_SEC = 120.0
 
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
-    """The alerts as Prometheus itself reads them."""
+    """Write the alerts as a Prometheus rule file."""
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump(yaml.safe_load(ALERTS.read_text())["spec"]))
     return path
 
 
-def promtool(*words: str, stdin: str = "") -> str:
-    done = subprocess.run(("promtool", *words), input=stdin, capture_output=True, text=True, timeout=WAIT_SEC)
+def promtool(*arguments: str, stdin: str = "") -> str:
+    done = subprocess.run(("promtool", *arguments), input=stdin, capture_output=True, text=True, timeout=WAIT_SEC)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -44,45 +44,45 @@ def promtool(*words: str, stdin: str = "") -> str:
 def test_prometheus_scrapes_a_trial_and_sees_when_it_is_gone(
     tmp_path: Path, make_record: Any, monkeypatch: pytest.MonkeyPatch, rules: Path
 ) -> None:
-    own, asked = free_ports(), free_ports()
-    monkeypatch.setenv(METRICS_VARIABLE, json.dumps({"host": "127.0.0.1", "port": asked, "usd_per_gpu_hour": 2.0}))
-    scrape = {"job_name": "t", "scrape_interval": "200ms", "static_configs": [{"targets": [f"127.0.0.1:{asked}"]}]}
+    prometheus_port, trial_port = free_ports(), free_ports()
+    monkeypatch.setenv(METRICS_VARIABLE, json.dumps({"host": "127.0.0.1", "port": trial_port, "usd_per_gpu_hour": 2.0}))
+    scrape = {"job_name": "t", "scrape_interval": "200ms", "static_configs": [{"targets": [f"127.0.0.1:{trial_port}"]}]}
     config = {"rule_files": [str(rules)], "scrape_configs": [scrape]}
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     argv = (
         *("prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"),
-        *(f"--web.listen-address=127.0.0.1:{own}", "--log.level=error"),
+        *(f"--web.listen-address=127.0.0.1:{prometheus_port}", "--log.level=error"),
     )
 
-    def ask(query: str) -> list[dict[str, Any]]:
-        url = f"http://127.0.0.1:{own}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    def query_series(query: str) -> list[dict[str, Any]]:
+        url = f"http://127.0.0.1:{prometheus_port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
-                found: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
+                series: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
         except OSError:
             return []
-        return found
+        return series
 
     record = make_record(run_id="r", trial_id="t", worker="worker-0")
     with subprocess.Popen(argv, env={**os.environ, "GOMAXPROCS": "1"}, stderr=subprocess.DEVNULL) as server:
         try:
-            with telemetry.beside(record):
+            with telemetry.record_telemetry(record):
                 record.add_step(record.steps, seconds=2.0, loss=3.0, samples=4, tokens=100, useful=80)
-                (loss,) = until(lambda: ask("qlora_fleet_loss"), "the loss", WAIT_SEC)
+                (loss,) = wait_for(lambda: query_series("qlora_fleet_loss"), "the loss", WAIT_SEC)
                 assert loss["value"][1] == "3"
                 labels = {name: loss["metric"][name] for name in ("run", "trial", "worker")}
                 assert labels == {"run": "r", "trial": "t", "worker": "worker-0"}
-                with urllib.request.urlopen(f"http://127.0.0.1:{asked}/metrics", timeout=60) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{trial_port}/metrics", timeout=60) as answer:
                     text = answer.read().decode()
                     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
                 with pytest.raises(urllib.error.HTTPError):
-                    urllib.request.urlopen(f"http://127.0.0.1:{asked}/", timeout=60)
-            assert until(lambda: ask("up == 0"), "the trial to be gone", WAIT_SEC)
-            assert until(lambda: not ask("qlora_fleet_loss"), "its series to end", WAIT_SEC)
+                    urllib.request.urlopen(f"http://127.0.0.1:{trial_port}/", timeout=60)
+            assert wait_for(lambda: query_series("up == 0"), "the trial to be gone", WAIT_SEC)
+            assert wait_for(lambda: not query_series("qlora_fleet_loss"), "its series to end", WAIT_SEC)
         finally:
             server.kill()
     assert promtool("check", "metrics", stdin=text) == ""
-    assert not any("metrics" in line and "going on without" in line for line in record.log.tail)
+    assert not any("metrics" in line and "without /metrics" in line for line in record.log.tail)
 
 
 def test_a_further_machine_of_a_training_shows_its_gpus_and_no_step(
@@ -98,8 +98,8 @@ def test_a_further_machine_of_a_training_shows_its_gpus_and_no_step(
             text: str = answer.read().decode()
         return text if "gpu_power" in text else ""
 
-    with telemetry.of_gpus(request, make_trial()):
-        text = until(scraped, "a reading of the GPU", WAIT_SEC)
+    with telemetry.serve_gpu_metrics(request, make_trial()):
+        text = wait_for(scraped, "a reading of the GPU", WAIT_SEC)
     assert 'qlora_fleet_gpu_power_watts{run="r",trial="t",worker="worker-1",gpu="0"}' in text
     assert all("gpu=" in line for line in text.splitlines() if "{" in line)
     assert list(tmp_path.iterdir()) == []
@@ -108,22 +108,22 @@ def test_a_further_machine_of_a_training_shows_its_gpus_and_no_step(
 def test_the_alerts_are_rules_that_fire_when_they_should(rules: Path, tmp_path: Path) -> None:
     panels = json.loads(ALERTS.with_name("dashboard.json").read_text())["panels"]
     queries = [target["expr"].replace("$run", ".*") for panel in panels for target in panel["targets"]]
-    asked = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
+    recordings = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
     panel_rules = rules.with_name("panels.yml")
-    panel_rules.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": asked}]}))
-    said = promtool("check", "rules", str(rules), str(panel_rules))
-    assert "SUCCESS: 3 rules found" in said
-    assert f"SUCCESS: {len(queries)} rules found" in said, "Prometheus reads each panel's query"
+    panel_rules.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recordings}]}))
+    output = promtool("check", "rules", str(rules), str(panel_rules))
+    assert "SUCCESS: 3 rules found" in output
+    assert f"SUCCESS: {len(queries)} rules found" in output, "Prometheus reads each panel's query"
     labels = 'run="r",trial="t",worker="w"'
 
     def case(series: str, values: str, name: str, at: str, fires: bool, **more: str) -> dict[str, Any]:
         (group,) = yaml.safe_load(rules.read_text())["groups"]
-        (rule,) = [one for one in group["rules"] if one["alert"] == name]
-        gave = {"run": "r", "trial": "t", "worker": "w", **more}
-        words = rule["annotations"]["summary"]
-        for key, value in gave.items():
-            words = words.replace("{{ $labels." + key + " }}", value)
-        alert = {"exp_labels": {**gave, "severity": "warning"}, "exp_annotations": {"summary": words}}
+        (rule,) = [rule for rule in group["rules"] if rule["alert"] == name]
+        label_values = {"run": "r", "trial": "t", "worker": "w", **more}
+        summary = rule["annotations"]["summary"]
+        for key, value in label_values.items():
+            summary = summary.replace("{{ $labels." + key + " }}", value)
+        alert = {"exp_labels": {**label_values, "severity": "warning"}, "exp_annotations": {"summary": summary}}
         return {
             "interval": "1m",
             "input_series": [{"series": series, "values": values}],

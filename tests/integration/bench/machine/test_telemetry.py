@@ -1,4 +1,4 @@
-"""Telemetry and isolation against a stand-in for NVIDIA's library; what that does not cover, tests/gpu does."""
+"""Telemetry and isolation with a fake of NVIDIA's library; tests/gpu uses the real one."""
 
 import ast
 import contextlib
@@ -17,7 +17,7 @@ from bench.data.inputs import InputError
 from bench.harness.record import Request
 from bench.machine import cpu_contention, isolation, nvml, sampler, telemetry
 from bench.records.result import TrialResult, TrialStatus
-from tests.support.faults import raising, until
+from tests.support.faults import raising, wait_for
 from tests.support.paths import ROOT
 
 FAKES = ROOT / "tests" / "support" / "fakes"
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def library(monkeypatch):
-    """A fresh stand-in, imported in place of the real library; `library.add(...)` gives it a GPU."""
+    """Replace the real library with a fresh fake; `library.add(...)` adds a GPU."""
     spec = importlib.util.spec_from_file_location("pynvml", FAKES / "pynvml.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -36,7 +36,7 @@ def library(monkeypatch):
     return module
 
 
-def test_the_stand_in_has_no_name_that_the_real_library_lacks():
+def test_the_fake_has_only_names_of_the_real_library():
     real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     names = {node.name for node in ast.parse((FAKES / "pynvml.py").read_text()).body if hasattr(node, "name")}
     assert {name for name in names if name.startswith(("nvml", "NVML"))} <= set(dir(real))
@@ -53,89 +53,96 @@ def test_the_names_of_slowdowns_are_the_librarys_own_bits():
         "sw_power_cap": real.nvmlClocksThrottleReasonSwPowerCap,
         "idle": real.nvmlClocksThrottleReasonGpuIdle,
     }
-    assert {nvml.LIMITS[bit]: bit for bit in bits.values()} == bits
+    assert {nvml.CLOCK_LIMITS[bit]: bit for bit in bits.values()} == bits
 
 
-def test_a_reading_has_the_units_its_names_say(library):
+def test_a_reading_has_the_units_in_its_names(library):
     library.add()
-    (gpu,) = nvml.gpus_here()
+    (gpu,) = nvml.visible_gpus()
     reading = gpu.read()
     assert (reading.power_watts, reading.sm_clock_mhz, reading.memory_clock_mhz) == (412.5, 1980, 3201)
     assert (reading.memory_used_bytes, reading.clock_limits) == (20 * GIB, ("sw_power_cap",))
     assert gpu.facts()["gpu_power_limit_watts"] == 700.0
 
 
-def test_what_a_card_does_not_tell_is_none_and_an_older_name_is_asked_next(library):
+def test_unsupported_values_are_none_and_the_older_function_is_the_fallback(library):
     library.add(
         unsupported=[
             *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetMemoryInfo_v2"),
             *("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses"),
         ]
     )
-    (gpu,) = nvml.gpus_here()
+    (gpu,) = nvml.visible_gpus()
     reading = gpu.read()
     assert (reading.utilization_percent, reading.power_watts, gpu.processes()) == (None, None, None)
     assert (reading.memory_used_bytes, reading.clock_limits) == (21 * GIB, ("sw_power_cap",))
 
 
 @pytest.mark.parametrize(
-    ("chosen", "seen"),
+    ("visible_devices", "indices"),
     [(None, [0, 1]), ("", []), ("-1", []), ("1,0", [1, 0]), ("1", [1]), ("GPU-bb", [1]), ("0,7,1", [0]), ("GPU-", [])],
 )
-def test_the_gpus_are_those_that_cuda_will_see(library, chosen, seen):
+def test_the_gpus_are_those_that_cuda_will_see(library, visible_devices, indices):
     library.add(uuid="GPU-aaaa")
     library.add(uuid="GPU-bbbb")
-    assert [gpu.index for gpu in nvml.visible(library, chosen)] == seen
+    assert [gpu.index for gpu in nvml.select_gpus(library, visible_devices)] == indices
 
 
-def test_without_library_or_driver_there_is_nothing_to_read(library, monkeypatch):
+def test_without_library_or_driver_there_are_no_gpus(library, monkeypatch):
     monkeypatch.setattr(library, "nvmlInit", raising(library.NVMLError("no driver")))
-    assert nvml.gpus_here() == []
+    assert nvml.visible_gpus() == []
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.gpus_here() == []
-    assert nvml.sample()["gpus"] == []
+    assert nvml.visible_gpus() == []
+    assert nvml.current_sample()["gpus"] == []
 
 
 @pytest.mark.parametrize(
-    ("sees_host_pids", "before", "then", "said"),
+    ("sees_host_pids", "before", "during", "expected"),
     [
         (True, [], [(101, GIB)], ["none", "none"]),
         (True, [(7, 5)], [(7, 5), (101, GIB)], ["7:5", "7:5"]),
         (True, [], [(101, GIB), (8, None)], ["none", "8:0"]),
-        (False, [], [(100, GIB), (8, 6)], ["unknown", "8:6"]),  # ours is among them, so the numbers are ours too
-        (False, [], [(4711, GIB)], ["unknown", "unknown"]),  # a container's: that may be us under another number
-        (False, [(7, 5)], [(7, 5), (4711, GIB)], ["7:5", "7:5"]),  # there before the trial was: certainly not us
+        (False, [], [(100, GIB), (8, 6)], ["unknown", "8:6"]),  # our pid is among them, so both use the same numbering
+        (False, [], [(4711, GIB)], ["unknown", "unknown"]),  # in a container: possibly our process under another pid
+        (
+            False,
+            [(7, 5)],
+            [(7, 5), (4711, GIB)],
+            ["7:5", "7:5"],
+        ),  # on the GPU before the trial: another process
     ],
 )
-def test_other_processes_are_named_or_unknown_never_guessed(library, monkeypatch, sees_host_pids, before, then, said):
+def test_other_processes_are_named_or_unknown_never_guessed(
+    library, monkeypatch, sees_host_pids, before, during, expected
+):
     library.add(processes=before)
     monkeypatch.setattr(sampler, "sees_host_pids", lambda: sees_host_pids)
     times = iter((0.0, 0.0, 9.0, 9.0))
-    watched = sampler.GpuSampler(nvml.gpus_here(), lambda: next(times))
-    found = [watched.read([100, 101])]
-    library.GPUS[0]["processes"] = then
-    found.append(watched.read([100, 101]))
-    assert [row["gpu_other_processes"] for (row,) in found] == said
+    watched = sampler.GpuSampler(nvml.visible_gpus(), lambda: next(times))
+    rows = [watched.read([100, 101])]
+    library.GPUS[0]["processes"] = during
+    rows.append(watched.read([100, 101]))
+    assert [row["gpu_other_processes"] for (row,) in rows] == expected
 
 
-def test_a_row_for_each_gpu_and_one_where_there_is_none(library):
+def test_one_row_per_gpu_and_one_without_a_gpu(library):
     library.add()
     library.add(use=[10, 1])
-    both = sampler.Sampler(root=os.getpid(), gpus=nvml.gpus_here(), started=time.monotonic()).rows()
+    both = sampler.Sampler(root=os.getpid(), gpus=nvml.visible_gpus(), started=time.monotonic()).rows()
     assert [(row["gpu"], row["gpu_utilization_percent"]) for row in both] == [(0, 90), (1, 10)]
-    (alone,) = sampler.Sampler(root=os.getpid(), gpus=[], started=time.monotonic()).rows()
-    assert alone["process_rss_bytes"] > 1 << 20
-    assert "gpu" not in alone
-    assert {*both[0], *alone} == set(sampler.COLUMNS)
+    (host_only,) = sampler.Sampler(root=os.getpid(), gpus=[], started=time.monotonic()).rows()
+    assert host_only["process_rss_bytes"] > 1 << 20
+    assert "gpu" not in host_only
+    assert {*both[0], *host_only} == set(sampler.COLUMNS)
 
 
-def test_the_process_tree_holds_a_child_and_leaves_the_sampler_out():
-    with subprocess.Popen(("sleep", "60")) as one, subprocess.Popen(("sleep", "60")) as other:
-        tree = sampler.tree_of(os.getpid(), leave_out=other.pid)
-        one.kill()
-        other.kill()
-    assert one.pid in tree
-    assert other.pid not in tree
+def test_the_process_tree_has_a_child_and_excludes_the_sampler():
+    with subprocess.Popen(("sleep", "60")) as child, subprocess.Popen(("sleep", "60")) as excluded:
+        tree = sampler.process_tree(os.getpid(), excluded_pid=excluded.pid)
+        child.kill()
+        excluded.kill()
+    assert child.pid in tree
+    assert excluded.pid not in tree
 
 
 def row(phase="measure", at=0.0, **values):
@@ -144,33 +151,37 @@ def row(phase="measure", at=0.0, **values):
     )
 
 
-def test_means_are_over_the_measured_window_alone_and_without_one_over_all_and_say_so():
+def test_means_cover_the_measured_window_or_without_one_all_rows():
     rows = [row("load", gpu_utilization_percent="0")] * 50
     rows += [row(gpu_utilization_percent=str(80 + number % 20)) for number in range(100)]
     rows += [row("", gpu_utilization_percent="0")] * 50
-    (one,) = telemetry.sum_up(rows).measurements
-    assert (one.name, one.value, one.context) == ("gpu_utilization_percent", 89.5, {"window": "measure"})
-    assert one.interval is not None
-    assert one.interval.n == 20
-    assert one.interval.low <= 89.5 <= one.interval.high
-    (one,) = telemetry.sum_up([row("load", process_cpu_percent="50"), row("load")]).measurements
-    assert (one.value, one.interval, one.context) == (50.0, None, {"window": "trial"})
-    assert telemetry.sum_up([]) == telemetry.TelemetrySummary()
+    (measurement,) = telemetry.summarize_rows(rows).measurements
+    assert (measurement.name, measurement.value, measurement.context) == (
+        "gpu_utilization_percent",
+        89.5,
+        {"window": "measure"},
+    )
+    assert measurement.interval is not None
+    assert measurement.interval.n == 20
+    assert measurement.interval.low <= 89.5 <= measurement.interval.high
+    (measurement,) = telemetry.summarize_rows([row("load", process_cpu_percent="50"), row("load")]).measurements
+    assert (measurement.value, measurement.interval, measurement.context) == (50.0, None, {"window": "trial"})
+    assert telemetry.summarize_rows([]) == telemetry.TelemetrySummary()
 
 
-def test_heat_is_a_flag_a_power_cap_a_number_and_another_process_a_flag_with_the_most_it_held():
+def test_heat_and_other_processes_are_flags_and_a_power_cap_is_a_number():
     rows = [row(gpu_clock_limits="sw_power_cap")] * 34 + [row(gpu_clock_limits="none")] * 64
     rows += [row(gpu_clock_limits="sw_power_cap hw_slowdown hw_thermal_slowdown")] * 2
-    found = telemetry.sum_up([*rows, row("warmup", gpu_clock_limits="sw_thermal_slowdown")])
-    assert found.flags == [
+    summary = telemetry.summarize_rows([*rows, row("warmup", gpu_clock_limits="sw_thermal_slowdown")])
+    assert summary.flags == [
         "throttled: hw_slowdown in 2 % of samples",
         "throttled: hw_thermal_slowdown in 2 % of samples",
     ]
-    assert [(measurement.name, measurement.value) for measurement in found.measurements] == [
+    assert [(measurement.name, measurement.value) for measurement in summary.measurements] == [
         ("gpu_power_capped_percent", 36.0)
     ]
-    rows = [row(gpu_other_processes=said) for said in ("none", "unknown", f"7:{GIB}", f"7:{2 * GIB} 8:0", "")]
-    assert telemetry.sum_up(rows).flags == [
+    rows = [row(gpu_other_processes=listing) for listing in ("none", "unknown", f"7:{GIB}", f"7:{2 * GIB} 8:0", "")]
+    assert telemetry.summarize_rows(rows).flags == [
         "another process (pid 7, 2,048 MiB) was on the GPU",
         "another process (pid 8, unknown MiB) was on the GPU",
     ]
@@ -179,8 +190,8 @@ def test_heat_is_a_flag_a_power_cap_a_number_and_another_process_a_flag_with_the
 def test_a_row_cut_short_is_left_out(tmp_path):
     whole = ",".join(row(at=1.0).values())
     (tmp_path / "t.csv").write_text(f"{','.join(sampler.COLUMNS)}\n{whole}\n{whole[:-1]}")
-    assert telemetry.read(tmp_path / "t.csv") == [row(at=1.0)]
-    assert telemetry.read(tmp_path / "missing.csv") == []
+    assert telemetry.read_rows(tmp_path / "t.csv") == [row(at=1.0)]
+    assert telemetry.read_rows(tmp_path / "missing.csv") == []
 
 
 @pytest.fixture
@@ -191,31 +202,36 @@ def _fake_in_processes(monkeypatch):
 
 
 def rows_in(path, phase, count):
-    until(lambda: sum(one["phase"] == phase for one in telemetry.read(path)) >= count, f"{count} rows of {phase}")
+    wait_for(
+        lambda: sum(line["phase"] == phase for line in telemetry.read_rows(path)) >= count, f"{count} rows of {phase}"
+    )
 
 
 @pytest.fixture
 def _host_unknown(monkeypatch):
-    """How busy this machine is meanwhile is not these tests' business (test_cpuwait.py)."""
-    monkeypatch.setattr(cpu_contention, "read", lambda *_, **__: cpu_contention.CpuPressure(at_sec=0.0))
+    """Ignore this machine's own CPU contention, which test_cpu_contention.py covers."""
+    monkeypatch.setattr(cpu_contention, "read_counters", lambda *_, **__: cpu_contention.CpuCounters(at_sec=0.0))
 
 
 @pytest.mark.usefixtures("_fake_in_processes", "_host_unknown")
-def test_beside_a_trial_rows_are_marked_and_summed_up(tmp_path, make_record):
+def test_rows_of_a_trial_have_phases_and_are_summarized(tmp_path, make_record):
     record = make_record()
-    with telemetry.beside(record):
+    with telemetry.record_telemetry(record):
         with record.timed("warmup"):
             rows_in(tmp_path / "telemetry.csv", "warmup", 2)
         with record.timed("measure"):
             rows_in(tmp_path / "telemetry.csv", "measure", 3)
         time.sleep(0.3)
-    assert [one["phase"] for one in telemetry.read(tmp_path / "telemetry.csv")][-1] == ""
-    found = {one.name: one for one in record.observed}
-    assert set(telemetry.SUMMED_UP) <= set(found)
-    assert (found["gpu_power_watts"].value, found["gpu_power_watts"].context) == (412.5, {"window": "measure"})
+    assert [item["phase"] for item in telemetry.read_rows(tmp_path / "telemetry.csv")][-1] == ""
+    measurements = {item.name: item for item in record.observed}
+    assert set(telemetry.SUMMARY_COLUMNS) <= set(measurements)
+    assert (measurements["gpu_power_watts"].value, measurements["gpu_power_watts"].context) == (
+        412.5,
+        {"window": "measure"},
+    )
     assert record.flags == ["another process (pid 4711, 1,024 MiB) was on the GPU"]
     assert record.fingerprint["telemetry_cost_percent"] >= 0
-    assert record.steps_done == 0  # what telemetry saw is no step of the trial
+    assert record.steps_done == 0  # telemetry adds no steps
 
 
 PARENT = """
@@ -227,7 +243,7 @@ from bench.records import Trial
 out = Path(sys.argv[1])
 trial = Trial(name="t", reason="r", suite="s", profile="tiny", model="m", data="d")
 record = Record(Request(trial_file=out, out=out), trial, Clock())
-with telemetry.beside(record), record.timed("measure"):
+with telemetry.record_telemetry(record), record.timed("measure"):
     time.sleep(60)
 """
 
@@ -236,18 +252,18 @@ def test_a_killed_trial_leaves_its_telemetry_and_no_sampler(tmp_path):
     parent = subprocess.Popen((sys.executable, "-c", PARENT, str(tmp_path)), cwd=ROOT)
     try:
         rows_in(tmp_path / "telemetry.csv", "measure", 3)
-        (child,) = (pid for pid in sampler.tree_of(parent.pid, leave_out=0) if pid != parent.pid)
+        (child,) = (pid for pid in sampler.process_tree(parent.pid, excluded_pid=0) if pid != parent.pid)
     finally:
         parent.kill()
         parent.wait()
     line = Path(f"/proc/{child}/cmdline")
-    until(lambda: not line.exists() or not line.read_bytes(), "the sampler to end with its trial")
-    assert len(telemetry.read(tmp_path / "telemetry.csv")) >= 3
+    wait_for(lambda: not line.exists() or not line.read_bytes(), "the sampler to end with its trial")
+    assert len(telemetry.read_rows(tmp_path / "telemetry.csv")) >= 3
 
 
-def python_m(*words, **variables):
+def python_m(*arguments, **variables):
     return subprocess.run(
-        (sys.executable, "-m", *words),
+        (sys.executable, "-m", *arguments),
         cwd=ROOT,
         env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
@@ -259,24 +275,24 @@ def python_m(*words, **variables):
 
 
 def test_a_full_disk_ends_the_sampler_with_one_line():
-    words = ("--root", str(os.getpid()), "--started", "0", "--gpus", "1", "--out", "/dev/full")
-    done = python_m("bench.machine.sampler", *words)
+    arguments = ("--root", str(os.getpid()), "--started", "0", "--gpus", "1", "--out", "/dev/full")
+    done = python_m("bench.machine.sampler", *arguments)
     assert (done.returncode, done.stderr) == (1, "/dev/full: No space left on device\n")
 
 
 @pytest.mark.usefixtures("_host_unknown")
-def test_a_sampler_that_cannot_write_is_a_line_in_the_log_and_never_the_trials_end(tmp_path, make_record):
+def test_a_sampler_that_cannot_write_is_logged_and_does_not_end_the_trial(tmp_path, make_record):
     (tmp_path / "telemetry.csv").mkdir()
     record = make_record()
-    with telemetry.beside(record), record.timed("measure"):
+    with telemetry.record_telemetry(record), record.timed("measure"):
         time.sleep(0.5)
     assert any("telemetry: stopped early" in line and "Is a directory" in line for line in record.log.tail)
     assert (record.observed, record.flags, list(record.phases)) == ([], [], ["measure"])
 
 
-def test_a_clock_that_is_set_back_moves_no_duration(make_record, monkeypatch):
-    going_back = iter(range(10**9, 0, -3600))
-    monkeypatch.setattr(time, "time", lambda: float(next(going_back)))
+def test_a_wall_clock_set_back_changes_no_duration(make_record, monkeypatch):
+    backward_times = iter(range(10**9, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(backward_times)))
     record = make_record()
     watched = sampler.Sampler(root=os.getpid(), gpus=[], started=record.clock.started)
     seen = []
@@ -298,45 +314,52 @@ def test_no_module_of_the_bench_takes_durations_from_the_wall_clock():
 
 
 @pytest.mark.parametrize(
-    ("is_there", "chosen", "said"),
-    [(False, None, "none is here"), (False, "0", "none is here"), (True, "", "hides all"), (True, "-1", "hides all")],
+    ("has_device_file", "visible_devices", "token"),
+    [
+        (False, None, "/dev/nvidia0"),
+        (False, "0", "/dev/nvidia0"),
+        (True, "", "CUDA_VISIBLE_DEVICES=''"),
+        (True, "-1", "CUDA_VISIBLE_DEVICES='-1'"),
+    ],
 )
-def test_a_gpu_trial_without_a_gpu_is_refused_in_one_line(is_there, chosen, said):
-    with pytest.raises(InputError, match=said) as caught:
-        isolation.require_gpu([], is_there=is_there, chosen=chosen)
+def test_a_gpu_trial_without_a_gpu_is_refused_in_one_line(has_device_file, visible_devices, token):
+    with pytest.raises(InputError, match=token) as caught:
+        isolation.require_visible_gpu([], has_device_file=has_device_file, visible_devices=visible_devices)
     assert "profile tiny" in str(caught.value)
     assert "\n" not in str(caught.value)
-    isolation.require_gpu([], is_there=True, chosen=None)  # one without the library to ask it is still a GPU
+    isolation.require_visible_gpu([], has_device_file=True, visible_devices=None)  # a GPU without the library is a GPU
 
 
 def test_more_gpus_than_expected_are_a_flag_and_a_refusal_with_strict(library, make_trial):
     library.add(used=0)
     library.add(used=0)
     trial = make_trial(profile="gpu")
-    found = isolation.look_around(trial, strict=False)
-    assert found.flags == ["2 GPUs are visible where 1 is expected; set CUDA_VISIBLE_DEVICES=0"]
-    assert (found.facts["gpus_visible"], found.facts["gpu_memory_used_at_start_bytes"]) == (2, 0)
-    with pytest.raises(InputError, match=r"refused by --strict, before it began: 2 GPUs are visible"):
-        isolation.look_around(trial, strict=True)
-    assert isolation.examine(nvml.gpus_here(), make_trial(profile="gpu", kind="distributed")).flags == []
+    neighbours = isolation.check_gpus(trial, strict=False)
+    (flag,) = neighbours.flags
+    assert flag.startswith("2 GPUs ")
+    assert "CUDA_VISIBLE_DEVICES=0" in flag.partition("; ")[2]
+    assert (neighbours.facts["gpus_visible"], neighbours.facts["gpu_memory_used_at_start_bytes"]) == (2, 0)
+    with pytest.raises(InputError, match=r"--strict.*2 GPUs are visible"):
+        isolation.check_gpus(trial, strict=True)
+    assert isolation.inspect_gpus(nvml.visible_gpus(), make_trial(profile="gpu", kind="distributed")).flags == []
 
 
-def test_a_shared_gpu_is_flagged_with_whom_it_is_shared_or_after_a_wait_as_somebodys(library, make_trial):
+def test_a_shared_gpu_is_flagged_with_its_processes_or_as_unknown_use(library, make_trial):
     library.add(processes=[(4711, 3 * GIB)])
-    assert isolation.examine(nvml.gpus_here(), make_trial()).flags == [
+    assert isolation.inspect_gpus(nvml.visible_gpus(), make_trial()).flags == [
         "GPU 0 is shared: another process (pid 4711, 3,072 MiB) was on it before"
     ]
     library.GPUS.clear()
     library.add(used=3 * GIB)
-    (gpu,) = nvml.gpus_here()
-    found = isolation.examine([gpu], make_trial(), settle_sec=0.0)
-    assert found.flags[0].startswith("GPU 0 is shared: 3,072 MiB were in use before the trial, by processes that")
-    # What a trial that has just ended gives back late is nobody's.
-    found = isolation.examine([gpu], make_trial(), sleep=lambda _: library.GPUS[0].update(used=0))
-    assert (found.flags, found.facts["gpu_memory_used_at_start_bytes"]) == ([], 0)
+    (gpu,) = nvml.visible_gpus()
+    neighbours = isolation.inspect_gpus([gpu], make_trial(), settle_sec=0.0)
+    assert neighbours.flags[0].startswith("GPU 0 is shared: 3,072 MiB ")
+    # Memory that an ended trial frees late is not foreign.
+    neighbours = isolation.inspect_gpus([gpu], make_trial(), sleep=lambda _: library.GPUS[0].update(used=0))
+    assert (neighbours.flags, neighbours.facts["gpu_memory_used_at_start_bytes"]) == ([], 0)
 
 
-@pytest.mark.usefixtures("signals_given_back")
+@pytest.mark.usefixtures("restored_signals")
 @pytest.mark.parametrize(("strict", "end"), [(False, TrialStatus.SUCCEEDED), (True, TrialStatus.FAILED)])
 def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
     tmp_path, make_trial, model_folder, data_file, monkeypatch, strict, end
@@ -350,8 +373,8 @@ def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
         record.flags.append("throttled: hw_thermal_slowdown in 9 % of samples")
 
     monkeypatch.setattr(run, "_measure", measure)
-    monkeypatch.setattr(telemetry, "beside", hot)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that what the run sets is taken back
+    monkeypatch.setattr(telemetry, "record_telemetry", hot)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that the run's change is reverted
     (tmp_path / "t.json").write_text(make_trial(model=str(model_folder), data=str(data_file)).to_text())
     code = run.run(Request(trial_file=tmp_path / "t.json", out=tmp_path / "out", strict=strict))
     result = TrialResult.read(tmp_path / "out" / "result.json")
@@ -363,15 +386,16 @@ def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
 def test_run_refuses_a_gpu_trial_where_all_gpus_are_hidden(tmp_path, make_trial, model_folder, data_file):
     trial = make_trial(profile="gpu", model=str(model_folder), data=str(data_file))
     (tmp_path / "t.json").write_text(trial.to_text())
-    words = ("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
-    done = python_m("bench", *words, CUDA_VISIBLE_DEVICES="")
+    arguments = ("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
+    done = python_m("bench", *arguments, CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES='' hides all")
+    assert "CUDA_VISIBLE_DEVICES=''" in done.stderr
+    assert "profile tiny" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("_fake_in_processes")
-def test_sample_prints_one_line_of_what_is_now():
+def test_sample_prints_the_current_readings_in_one_line():
     done = python_m("bench", "sample", PYTHONPATH=os.pathsep.join((str(ROOT), str(FAKES))))
     assert done.returncode == 0
     (line,) = done.stdout.splitlines()

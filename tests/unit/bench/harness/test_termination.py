@@ -13,7 +13,7 @@ from bench.harness.termination import Stopped, StopSignals, classify_error
 from bench.records.result import TrialStatus
 from tests.support.faults import OutOfMemoryError
 
-pytestmark = pytest.mark.usefixtures("signals_given_back")
+pytestmark = pytest.mark.usefixtures("restored_signals")
 
 
 @pytest.fixture

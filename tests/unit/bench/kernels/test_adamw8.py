@@ -1,6 +1,6 @@
-"""The plain PyTorch side of 8-bit AdamW against bitsandbytes' own optimizer, which runs on a CPU too.
+"""The PyTorch reference of 8-bit AdamW against bitsandbytes' optimizer on a CPU.
 
-The Triton side is compared with both on a GPU: tests/gpu/test_adamw8.py.
+tests/gpu/test_adamw8.py compares the Triton kernel with both.
 """
 
 import pytest
@@ -29,8 +29,8 @@ def codebook(modules) -> Codebook:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("shape", [(64, 64), (4096, 16), (33, 129)])
-def test_updates_are_those_of_bitsandbytes(modules, shape, weight_decay) -> None:
-    """Up to the rounding of the codes: on a CPU bitsandbytes takes a neighbour of the nearest code now and then."""
+def test_updates_match_bitsandbytes(modules, shape, weight_decay) -> None:
+    """Compare up to code rounding: on a CPU bitsandbytes sometimes uses a neighbour of the nearest code."""
     torch.manual_seed(3)
     ours, book = torch.randn(shape), codebook(modules)
     before, theirs = ours.clone(), torch.nn.Parameter(ours.clone())

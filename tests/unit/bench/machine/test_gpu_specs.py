@@ -29,7 +29,7 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
         ("NVIDIA GeForce RTX 4090", 165.2, 1008.0, 24),
     ],
 )
-def test_a_chip_is_found_by_the_name_that_torch_says(name, bf16, memory_gb_per_sec, memory_gb):
+def test_a_chip_is_found_by_the_name_of_torch(name, bf16, memory_gb_per_sec, memory_gb):
     chip = lookup(name)
     assert chip is not None
     assert (chip.bf16, chip.memory_gb_per_sec, chip.memory_gb) == (bf16, memory_gb_per_sec, memory_gb)
@@ -63,12 +63,14 @@ def test_a_chip_that_is_not_listed_has_no_figures(name):
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.names)
 def test_figures_are_dense_and_keep_the_order_that_the_hardware_has(chip):
-    """A sparse figure among dense ones would stand out: each step down in width at most doubles the rate."""
+    """Detect a sparse figure among dense ones: halving the width at most doubles the rate."""
     figures = {dtype: chip.matmul_tflops(dtype) for dtype in DTYPES}
     assert chip.bf16 in (None, chip.fp16)
     if figures["tf32"] is not None:
         assert chip.fp16 / figures["tf32"] == pytest.approx(2.0, rel=0.03)
-    if figures["int8"] is not None and chip.names != r"GeForce RTX 4090":  # whose fp16 with fp32 sums runs at half rate
+    if (
+        figures["int8"] is not None and chip.names != r"GeForce RTX 4090"
+    ):  # the RTX 4090 computes fp16 with fp32 sums at half rate
         assert figures["int8"] / chip.fp16 == pytest.approx(2.0, rel=0.03)
 
 

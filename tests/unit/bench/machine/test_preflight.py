@@ -1,4 +1,4 @@
-"""A GPU too old for what a trial computes in is refused before an hour is spent on numbers that say nothing."""
+"""A GPU without bf16 and a machine without a compiler raise an error before the trial starts."""
 
 import importlib.util
 import shutil
@@ -15,7 +15,7 @@ from bench.torch_stack import Stack
 
 
 class CudaLibrary:
-    """bitsandbytes' library as it is where it can use the GPU."""
+    """bitsandbytes' library with GPU support."""
 
     compiled_with_cuda = True
 
@@ -34,28 +34,29 @@ def machine(capability: tuple[int, int]) -> Stack:
 def test_a_gpu_without_bf16_is_refused_by_its_name(make_trial, kind):
     with pytest.raises(InputError) as caught:
         preflight.check(machine((7, 5)), make_trial(kind=kind))
-    said = str(caught.value)
-    assert said.startswith("Tesla T4: compute capability 7.5 has no bf16, in which trials compute; take a GPU of 8.0 ")
-    assert "\n" not in said
+    message = str(caught.value)
+    assert message.startswith("Tesla T4: compute capability 7.5 ")
+    assert "8.0" in message.partition("; ")[2]
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
     ("capability", "kind"), [((7, 5), "hardware"), ((8, 0), "training"), ((8, 6), "training"), ((9, 0), "training")]
 )
-def test_chips_with_bf16_are_welcome_and_what_the_chip_itself_reaches_is_measured_on_any(make_trial, capability, kind):
+def test_chips_with_bf16_run_every_kind_and_other_chips_the_hardware_trial(make_trial, capability, kind):
     preflight.check(machine(capability), make_trial(kind=kind))
 
 
-@pytest.mark.parametrize(("programs", "variables", "has_header", "said"), [
+@pytest.mark.parametrize(("programs", "variables", "has_header", "message"), [
     ({"gcc"}, {}, True, None),
     ({"clang"}, {}, True, None),
     ({"cc2"}, {"CC": "cc2"}, True, None),
-    (set(), {}, True, "neither gcc nor clang is on PATH: Triton builds the launchers of its kernels with a C "),
-    ({"gcc"}, {"CC": "cc2"}, True, "CC=cc2: no such program: Triton builds the launchers of its kernels with a C "),
-    ({"gcc"}, {}, False, "INCLUDE/Python.h: not there, and Triton builds the launchers of its kernels with it; "),
+    (set(), {}, True, "neither gcc nor clang "),
+    ({"gcc"}, {"CC": "cc2"}, True, "CC=cc2: "),
+    ({"gcc"}, {}, False, "INCLUDE/Python.h: "),
 ])  # fmt: skip
 def test_kernels_are_refused_where_triton_could_not_launch_them(
-    make_trial, monkeypatch, tmp_path, programs, variables, has_header, said
+    make_trial, monkeypatch, tmp_path, programs, variables, has_header, message
 ):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in programs else None)
@@ -74,9 +75,9 @@ def test_kernels_are_refused_where_triton_could_not_launch_them(
         ("inference", "reference"),
     ):
         trial = make_trial(kind=kind, recipe=recipe)
-        if said is None:
+        if message is None:
             preflight.check(machine((8, 6)), trial)
             continue
         with pytest.raises(InputError) as caught:
             preflight.check(machine((8, 6)), trial)
-        assert str(caught.value).replace(str(tmp_path), "INCLUDE").startswith(said)
+        assert str(caught.value).replace(str(tmp_path), "INCLUDE").startswith(message)

@@ -1,4 +1,4 @@
-"""A record is read back whole or refused by name; nothing in between."""
+"""A record is read back completely, or the reader raises an error that names the file."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def result(make_trial) -> TrialResult:
     )
 
 
-def test_a_result_comes_back_equal_also_by_others_and_a_second_one_replaces_it(result, make_trial, tmp_path: Path):
+def test_a_result_round_trips_and_a_second_write_replaces_it(result, make_trial, tmp_path: Path):
     path = result.write(tmp_path)
     assert path == tmp_path / "result.json"
     assert TrialResult.read(path) == result
@@ -52,19 +52,19 @@ def test_a_result_comes_back_equal_also_by_others_and_a_second_one_replaces_it(r
 def test_a_result_truncated_at_any_length_is_refused_by_name(result, tmp_path: Path):
     whole = result.write(tmp_path).read_bytes()
     path = tmp_path / "cut.json"
-    for length in range(len(whole) - 1):  # without its last newline the document is still whole
+    for length in range(len(whole) - 1):  # without its last newline the document is still complete
         path.write_bytes(whole[:length])
         with pytest.raises(ResultError, match=r"cut\.json: not complete JSON"):
             TrialResult.read(path)
 
 
-def test_a_result_with_any_bit_flipped_is_refused_or_says_the_same(result, tmp_path: Path):
+def test_a_result_with_any_bit_flipped_is_refused_or_equal(result, tmp_path: Path):
     whole = result.write(tmp_path).read_bytes()
     path = tmp_path / "flipped.json"
-    chooser, refusals = random.Random(42), []
+    generator, refusals = random.Random(42), []
     for _ in range(2000):
-        place, bit = chooser.randrange(len(whole)), chooser.randrange(8)
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+        index, bit = generator.randrange(len(whole)), generator.randrange(8)
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ (1 << bit)]) + whole[index + 1 :])
         try:
             assert TrialResult.read(path) == result  # a flipped space between two values changes nothing
         except ResultError as error:
@@ -74,7 +74,7 @@ def test_a_result_with_any_bit_flipped_is_refused_or_says_the_same(result, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"schema_version": 2}, "schema version 2; this version reads 1"),
         ({"schema_version": None}, "schema version None; this version reads 1"),
@@ -85,10 +85,10 @@ def test_a_result_with_any_bit_flipped_is_refused_or_says_the_same(result, tmp_p
         ({"wall_time_sec": 99.0}, "sha256 does not match its content"),
     ],
 )
-def test_a_record_of_another_make_is_refused_by_name(result, tmp_path: Path, change, said):
+def test_a_record_of_another_version_kind_or_digest_is_refused_by_name(result, tmp_path: Path, change, message):
     path = result.write(tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ResultError, match=rf"result\.json: .*{said}"):
+    with pytest.raises(ResultError, match=rf"result\.json: .*{message}"):
         TrialResult.read(path)
 
 
@@ -101,7 +101,7 @@ def test_other_json_and_no_json_are_refused_by_name(tmp_path: Path, content):
         TrialResult.read(tmp_path / "result.json")
 
 
-def test_a_well_sealed_record_with_an_impossible_trial_is_refused_by_key(result, tmp_path: Path, monkeypatch):
+def test_a_checksummed_record_with_an_invalid_trial_is_refused_by_key(result, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("bench.records.Trial.__post_init__", lambda _: None)
     object.__setattr__(result.trial, "micro_batch_size", -1)
     path = result.write(tmp_path)
@@ -110,7 +110,7 @@ def test_a_well_sealed_record_with_an_impossible_trial_is_refused_by_key(result,
         TrialResult.read(path)
 
 
-def test_a_run_comes_back_equal_and_is_no_trial_result(tmp_path: Path):
+def test_a_run_round_trips_and_is_not_a_trial_result(tmp_path: Path):
     run = synthetic.record(settings={"price_usd_per_gpu_hour": None}, provenance={"git_sha": None})
     path = run.write(tmp_path)
     assert RunRecord.read(path) == run
@@ -159,7 +159,7 @@ def test_the_95_percent_interval_holds_the_true_median_about_that_often():
     assert 265 <= held <= 299
 
 
-def test_only_ends_that_did_not_get_to_speak_are_tried_again():
+def test_only_stopped_or_lost_trials_are_retried():
     assert {end for end in TrialStatus if end.is_resumable} == {
         TrialStatus.PREEMPTED,
         TrialStatus.LOST,

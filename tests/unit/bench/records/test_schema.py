@@ -1,4 +1,4 @@
-"""Strict reading: what is not exactly the record is refused with its place."""
+"""Strict reading: any deviation from the record raises an error with its path."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,8 +25,8 @@ class Outer:
     name: str
     colour: Colour = Colour.RED
     inner: Inner | None = None
-    many: list[Inner] = field(default_factory=list)
-    words: tuple[str, ...] = ()
+    items: list[Inner] = field(default_factory=list)
+    texts: tuple[str, ...] = ()
     table: dict[str, float] = field(default_factory=dict)
     anything: dict[str, Any] = field(default_factory=dict)
     flag: bool = False
@@ -36,8 +36,8 @@ FULL = Outer(
     name="a",
     colour=Colour.BLUE,
     inner=Inner(count=1, share=0.5),
-    many=[Inner(count=2), Inner(count=3)],
-    words=("x", "y"),
+    items=[Inner(count=2), Inner(count=3)],
+    texts=("x", "y"),
     table={"a": 1.5},
     anything={"list": [1, None, "x"]},
     flag=True,
@@ -49,7 +49,7 @@ def test_a_record_comes_back_equal(record):
     assert schema.from_json(Outer, schema.to_json(record)) == record
 
 
-def test_numbers_json_has_no_word_for_become_null_and_whole_ones_numbers_where_those_are_wanted():
+def test_non_finite_numbers_become_null_and_integers_become_floats_in_float_fields():
     assert schema.to_json({"a": float("nan"), "b": [float("inf")]}) == {"a": None, "b": [None]}
     share = schema.from_json(Inner, {"count": 1, "share": 2}).share
     assert (share, type(share)) == (2.0, float)
@@ -62,20 +62,20 @@ class Lists:
     counts: list[int] = field(default_factory=list)
 
 
-def test_whole_numbers_among_numbers_become_numbers():
+def test_integers_among_floats_become_floats():
     read = schema.from_json(Lists, {"seconds": [1, 2.5], "losses": [1, None, 0.5], "counts": [3]})
     assert read == Lists(seconds=[1.0, 2.5], losses=[1.0, None, 0.5], counts=[3])
     assert [type(value) for value in (*read.seconds, read.losses[0])] == [float, float, float]
 
 
 @pytest.mark.parametrize(
-    ("record", "document", "said"),
+    ("record", "document", "message"),
     [
         (Outer, {}, "name: missing"),
         (
             Outer,
             {"name": "a", "size": 1},
-            "size: unknown field; the fields are name, colour, inner, many, words, table, anything, flag",
+            "size: unknown field; the fields are name, colour, inner, items, texts, table, anything, flag",
         ),
         (Outer, {"name": 1}, "name: expected text, found a whole number"),
         (Outer, {"name": None}, "name: expected text, found nothing"),
@@ -83,13 +83,13 @@ def test_whole_numbers_among_numbers_become_numbers():
         (Outer, {"name": "a", "colour": "GREEN"}, "colour: expected one of RED, BLUE, found 'GREEN'"),
         (Outer, {"name": "a", "inner": []}, "inner: expected an object, found a list"),
         (Outer, {"name": "a", "inner": {"count": True}}, "inner: count: expected a whole number, found true/false"),
-        (Outer, {"name": "a", "many": {}}, "many: expected a list, found an object"),
+        (Outer, {"name": "a", "items": {}}, "items: expected a list, found an object"),
         (
             Outer,
-            {"name": "a", "many": [{"count": 1}, {"count": "2"}]},
-            "many[1]: count: expected a whole number, found text",
+            {"name": "a", "items": [{"count": 1}, {"count": "2"}]},
+            "items[1]: count: expected a whole number, found text",
         ),
-        (Outer, {"name": "a", "words": "xy"}, "words: expected a list, found text"),
+        (Outer, {"name": "a", "texts": "xy"}, "texts: expected a list, found text"),
         (Outer, {"name": "a", "table": [1]}, "table: expected an object, found a list"),
         (Outer, {"name": "a", "table": {"k": "v"}}, "table.k: expected a number, found text"),
         (Outer, [], "expected an object, found a list"),
@@ -102,13 +102,13 @@ def test_whole_numbers_among_numbers_become_numbers():
         (Lists, {"seconds": [0.1, 10**400]}, "seconds[1]: expected a number, found one of 401 digits"),
     ],
 )
-def test_a_document_that_is_not_the_record_is_refused_with_its_place(record, document, said):
+def test_a_mismatched_document_is_refused_with_its_path(record, document, message):
     with pytest.raises(schema.SchemaError) as refused:
         schema.from_json(record, document, "f")
-    assert str(refused.value) == f"f: {said}"
+    assert str(refused.value) == f"f: {message}"
 
 
-@schema.shared
+@schema.interned
 @dataclass(frozen=True, kw_only=True)
 class Common:
     share: float
@@ -120,14 +120,14 @@ class Holder:
     common: Common
 
 
-def test_of_equal_documents_a_shared_record_is_made_once():
-    one, other = (schema.from_json(Holder, {"common": {"share": 0.5, "names": ["x"]}}) for _ in range(2))
-    assert one.common is other.common
+def test_equal_documents_share_one_interned_record():
+    first, other = (schema.from_json(Holder, {"common": {"share": 0.5, "names": ["x"]}}) for _ in range(2))
+    assert first.common is other.common
     another = schema.from_json(Holder, {"common": {"share": 0.5, "names": ["y"]}})
     assert another.common == Common(share=0.5, names=("y",))
 
 
-def test_what_only_looks_equal_to_a_shared_record_is_refused_where_it_stands():
+def test_a_mistyped_copy_of_an_interned_record_is_refused_with_its_path():
     schema.from_json(Holder, {"common": {"share": 1}})
     with pytest.raises(schema.SchemaError, match=r"^f: common: share: expected a number, found true/false$"):
         schema.from_json(Holder, {"common": {"share": True}}, "f")
