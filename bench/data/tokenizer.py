@@ -47,12 +47,16 @@ def use_all_cores() -> Iterator[None]:
         os.environ[PARALLELISM_VARIABLE] = before or "false"
 
 
-class _TemplateTimeout(Exception):
-    """A template took longer than `TEMPLATE_TIMEOUT_SEC`."""
+class TemplateTimeout(InputError):
+    """A template took longer than `TEMPLATE_TIMEOUT_SEC` for a conversation."""
+
+
+class _TimerFired(Exception):
+    """The timer of `TEMPLATE_TIMEOUT_SEC` fired while a template rendered."""
 
 
 def _on_timeout(_number: int, _frame: object) -> None:
-    raise _TemplateTimeout
+    raise _TimerFired
 
 
 class ChatTemplate:
@@ -84,11 +88,14 @@ class ChatTemplate:
         return compiled == self._render_by_transformers(PROBE_MESSAGES, prompt)
 
     def render(self, location: str, messages: Messages, *, prompt: bool = False) -> str:
-        """Render a conversation; `location` is its file and line, for messages. Raises InputError."""
+        """Render a conversation; `location` is its file and line, for messages. Raises InputError.
+
+        Raises TemplateTimeout if the template does not end.
+        """
         try:
             return self._with_timeout(self._render, messages, prompt)
-        except _TemplateTimeout:
-            raise InputError(
+        except _TimerFired:
+            raise TemplateTimeout(
                 f"{location}: the model's chat template did not end within {TEMPLATE_TIMEOUT_SEC:g} s of CPU time; "
                 "check its loops in the model's folder, or use another model"
             ) from None
@@ -97,7 +104,7 @@ class ChatTemplate:
             raise InputError(f"{location}: rejected by the model's chat template: {why}") from None
 
     def _with_timeout(self, render: Callable[[Messages, bool], str], messages: Messages, prompt: bool) -> str:
-        """Call `render`. Raises _TemplateTimeout after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.
+        """Call `render`. Raises _TimerFired after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.
 
         Not covered: a single Python operation that does not end, and other threads.
         """

@@ -24,7 +24,7 @@ from bench.train.readers import DataFile, RawConversation
 IN_VALIDATION = "also occurs in the validation data: not trained on"
 DUPLICATE = "repeats another line of the data"
 PREVIEW_COUNT = 3
-CACHE_VERSION = 2  # part of the cache key; changes when the same data and settings give other examples
+CACHE_VERSION = 3  # part of the cache key; changes when the same data and settings give other examples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,10 @@ Some templates render earlier turns differently once later ones follow (Mistral'
 question, Qwen's leaves out earlier thoughts). Such a conversation becomes one example for each of its answers, each
 rendered as at inference. Rendered as a whole it would teach a text that never occurs at inference.
 
+Some templates write another text before an answer than as a prompt: Mistral-7B-Instruct-v0.3's leaves out the system's
+text once its question is answered, DeepSeek-R1's ends the prompt with an open thought. The example is then the prompt
+at inference and the text that the template writes for the answer, after a thought that ends.
+
 A conversation over `max_seq_len` tokens is dropped, or cut after the last whole answer that fits. An answer is never
 cut inside, so it keeps the token that ends it. If the template writes no such token after the last answer, the
 tokenizer's end-of-sequence token is added: without it the model would not learn to end its answers.
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from array import array
 from bisect import bisect_left
 from collections import Counter
@@ -27,7 +32,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from bench.data.inputs import InputError
-from bench.data.tokenizer import ChatTemplate, Messages
+from bench.data.tokenizer import ChatTemplate, Messages, TemplateTimeout
 from bench.train.readers import RawConversation
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
@@ -62,7 +67,13 @@ class DataFindings:
     counts: Counter[str] = field(default_factory=Counter)
     locations: dict[str, list[str]] = field(default_factory=dict)
 
+    _latest: dict[str, str] = field(default_factory=dict)
+
     def add(self, kind: str, conversation: RawConversation) -> None:
+        """Count a conversation, once for each kind, however many of its answers are concerned."""
+        if self._latest.get(kind) == conversation.location:
+            return
+        self._latest[kind] = conversation.location
         self.counts[kind] += 1
         locations = self.locations.setdefault(kind, [])
         if len(locations) < MAX_LOCATIONS:
@@ -76,19 +87,34 @@ FIRST_ANSWER_TOO_LONG = "its first answer does not fit max_seq_len: dropped"
 TOO_LONG_CUT = "is longer than max_seq_len: its last turns are cut"
 SPLIT_BY_ANSWER = "the template changes earlier turns: split into one example per answer"
 EOS_ADDED = "the template writes no end token after the answer: end of sequence added"
+PROMPT_ADDS = "the template leaves text of the prompt out once it is answered: trained after the prompt"
+THOUGHT_ADDED = "the prompt ends in an open thought: the answer is trained after an empty one"
+OTHER_PROMPT = "the template writes another text than as a prompt: rendered without the prompt"
 OTHER_EOS = "ends with another token than the tokenizer's end of sequence"
 DOUBLED_BOS = "begins with two start-of-sequence tokens"
 SPANNING_TOKEN = "a token spans the prompt's end and the answer's beginning: not a target"  # noqa: S105 - not a password
 DROPPED_KINDS = (NO_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
+THOUGHT, THOUGHT_END = "<think>", "</think>"
+# What a prompt may add that the template does not write before an answer: space, an open or an empty thought.
+PROMPT_ADDITION = re.compile(r"\s*(<think>\s*(</think>\s*)?|<\|channel>thought\s*<channel\|>\s*)?")
+PROBE_ANSWER = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
+
+
+class _PromptDiffers(InputError):
+    """The template writes another text before an answer than as a prompt, and the answer's text is unknown."""
 
 
 class _Rendered(NamedTuple):
-    """Rendered text of the first `turns` turns, with its answers as (first character, end character)."""
+    """Rendered text of the first `turns` turns, with its answers as (first character, end character).
+
+    `is_split`: it is one of several examples of its conversation.
+    """
 
     source: RawConversation
     turns: int
     text: str
     answers: tuple[tuple[int, int], ...]
+    is_split: bool = False
 
 
 class ExampleBuilder:
@@ -106,9 +132,23 @@ class ExampleBuilder:
 
     def build(self, conversations: Iterable[RawConversation]) -> Iterator[Example]:
         """Build examples in the conversations' order. Raises InputError if the template rejects a conversation."""
+        self._check_template()
         source = iter(conversations)
         while batch := list(islice(source, TOKENIZE_BATCH)):
             yield from self._tokenize([rendered for conversation in batch for rendered in self._render(conversation)])
+
+    def _check_template(self) -> None:
+        """Raise InputError for a template that writes no text: it would train on empty answers."""
+        turns = [{"role": "user", "content": PROBE_ANSWER}, {"role": "assistant", "content": PROBE_ANSWER}]
+        try:
+            text = self._template.render("", turns)
+        except InputError:  # a template may reject these turns; it is rejected with the first line of the data then
+            return
+        if text and text.count(PROBE_ANSWER) < len(turns):
+            raise InputError(
+                "the model's chat template does not write the text of a turn, because it expects a list of text and "
+                "images; use a model with a chat template for text"
+            )
 
     def _render(self, conversation: RawConversation) -> Iterator[_Rendered]:
         answers = _answer_turns(conversation.turns)
@@ -117,7 +157,7 @@ class ExampleBuilder:
             return
         turns, messages = len(conversation.turns), conversation.messages
         if self._labels == "all":
-            whole = self._render_text(conversation, messages)
+            whole = self._whole_text(conversation, messages)
             yield _Rendered(source=conversation, turns=turns, text=whole, answers=((0, len(whole)),))
             return
         spans = [self._answer_span(conversation, messages[: turn + 1]) for turn in answers]
@@ -126,9 +166,22 @@ class ExampleBuilder:
             ends = tuple((start, len(text)) for start, text in spans)
             yield _Rendered(source=conversation, turns=turns, text=whole, answers=ends)
             return
-        self.findings.add(SPLIT_BY_ANSWER, conversation)
+        is_split = len(answers) > 1
+        if is_split:
+            self.findings.add(SPLIT_BY_ANSWER, conversation)
         for turn, (start, text) in zip(answers, spans, strict=True):
-            yield _Rendered(source=conversation, turns=turn + 1, text=text, answers=((start, len(text)),))
+            yield _Rendered(
+                source=conversation, turns=turn + 1, text=text, answers=((start, len(text)),), is_split=is_split
+            )
+
+    def _whole_text(self, conversation: RawConversation, messages: Messages) -> str:
+        """Render a conversation of which every token is a target, after its last answer's prompt if it has one."""
+        if len(messages) > 1 and messages[-1]["role"] == "assistant":
+            try:
+                return self._answer_span(conversation, messages)[1]
+            except _PromptDiffers:
+                self.findings.add(OTHER_PROMPT, conversation)
+        return self._render_text(conversation, messages)
 
     def _answer_span(self, conversation: RawConversation, messages: Messages) -> tuple[int, str]:
         """Render `messages`, whose last turn is an answer; return (start of that answer in the text, text)."""
@@ -139,11 +192,69 @@ class ExampleBuilder:
         prompt_text = self._render_text(conversation, messages[:-1], prompt=True)
         text = self._render_text(conversation, messages)
         if not text.startswith(prompt_text):
-            raise InputError(
-                f"{conversation.location}: turn {len(messages)}: the model's chat template renders another text before "
-                "the answer than as a prompt; use the model's own template, or set train.label_mask: all"
-            )
+            text = prompt_text + self._text_after_prompt(conversation, messages, text)
         return len(prompt_text), text
+
+    def _text_after_prompt(self, conversation: RawConversation, messages: Messages, text: str) -> str:
+        """Return the text of the last answer, where the template's `text` of the conversation differs from the prompt.
+
+        The answer is rendered after its prompt in the conversation, in the conversation without the system's turn, or
+        after its question only. `text` must end with it. Raises _PromptDiffers.
+        """
+        last_turns = [messages, messages[1:]] if messages[0]["role"] == "system" else [messages]
+        for turns in (*last_turns, messages[-2:]):
+            if turns[0]["role"] == "assistant":
+                continue
+            rendered = self._render_answer(conversation, turns)
+            if rendered is not None and text.endswith(rendered[1]):
+                self.findings.add(PROMPT_ADDS, conversation)
+                open_thought, answer = rendered
+                if open_thought:
+                    return self._end_thought(conversation, messages[-1]["content"], open_thought, answer)
+                return answer
+        raise _PromptDiffers(
+            f"{conversation.location}: turn {len(messages)}: the model's chat template renders another text before "
+            "the answer than as a prompt; use the model's own template, or set train.label_mask: all"
+        )
+
+    def _render_answer(self, conversation: RawConversation, messages: Messages) -> tuple[str, str] | None:
+        """Return (the open thought of the prompt that the template leaves out, text of the last answer).
+
+        None if the template writes the turns differently in another way, or rejects them.
+        """
+        try:
+            prompt_text = self._template.render(conversation.location, messages[:-1], prompt=True)
+            text = self._template.render(conversation.location, messages)
+            if text.startswith(prompt_text):
+                return "", text[len(prompt_text) :]
+            probe = [*messages[:-1], {**messages[-1], "content": PROBE_ANSWER}]
+            probe_text = self._template.render(conversation.location, probe)
+        except TemplateTimeout:
+            raise
+        except InputError:  # these turns are not in the data: the template may reject them
+            return None
+        pairs = enumerate(zip(prompt_text, probe_text, strict=False))
+        common = next(
+            (index for index, (left, right) in pairs if left != right), min(len(prompt_text), len(probe_text))
+        )
+        addition, probe_answer = prompt_text[common:], probe_text[common:].lstrip()
+        is_known = PROMPT_ADDITION.fullmatch(addition) and probe_answer.startswith((PROBE_ANSWER, THOUGHT_END))
+        if not is_known or not text.startswith(prompt_text[:common]):
+            return None
+        is_open = addition.rstrip().endswith(THOUGHT) and probe_answer.startswith(PROBE_ANSWER)
+        return addition if is_open else "", text[common:]
+
+    def _end_thought(self, conversation: RawConversation, content: str, open_thought: str, answer: str) -> str:
+        """Return the text after a prompt that ends in `open_thought`: the thought, its end and the answer."""
+        if THOUGHT_END in answer:
+            return answer.lstrip().removeprefix(THOUGHT)
+        thought, end, rest = content.rpartition(THOUGHT_END)
+        if not end:
+            self.findings.add(THOUGHT_ADDED, conversation)
+            return f"\n{THOUGHT_END}\n\n{answer}"
+        thought = thought.lstrip().removeprefix(THOUGHT).removeprefix(open_thought.lstrip().removeprefix(THOUGHT))
+        space = rest[: len(rest) - len(rest.lstrip())]  # some templates strip it
+        return f"{thought}{THOUGHT_END}{'' if answer.startswith(space) else space}{answer}"
 
     def _render_text(self, conversation: RawConversation, messages: Messages, *, prompt: bool = False) -> str:
         text = self._template.render(conversation.location, messages, prompt=prompt)
@@ -194,9 +305,8 @@ class ExampleBuilder:
         if self._too_long == "drop":
             self.findings.add(TOO_LONG_DROPPED, source)
             return
-        answers = _answer_turns(source.turns[: rendered.turns - 1])
-        if len(rendered.answers) == 1 and rendered.turns < len(source.turns):
-            answers = []  # one of several examples of this conversation: its earlier answers have separate examples
+        # Earlier answers of a split conversation have examples of their own.
+        answers = [] if rendered.is_split else _answer_turns(source.turns[: rendered.turns - 1])
         for last in reversed(answers):
             shorter = replace(source, turns=source.turns[: last + 1])
             examples = list(self._without_findings().build([shorter]))

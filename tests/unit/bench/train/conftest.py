@@ -1,6 +1,6 @@
 """Fixture: byte tokenizers with the chat templates of real models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Like Mistral-7B-Instruct-v0.3: the system's text precedes the last question.
+# Like Mistral-Small's: the system's text precedes the last question.
 MISTRAL = (
     "{% if messages and messages[0].role == 'system' %}{% set system = messages[0].content %}"
     "{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}<s>"
@@ -18,7 +18,19 @@ MISTRAL = (
     "{% if system is defined and (rest[loop.index0:] | selectattr('role', 'equalto', 'user') | list | length) == 1 %}"
     "{{ system }}\n\n{% endif %}{{ m.content }}[/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
 )
-TEMPLATES = {"chatml": CHATML, "mistral": MISTRAL}
+# Like Mistral-7B-Instruct-v0.3's: the system's text precedes the last question, until that is answered.
+MISTRAL_V3 = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set rest = messages[1:] %}"
+    "{% else %}{% set rest = messages %}{% endif %}<s>{% for m in rest %}{% if m.role == 'user' %}[INST] "
+    "{% if loop.last and system is defined %}{{ system }}\n\n{% endif %}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+# Like DeepSeek-R1-Distill's: the prompt ends in an open thought, and thoughts of answers are left out.
+OPEN_THOUGHT = (
+    "<s>{% for m in messages %}{% if m.role == 'assistant' %}[/INST]{{ m.content.split('</think>')[-1] }}</s>"
+    "{% else %}[INST]{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[/INST]<think>\n{% endif %}"
+)
+TEMPLATES = {"chatml": CHATML, "mistral": MISTRAL, "mistral-v3": MISTRAL_V3, "open thought": OPEN_THOUGHT}
 
 
 @pytest.fixture(scope="session")
@@ -27,12 +39,12 @@ def tokenizer_of() -> Callable[..., Any]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    def make(template: str = "chatml", *, end: str = "") -> Any:
+    def make(template: str = "chatml", *, end: str = "", special: Sequence[str] = ()) -> Any:
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         core = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
         core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         core.decoder = decoders.ByteLevel()
-        core.add_special_tokens(list(SPECIAL))
+        core.add_special_tokens([*SPECIAL, *special])
         return PreTrainedTokenizerFast(
             tokenizer_object=core,
             bos_token="<s>",

@@ -74,6 +74,52 @@ def test_a_template_that_changes_earlier_turns_gives_an_example_for_each_answer(
         assert tokenizer.decode(example.ids).startswith(inference_prompt)
 
 
+def test_a_system_text_that_is_left_out_once_answered_stays_in_each_example(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of("mistral-v3")
+    both, findings = build(tokenizer, WITH_SYSTEM)
+    assert [targets(tokenizer, example) for example in both] == [" A.</s>", " B.</s>"]
+    assert [tokenizer.decode(example.ids) for example in both] == [
+        "<s>[INST] be good\n\na?[/INST] A.</s>",
+        "<s>[INST] a?[/INST] A.</s>[INST] be good\n\nb?[/INST] B.</s>",
+    ]
+    assert findings.counts == {masking.SPLIT_BY_ANSWER: 1, masking.PROMPT_ADDS: 1}
+    (single,), findings = build(tokenizer, WITH_SYSTEM[:3])
+    assert single.ids == both[0].ids
+    assert findings.counts == {masking.PROMPT_ADDS: 1}
+    (whole,), _ = build(tokenizer, WITH_SYSTEM, labels="all")
+    assert whole.ids == both[1].ids, "with all labels too"
+
+
+@pytest.mark.parametrize("too_long", ["cut", "drop"])
+def test_a_split_conversation_that_is_too_long_repeats_no_example(
+    too_long: str, tokenizer_of: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizer_of("mistral")
+    turns = [*WITH_SYSTEM, ("user", "c?"), ("assistant", "C" * 100)]
+    fitting, _ = build(tokenizer, WITH_SYSTEM)
+    examples, _ = build(tokenizer, turns, max_seq_len=80, too_long=too_long)
+    assert [targets(tokenizer, example) for example in examples] == [targets(tokenizer, each) for each in fitting]
+
+
+@pytest.mark.parametrize(
+    ("answer", "target"),
+    [
+        ("A.", "\n</think>\n\nA.</s>"),
+        ("<think>\nhm\n</think>\n\nA.", "hm\n</think>\n\nA.</s>"),
+        ("<think>hm</think>A.", "hm</think>A.</s>"),
+        ("<b>A.</b>", "\n</think>\n\n<b>A.</b></s>"),
+    ],
+)
+def test_an_answer_after_a_prompt_with_an_open_thought_ends_the_thought(
+    answer: str, target: str, tokenizer_of: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizer_of("open thought")
+    (example,), findings = build(tokenizer, (("system", "s"), ("user", "a?"), ("assistant", answer)))
+    assert targets(tokenizer, example) == target
+    assert tokenizer.decode(example.ids) == f"<s>[INST]s[INST]a?[/INST]<think>\n{target}"
+    assert findings.counts[masking.THOUGHT_ADDED] == ("</think>" not in answer)
+
+
 def test_an_answer_without_an_end_token_gets_one(tokenizer_of: Callable[..., Any]) -> None:
     prompted = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A:{% else %} {{ m.content }}"
     prompted += "{% endif %}{% endfor %}"

@@ -1,0 +1,98 @@
+"""Each answer is trained after the prompt at inference, with the published templates of many model families.
+
+The templates are read from the packages of tests/chat_templates.txt; nothing of them is in this repository.
+"""
+
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.data.inputs import InputError
+from bench.data.tokenizer import ChatTemplate
+from bench.train import masking
+from bench.train.masking import Example, ExampleBuilder
+from bench.train.readers import RawConversation
+from tests.support.paths import ROOT
+
+FOLDERS = [Path(sys.prefix, "chat_templates"), ROOT / ".venv/chat_templates", *map(Path, sys.path)]
+TRL, AXOLOTL = "trl/chat_templates", "axolotl/utils/chat_templates/templates"
+FAMILIES: dict[str, Sequence[str]] = {
+    TRL: (
+        *("cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "gemma3", "glm4moe", "gptoss", "lfm2", "llama3_1"),
+        *("nemotron_3_nano", "phi3_5", "qwen2_5", "qwen3", "qwen3_5_think"),
+    ),
+    AXOLOTL: (
+        *("chatml", "command_a", "deepseek_v2", "exaone4", "falcon_h1", "gemma4", "jamba", "llama4", "mistral_v1"),
+        *("mistral_v2v3", "mistral_v3_tekken", "mistral_v7_tekken", "phi_4", "pixtral"),
+    ),
+}
+TEMPLATES = [pytest.param(f"{folder}/{name}.jinja", id=name) for folder, names in FAMILIES.items() for name in names]
+TWO = (("user", "a?"), ("assistant", "A."), ("user", "b?"), ("assistant", "B."))
+WITH_SYSTEM = (("system", "be good"), *TWO)
+DEEPSEEK_END = "<\N{FULLWIDTH VERTICAL LINE}end\u2581of\u2581sentence\N{FULLWIDTH VERTICAL LINE}>"
+OPEN_THOUGHT = ("deepseek_r1_distill", "deepseekv3")
+THOUGHTFUL = (("user", "a?"), ("assistant", "<think>\nhm\n</think>\n\nA."))
+
+
+def template_text(name: str) -> str:
+    for folder in FOLDERS:
+        if (folder / name).is_file():
+            return (folder / name).read_text(encoding="utf-8")
+    pytest.skip(f"{name.partition('/')[0]} is not installed: make templates")
+
+
+def control_tokens(template: str) -> list[str]:
+    return sorted({*re.findall(r"<[^<>{}'\"\s]*>|\[/?[A-Z_]+\]", template)} - {"<think>", "</think>"})
+
+
+def answers(tokenizer: Any, example: Example) -> Iterator[tuple[str, str]]:
+    """Return (text before the answer, its targets) of each answer."""
+    ids = example.ids.tolist()
+    ends = [*itertools.accumulate(len(list(group)) for _, group in itertools.groupby(example.targets))]
+    for first, start, end in zip(itertools.repeat(0), ends[::2], ends[1::2], strict=False):
+        yield tokenizer.decode(ids[first:start]), tokenizer.decode(ids[start:end])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("turns", [TWO[:2], TWO, WITH_SYSTEM[:3], WITH_SYSTEM], ids=["one", "two", "system", "both"])
+def test_each_answer_is_trained_after_its_prompt_at_inference(
+    name: str, turns: Sequence[tuple[str, str]], tokenizer_of: Callable[..., Any]
+) -> None:
+    template = template_text(name)
+    tokenizer = tokenizer_of(template, special=control_tokens(template))
+    builder = ExampleBuilder(tokenizer, max_seq_len=4096)
+    conversation = RawConversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b"")
+    trained = [pair for example in builder.build([conversation]) for pair in answers(tokenizer, example)]
+    indices = [index for index, (role, _) in enumerate(turns) if role == "assistant"]
+    renderer = ChatTemplate(tokenizer)
+    prompts = [renderer.render("", conversation.messages[:index], prompt=True) for index in indices]
+    assert [prompt for prompt, _ in trained] == prompts
+    for (_, text), index in zip(trained, indices, strict=True):
+        assert turns[index][1] in text
+        assert not any(content in text for content in ("a?", "b?", "be good"))
+        assert text.count("</think>") == text.count("<think>") + prompts[0].rstrip().endswith("<think>")
+
+
+def test_a_template_that_does_not_write_text_is_rejected(tokenizer_of: Callable[..., Any]) -> None:
+    builder = ExampleBuilder(tokenizer_of(template_text(f"{TRL}/smolvlm.jinja")), max_seq_len=4096)
+    with pytest.raises(InputError, match="chat template"):
+        list(builder.build([RawConversation(file="d.jsonl", line=1, turns=TWO, digest=b"")]))
+
+
+@pytest.mark.parametrize("name", [f"{TRL}/{family}.jinja" for family in OPEN_THOUGHT])
+def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, tokenizer_of: Callable[..., Any]) -> None:
+    template = template_text(name)
+    tokenizer = tokenizer_of(template, special=control_tokens(template))
+    for turns, expected in ((THOUGHTFUL, "hm\n</think>\n\nA."), (TWO[:2], "\n</think>\n\nA.")):
+        builder = ExampleBuilder(tokenizer, max_seq_len=4096)
+        (example,) = builder.build([RawConversation(file="d.jsonl", line=1, turns=turns, digest=b"")])
+        ((prompt, text),) = answers(tokenizer, example)
+        assert prompt.endswith("<think>\n")
+        assert text == f"{expected}{DEEPSEEK_END}"
+        assert builder.findings.counts[masking.THOUGHT_ADDED] == (turns is not THOUGHTFUL)
+        assert builder.findings.counts[masking.PROMPT_ADDS] == 1
