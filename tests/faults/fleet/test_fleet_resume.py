@@ -1,4 +1,4 @@
-"""The operator is killed again and again; the run still reaches its ends, each trial once."""
+"""The operator process is killed repeatedly; every trial still ends exactly once."""
 
 import random
 import signal
@@ -15,17 +15,17 @@ from tests.support.paths import ROOT
 
 @pytest.fixture
 def operate(local: LocalFleet, inv_server: ForkServer) -> Callable[..., int]:
-    """One life of the operator; how it ended. `moments` 0: it is not killed."""
+    """Function that runs one operator process and returns its exit code. `moments` 0: it is not killed."""
 
-    def live(*, workers: int, moments: int) -> int:
-        words = ("-m", local_fleet.__name__, str(local.folder), str(workers), str(moments))
+    def run_operator(*, workers: int, moments: int) -> int:
+        argv = ("-m", local_fleet.__name__, str(local.folder), str(workers), str(moments))
         options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-        with inv_server.start(*words, cwd=ROOT, **options) as process:
-            _, complaint = process.communicate(timeout=local_fleet.PATIENCE_SEC)
-        assert process.returncode in (0, -signal.SIGKILL), complaint
+        with inv_server.start(*argv, cwd=ROOT, **options) as process:
+            _, stderr = process.communicate(timeout=local_fleet.PATIENCE_SEC)
+        assert process.returncode in (0, -signal.SIGKILL), stderr
         return process.returncode
 
-    return live
+    return run_operator
 
 
 @pytest.mark.parametrize(("kills", "replicate"), [(6, False), (3, True)])
@@ -38,13 +38,13 @@ def test_an_operator_killed_again_and_again_repeats_nothing_and_loses_nothing(
     chooser, killed = random.Random(kills), 0
     while operate(workers=3, moments=chooser.randrange(1, 50) if killed < kills else 0) != 0:
         killed += 1
-    assert killed >= 5 * kills // 6, "the run was over before it was disturbed enough; plan more trials"
+    assert killed >= 5 * kills // 6, "the run ended before enough kills; plan more trials"
 
     expected = {"oom-result": "OUT_OF_MEMORY", "crash": "FAILED", "exit-2": "FAILED"}
-    ends = local.ends()
+    statuses = local.statuses()
     for planned in plan.planned:
         end = expected.get(planned.trial.name.split()[0], "SUCCEEDED")
-        assert ends[planned.trial_id] == end, local.reasons()[planned.trial_id]
-        words = [line.split()[0] for line in local.log.read_text().splitlines() if line.split()[1] == planned.trial_id]
-        assert words.count("succeeded") == (1 if end == "SUCCEEDED" else 0)
-        assert words[-1] == ("succeeded" if end == "SUCCEEDED" else "started"), "started again after it had succeeded"
+        assert statuses[planned.trial_id] == end, local.reasons()[planned.trial_id]
+        events = [line.split()[0] for line in local.log.read_text().splitlines() if line.split()[1] == planned.trial_id]
+        assert events.count("succeeded") == (1 if end == "SUCCEEDED" else 0)
+        assert events[-1] == ("succeeded" if end == "SUCCEEDED" else "started"), "started again after it had succeeded"

@@ -1,6 +1,7 @@
-"""Two operators, one set of workers: a slot lets in one trial at a time; who finds it taken waits and loses nothing.
+"""Two operators with the same workers: a slot admits one trial at a time; the other operator waits and loses nothing.
 
-Two fleets in one process stand for two operators; tests/system/test_two_operators_pods.py has two whole `inv bench`.
+Two fleets in one process represent two operators; tests/system/fleet/test_inv_bench_pods_shared.py has two whole
+`inv bench`.
 """
 
 from dataclasses import replace
@@ -11,16 +12,16 @@ import pytest
 from bench.records.run import RunRecord
 from remote.fleet.events import EventType
 from remote.fleet.retry_policy import RetryLimits
-from tests.support.hosts.local_fleet import QUICK, LocalFleet, wait_for
+from tests.support.hosts.local_fleet import QUICK_LIMITS, LocalFleet, wait_for
 
-pytestmark = pytest.mark.usefixtures("no_patience")
+pytestmark = pytest.mark.usefixtures("short_claim_timeout")
 
-# Far shorter than another operator's trial lasts: whoever takes a busy worker for a lost one gives it up.
-HASTY = replace(QUICK, lost_after_sec=0.2, give_up_after_sec=0.3)
+# Far shorter than another operator's trial: a fleet that took a busy worker for a lost one would give it up.
+SHORT_TIMEOUTS = replace(QUICK_LIMITS, lost_after_sec=0.2, reconnect_timeout_sec=0.3)
 
 
 def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) -> LocalFleet:
-    """Another operator's run over the same workers: a folder of its own, the same hosts, the same bench's log."""
+    """Plan another operator's run over the same workers: its own folder, but the same hosts and bench log."""
     other = LocalFleet(folder)
     folder.mkdir()
     record: RunRecord = other.plan(*names, **options)
@@ -30,52 +31,52 @@ def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) ->
     return other
 
 
-def test_a_worker_at_anothers_trial_is_waited_for_however_long_and_is_not_lost(local: LocalFleet) -> None:
+def test_a_worker_busy_with_another_operators_trial_is_waited_for_and_not_lost(local: LocalFleet) -> None:
     local.plan("fine", workers=1, replicate=True)
-    theirs = local.occupied()
-    with local.running(local.fleet(local.hosts(1), limits=HASTY)) as fleet:
-        # Longer than the fleet would wait for a worker that is lost.
-        wait_for(lambda: local.heard_of(EventType.WORKER_BUSY), "it is said")
-        assert not fleet.ledger.entries["fine.worker-1"].end
-        theirs.cancel(grace_sec=1.0)
-    assert local.ends() == {"fine.worker-1": "SUCCEEDED"}
+    other_job = local.start_other_job()
+    with local.running(local.fleet(local.hosts(1), limits=SHORT_TIMEOUTS)) as fleet:
+        # Longer than the fleet would wait for a lost worker.
+        wait_for(lambda: local.events_of(EventType.WORKER_BUSY), "the event")
+        assert not fleet.ledger.entries["fine.worker-1"].status
+        other_job.cancel(grace_sec=1.0)
+    assert local.statuses() == {"fine.worker-1": "SUCCEEDED"}
     assert local.winner("fine.worker-1") == (1, "worker-1")
-    assert local.heard_of(EventType.WORKER_LOST) == []
-    said = str(local.heard_of(EventType.WORKER_BUSY)[0].reason)
-    assert "worker-1: busy with" in said
-    assert "theirs/other.1" in said
+    assert local.events_of(EventType.WORKER_LOST) == []
+    reason = str(local.events_of(EventType.WORKER_BUSY)[0].reason)
+    assert "worker-1: " in reason
+    assert "other_job/other.1" in reason
 
 
 def test_a_slot_held_longer_than_any_trial_may_last_is_given_up_and_its_holder_named(local: LocalFleet) -> None:
     local.plan("fine", workers=1, replicate=True, deadline_sec=1.0)
-    theirs = local.occupied("leftover.1")
-    local.fleet(local.hosts(1), limits=HASTY).run()
-    assert local.ends() == {"fine.worker-1": "LOST"}
-    assert "theirs/leftover.1" in (local.reasons()["fine.worker-1"] or "")
-    theirs.cancel(grace_sec=1.0)
+    other_job = local.start_other_job("leftover.1")
+    local.fleet(local.hosts(1), limits=SHORT_TIMEOUTS).run()
+    assert local.statuses() == {"fine.worker-1": "LOST"}
+    assert "other_job/leftover.1" in (local.reasons()["fine.worker-1"] or "")
+    other_job.cancel(grace_sec=1.0)
 
 
 def test_a_trial_that_any_worker_may_run_does_not_wait_for_the_busy_one(local: LocalFleet) -> None:
     local.plan("fine 1", "fine 2", "fine 3", workers=2)
-    theirs = local.occupied()
-    local.fleet(local.hosts(2), limits=HASTY).run()
-    assert set(local.ends().values()) == {"SUCCEEDED"}
-    assert {line.split()[3] for line in local.noted("started")} == {"worker-2"}
-    theirs.cancel(grace_sec=1.0)
+    other_job = local.start_other_job()
+    local.fleet(local.hosts(2), limits=SHORT_TIMEOUTS).run()
+    assert set(local.statuses().values()) == {"SUCCEEDED"}
+    assert {line.split()[3] for line in local.bench_log_lines("started")} == {"worker-2"}
+    other_job.cancel(grace_sec=1.0)
 
 
-def test_stopping_while_waiting_for_a_turn_ends_at_once_and_leaves_the_others_trial_alone(local: LocalFleet) -> None:
+def test_stopping_while_a_worker_is_busy_ends_at_once_and_keeps_the_other_trial(local: LocalFleet) -> None:
     local.plan("fine", workers=1, replicate=True)
-    theirs = local.occupied()
-    with local.running(local.fleet(local.hosts(1), limits=HASTY)) as fleet:
-        wait_for(lambda: local.heard_of(EventType.WORKER_BUSY), "it waits")
+    other_job = local.start_other_job()
+    with local.running(local.fleet(local.hosts(1), limits=SHORT_TIMEOUTS)) as fleet:
+        wait_for(lambda: local.events_of(EventType.WORKER_BUSY), "it waits")
         fleet.stop()
-    assert local.ends() == {"fine.worker-1": "CANCELLED"}
-    assert theirs.status().state.value == "running"
-    theirs.cancel(grace_sec=1.0)
+    assert local.statuses() == {"fine.worker-1": "CANCELLED"}
+    assert other_job.status().state.value == "running"
+    other_job.cancel(grace_sec=1.0)
 
 
-@pytest.mark.parametrize("limits", [HASTY, RetryLimits(every_sec=0.05)])
+@pytest.mark.parametrize("limits", [SHORT_TIMEOUTS, RetryLimits(poll_sec=0.05)])
 def test_two_runs_at_once_take_turns_and_both_end_with_exactly_their_trials(
     local: LocalFleet, tmp_path: Path, limits: RetryLimits
 ) -> None:
@@ -85,13 +86,13 @@ def test_two_runs_at_once_take_turns_and_both_end_with_exactly_their_trials(
     with local.running(fleets[0]), other.running(fleets[1]):
         pass
     for run in (local, other):
-        assert len(run.ends()) == 6
-        assert set(run.ends().values()) == {"SUCCEEDED"}
+        assert len(run.statuses()) == 6
+        assert set(run.statuses().values()) == {"SUCCEEDED"}
         assert run.ledger_lines("retried") == []
     lines = [line.split() for line in local.log.read_text().splitlines()]
     for worker in ("worker-1", "worker-2"):
-        words = [f"{word} {trial_id}" for word, trial_id, _, where in lines if where == worker]
-        # Nobody starts before the one that runs has succeeded.
-        assert len(words) == 12
-        for begun, done in zip(words[::2], words[1::2], strict=True):
-            assert (begun.split()[0], done) == ("started", f"succeeded {begun.split()[1]}")
+        events = [f"{event} {trial_id}" for event, trial_id, _, host in lines if host == worker]
+        # No trial starts before the running one has succeeded.
+        assert len(events) == 12
+        for start, done in zip(events[::2], events[1::2], strict=True):
+            assert (start.split()[0], done) == ("started", f"succeeded {start.split()[1]}")

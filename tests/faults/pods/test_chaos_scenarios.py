@@ -1,7 +1,7 @@
-"""Short random walks over deploy, bench and collect (tests/chaos), one after the other over the same project.
+"""Short random scenarios of deploy, bench and collect (tests/chaos), one after the other on the same project.
 
-Those over build and push: tests/system/image/test_chaos_scenarios.py. Left out: more than two steps a seed, trials with torch,
-GPUs. Longer ones by hand: python -m tests.chaos --seed 1 --minutes 30.
+Scenarios of build and push: tests/system/image/test_chaos_scenarios.py. Not covered: more than two steps per seed,
+trials with torch, GPUs. Longer scenarios by hand: python -m tests.chaos --seed 1 --minutes 30.
 """
 
 import random
@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos import over_pods
 from tests.chaos.scenario import finish, run_scenario
-from tests.support.kubernetes import unavailable
+from tests.support.kubernetes import unavailable_reason
 from tests.support.thorough import THOROUGH
 
 SEEDS, STEPS = (1, 2, 3, 4, 5) if THOROUGH else (1, 2), 2
@@ -19,9 +19,9 @@ SEEDS, STEPS = (1, 2, 3, 4, 5) if THOROUGH else (1, 2), 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_whatever_befalls_the_commands_nothing_is_lost_and_no_success_is_false(tmp_path: Path) -> None:
-    if why := unavailable():
-        pytest.skip(why)
+def test_random_faults_of_commands_lose_nothing_and_cause_no_false_success(tmp_path: Path) -> None:
+    if reason := unavailable_reason():
+        pytest.skip(reason)
     with over_pods.running(tmp_path) as world:
         for seed in SEEDS:
             run_scenario(world, random.Random(seed), go_on=iter(range(STEPS)), log=print)

@@ -1,9 +1,9 @@
 """A ledger of planned trials over pods, and faults at random, seeded: streams, API server, kubelets, nodes, pods,
 credentials, rights, quotas, images, GPUs, a full volume, another operator's trial in a pod.
 
-Real kubectl, on any cluster. Whatever the dice say: at the end exactly one end per trial, every SUCCEEDED backed by a
-verified file, no trial begun again after it had succeeded. More seeds by hand:
-CHAOS_SEEDS=100-139 pytest tests/faults/pods/test_pods_chaos.py. test_walk.py has the same faults beneath commands.
+Real kubectl, on any cluster. With any faults, every trial has exactly one end, every SUCCEEDED has a verified file, and
+no trial starts again after it has succeeded. More seeds by hand: CHAOS_SEEDS=100-139 pytest
+tests/faults/pods/test_pods_chaos.py. test_chaos_scenarios.py injects the same faults into commands.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.fault_injector import FaultInjector
-from tests.support.pods import EVICTION, LIMITS, PodFleet, hasty, started
-from tests.support.thorough import seeds_by_hand
+from tests.support.pods import EVICTION_SCALE, LIMITS, PodFleet, running_pod_fleet, with_short_silence
+from tests.support.thorough import chaos_seeds
 
 PODS = 3
 
@@ -24,7 +24,7 @@ PODS = 3
 @pytest.fixture(scope="module")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodFleet]:
     folder = tmp_path_factory.mktemp("pods")
-    with started(folder, PODS, pytestconfig, volume_size="4m", toleration_scale=EVICTION) as pods:
+    with running_pod_fleet(folder, PODS, pytestconfig, volume_size="4m", toleration_scale=EVICTION_SCALE) as pods:
         yield pods
 
 
@@ -40,20 +40,20 @@ def pods(shared_fleet: PodFleet, tmp_path: Path) -> PodFleet:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("seed", "rounds"),
-    [(21, 1), *seeds_by_hand(rounds=4)],
+    [(21, 1), *chaos_seeds(rounds=4)],
 )
-def test_whatever_befalls_the_pods_every_trial_has_one_true_end(pods: PodFleet, seed: int, rounds: int) -> None:
+def test_random_faults_of_pods_leave_every_trial_with_one_correct_end(pods: PodFleet, seed: int, rounds: int) -> None:
     kinds = ("steps", "fine", "killed-once", "oom-result")
     names = [f"{kind} {seed} {number}" for number in range(rounds) for kind in kinds]
     pods.plan(*names, workers=PODS)
     # A full volume fails an attempt in a moment, and may last for some of them.
     limits = replace(LIMITS, reconnect_timeout_sec=400.0, max_attempts=100)
-    fleet = pods.pod_fleet(hosts=hasty(pods.pod_hosts()), limits=limits)
-    with FaultInjector(pods, seed, count=12 * rounds) as dice:
+    fleet = pods.pod_fleet(hosts=with_short_silence(pods.pod_hosts()), limits=limits)
+    with FaultInjector(pods, seed, count=12 * rounds) as injector:
         fleet.run()
-    # Which faults fall depends on how long the run takes, not on the seed alone: one of seconds has met two kinds.
-    assert dice.injected, "the dice were too kind to show anything"
-    for trial_id, end in pods.ends().items():
-        wanted = "OUT_OF_MEMORY" if trial_id.startswith("oom") else "SUCCEEDED"
-        assert end == wanted, (trial_id, pods.reasons()[trial_id], dice.injected)
+    # The injected faults depend on the run's duration, not only on the seed: a run of seconds had two kinds.
+    assert injector.injected, "no fault was injected"
+    for trial_id, end in pods.statuses().items():
+        expected = "OUT_OF_MEMORY" if trial_id.startswith("oom") else "SUCCEEDED"
+        assert end == expected, (trial_id, pods.reasons()[trial_id], injector.injected)
     assert pods.started_after_success() == []

@@ -1,4 +1,4 @@
-"""One command, one job, one file in a pod, and each fault of its stream: at the first, a middle and the last byte.
+"""One command, job and file transfer in a pod, with each fault of its stream at the first, a middle and the last byte.
 
 Real kubectl against the tests' own cluster. Whole runs are in test_pods_runs.py.
 """
@@ -19,13 +19,13 @@ from remote.jobs.agent import Agent, HostRefused
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push
 from remote.pods.host import PodHost
-from remote.pods.pod_index import PodGone, Pods
-from tests.support.hosts.local_fleet import kill_kubectls, wait_for
+from remote.pods.pod_index import PodGone, PodIndex
+from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
 from tests.support.kubernetes.faults import ENDINGS
-from tests.support.pods import EVICTION, SELECTOR, PodFleet, fixtures, started
+from tests.support.pods import EVICTION_SCALE, SELECTOR, PodFleet, fixtures, running_pod_fleet
 
 PODS = 3
-shared_fleet, pods = fixtures(PODS, toleration_scale=EVICTION)
+shared_fleet, pods = fixtures(PODS, toleration_scale=EVICTION_SCALE)
 
 
 def run(host: PodHost, *argv: str, **options: Any) -> Completed:
@@ -34,35 +34,35 @@ def run(host: PodHost, *argv: str, **options: Any) -> Completed:
 
 # --- one command ------------------------------------------------------------------------------------------------------
 
-SAYS = "begins\nends\n"
-WHOLE = 33 + 2 * 5 + len(SAYS) + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
+OUTPUT = "begins\nends\n"
+TOTAL_BYTES = 33 + 2 * 5 + len(OUTPUT) + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
 
 
-@pytest.mark.parametrize("how", ENDINGS)
-def test_a_stream_ended_anyhow_before_the_last_byte_is_lost_and_after_it_is_not(pods: PodFleet, how: str) -> None:
-    patient = pods.pod_hosts()[0]
-    # Only a stream that stays open has to be given up; on a busy machine kubectl takes its time to start.
-    hasty = replace(patient, silence_sec=5.0) if how in ("freeze", "only-success-no-close") else patient
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_stream_with_any_ending_before_the_last_byte_is_lost_and_after_it_is_not(pods: PodFleet, ending: str) -> None:
+    host = pods.pod_hosts()[0]
+    # Only a stream that stays open must be given up early; on a busy machine kubectl starts slowly.
+    impatient = replace(host, silence_sec=5.0) if ending in ("freeze", "only-success-no-close") else host
 
-    def says(host: PodHost) -> Completed:
+    def run_echo(host: PodHost) -> Completed:
         return run(host, "sh", "-c", "echo begins; sleep 0.05; echo ends")
 
-    for after in (0, 33, WHOLE // 2, WHOLE - 1):
-        pods.cluster.faults.exec(how, after_stdout_bytes=after)
+    for after in (0, 33, TOTAL_BYTES // 2, TOTAL_BYTES - 1):
+        pods.cluster.faults.exec(ending, after_stdout_bytes=after)
         with pytest.raises(HostUnreachable, match="worker-1"):
-            says(hasty)
-    pods.cluster.faults.exec(how)  # all output is out, and only the Status is wrong or missing
-    assert says(patient) == Completed(exit_code=0, stdout=SAYS.encode())
-    assert pods.cluster.faults.struck()["execs"] == 5
+            run_echo(impatient)
+    pods.cluster.faults.exec(ending)  # all output is sent; only the Status is wrong or missing
+    assert run_echo(host) == Completed(exit_code=0, stdout=OUTPUT.encode())
+    assert pods.cluster.faults.strike_counts()["execs"] == 5
 
 
-def test_a_remote_that_leaves_megabytes_unread_ends_with_its_own_code(pods: PodFleet) -> None:
+def test_a_command_that_leaves_megabytes_unread_ends_with_its_own_code(pods: PodFleet) -> None:
     host = pods.pod_hosts()[0]
     assert run(host, "sh", "-c", "exit 3", stdin=b"x" * (20 << 20)).exit_code == 3
     assert run(host, "head", "-c", "5", stdin=b"hello" * (4 << 20)).stdout == b"hello"
 
 
-def test_input_of_megabytes_is_whole_and_so_is_output(pods: PodFleet) -> None:
+def test_megabytes_of_input_and_output_arrive_complete(pods: PodFleet) -> None:
     content = os.urandom(20 << 20)
     host = pods.pod_hosts()[0]
     assert run(host, "cat", stdin=io.BytesIO(content)).stdout == content
@@ -72,55 +72,55 @@ def test_input_of_megabytes_is_whole_and_so_is_output(pods: PodFleet) -> None:
 
 def test_a_killed_kubectl_leaves_nothing_running_in_the_pod(pods: PodFleet) -> None:
     host = pods.pod_hosts()[0]
-    with pytest.raises(HostUnreachable, match="broke before the command's end"):
-        run(host, "sh", "-c", "echo here; sleep 77", on_stdout=lambda _: kill_kubectls())
+    with pytest.raises(HostUnreachable, match="worker-1"):
+        run(host, "sh", "-c", "echo here; sleep 77", on_stdout=lambda _: kill_kubectl_execs())
     pod = pods.pod_of("worker-1")["name"]
     wait_for(lambda: ["sleep", "77"] not in pods.cluster.processes(pod).values(), "the command is gone")
 
 
-# --- who may, and where -----------------------------------------------------------------------------------------------
+# --- rights and targets -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("verbs", "resource", "says"),
-    [(("get", "create"), "pods/exec", "get and create on pods/exec"), (("list",), "pods", "get and list on pods")],
+    ("verbs", "resource", "expected"),
+    [(("get", "create"), "pods/exec", "create on pods/exec"), (("list",), "pods", "list on pods")],
 )
-def test_a_role_without_a_right_is_refused_and_says_which_it_needs(
-    pods: PodFleet, verbs: tuple[str, ...], resource: str, says: str
+def test_a_role_without_a_right_is_refused_and_the_right_is_named(
+    pods: PodFleet, verbs: tuple[str, ...], resource: str, expected: str
 ) -> None:
     for verb in verbs:
         pods.cluster.faults.forbid(verb=verb, resource=resource)
-    with pytest.raises(Forbidden, match=says):
+    with pytest.raises(Forbidden, match=expected):
         run(pods.pod_hosts()[0], "true")
 
 
-def test_expired_credentials_are_refused_and_say_what_to_renew(pods: PodFleet) -> None:
+def test_expired_credentials_are_refused_with_a_remedy(pods: PodFleet) -> None:
     pods.cluster.faults.expire_credentials()
-    with pytest.raises(Misconfigured, match="renew the kubeconfig"):
+    with pytest.raises(Misconfigured, match="kubeconfig"):
         run(pods.pod_hosts()[0], "true")
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "says"),
+    ("change", "kind", "expected"),
     [
-        ({"context": "production"}, Misconfigured, "set cluster.context"),
-        ({"kubeconfig": "/no/kubeconfig"}, Misconfigured, "see cluster.kubeconfig"),
-        ({"namespace": "elsewhere"}, PodGone, "no pod has index 0 among app=bench in namespace elsewhere"),
+        ({"context": "production"}, Misconfigured, "cluster.context"),
+        ({"kubeconfig": "/no/kubeconfig"}, Misconfigured, "cluster.kubeconfig"),
+        ({"namespace": "elsewhere"}, PodGone, "app=bench in namespace elsewhere"),
     ],
 )
-def test_a_context_or_kubeconfig_that_is_not_there_or_a_namespace_without_workers_is_named(
-    pods: PodFleet, change: dict[str, str], kind: type[Exception], says: str
+def test_a_missing_context_or_kubeconfig_or_a_namespace_without_workers_is_named(
+    pods: PodFleet, change: dict[str, str], kind: type[Exception], expected: str
 ) -> None:
     kubectl = replace(pods.pods.kubectl, **change)
-    host = replace(pods.pod_hosts()[0], pods=Pods(kubectl, SELECTOR))
-    with pytest.raises(kind, match=says):
+    host = replace(pods.pod_hosts()[0], pods=PodIndex(kubectl, SELECTOR))
+    with pytest.raises(kind, match=expected):
         run(host, "true")
 
 
 # --- jobs and files ---------------------------------------------------------------------------------------------------
 
 
-def test_one_trainer_per_pod_whoever_asks(pods: PodFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_several_operators_gets_a_pods_slot(pods: PodFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.5)
     spec = JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0)
     slot, host = "/scratch/slot", pods.pod_hosts()[0]
@@ -132,45 +132,45 @@ def test_one_trainer_per_pod_whoever_asks(pods: PodFleet, monkeypatch: pytest.Mo
             return "busy"
 
     with ThreadPoolExecutor(4) as pool:
-        found = sorted(pool.map(operator, range(4)))
-    assert found == ["busy", "busy", "busy", "running"]
+        states = sorted(pool.map(operator, range(4)))
+    assert states == ["busy", "busy", "busy", "running"]
     run(host, "pkill", "-KILL", "sleep")
 
 
-def test_files_arrive_whole_over_streams_that_break_inside_them(pods: PodFleet, tmp_path: Path) -> None:
+def test_files_arrive_complete_over_streams_that_break_inside_them(pods: PodFleet, tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "big").write_bytes(content)
     agent = Agent(pods.pod_hosts()[0])
     pods.cluster.faults.exec("tcp-reset", nth=4, after_stdin_bytes=1 << 20)
-    assert push(agent, tmp_path / "there", "/scratch/files").came == ("big",)
+    assert push(agent, tmp_path / "there", "/scratch/files").transferred == ("big",)
     for nth, after in ((1, 1 << 20), (2, 1 << 19)):
         pods.cluster.faults.exec("close-1000-without-status", nth=nth, after_stdout_bytes=after)
-    moved = pull(agent, "/scratch/files", tmp_path / "back")
+    result = pull(agent, "/scratch/files", tmp_path / "back")
     assert (tmp_path / "back" / "big").read_bytes() == content
-    assert moved.byte_count == len(content), "what had come was asked for again"
-    assert pods.cluster.faults.struck()["execs"] == 3
+    assert result.byte_count == len(content), "received bytes were requested again"
+    assert pods.cluster.faults.strike_counts()["execs"] == 3
 
 
-def test_a_full_disk_in_the_pod_is_said_as_such(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_a_full_disk_in_the_pod_is_named(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("kubeconfig"):
         pytest.skip("a disk of one MiB needs the tests' own cluster, and --kubeconfig names another")
-    with started(tmp_path, 1, pytestconfig, disk_bytes=1 << 20) as pods:
+    with running_pod_fleet(tmp_path, 1, pytestconfig, disk_bytes=1 << 20) as pods:
         (tmp_path / "there").mkdir()
         (tmp_path / "there" / "big").write_bytes(bytes(3 << 20))
         with pytest.raises(HostRefused, match=r"/scratch/\S+: No space left on device"):
             push(Agent(pods.pod_hosts()[0]), tmp_path / "there", "/scratch/files")
 
 
-def test_a_job_goes_on_while_the_api_server_is_away(pods: PodFleet) -> None:
+def test_a_job_continues_while_the_api_server_is_down(pods: PodFleet) -> None:
     host = pods.pod_hosts()[0]
     job = Job(Agent(host), "/scratch/away/job")
     script = "until [ -e /scratch/away/go ]; do sleep 0.05; done; exit 7"
     job.start(JobSpec(command=Command(argv=("sh", "-c", script)), deadline_sec=60.0))
-    pods.cluster.faults.server_gone()
+    pods.cluster.faults.stop_server()
     with pytest.raises(HostUnreachable):
         job.status()
-    pods.cluster.faults.server_back()
+    pods.cluster.faults.start_server()
     assert job.status().state is JobState.RUNNING
     run(host, "touch", "/scratch/away/go")
-    assert job.watch(lambda _: None, every_sec=0.1, for_sec=30.0).exit_code == 7
+    assert job.watch(lambda _: None, interval_sec=0.1, duration_sec=30.0).exit_code == 7

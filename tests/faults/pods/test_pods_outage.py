@@ -1,8 +1,8 @@
-"""Faults that last as long as they do in life, against the patience that `inv bench` has: nothing of it is shortened.
+"""Faults of realistic duration, with the default timeouts of `inv bench`.
 
-One API server that is gone for 30 s, one node that is NotReady while its pods say Running: each strikes a run before
-its job has begun, in its middle, and after its last byte. Real kubectl against the tests' own cluster. Most of the time
-here is spent waiting, beside other tests.
+An API server that is down for 30 s, a node that is NotReady while its pods say Running: each affects a run before its
+job has started, in its middle, and after its last byte. Real kubectl against the tests' own cluster. These tests spend
+most of their time waiting.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ import pytest
 from remote.fleet.events import EventType
 from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.host import HostError
-from tasks.fleet.runner import ONE_TRY_SEC
+from tasks.fleet.runner import SILENCE_TIMEOUT_SEC
 from tasks.settings.schema import FleetSection
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.kubernetes.real_cluster import GivenCluster
+from tests.support.kubernetes.real_cluster import RealCluster
 from tests.support.pods import PodFleet, fixtures
 
 PODS = 3
@@ -25,17 +25,17 @@ OUTAGE_SEC = 30.0
 shared_fleet, pods = fixtures(PODS)
 
 
-def shipped() -> RetryLimits:
-    """The limits that `inv bench` makes from the settings as they are shipped."""
+def default_limits() -> RetryLimits:
+    """Return the limits of `inv bench` with the default settings."""
     fleet = FleetSection()
     return RetryLimits(
-        lost_after_sec=fleet.lost_after_sec - ONE_TRY_SEC["pods"],
-        give_up_after_sec=fleet.give_up_after_sec,
+        lost_after_sec=fleet.lost_after_sec - SILENCE_TIMEOUT_SEC["pods"],
+        reconnect_timeout_sec=fleet.reconnect_timeout_sec,
         max_attempts=fleet.max_attempts,
     )
 
 
-def test_an_api_server_that_is_gone_for_30_s_costs_no_trial_and_none_is_begun_twice(
+def test_an_api_server_that_is_down_for_30_s_costs_no_trial_and_none_starts_twice(
     pods: PodFleet, tmp_path: Path
 ) -> None:
     pods.plan("slow middle", "success-then-lingers last", workers=2)
@@ -43,66 +43,71 @@ def test_an_api_server_that_is_gone_for_30_s_costs_no_trial_and_none_is_begun_tw
     late = PodFleet(tmp_path / "late", pods.cluster, PODS)
     late.plan("fine start", workers=1)
     hosts = pods.pod_hosts()
-    limits = shipped()
+    limits = default_limits()
     fleet = pods.pod_fleet(hosts=hosts[:2], limits=limits)
     with pods.running(fleet):
-        wait_for(lambda: pods.noted("started", "slow-middle") and pods.noted("succeeded"), "one runs, one is done")
-        went = time.monotonic()
-        pods.cluster.faults.server_gone()
-        # The third worker's job is to begin while nobody can be reached, the other two's to end.
+        wait_for(
+            lambda: pods.bench_log_lines("started", "slow-middle") and pods.bench_log_lines("succeeded"),
+            "one runs, one is done",
+        )
+        stopped_at = time.monotonic()
+        pods.cluster.faults.stop_server()
+        # The third worker's job must start while no host is reachable, and those of the other two end.
         with late.running(late.pod_fleet(hosts=late.pod_hosts()[2:], limits=limits)):
             wait_for(lambda: late.ledger_lines("started"), "an attempt is written down")
-            assert not late.noted("started")
-            pods.say_go()
-            # The one that lingers notes its success a second time when it is told to go.
-            wait_for(lambda: len({line.split()[1] for line in pods.noted("succeeded")}) == 2, "the trials go on")
-            wait_for(lambda: time.monotonic() >= went + OUTAGE_SEC, "the outage's end")
+            assert not late.bench_log_lines("started")
+            pods.release_slow_trials()
+            # The trial that lingers logs its success a second time when it is released.
+            wait_for(
+                lambda: len({line.split()[1] for line in pods.bench_log_lines("succeeded")}) == 2, "the trials go on"
+            )
+            wait_for(lambda: time.monotonic() >= stopped_at + OUTAGE_SEC, "the outage's end")
             assert pods.ledger_lines("ended") == []
-            pods.cluster.faults.server_back()
+            pods.cluster.faults.start_server()
     for run, count in ((pods, 2), (late, 1)):
-        assert len(run.ends()) == count
-        assert set(run.ends().values()) == {"SUCCEEDED"}
+        assert len(run.statuses()) == count
+        assert set(run.statuses().values()) == {"SUCCEEDED"}
         assert run.ledger_lines("retried") == []
-        assert len(run.noted("started")) == count
-        assert run.heard_of(EventType.WORKER_LOST) == []
+        assert len(run.bench_log_lines("started")) == count
+        assert run.events_of(EventType.WORKER_LOST) == []
 
 
-def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live_on(pods: PodFleet) -> None:
-    """Its pods say Running all the time; Kubernetes gives them up after 30 s (their tolerations), which do not pass."""
-    if isinstance(pods.cluster, GivenCluster):
+def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live(pods: PodFleet) -> None:
+    """Its pods say Running all the time; Kubernetes evicts them only after 30 s (their tolerations)."""
+    if isinstance(pods.cluster, RealCluster):
         pytest.skip("a real node is NotReady after 50 s of silence, which three trials of this test do not outlive")
     faults = pods.cluster.faults
 
     def strike(pod: dict[str, object]) -> None:
         faults.lose_node(str(pod["node"]), processes_die=False)
-        shown = pods.cluster.pod(str(pod["name"])) or {}
-        assert shown["status"]["phase"] == "Running"
+        pod_object = pods.cluster.pod(str(pod["name"])) or {}
+        assert pod_object["status"]["phase"] == "Running"
 
-        def seen() -> bool:
+        def is_not_ready() -> bool:
             pods.pods.invalidate()
             with contextlib.suppress(HostError):
-                return any(one.name == pod["name"] and not one.is_ready for one in pods.pods.all())
+                return any(entry.name == pod["name"] and not entry.is_ready for entry in pods.pods.all())
             return False
 
-        pods.cluster.wait_until(seen, "its pod is not Ready")
-        faults.find_node(str(pod["node"]))
+        pods.cluster.wait_until(is_not_ready, "its pod is not Ready")
+        faults.restore_node(str(pod["node"]))
 
-    assert pods.struck(strike, limits=shipped()) == {"start": 1, "middle": 1, "last": 1}
-    assert pods.heard_of(EventType.WORKER_LOST) == []
+    assert pods.strike_trials(strike, limits=default_limits()) == {"start": 1, "middle": 1, "last": 1}
+    assert pods.events_of(EventType.WORKER_LOST) == []
 
 
-def test_a_black_hole_of_20_s_is_borne_by_a_stream_that_is_given_up_after_15(pods: PodFleet) -> None:
+def test_a_black_hole_of_20_s_costs_nothing_though_its_stream_is_given_up_after_15(pods: PodFleet) -> None:
     pods.plan("slow", workers=1)
-    heard_of_it = pods.pod_hosts()[:1]
-    with pods.running(pods.pod_fleet(hosts=heard_of_it, limits=shipped())):
-        wait_for(lambda: pods.heard_of(EventType.PROGRESS), "it is followed")
-        pods.cluster.faults.silence()
-        pods.say_go()
-        wait_for(lambda: pods.noted("succeeded"), "it ends unseen")
-        known, until = len(pods.heard), time.monotonic() + 20.0
+    hosts = pods.pod_hosts()[:1]
+    with pods.running(pods.pod_fleet(hosts=hosts, limits=default_limits())):
+        wait_for(lambda: pods.events_of(EventType.PROGRESS), "it is followed")
+        pods.cluster.faults.silence_server()
+        pods.release_slow_trials()
+        wait_for(lambda: pods.bench_log_lines("succeeded"), "it ends unseen")
+        known_events, until = len(pods.fleet_events), time.monotonic() + 20.0
         wait_for(lambda: time.monotonic() > until, "20 s have passed")
-        assert pods.heard[known:] == []
-        pods.cluster.faults.speak()
-    assert pods.ends() == {"slow": "SUCCEEDED"}
+        assert pods.fleet_events[known_events:] == []
+        pods.cluster.faults.resume_server()
+    assert pods.statuses() == {"slow": "SUCCEEDED"}
     assert pods.ledger_lines("retried") == []
-    assert pods.heard_of(EventType.WORKER_LOST) == []
+    assert pods.events_of(EventType.WORKER_LOST) == []

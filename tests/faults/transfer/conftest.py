@@ -1,4 +1,4 @@
-"""Where files are moved: from and to a worker on this machine, and over SSH."""
+"""Fixtures of the transfer tests: a worker on this machine, and one over SSH."""
 
 import time
 from types import SimpleNamespace
@@ -11,8 +11,8 @@ from tests.support.machines.ssh_client import local_or_ssh as local_or_ssh
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two tries there is a pause for the network's sake; there is no network here.
+    """Remove the pause between two attempts, because these tests use no network.
 
-    The module's own clock: `time.sleep` itself belongs to every thread of this process, and to whoever waits in one.
+    Only the module's clock is replaced: other threads of this process use `time.sleep` too.
     """
     monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
