@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -16,11 +17,24 @@ from rich.text import Text
 from tasks.cli.sanitize import escape_text
 
 
-def console() -> Console:
-    """Return a console for tables. Without a terminal its lines are 200 wide, so that no name is cut."""
+def console(*, soft_wrap: bool = True) -> Console:
+    """Return a console on standard output, the only kind that tasks may draw on.
+
+    Without a terminal and COLUMNS its lines are 200 wide, so that no name is cut. With `soft_wrap`, lines of text are
+    not wrapped.
+    """
     # Pass the stream: Live replaces sys.stdout by one behind which rich's own sequences would be escaped.
-    width = None if sys.stdout.isatty() else 200
-    return Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False, width=width)
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    width = None if has_width else 200
+    return Console(file=sys.stdout, soft_wrap=soft_wrap, markup=False, highlight=False, width=width)
+
+
+MIN_TABLE_CHARS = 80  # the narrowest terminal for which a table's columns are laid out
+
+
+def spare_chars(width: int, *, columns: int = 1) -> int:
+    """Return how many characters each of `columns` may have beyond its share of MIN_TABLE_CHARS."""
+    return max(0, width - MIN_TABLE_CHARS) // columns
 
 
 _MIN_FOLDED_CHARS = 10  # a name that is folded into shorter lines is unreadable

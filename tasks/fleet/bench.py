@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from invoke.context import Context
-from rich.console import Console
 from rich.text import Text
 
 from bench.records import SUITES
@@ -16,11 +15,11 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger
-from remote.fleet.worker import NOT_ASKED
+from remote.fleet.worker import CANCEL_UNCONFIRMED
 from remote.hosts.host import Host
 from reports import formatting
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import plain_table
+from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet import plan, runner
@@ -130,7 +129,9 @@ def cancel_run(context: Context, name: str | None) -> None:
             fleet.run()
         entries = ledger.entries.values()
         unreachable_reasons = [
-            entry.reason for entry in entries if entry.end is TrialStatus.CANCELLED and NOT_ASKED in str(entry.reason)
+            entry.reason
+            for entry in entries
+            if entry.status is TrialStatus.CANCELLED and CANCEL_UNCONFIRMED in str(entry.reason)
         ]
         if unreachable_reasons:
             count = formatting.count(len(unreachable_reasons), "trial")
@@ -176,7 +177,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
             "-" if expected is None else duration(expected),
             Text(trial.reason),
         )
-    Console().print(rows)
+    console().print(rows)
     print(f"on {', '.join(run.workers)}")
     total = expected_total_sec(run, expected_by_trial)
     expected_time = "unknown (some trials have never run here)" if total is None else f"about {duration(total)}"

@@ -6,7 +6,6 @@ volume, another worker sends the files. For a trial without a result, a record o
 so that the folder has one record for every planned trial.
 """
 
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,13 +29,14 @@ from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.fetch_result import OUT_FOLDER
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
-from remote.fleet.shared_volume import place_of
+from remote.fleet.shared_volume import shared_output_folder
 from remote.hosts.host import Host, HostError, PermissionDenied, collapse_whitespace
 from remote.jobs.agent import Agent
 from remote.jobs.download import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
-from remote.jobs.transfer import Moved, pull
+from remote.jobs.transfer import TransferResult, pull
 from reports import formatting
+from tasks.cli.terminal import console
 from tasks.clients.workers import fleet_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
 from tasks.fleet.install_adapter import install
@@ -61,9 +61,12 @@ class CollectedTrial:
     is_open: bool = False
     is_corrupt: bool = False
 
-    def with_files(self, *moves: Moved) -> Self | None:
+    def with_files(self, *moves: TransferResult) -> Self | None:
         """Return a copy with these files counted; None if there are no files."""
-        fetched, present = sum(len(move.came) for move in moves), sum(len(move.already) for move in moves)
+        fetched, present = (
+            sum(len(move.transferred) for move in moves),
+            sum(len(move.already_present) for move in moves),
+        )
         if not fetched and not present:
             return None
         size = sum(move.byte_count for move in moves)
@@ -138,10 +141,11 @@ def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequ
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
             outcomes = pool.map(collection.collect_trial, run.planned)
-            is_terminal = sys.stdout.isatty()  # in a pipe or file the bar would leave an empty line
-            collected = list(
-                track(outcomes, "collect", total=len(run.planned), transient=True, disable=not is_terminal)
-            )
+            screen = console()
+            # In a pipe or file the bar would leave an empty line.
+            is_hidden, total = not screen.is_terminal, len(run.planned)
+            bar = track(outcomes, "collect", total=total, console=screen, transient=True, disable=is_hidden)
+            collected = list(bar)
         adapter_message = install(run, folder) if run.suite == TRAIN else None
         _write_checksums(folder)
     except OSError as error:
@@ -167,19 +171,19 @@ class _RunCollector:
     def collect_trial(self, planned: PlannedTrial) -> CollectedTrial:
         """Fetch one trial's files; write a record of its end if it left no result."""
         collected, entry = CollectedTrial(trial_id=planned.trial_id), self.entries.get(planned.trial_id)
-        if entry is None or entry.end is None:
+        if entry is None or entry.status is None:
             return replace(collected, missing_reason="has not ended", is_open=True)
         target = self.folder / TRIALS_FOLDER / planned.trial_id
         target.mkdir(parents=True, exist_ok=True)
         if entry.winner is not None:
             # The result of a LOST trial is not trusted; it stays on its worker.
-            excluded = {PROGRESS_FILE, RESULT_FILE} if entry.end is TrialStatus.LOST else {PROGRESS_FILE}
+            excluded = {PROGRESS_FILE, RESULT_FILE} if entry.status is TrialStatus.LOST else {PROGRESS_FILE}
             collected = self._fetch_from_worker(collected, entry.winner, target, excluded)
             if collected.missing_reason is not None and not collected.is_corrupt and self.shared is not None:
                 collected = self._fetch_from_volume(collected, entry.winner, target, excluded)
         try:
             result = TrialResult.read(target / RESULT_FILE)
-            is_recorded = (result.trial_id, result.status) == (planned.trial_id, entry.end)
+            is_recorded = (result.trial_id, result.status) == (planned.trial_id, entry.status)
         except ResultError as error:
             is_recorded = False
             if (target / RESULT_FILE).exists():
@@ -198,7 +202,7 @@ class _RunCollector:
             return replace(collected, missing_reason=f"{attempt.worker} is not in this fleet; see fleet.size")
         try:
             log = pull(agent, attempt.folder, target, only=(LOG_FILE,))
-            output = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", target, without=excluded)
+            output = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", target, exclude=excluded)
         except ChecksumMismatch as error:
             return replace(collected, missing_reason=collapse_whitespace(error), is_corrupt=True)
         except PermissionDenied:
@@ -212,10 +216,10 @@ class _RunCollector:
         self, collected: CollectedTrial, attempt: Attempt, target: Path, excluded: Collection[str]
     ) -> CollectedTrial:
         """Fetch the attempt's files from the shared volume, through the first worker that answers."""
-        source = place_of(str(self.shared), self.run.run_id, collected.trial_id, attempt.number)
+        source = shared_output_folder(str(self.shared), self.run.run_id, collected.trial_id, attempt.number)
         for agent in self.agents.values():
             try:
-                moved = pull(agent, source, target, without=excluded)
+                moved = pull(agent, source, target, exclude=excluded)
             except ChecksumMismatch as error:
                 return replace(collected, missing_reason=collapse_whitespace(error), is_corrupt=True)
             except HostError:
@@ -228,11 +232,11 @@ def _write_end_record(run: RunRecord, planned: PlannedTrial, entry: Entry, targe
     """Write a result file with the end of a trial that left no result."""
     attempt = entry.winner
     log = target / LOG_FILE
-    if entry.end is not None:
+    if entry.status is not None:
         TrialResult(
             trial_id=planned.trial_id,
             trial=planned.trial,
-            status=entry.end,
+            status=entry.status,
             reason=entry.reason,
             worker=planned.worker if attempt is None else attempt.worker,
             run_id=run.run_id,

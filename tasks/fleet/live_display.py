@@ -9,7 +9,6 @@ Displayed rates are momentary; the report has the measured ones.
 
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from rich.text import Text
 from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
 from remote.fleet.events import EventType, FleetEvent
+from tasks.cli import terminal
 from tasks.errors import escape_controls
 
 FRAMES_PER_SEC = 4
@@ -58,7 +58,7 @@ class View:
     """
 
     def __init__(self, console: Console | None, plain: bool, clock: Callable[[], float]) -> None:
-        self._console = console if console is not None else Console(file=sys.stdout, highlight=False)
+        self._console = console if console is not None else terminal.console(soft_wrap=False)
         self._is_plain = plain or not self._console.is_terminal or os.environ.get("TERM") == "dumb"
         self._clock, self._started = clock, clock()
         # Do not hold this lock while printing: Live's thread holds Live's lock while it waits for this one.
@@ -152,16 +152,14 @@ class FleetView(View):
 
     def _apply(self, event: FleetEvent) -> Text | None:
         row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
-        match event.happening:
+        match event.kind:
             case EventType.STARTED | EventType.ATTACHED:
                 self._release(row)
                 row.trial_id, row.attempt, row.since = event.trial_id, event.attempt, self._clock()
                 row.phase, row.progress, row.printed_at = "starting", None, self._clock()
-                row.is_attached = event.happening is EventType.ATTACHED
+                row.is_attached = event.kind is EventType.ATTACHED
                 attempt_text = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-                text = (
-                    "still running, reattached" if event.happening is EventType.ATTACHED else f"started{attempt_text}"
-                )
+                text = "still running, reattached" if event.kind is EventType.ATTACHED else f"started{attempt_text}"
                 return self._event_line(row, text) if self._is_plain else None
             case EventType.PROGRESS:
                 return self._on_progress(row, event.progress) if event.progress is not None else None
@@ -175,7 +173,7 @@ class FleetView(View):
                 self._release(row)
                 row.phase = "lost"
                 return self._event_line(row, self._loss_text(row, event.reason or "no answer"), "red", event)
-            case EventType.SHUT_OUT:
+            case EventType.CREDENTIALS_REJECTED:
                 self._release(row)
                 row.phase = NO_LOGIN
                 return self._on_login_needed(row, event)
@@ -220,7 +218,7 @@ class FleetView(View):
         return self._event_line(row, f"{progress.phase}{steps}{rate}")
 
     def _on_end(self, row: WorkerRow, event: FleetEvent) -> Text:
-        end = event.end
+        end = event.status
         if event.trial_id is not None and end is not None:
             self._ends[event.trial_id] = end
         label, style = END_STYLES.get(end, (end.value, "red")) if end is not None else ("ended", "")

@@ -5,7 +5,6 @@ the worker (`python -m bench sample`, a tenth of a second of one core), so unrea
 trial's full GPU history is in its telemetry.csv.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,10 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.run import RunRecord
-from remote.fleet.fetch_result import PROGRESS
+from remote.fleet.fetch_result import PROGRESS_PATH
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
-from remote.jobs.job import Job, slot_of
+from remote.jobs.job import Job, slot_path
+from tasks.cli import terminal
 from tasks.clients import workers
 from tasks.errors import RetryableError, escape_controls
 from tasks.fleet.k8s_training import sync_ledger as volume
@@ -70,7 +70,7 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
         return _with_volume_state(worker_sample, k8s_run, agent.host, training_lines)
 
     poller = WorkerPoller(list(agents), sample_by_name)
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
+    console = terminal.console(soft_wrap=False)
     try:
         if once:
             samples = poller.poll(timeout_sec=None)
@@ -121,10 +121,10 @@ def sample_worker(
     worker = agent.host.name
     try:
         measurement = sample(agent.host)
-        holder = agent.holder(slot_of(agent.host))
+        holder = agent.holder(slot_path(agent.host))
         progress = None
         if holder is not None:
-            progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress
+            progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS_PATH, duration_sec=0.0).progress
     except HostError as error:
         return WorkerSample(worker=worker, error=str(error).removeprefix(f"{worker}: "))
     try:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from invoke.context import Context
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,7 @@ from reports.read.run import ReportError, ReportWriteError, make_report_folder
 from reports.statistics.energy import ENERGY
 from reports.training import comparison
 from tasks.cli.flags import parse_names, parse_number
-from tasks.cli.terminal import FoldingTable, json_output, ruled_table
+from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, json_output, ruled_table, spare_chars
 from tasks.errors import RetryableError, TaskFailed, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
 from tasks.settings.load import load
@@ -92,7 +91,7 @@ def compare_trainings(folders: Sequence[Path]) -> str:
     rows = ruled_table("", *(folder.name for folder in folders))
     for cells in compared.lines:
         rows.add_row(*cells)
-    Console(highlight=False).print(rows)
+    console(soft_wrap=False).print(rows)
     interval = "" if compared.low is None else f" ({compared.low:+.4f} to {compared.high:+.4f})"
     summary = (
         f"{compared.change:+.4f} nats a token{interval} over {formatting.count(compared.examples, 'held-out example')}"
@@ -103,30 +102,30 @@ def compare_trainings(folders: Sequence[Path]) -> str:
 
 def print_comparison(result: Comparison) -> None:
     """Print the differing conditions, the table, and configurations of only one run."""
-    console = Console(highlight=False, soft_wrap=False)
+    out = console(soft_wrap=False)
     for difference in result.differences:
-        console.print(Text(f"! {difference.description}{'' if difference in result.refused else ' (allowed)'}"))
+        out.print(Text(f"! {difference.description}{'' if difference in result.refused else ' (allowed)'}"))
     for run_id, count in result.rejected.items():
-        console.print(
+        out.print(
             Text(
                 f"! {run_id}: {formatting.count(count, 'file')} rejected; `inv report --run={run_id}` shows the reasons"
             )
         )
     for run_id, labels in result.only_in.items():
         if labels:
-            console.print(Text(f"! only in {run_id}: {', '.join(labels)}"))
+            out.print(Text(f"! only in {run_id}: {', '.join(labels)}"))
     for row in result.over_all:
-        console.print(Text(_format_over_all(row, several=len(result.run_ids) > 2)))
+        out.print(Text(_format_over_all(row, several=len(result.run_ids) > 2)))
     if any(row.verdict in ("faster", "slower") and _all_moved_same_way(row, result) for row in result.over_all):
         first = result.run_ids[0]
-        console.print(Text(f"{_SHIFT_NOTE} To check, repeat {first} unchanged and compare it with its repetition."))
+        out.print(Text(f"{_SHIFT_NOTE} To check, repeat {first} unchanged and compare it with its repetition."))
     if result.rows:
-        console.print(comparison_table(result))
+        out.print(comparison_table(result, out.width))
         n_hidden = len(result.rows) - len(_visible_rows(result))
         if n_hidden:
-            console.print(Text(f"{n_hidden} more measurements were not shown to differ; compare.json has them"))
+            out.print(Text(f"{n_hidden} more measurements were not shown to differ; compare.json has them"))
         for line in unknown_reasons(result.unknown):
-            console.print(Text(line))
+            out.print(Text(line))
 
 
 def _format_over_all(row: ComparedRow, *, several: bool) -> str:
@@ -164,12 +163,13 @@ def unknown_reasons(unknown: Iterable[ComparedRow]) -> list[str]:
     return lines
 
 
-def comparison_table(result: Comparison) -> Table:
-    """Build a table with one row per metric and configuration, within 80 characters, of the visible rows."""
+def comparison_table(result: Comparison, width: int = MIN_TABLE_CHARS) -> Table:
+    """Build a table with one row per metric and configuration of the visible rows, within `width` characters."""
     table = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0))
     table.add_column("configuration", overflow="fold")
     table.add_column("metric", overflow="fold")
     several = len(result.run_ids) > 2
+    spare = spare_chars(width, columns=3 if several else 2)
     if several:
         table.add_column("run", overflow="fold")
     for heading in ("before", "after", "times as fast"):
@@ -177,11 +177,11 @@ def comparison_table(result: Comparison) -> Table:
     table.add_column("verdict", no_wrap=True)
     for row in _visible_rows(result):
         cells = [
-            formatting.with_breaks(row.configuration, 16 if several else 20),
-            formatting.with_breaks(_metric_label(row), 15 if several else 18),
+            formatting.with_breaks(row.configuration, (16 if several else 20) + spare),
+            formatting.with_breaks(_metric_label(row), (15 if several else 18) + spare),
         ]
         if several:
-            cells.append(formatting.with_breaks(row.run_id, 10))
+            cells.append(formatting.with_breaks(row.run_id, 10 + spare))
         sides = [formatting.number(None if side is None else side.value) for side in (row.before, row.after)]
         verdict = _ENERGY_VERDICTS.get(row.verdict, row.verdict) if row.family == ENERGY_USE else row.verdict
         table.add_row(*map(Text, cells), *sides, _format_ratio(row), verdict)

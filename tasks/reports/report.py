@@ -7,7 +7,6 @@ from pathlib import Path
 
 from invoke.context import Context
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +23,7 @@ from reports.summary.warnings import MAX_SHOWN
 from reports.training import page as training
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
-from tasks.cli.terminal import FoldingTable, ruled_table
+from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, ruled_table, spare_chars
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import find_run, is_training
@@ -67,18 +66,18 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         report = training.build(folder)
         exported = export(folder, formats)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(report.headline, style="bold"))
+    out = console()
+    out.print(Text(report.headline, style="bold"))
     rows = Table(box=None, pad_edge=False, show_header=False)
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
     for name, value in report.lines:
         rows.add_row(name, Text(escape_controls(value)))
-    console.print(rows)
+    out.print(rows)
     predictions = ruled_table("", "predicted", "actual")
     for cells in report.predicted_and_actual:
         predictions.add_row(*cells)
-    console.print(predictions)
+    out.print(predictions)
     print(display_path(report.index))
     _print_paths(exported)
     if other is not None:
@@ -104,29 +103,30 @@ def _follow_run(folder: Path, build_report: Callable[..., ReportSummary]) -> Rep
 
 def print_summary(summary: ReportSummary) -> None:
     """Print the recommendation, the finding, the tables and the page's path."""
-    console = Console(highlight=False, soft_wrap=False)
-    console.print(Text(summary.recommendation, style="bold"))
+    out = console(soft_wrap=False)
+    out.print(Text(summary.recommendation, style="bold"))
     if summary.finding != summary.recommendation:
-        console.print(Text(summary.finding))
+        out.print(Text(summary.finding))
     for caution in summary.cautions[:MAX_SHOWN]:
-        console.print(Text(f"! {caution}"))
+        out.print(Text(f"! {caution}"))
     if (hidden := len(summary.cautions) - MAX_SHOWN) > 0:
-        console.print(Text(f"! {hidden} more on the page"))
+        out.print(Text(f"! {hidden} more on the page"))
     for table in (
-        *([configuration_table(summary)] if summary.rows else ()),
-        *([workload_table(summary)] if summary.others else ()),
+        *([configuration_table(summary, out.width)] if summary.rows else ()),
+        *([workload_table(summary, out.width)] if summary.others else ()),
     ):
-        console.print("", table)
-    console.print()
+        out.print("", table)
+    out.print()
     if summary.profile_note is not None:
-        console.print(Text(summary.profile_note, style="yellow"))
+        out.print(Text(summary.profile_note, style="yellow"))
     # Print without wrapping, so that the path can be clicked and copied.
     print(display_path(summary.index))
 
 
-def configuration_table(summary: ReportSummary) -> Table:
-    """Build a table with one row per configuration, within 80 characters; long names are broken."""
+def configuration_table(summary: ReportSummary, width: int = MIN_TABLE_CHARS) -> Table:
+    """Build a table with one row per configuration, within `width` characters; long names are broken."""
     has_costs = any(row.cost is not None for row in summary.rows)
+    name_chars = (14 if has_costs else 26) + spare_chars(width)
     headings = ["n", "step s", "samples/s", f"x {formatting.shorten(summary.baseline, 14)}", "useful tok/s"]
     table = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("configuration", overflow="fold")
@@ -134,7 +134,7 @@ def configuration_table(summary: ReportSummary) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in summary.rows:
         measured = row.measured
-        name = Text(formatting.with_breaks(row.label, 14 if has_costs else 26))  # Text: the name may look like markup
+        name = Text(formatting.with_breaks(row.label, name_chars))  # Text: the name may look like markup
         if measured is None:
             table.add_row(name, "0", *["-"] * (len(headings) - 1 + has_costs))
             continue
@@ -151,10 +151,10 @@ def configuration_table(summary: ReportSummary) -> Table:
     return table
 
 
-def workload_table(summary: ReportSummary) -> Table:
+def workload_table(summary: ReportSummary, width: int = MIN_TABLE_CHARS) -> Table:
     """Build a table of the configurations that are not training: trials and measurements."""
     table = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("configuration", overflow="fold", max_width=26)
+    table.add_column("configuration", overflow="fold", max_width=26 + spare_chars(width))
     table.add_column("kind")
     table.add_column("trials", justify="right")
     table.add_column("measurements", justify="right")

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from reports import formatting
-from tasks.cli.terminal import FoldingTable
+from tasks.cli.terminal import FoldingTable, console
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
 from tasks.tuning.pareto import MeasuredCandidate, best_at_labels
@@ -30,7 +29,7 @@ def show_plan(record: TuneRecord, workers: int) -> None:
         peak = limit.corrected_peak(candidate)
         size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
         table.add_row(candidate.key, size, f"{100 * candidate.useful_share:.0f} %")
-    Console().print(table)
+    console().print(table)
     print("nothing was changed")
 
 
@@ -62,7 +61,7 @@ def show_answer(
         f"search {record.tune_id}: {facts['tried']} of {len(record.candidates)} candidates tried, "
         f"{facts['worker_sec'] / 60:.1f} worker-minutes, {device}"
     )
-    Console().print(table)
+    console().print(table)
     best = settings.results_folder / "tune" / record.tune_id / "best.json"
     print(f"rerun the best with `inv bench --trial-file {display_path(best)}`")
 

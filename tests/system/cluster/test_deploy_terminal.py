@@ -1,73 +1,29 @@
 """Tests on a terminal: the live table, prompts, a password that is not echoed, and Ctrl-C."""
 
-import os
-import pty
-import select
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 
 import pytest
 import yaml
 
+from tests.support.terminal import PseudoTerminal
 from tests.system.cluster.conftest import INV, Operator
 
-TIMEOUT_SEC = 60.0
 
-
-class Terminal:
-    """Process of `inv` on a pseudo-terminal; its output is read with a deadline."""
+class Terminal(PseudoTerminal):
+    """Process of `inv` on a pseudo-terminal."""
 
     def __init__(self, operator: Operator, *arguments: str) -> None:
         (operator.project / "own.yaml").write_text(yaml.safe_dump(operator.settings))
-        self._screen, side = pty.openpty()
-        self.output = ""
-        self._process = subprocess.Popen(
-            (str(INV), "-f", "own.yaml", *arguments),
-            cwd=operator.project,
-            env={**operator.environment(), "TERM": "xterm", "COLUMNS": "160"},
-            stdin=side,
-            stdout=side,
-            stderr=side,
-            start_new_session=True,
+        super().__init__(
+            lambda **streams: subprocess.Popen(
+                (str(INV), "-f", "own.yaml", *arguments),
+                cwd=operator.project,
+                env={**operator.environment(), "TERM": "xterm", "COLUMNS": "160"},
+                start_new_session=True,
+                **streams,
+            )
         )
-        os.close(side)
-
-    def wait_for(self, *texts: str) -> None:
-        """Read until one of these texts is shown."""
-        deadline = time.monotonic() + TIMEOUT_SEC
-        while not any(word in self.output for word in texts):
-            assert self._read(), f"ended before {texts}:\n{self.output}"
-            assert time.monotonic() < deadline, f"waited for {texts}; shown so far:\n{self.output}"
-
-    def type(self, text: str) -> None:
-        os.write(self._screen, text.encode())
-
-    def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-
-    def wait(self) -> int:
-        """Read until the end; return the exit code."""
-        deadline = time.monotonic() + TIMEOUT_SEC
-        while self._process.poll() is None and self._read():
-            assert time.monotonic() < deadline, f"does not end:\n{self.output}"
-        return self._process.wait(max(0.1, deadline - time.monotonic()))
-
-    def _read(self) -> bool:
-        """Read for up to a tenth of a second; False once the other side is closed."""
-        if select.select([self._screen], [], [], 0.1)[0]:
-            try:
-                self.output += os.read(self._screen, 65536).decode(errors="replace")
-            except OSError:
-                return False
-        return True
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._screen)
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """Tests of tables on a narrow terminal: every column is there, every cell complete."""
 
+import ast
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tasks.cli.terminal import plain_table, ruled_table
+from tests.support.paths import ROOT
 
 
 def test_a_narrow_terminal_folds_what_an_operator_would_copy_and_cuts_nothing() -> None:
@@ -36,3 +39,28 @@ def test_where_columns_have_no_room_each_row_is_a_block_with_every_cell_whole(wi
     if width < 80:
         assert "\nno-checkpointing\n  kind distributed; step s 12.5;" in f"\n{output}"
         assert text.endswith("packed kind training; x baseline 1")
+
+
+def test_only_the_module_terminal_makes_a_console_and_every_live_drawing_gets_one() -> None:
+    """A Live with a console of its own prints rich's sequences as text (tasks.cli.streams)."""
+    problems = []
+    for path in sorted((ROOT / "tasks").rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
+            name, keywords = ast.unparse(call.func).rpartition(".")[2], {keyword.arg for keyword in call.keywords}
+            is_recorder = "record" in keywords
+            if name == "Console" and path.name != "terminal.py" and not is_recorder:
+                problems.append(f"{path.name}:{call.lineno}: {name}")
+            draws = name in ("Live", "track", "Progress", "Status") and "rich" in _imported_from(path, name)
+            if draws and "console" not in keywords:
+                problems.append(f"{path.name}:{call.lineno}: {name} without console")
+    assert problems == []
+
+
+def _imported_from(path: Path, name: str) -> str:
+    """Return the module from which a file imports this name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
+            return node.module or ""
+    return ""
