@@ -1,4 +1,4 @@
-"""What tests fork instead of starting ends, speaks and dies as what is really started (tests/support/forked.py)."""
+"""Forked programs have the same output, exit codes and signals as started ones (tests/support/forked.py)."""
 
 import json
 import os
@@ -47,23 +47,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
         "raise KeyboardInterrupt",
     ],
 )
-def test_a_program_ends_and_speaks_as_if_it_were_started(server: ForkServer, code: str) -> None:
-    ends = []
+def test_a_forked_program_has_the_output_and_exit_code_of_a_started_one(server: ForkServer, code: str) -> None:
+    outcomes = []
     for process in (subprocess.Popen((sys.executable, "-c", code), **PIPES), server.start("-c", code, **PIPES)):
         with process:
-            out, err = process.communicate("said", timeout=60)
-        ends.append((process.returncode, out, err.splitlines()[-1:]))
-    assert ends[0] == ends[1]
+            out, err = process.communicate("input", timeout=60)
+        outcomes.append((process.returncode, out, err.splitlines()[-1:]))
+    assert outcomes[0] == outcomes[1]
 
 
-def test_words_folder_environment_and_session_are_those_asked_for(server: ForkServer, tmp_path: Path) -> None:
+def test_argv_folder_environment_and_session_are_those_requested(server: ForkServer, tmp_path: Path) -> None:
     options = {"cwd": tmp_path, "env": {"A": "1", "PYTHONPATH": "x"}, "start_new_session": True, **PIPES}
     with server.start("-c", WHERE, "a b", "", **options) as process:
-        words, folder, environment, leads = json.loads(process.communicate(timeout=60)[0])
-        shown = Path(f"/proc/{process.pid}")
-    assert (words, folder, leads) == (["-c", "a b", ""], str(tmp_path), True)
+        argv, folder, environment, is_leader = json.loads(process.communicate(timeout=60)[0])
+        proc_folder = Path(f"/proc/{process.pid}")
+    assert (argv, folder, is_leader) == (["-c", "a b", ""], str(tmp_path), True)
     assert {name: environment[name] for name in ("A", "PYTHONPATH")} == {"A": "1", "PYTHONPATH": "x"}
-    assert not shown.exists()
+    assert not proc_folder.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
@@ -78,7 +78,7 @@ def test_a_signal_reaches_the_program_that_its_command_line_names(server: ForkSe
         assert process.wait(60) == -number
 
 
-def test_a_stand_in_passes_on_streams_and_signals_and_ends_likewise(server: ForkServer, tmp_path: Path) -> None:
+def test_run_in_server_forwards_streams_signals_and_exit_code(server: ForkServer, tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(
         "import signal, sys, time\n"
         "def leave(*_): sys.exit(143)\n"
@@ -86,7 +86,7 @@ def test_a_stand_in_passes_on_streams_and_signals_and_ends_likewise(server: Fork
         "print(*sys.argv[1:], flush=True)\n"
         "time.sleep(60)\n"
     )
-    code = f"from tests.support.forked import stand_in; stand_in({str(server.path)!r}, 'work')"
+    code = f"from tests.support.forked import run_in_server; run_in_server({str(server.path)!r}, 'work')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = (sys.executable, "-c", code, "a", "b")
     with subprocess.Popen(argv, cwd=tmp_path, env=environment, **PIPES) as process:
@@ -96,8 +96,8 @@ def test_a_stand_in_passes_on_streams_and_signals_and_ends_likewise(server: Fork
         assert process.wait(60) == 143
 
 
-@pytest.mark.parametrize("who", ["the one who started it", "the server"])
-def test_a_program_dies_with(who: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["starter", "server"])
+def test_a_program_dies_with_its_starter_or_the_server(killed: str, tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from tests.support.forked import ForkServer\n"
         f"with ForkServer(Path({str(tmp_path)!r}), ()) as server:\n"
@@ -108,6 +108,6 @@ def test_a_program_dies_with(who: str, tmp_path: Path) -> None:
         assert starter.stdout is not None
         lines = [starter.stdout.readline() for _ in range(2)]
         program, server = next(map(int, line.split()) for line in lines if line != "there\n")
-        os.kill(starter.pid if who == "the one who started it" else server, signal.SIGKILL)
+        os.kill(starter.pid if killed == "starter" else server, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{program}").exists(), "the program's end")
         starter.kill()

@@ -1,4 +1,4 @@
-"""Tests in forked workers end as they do in one process (tests/support/workers.py)."""
+"""Tests in forked workers have the same outcomes as in one process (tests/support/workers.py)."""
 
 import subprocess
 import sys
@@ -94,10 +94,10 @@ def run(folder: Path, *options: str, **files: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_outcomes_output_and_a_death_are_those_of_the_tests(tmp_path: Path) -> None:
-    code, said = run(tmp_path, test_dies=DIES, test_skips=SKIPS)
+def test_outcomes_output_and_a_crash_are_reported_for_the_right_tests(tmp_path: Path) -> None:
+    code, output = run(tmp_path, test_dies=DIES, test_skips=SKIPS)
     assert code == pytest.ExitCode.TESTS_FAILED
-    assert "1 failed, 2 passed, 1 skipped, 2 errors" in said
+    assert "1 failed, 2 passed, 1 skipped, 2 errors" in output
     for line in (
         "FAILED test_dies.py::test_fails",
         "ended with -9 in this test",
@@ -106,17 +106,17 @@ def test_outcomes_output_and_a_death_are_those_of_the_tests(tmp_path: Path) -> N
         "printed by worker-",
         "SKIPPED [1] test_skips.py",
     ):
-        assert line in said, said
+        assert line in output, output
     assert [path.parent.name for path in (tmp_path / "base").glob("*/ended")] == ["worker-3"]
 
 
-def test_what_a_files_tests_share_is_made_once_and_ended_after_the_last(tmp_path: Path) -> None:
-    code, said = run(tmp_path, test_shares=SHARES, test_others=SHARES.replace("made", "others"))
-    assert code == pytest.ExitCode.OK, said
+def test_module_fixtures_are_set_up_once_and_torn_down_after_the_last_test(tmp_path: Path) -> None:
+    code, output = run(tmp_path, test_shares=SHARES, test_others=SHARES.replace("made", "others"))
+    assert code == pytest.ExitCode.OK, output
     assert [(tmp_path / name).read_text() for name in ("made", "others")] == ["once ended ", "once ended "]
 
 
-def test_the_first_failure_ends_all_workers_and_what_they_have_started(tmp_path: Path) -> None:
-    code, said = run(tmp_path, "-x", test_fails=FAILS, test_waits=WAITS)
-    assert (code, "stopping after 1 failures" in said) == (pytest.ExitCode.TESTS_FAILED, True), said
+def test_the_first_failure_stops_all_workers_and_tears_down_their_fixtures(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "-x", test_fails=FAILS, test_waits=WAITS)
+    assert (code, "stopping after 1 failures" in output) == (pytest.ExitCode.TESTS_FAILED, True), output
     assert list((tmp_path / "base").glob("*/ended"))

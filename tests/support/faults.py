@@ -1,4 +1,4 @@
-"""What goes wrong in tests, and how long they wait for what should happen."""
+"""Faults to inject with `monkeypatch`, and a wait with a timeout."""
 
 import errno
 import os
@@ -10,25 +10,25 @@ PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system 
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch's own."""
+    """Replacement for torch's error of this name."""
 
 
 def full_disk(*_args: object, **_named: object) -> NoReturn:
-    """In the place of a function that writes."""
+    """Replace a function that writes: raise ENOSPC."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def until(holds: Callable[[], Any], what: str = "it", sec: float = PATIENCE_SEC) -> Any:
-    """What `holds` returns once that is true; an AssertionError after `sec` seconds."""
+def wait_for(condition: Callable[[], Any], description: str = "it", sec: float = PATIENCE_SEC) -> Any:
+    """Return the first true value of `condition`. Raises AssertionError after `sec` seconds."""
     deadline = time.monotonic() + sec
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"waited {sec:g} s for {what}"
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {sec:g} s for {description}"
         time.sleep(0.01)
-    return found
+    return value
 
 
 def raising(error: BaseException) -> Callable[..., NoReturn]:
-    """In the place of a function that fails."""
+    """Return a replacement for a function: it raises `error`."""
 
     def fail(*_args: object, **_named: object) -> NoReturn:
         raise error

@@ -1,16 +1,16 @@
-"""Python programs in forked children of a process that has their libraries already: seconds of imports less for each.
+"""Python programs in forked children of a server that has imported their libraries: saves seconds per start.
 
     with ForkServer(folder, INV) as server:
         server.inv("status", cwd=project, env={...})                     # CompletedProcess, as from subprocess.run
     with ForkServer(folder, BENCH) as server:
         server.start("-m", "bench", "run", ..., cwd=folder, env={...})   # a subprocess.Popen
 
-What is started is a process of its own, with its own environment, folder, streams, signals and end. The project's own
-modules are the server's where the project's sources are, file by file, those here; else they are imported anew.
-torchrun and its ranks below a trial are forked from the process that starts them, so the tree of processes is that of
-real starts. What this does not cover: the start of the interpreter and its end, the imports, the processes that draw a
-report's figures, and a terminal. Tests of these, and of an `inv` that is killed, start the real program. A program ends
-with the one who started it, and all with the server's own parent.
+A program is a separate process with its own environment, folder, streams, signals and exit code. It uses the server's
+copy of the project's modules if the project's sources are identical to those here; otherwise it imports them again.
+torchrun and its ranks below a trial are forked from the process that starts them, so the process tree is that of real
+starts. Not covered: start and exit of the interpreter, the imports, the processes that draw a report's figures, and a
+terminal. Tests of these, and of an `inv` that is killed, start the real program. A program dies with the process that
+started it, and all programs die with the server's own parent.
 """
 
 from __future__ import annotations
@@ -42,27 +42,35 @@ from typing import Any, NamedTuple, NoReturn
 from tests.support.paths import ROOT
 
 START_SEC = 240.0
-ASK_SEC = 30.0  # one who stops while it asks keeps the others waiting no longer
-INV = (
+REQUEST_TIMEOUT_SEC = 30.0  # a client that stops during its request blocks the others no longer
+INV_LIBRARIES = (
     *("invoke.main", "pydantic", "yaml", "rich.live", "jinja2", "kubernetes.client", "fabric", "docker", "numpy"),
     *("pytest", "pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
-    *("bench.records", "remote", "reports", "tasks"),  # with all that is below
+    *("bench.records", "remote", "reports", "tasks"),  # including their submodules
 )
-BENCH = ("bench.torch_stack", "torch.distributed.run", "transformers.models.mistral.modeling_mistral", "bench")
-AS_INV = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
-OURS = ("bench", "remote", "reports", "tasks")
-# Run by their name, or on hosts; or brings Oracle's SDK.
-BY_HAND = ("bench.__main__", "remote.jobs.host_agent", "remote.image.vm_agent", "tasks.oci")
-BELOW_A_TRIAL = "bench.workloads."  # torchrun and ranks, of trials and of trainings
-# Of torchrun: this one has a `Popen` of its own; that one looks through the sources of all modules, only to log a name.
-STARTS_RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-MEETS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
-ROOM = 4096  # bytes of a command line that /proc shows
+BENCH_LIBRARIES = (
+    "bench.torch_stack",
+    "torch.distributed.run",
+    "transformers.models.mistral.modeling_mistral",
+    "bench",
+)
+INV_CODE = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
+PACKAGES = ("bench", "remote", "reports", "tasks")
+# Run as __main__ or on hosts, or importing Oracle's SDK.
+NOT_PRELOADED = ("bench.__main__", "remote.jobs.host_agent", "remote.image.vm_agent", "tasks.oci")
+RANK_MODULES = "bench.workloads."  # prefix of the modules that start torchrun and run ranks
+# Two modules of torchrun: the first imports `Popen` by name; the second reads all modules' sources only to log a name.
+TORCHRUN_POPEN_MODULE = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+RENDEZVOUS_MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+ARGV_BYTES = 4096  # space for a command line in /proc/PID/cmdline
 
 
 class ForkServer:
-    """`start` starts the server itself, here or on another machine. `folder` holds the socket. `until` is the pid of
-    the process that the server ends with; 0: the one that starts it."""
+    """Server process and its client, a context manager.
+
+    `start` starts the server, here or on another machine. `folder` holds the socket. The server ends with the process
+    whose pid is `until`; 0: with the process that starts it.
+    """
 
     def __init__(
         self,
@@ -74,82 +82,82 @@ class ForkServer:
         self.path, self._libraries, self._start, self._until = folder / "fork.socket", libraries, start, until
 
     def __enter__(self) -> ForkServer:
-        words = ("-m", "tests.support.forked", str(self.path), str(self._until), *self._libraries, " " * ROOM)
+        arguments = ("-m", "tests.support.forked", str(self.path), str(self._until), *self._libraries, " " * ARGV_BYTES)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         stdin = subprocess.DEVNULL if self._until else subprocess.PIPE
-        self._process = self._start((sys.executable, *words), env=environment, stdin=stdin)
+        self._process = self._start((sys.executable, *arguments), env=environment, stdin=stdin)
         deadline = time.monotonic() + START_SEC
         while not self.path.exists():
             assert self._process.poll() is None, "the server did not start"
-            assert time.monotonic() < deadline, f"the server is not there after {START_SEC:.0f} s"
+            assert time.monotonic() < deadline, f"the server did not start within {START_SEC:.0f} s"
             time.sleep(0.01)
         return self
 
-    def leave(self) -> None:
-        """Let it go on after this process, until the one it ends with does."""
-        self._process.returncode = 0  # else its end would be missed here
+    def detach(self) -> None:
+        """Let the server continue after this process, until the process `until` ends."""
+        self._process.returncode = 0  # otherwise Popen warns about a running child
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def start(self, *words: str, **options: Any) -> Forked:
-        """What `python WORDS` would be; options as of subprocess.Popen."""
-        return Forked(self.path, words, **options)
+    def start(self, *arguments: str, **options: Any) -> ForkedProcess:
+        """Start `python ARGUMENTS`; options as for subprocess.Popen."""
+        return ForkedProcess(self.path, arguments, **options)
 
-    def start_inv(self, *words: str, cwd: Path, env: Mapping[str, str], **streams: Any) -> Forked:
-        """Type `inv` with these words in `cwd` and do not wait; it has a session of its own."""
+    def start_inv(self, *arguments: str, cwd: Path, env: Mapping[str, str], **streams: Any) -> ForkedProcess:
+        """Start `inv ARGUMENTS` in `cwd` and in a new session, without waiting for it."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-        return self.start("-c", AS_INV, *words, cwd=cwd, env=env, text=True, start_new_session=True, **pipes)
+        return self.start("-c", INV_CODE, *arguments, cwd=cwd, env=env, text=True, start_new_session=True, **pipes)
 
     def inv(
-        self, *words: str, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_sec: float
+        self, *arguments: str, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_sec: float
     ) -> subprocess.CompletedProcess[str]:
-        """Type `inv` with these words in `cwd` and wait for its end. Raises TimeoutExpired, having killed it."""
+        """Run `inv ARGUMENTS` in `cwd`. Kills it and raises TimeoutExpired after `timeout_sec`."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with self.start("-c", AS_INV, *words, cwd=cwd, env=env, text=True, errors="replace", **pipes) as process:
+        with self.start("-c", INV_CODE, *arguments, cwd=cwd, env=env, text=True, errors="replace", **pipes) as process:
             try:
                 out, err = process.communicate(stdin, timeout=timeout_sec)
             finally:
                 process.kill()
-        return subprocess.CompletedProcess(["inv", *words], process.returncode, out, err)
+        return subprocess.CompletedProcess(["inv", *arguments], process.returncode, out, err)
 
 
-class Forked(subprocess.Popen[str]):
-    """A program of a ForkServer: its pid is real, its end is told by the server, which is its parent."""
+class ForkedProcess(subprocess.Popen[str]):
+    """Program of a ForkServer: its pid is real; the server, its parent, reports its exit status."""
 
-    def __init__(self, server: Path, words: Sequence[str], **options: Any) -> None:
+    def __init__(self, server: Path, arguments: Sequence[str], **options: Any) -> None:
         self._server = server
-        super().__init__((sys.executable, *words), **options)
+        super().__init__((sys.executable, *arguments), **options)
 
-    def _execute_child(self, *given: Any) -> None:
-        asked = _asked(self, given)
+    def _execute_child(self, *popen_arguments: Any) -> None:
+        options = _bind_popen_arguments(self, popen_arguments)
         self._connection = socket.socket(socket.AF_UNIX)
         try:
             self._connection.connect(str(self._server))
             request = json.dumps(
                 {
-                    "words": [os.fspath(word) for word in asked["args"][1:]],
-                    "cwd": os.fspath(asked["cwd"] or os.getcwd()),
-                    "env": dict(os.environ if asked["env"] is None else asked["env"]),
-                    "session": asked["start_new_session"],
+                    "arguments": [os.fspath(argument) for argument in options["args"][1:]],
+                    "cwd": os.fspath(options["cwd"] or os.getcwd()),
+                    "env": dict(os.environ if options["env"] is None else options["env"]),
+                    "session": options["start_new_session"],
                 }
             ).encode()
-            socket.send_fds(self._connection, [len(request).to_bytes(4, "big")], _streams(asked))
+            socket.send_fds(self._connection, [len(request).to_bytes(4, "big")], _streams(options))
             self._connection.sendall(request)
-            self.pid = self._told()
+            self.pid = self._read_number()
             self._child_created = True
         finally:
-            self._close_pipe_fds(*(asked[name] for name in PIPES))  # type: ignore[attr-defined]
+            self._close_pipe_fds(*(options[name] for name in PIPES))  # type: ignore[attr-defined]
 
-    def _told(self) -> int:
-        said = self._connection.recv(4, socket.MSG_WAITALL)
-        return int.from_bytes(said, "big") if said else signal.SIGKILL
+    def _read_number(self) -> int:
+        message = self._connection.recv(4, socket.MSG_WAITALL)
+        return int.from_bytes(message, "big") if message else signal.SIGKILL
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         if flags & os.WNOHANG and not select.select([self._connection], [], [], 0)[0]:
             return 0, 0
-        status = self._told()
+        status = self._read_number()
         self._connection.close()
         return self.pid, status
 
@@ -161,23 +169,23 @@ class Forked(subprocess.Popen[str]):
         return self.returncode
 
 
-EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+EXECUTE_CHILD_SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
-def _asked(process: subprocess.Popen[Any], given: tuple[Any, ...]) -> dict[str, Any]:
-    """What Popen was asked for, by name."""
-    return EXECUTE.bind(process, *given).arguments
+def _bind_popen_arguments(process: subprocess.Popen[Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the arguments of `Popen._execute_child` by name."""
+    return EXECUTE_CHILD_SIGNATURE.bind(process, *arguments).arguments
 
 
-def _streams(asked: Mapping[str, Any]) -> list[int]:
-    ends = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
-    return [number if end == -1 else end for number, end in enumerate(ends)]
+def _streams(options: Mapping[str, Any]) -> list[int]:
+    handles = (options["p2cread"], options["c2pwrite"], options["errwrite"])
+    return [number if handle == -1 else handle for number, handle in enumerate(handles)]
 
 
-def stand_in(server: str, module: str) -> NoReturn:
-    """In a process whose work the server does: its words, streams, folder and environment, its signals, its end."""
-    process = Forked(Path(server), ("-m", module, *sys.argv[1:]))
+def run_in_server(server: str, module: str) -> NoReturn:
+    """Run `module` in the server instead of this process; forward arguments, streams, signals and exit status."""
+    process = ForkedProcess(Path(server), ("-m", module, *sys.argv[1:]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: process.send_signal(received))
     code = process.wait()
@@ -187,49 +195,49 @@ def stand_in(server: str, module: str) -> NoReturn:
     sys.exit(code)
 
 
-STAND_IN = """import sys
+MAIN_TEMPLATE = """import sys
 
 sys.path.insert(0, {root!r})
-from tests.support.forked import stand_in
+from tests.support.forked import run_in_server
 
-stand_in({server!r}, "bench.real_main")
+run_in_server({server!r}, "bench.real_main")
 """
 
 
-def put_into(project: Path, server: ForkServer) -> None:
-    """`python -m bench` of this copy of the project is done by the server."""
+def install_forked_bench(project: Path, server: ForkServer) -> None:
+    """Make `python -m bench` of this copy of the project run in the server."""
     main = project / "bench" / "__main__.py"
     main.rename(main.with_name("real_main.py"))
-    main.write_text(STAND_IN.format(root=str(ROOT), server=str(server.path)))
+    main.write_text(MAIN_TEMPLATE.format(root=str(ROOT), server=str(server.path)))
 
 
 # In the server -------------------------------------------------------------------------------------------------------
 
 
 def serve(path: str, until: int, libraries: Sequence[str]) -> None:
-    """Until that process ends; with 0, until standard input ends, which it does with the process that started this."""
-    lives = os.pidfd_open(until) if until else 0
+    """Serve requests until process `until` ends; with 0, until standard input ends, as when the starter has died."""
+    lifeline = os.pidfd_open(until) if until else 0
     _load(libraries)
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}.new")
     listener.listen()
     os.rename(f"{path}.new", path)
-    programs: dict[int, tuple[int, socket.socket]] = {}  # by what tells of the end: pid, and who asked for it
+    programs: dict[int, tuple[int, socket.socket]] = {}  # pidfd to pid and the client's connection
     while True:
-        asked = [connection for _, connection in programs.values()]
-        ready = set(select.select([listener, lives, *programs, *asked], [], [])[0])
-        if lives in ready:
+        connections = [connection for _, connection in programs.values()]
+        ready = set(select.select([listener, lifeline, *programs, *connections], [], [])[0])
+        if lifeline in ready:
             return
         for ended, (program, connection) in list(programs.items()):
             if ready & {ended, connection}:
-                _end(ended, program, connection)
+                _end_program(ended, program, connection)
                 del programs[ended]
         if listener in ready:
             connection, _ = listener.accept()
-            connection.settimeout(ASK_SEC)
-            with contextlib.suppress(OSError, ValueError):  # who asked is gone
-                program = _begin(connection)
+            connection.settimeout(REQUEST_TIMEOUT_SEC)
+            with contextlib.suppress(OSError, ValueError):  # the client has gone
+                program = _start_program(connection)
                 programs[os.pidfd_open(program)] = program, connection
 
 
@@ -238,31 +246,31 @@ def _load(libraries: Sequence[str]) -> None:
         module = importlib.import_module(name)
         if name == "bench.torch_stack":
             module.load()
-            # Compiled with the first model that a process loads: a thousand expressions, for every model there is.
+            # A process compiles these with its first model: a thousand regular expressions for all known models.
             importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("mistral")
-        elif name.partition(".")[0] in OURS:
+        elif name.partition(".")[0] in PACKAGES:
             for below in pkgutil.walk_packages(module.__path__, f"{name}."):
-                if not below.name.startswith(BY_HAND):
+                if not below.name.startswith(NOT_PRELOADED):
                     importlib.import_module(below.name)
-    LOADED.extend(_ours())
-    if settings := sys.modules.get("tasks.settings.sources"):  # it remembers what it has parsed
+    LOADED_MODULES.extend(_loaded_modules())
+    if settings := sys.modules.get("tasks.settings.sources"):  # fill its cache
         settings._parse_yaml_text((ROOT / "invoke.yaml").read_text())
 
 
-def _begin(connection: socket.socket) -> int:
-    """Begin what is asked for, and tell its pid."""
+def _start_program(connection: socket.socket) -> int:
+    """Read a request, fork its program and send the pid."""
     size, handles, _, _ = socket.recv_fds(connection, 4, 3)
     request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
     program = os.fork()
     if program == 0:
         die_with_parent()
-        subprocess.Popen = BelowATrial  # type: ignore[misc]
-        if STARTS_RANKS in sys.modules:
-            sys.modules[STARTS_RANKS].Popen = BelowATrial  # type: ignore[attr-defined]
-            sys.modules[MEETS].get_method_name = lambda *_: ""  # type: ignore[attr-defined]
+        subprocess.Popen = ForkingPopen  # type: ignore[misc]
+        if TORCHRUN_POPEN_MODULE in sys.modules:
+            sys.modules[TORCHRUN_POPEN_MODULE].Popen = ForkingPopen  # type: ignore[attr-defined]
+            sys.modules[RENDEZVOUS_MODULE].get_method_name = lambda *_: ""  # type: ignore[attr-defined]
         if renderer := sys.modules.get("reports.figures.renderer"):
             renderer.MAX_PROCESSES = 1  # a drawing process takes longer to import than to draw
-        _become(request["words"], request["cwd"], request["env"], handles, session=request["session"])
+        _run_in_child(request["arguments"], request["cwd"], request["env"], handles, session=request["session"])
     for handle in handles:
         os.close(handle)
     with contextlib.suppress(OSError):
@@ -270,8 +278,8 @@ def _begin(connection: socket.socket) -> int:
     return program
 
 
-def _end(ended: int, program: int, connection: socket.socket) -> None:
-    """Tell of its end; or end it, because the one who asked is gone."""
+def _end_program(ended: int, program: int, connection: socket.socket) -> None:
+    """Send the program's exit status; kill the program first if its client has gone."""
     if not select.select([ended], [], [], 0)[0]:
         os.kill(program, signal.SIGKILL)
     status = os.waitpid(program, 0)[1]
@@ -280,34 +288,35 @@ def _end(ended: int, program: int, connection: socket.socket) -> None:
         connection.sendall(status.to_bytes(4, "big"))
 
 
-class BelowATrial(subprocess.Popen[bytes]):
-    """In a program of the server: torchrun and its ranks are forked; all else is started as ever."""
+class ForkingPopen(subprocess.Popen[bytes]):
+    """Popen in a program of the server: forks torchrun and its ranks, and starts other programs normally."""
 
-    def _execute_child(self, *given: Any) -> None:
-        asked = _asked(self, given)
-        words = [word for word in asked["args"] if word != "-u"] if isinstance(asked["args"], list | tuple) else []
-        if words[:2] != [sys.executable, "-m"] or not words[2].startswith(BELOW_A_TRIAL):
-            super()._execute_child(*given)  # type: ignore[misc]
+    def _execute_child(self, *popen_arguments: Any) -> None:
+        options = _bind_popen_arguments(self, popen_arguments)
+        is_sequence = isinstance(options["args"], list | tuple)
+        argv = [argument for argument in options["args"] if argument != "-u"] if is_sequence else []
+        if argv[:2] != [sys.executable, "-m"] or not argv[2].startswith(RANK_MODULES):
+            super()._execute_child(*popen_arguments)  # type: ignore[misc]
             return
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(
-                words[1:],
-                asked["cwd"] or os.getcwd(),
-                dict(os.environ if asked["env"] is None else asked["env"]),
-                _streams(asked),
-                session=asked["start_new_session"],
+            _run_in_child(
+                argv[1:],
+                options["cwd"] or os.getcwd(),
+                dict(os.environ if options["env"] is None else options["env"]),
+                _streams(options),
+                session=options["start_new_session"],
             )
         self._child_created = True
-        self._close_pipe_fds(*(asked[name] for name in PIPES))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(options[name] for name in PIPES))  # type: ignore[attr-defined]
 
 
-def _become(
-    words: Sequence[str], cwd: str, environment: Mapping[str, str], handles: Sequence[int], *, session: bool
+def _run_in_child(
+    arguments: Sequence[str], cwd: str, environment: Mapping[str, str], handles: Sequence[int], *, session: bool
 ) -> NoReturn:
-    """What `python WORDS` does, from its start to its end."""
+    """Do what `python ARGUMENTS` does, and exit."""
     code = 1
     try:
         if session:
@@ -320,17 +329,17 @@ def _become(
         os.chdir(cwd)
         os.environ.clear()
         os.environ.update(environment)
-        _show_as([sys.executable, *words])
-        _forget("tests", *(() if _are_those_of(Path(cwd)) else OURS))
+        _set_command_line([sys.executable, *arguments])
+        _forget("tests", *(() if _use_modules_of(Path(cwd)) else PACKAGES))
         sys.path[:] = [cwd, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *LIBRARY_PATH]
         tempfile.tempdir = None
-        if configuration := sys.modules.get("kubernetes.config.kube_config"):  # which reads it once, at the import
+        if configuration := sys.modules.get("kubernetes.config.kube_config"):  # reads KUBECONFIG only at import
             configuration.KUBE_CONFIG_DEFAULT_LOCATION = environment.get("KUBECONFIG", "~/.kube/config")
         atexit._clear()
-        code = _run(words)
+        code = _run(arguments)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-    except BaseException as error:  # noqa: BLE001 - as the interpreter does with what nobody catches
+    except BaseException as error:  # noqa: BLE001 - like the interpreter's handling of uncaught exceptions
         traceback.print_exception(error)
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -342,15 +351,15 @@ def _become(
         os._exit(code)
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     try:
-        if words[0] == "-c":
-            sys.argv = ["-c", *words[2:]]
-            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
+        if arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
         else:
-            sys.argv = [words[1], *words[2:]]
-            sys.modules.pop(words[1], None)  # else runpy warns
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            sys.argv = [arguments[1], *arguments[2:]]
+            sys.modules.pop(arguments[1], None)  # otherwise runpy warns
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0
@@ -369,8 +378,8 @@ def _forget(*packages: str) -> None:
         del sys.modules[name]
 
 
-class Ours(NamedTuple):
-    """One of our modules as the server has it; paths are below ROOT."""
+class LoadedModule(NamedTuple):
+    """One of the project's modules in the server; paths are relative to ROOT."""
 
     name: str
     module: ModuleType
@@ -379,55 +388,59 @@ class Ours(NamedTuple):
     constants: dict[str, Path]
 
 
-LOADED: list[Ours] = []  # in the server
+LOADED_MODULES: list[LoadedModule] = []  # filled only in the server
 
 
-def _ours() -> list[Ours]:
-    """Looked up once: for each program anew it took 20 ms of processor time."""
+def _loaded_modules() -> list[LoadedModule]:
+    """List the project's modules. Called once, because it takes 20 ms of processor time."""
     return [
-        Ours(name, module, path.relative_to(ROOT), _state(path), _below_root(module))
+        LoadedModule(name, module, path.relative_to(ROOT), _file_state(path), _paths_below_root(module))
         for name, module in sys.modules.items()
-        if name.partition(".")[0] in OURS
+        if name.partition(".")[0] in PACKAGES
         for path in [Path(str(module.__file__))]
     ]
 
 
-def _below_root(module: ModuleType) -> dict[str, Path]:
+def _paths_below_root(module: ModuleType) -> dict[str, Path]:
     paths = {name: value for name, value in vars(module).items() if isinstance(value, Path)}
     return {name: path.relative_to(ROOT) for name, path in paths.items() if path.is_relative_to(ROOT)}
 
 
-def _are_those_of(project: Path) -> bool:
-    """Whether our modules are of the same sources as this project's; from now on they say that they lie there."""
-    there = [package for package in OURS if (project / package).is_dir()]  # the others are found here
-    ours = [one for one in LOADED if one.path.parts[0] in there and sys.modules.get(one.name) is one.module]
+def _use_modules_of(project: Path) -> bool:
+    """Point the loaded modules to the files of `project`, and return True, if its sources are identical to ours."""
+    packages = [package for package in PACKAGES if (project / package).is_dir()]  # the others are imported from here
+    ours = [
+        loaded
+        for loaded in LOADED_MODULES
+        if loaded.path.parts[0] in packages and sys.modules.get(loaded.name) is loaded.module
+    ]
     try:
-        if any(_state(f"{project}/{our.path}") != our.state for our in ours):
+        if any(_file_state(f"{project}/{our.path}") != our.state for our in ours):
             return False
     except OSError:
         return False
-    for one in ours:
-        one.module.__file__ = f"{project}/{one.path}"
-        if hasattr(one.module, "__path__"):
-            one.module.__path__ = [f"{project}/{one.path.parent}"]
-        for constant, path in one.constants.items():
-            setattr(one.module, constant, project / path)
+    for entry in ours:
+        entry.module.__file__ = f"{project}/{entry.path}"
+        if hasattr(entry.module, "__path__"):
+            entry.module.__path__ = [f"{project}/{entry.path.parent}"]
+        for constant, path in entry.constants.items():
+            setattr(entry.module, constant, project / path)
     return True
 
 
-def _state(path: Path | str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns
+def _file_state(path: Path | str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
 
 
-def _show_as(argv: Sequence[str]) -> None:
-    """Write a command line where /proc/PID/cmdline reads it, over the server's own."""
+def _set_command_line(argv: Sequence[str]) -> None:
+    """Set the command line that /proc/PID/cmdline shows, by overwriting the server's."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
-    line = b"\0".join(os.fsencode(word) for word in argv)[: end - start - 1]
+    line = b"\0".join(os.fsencode(argument) for argument in argv)[: end - start - 1]
     ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 
 
 if __name__ == "__main__":
-    LIBRARY_PATH = [place for place in sys.path[1:] if place != str(ROOT)] + [str(ROOT)]  # the editable install's
+    LIBRARY_PATH = [path for path in sys.path[1:] if path != str(ROOT)] + [str(ROOT)]  # with the editable install last
     serve(sys.argv[1], int(sys.argv[2]), sys.argv[3:-1])

@@ -1,12 +1,12 @@
-"""`python -m tests.support.kill_points 200 [--seed 1]`: a short training, killed at so many moments of its life.
+"""`python -m tests.support.kill_points 200 [--seed 1]`: kill a short training at 200 points.
 
-Each moment: a forked copy of one warmed process trains, and is killed by SIGKILL: after a random time, just before a
-random sync, rename or removal of a file, or after a random time in which the disk was full for some syncs; some a
-second or third time. In between the clock is set back or forth, and the newest checkpoint may lose a byte or have a bit
-flipped. Then it trains to the end. The adapter must be, bit by bit, the one of a training that nobody touched. Prints
-one JSON line with what was found.
+At each point a forked copy of one warmed process trains and is killed with SIGKILL: after a random time, just before a
+random sync, rename or removal of a file, or after a random time during which some syncs failed with a full disk; some
+are killed two or three times. In between, the clock is changed, and the newest checkpoint may lose a byte or have a bit
+flipped. Then the training runs to the end. Its adapter must be bit-identical to that of an undisturbed training. Prints
+one JSON line with the outcomes.
 
-Not covered: more than one rank; a machine that loses what was written and not synced; a disk that is really full
+Not covered: more than one rank; a machine that loses unsynced writes; a disk that is really full
 (tests/faults/bench/test_bench_ends.py has one).
 """
 
@@ -31,53 +31,53 @@ from bench.workloads.finetune.checkpoints import checkpoint
 from tests.support import tiny_training
 from tests.support.tiny_training import Lab, in_child
 
-CLOCK_SEC = 86_400.0  # the clock is set back or forth by so much at most
+MAX_CLOCK_OFFSET_SEC = 86_400.0
 WRITES = ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree"))
 
 
-def dying_at(number: int, work: Callable[[], Any]) -> Callable[[], Any]:
-    """`work`, killed just before its `number`-th write."""
+def killed_at_write(number: int, work: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap `work` so that it is killed just before its write with the index `number`."""
 
     left = number
 
-    def watched() -> None:
+    def work_until_killed() -> None:
         for owner, name in WRITES:
             setattr(owner, name, counted(getattr(owner, name)))
         work()
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def instead(*given: Any, **options: Any) -> Any:
+        def counting(*arguments: Any, **options: Any) -> Any:
             nonlocal left
             left -= 1
             if left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(*given, **options)
+            return real(*arguments, **options)
 
-        return instead
+        return counting
 
-    return watched
+    return work_until_killed
 
 
-def on_a_full_disk(number: int, syncs: int, work: Callable[[], Any]) -> Callable[[], Any]:
-    """`work`, for which the disk is full from the `number`-th sync on, for so many `syncs`."""
+def with_full_disk(number: int, syncs: int, work: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap `work` so that `syncs` calls of fsync, from number `number` on, fail with ENOSPC."""
     done, real = 0, os.fsync
 
-    def instead(handle: int) -> None:
+    def fail_if_full(handle: int) -> None:
         nonlocal done
         done += 1
         if number <= done < number + syncs:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(handle)
 
-    def full() -> None:
-        os.fsync = instead
+    def work_with_full_disk() -> None:
+        os.fsync = fail_if_full
         work()
 
-    return full
+    return work_with_full_disk
 
 
-def at_another_time(offset_sec: float, work: Callable[[], Any]) -> Callable[[], Any]:
-    """`work`, by a clock that is so much ahead."""
+def with_clock_offset(offset_sec: float, work: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap `work` so that `time.time` is ahead by `offset_sec`."""
     real = time.time
 
     def skewed() -> None:
@@ -88,10 +88,10 @@ def at_another_time(offset_sec: float, work: Callable[[], Any]) -> Callable[[], 
 
 
 def damage(checkpoints: Path, chooser: random.Random) -> bool:
-    """Cut the newest checkpoint by a byte or flip a bit of it, if the one before it is whole."""
-    newest = checkpoint.listed(checkpoints)[:2]
+    """Remove a byte of the newest checkpoint or flip a bit, if the one before it is intact. Return whether it did."""
+    newest = checkpoint.list_checkpoints(checkpoints)[:2]
     try:
-        checkpoint.verified(newest[1])
+        checkpoint.verify(newest[1])
     except (IndexError, checkpoint.BrokenCheckpoint):
         return False
     path = chooser.choice(sorted(newest[0].iterdir()))
@@ -104,8 +104,8 @@ def damage(checkpoints: Path, chooser: random.Random) -> bool:
     return True
 
 
-def ended(pid: int) -> int:
-    """How a child ended: its exit code, or less than 0 for a signal."""
+def wait_for_exit(pid: int) -> int:
+    """Wait for a child and return its exit code; negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -114,32 +114,34 @@ def digest(folder: Path) -> str:
 
 
 def kill_and_finish(lab: Lab, folder: Path, chooser: random.Random, quiet_sec: float, writes: int) -> Counter[str]:
-    """Its adapter's digest, and what befell it on the way, each as often as it did."""
+    """Train with kills and damage. Count these faults, and the resulting adapter's digest or the exit code."""
     folder.mkdir()
-    found = Counter[str]()
+    outcomes = Counter[str]()
 
     def clocked() -> Callable[[], Any]:
-        return at_another_time(chooser.uniform(-CLOCK_SEC, CLOCK_SEC), lambda: lab.train(folder))
+        return with_clock_offset(
+            chooser.uniform(-MAX_CLOCK_OFFSET_SEC, MAX_CLOCK_OFFSET_SEC), lambda: lab.train(folder)
+        )
 
     for _ in range(chooser.choice((1, 1, 1, 2, 3))):
-        way = chooser.choice(("moment", "write", "full disk"))
-        if way == "write":
-            pid = in_child(dying_at(chooser.randrange(writes), clocked()))
+        fault = chooser.choice(("moment", "write", "full disk"))
+        if fault == "write":
+            pid = in_child(killed_at_write(chooser.randrange(writes), clocked()))
         else:
-            is_full = way == "full disk"
+            is_full = fault == "full disk"
             work = (
-                on_a_full_disk(chooser.randrange(writes), chooser.randrange(1, 9), clocked()) if is_full else clocked()
+                with_full_disk(chooser.randrange(writes), chooser.randrange(1, 9), clocked()) if is_full else clocked()
             )
             pid = in_child(work)
             time.sleep(chooser.uniform(0.0, quiet_sec))
             os.kill(pid, signal.SIGKILL)
-        found[f"killed: {way}"] += ended(pid) == -signal.SIGKILL
+        outcomes[f"killed: {fault}"] += wait_for_exit(pid) == -signal.SIGKILL
         if chooser.random() < 0.5:
-            found["damaged"] += damage(folder / "checkpoints", chooser)
-    code = ended(in_child(clocked()))
-    found[digest(folder) if code == 0 else f"exit code {code}"] += 1
+            outcomes["damaged"] += damage(folder / "checkpoints", chooser)
+    code = wait_for_exit(in_child(clocked()))
+    outcomes[digest(folder) if code == 0 else f"exit code {code}"] += 1
     shutil.rmtree(folder)
-    return found
+    return outcomes
 
 
 def main(argv: list[str]) -> int:
@@ -148,24 +150,25 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
     modules, chooser = torch_stack.load(), random.Random(arguments.seed)
-    modules.torch.set_num_threads(1)  # a fork does not have its parent's other threads, and would wait for them
-    with tempfile.TemporaryDirectory() as place:
-        here = Path(place)
+    modules.torch.set_num_threads(1)  # a forked child would wait for its parent's other threads
+    with tempfile.TemporaryDirectory() as folder_name:
+        here = Path(folder_name)
         folder = tiny_training.make_folder(modules, here / "models" / "tiny--tiny", layers=1)
         data = tiny_training.make_data(here / "chats.jsonl", lines=24)
         trial = tiny_training.plan(folder, data, training={"rows_per_step": 2})
-        lab = Lab.of(modules, trial).warmed()
+        lab = Lab.create(modules, trial).load_inputs()
         (here / "quiet").mkdir()
         start = time.monotonic()
-        assert ended(in_child(lambda: lab.train(here / "quiet"))) == 0
+        assert wait_for_exit(in_child(lambda: lab.train(here / "quiet"))) == 0
         quiet_sec, wanted = time.monotonic() - start, digest(here / "quiet")
-        writes = 12 * 6  # of six steps, each with a checkpoint of seven files; beyond the last one nothing dies
-        found = Counter[str]()
+        # Six steps, each with a checkpoint of seven files. Beyond the last write the training is not killed.
+        writes = 12 * 6
+        outcomes = Counter[str]()
         for number in range(arguments.points):
-            found += kill_and_finish(lab, here / f"killed-{number}", chooser, quiet_sec, writes)
+            outcomes += kill_and_finish(lab, here / f"killed-{number}", chooser, quiet_sec, writes)
     seconds = round(time.monotonic() - start, 1)
-    print(json.dumps({"wanted": wanted, "found": dict(found), "seconds": seconds}))
-    return 0 if found[wanted] == arguments.points else 1
+    print(json.dumps({"wanted": wanted, "found": dict(outcomes), "seconds": seconds}))
+    return 0 if outcomes[wanted] == arguments.points else 1
 
 
 if __name__ == "__main__":

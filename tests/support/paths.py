@@ -1,4 +1,4 @@
-"""Where the project's folder is, for tests at any depth."""
+"""Root folder of the project, for tests at any depth."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A copy of the project in a folder of its own, so that its invoke.yaml can be spoiled and `inv` really run in it."""
+"""Fixtures with a copy of the project, in which tests change invoke.yaml and run the real `inv`."""
 
 import os
 import shutil
@@ -22,16 +22,16 @@ def no_settings_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def project(settled: Path) -> Path:
-    """`settled` with the project's tasks.py and tasks/, for what really runs `inv`."""
-    shutil.copy(ROOT / "tasks.py", settled)
-    shutil.copytree(ROOT / "tasks", settled / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
-    return settled
+def project(project_folder: Path) -> Path:
+    """`project_folder` with the project's tasks.py and tasks/, for tests that run `inv`."""
+    shutil.copy(ROOT / "tasks.py", project_folder)
+    shutil.copytree(ROOT / "tasks", project_folder / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    return project_folder
 
 
 @pytest.fixture
-def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the project's invoke.yaml; it is the working folder and has its own HOME."""
+def project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the project's invoke.yaml; the working directory, with a separate HOME."""
     folder = tmp_path / "project"
     folder.mkdir()
     shutil.copy(ROOT / "invoke.yaml", folder)
@@ -44,19 +44,22 @@ def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def inv(project: Path, inv_server: ForkServer) -> Inv:
-    """Runs `inv` in the copy."""
+    """Function that runs `inv` in the copy."""
 
     def run(
-        *words: str, cwd: Path | None = None, env: dict[str, str] | None = None
+        *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        return inv_server.inv(*words, cwd=cwd or project, env={**os.environ, **(env or {})}, timeout_sec=60)
+        return inv_server.inv(*arguments, cwd=cwd or project, env={**os.environ, **(env or {})}, timeout_sec=60)
 
     return run
 
 
 @pytest.fixture
 def context(project: Path) -> Callable[[], Context]:
-    """Makes a task's context as Invoke does, without its reading the project's and the -f file, which holds `text`."""
+    """Function that makes a task's context as Invoke does, with `text` in the -f file.
+
+    Invoke would also load the project's and the -f file; this function does not.
+    """
 
     def make(runtime: str | None = None, *, text: str | None = None) -> Context:
         if text is not None:

@@ -1,12 +1,12 @@
-"""The part of a record that a kind of trial writes to, kept as it was added."""
+"""In-memory replacement for the record that a workload writes measurements to."""
 
 from typing import Any
 
 from bench.records.bootstrap import Interval
 
 
-class KeptRecord:
-    """`added` holds each measurement as a dictionary; `named` finds those of a name and a context."""
+class InMemoryRecord:
+    """Record whose `added` holds each measurement as a dictionary; `find` filters them by name and context."""
 
     def __init__(self, trial: Any = None, **facts: Any) -> None:
         self.trial, self.fingerprint = trial, facts
@@ -19,5 +19,5 @@ class KeptRecord:
             value, more = value.median, {"interval": value, **more}
         self.added.append({"name": name, "value": value, **more})
 
-    def named(self, name: str, **context: Any) -> list[dict[str, Any]]:
+    def find(self, name: str, **context: Any) -> list[dict[str, Any]]:
         return [entry for entry in self.added if entry["name"] == name and context.items() <= entry.items()]

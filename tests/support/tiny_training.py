@@ -25,7 +25,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
-LONGEST = 48
+MAX_SEQ_LEN = 48
 
 
 def make_folder(modules: torch_stack.Stack, folder: Path, *, layers: int = 2, width: int = 64) -> Path:
@@ -67,11 +67,11 @@ def make_data(path: Path, lines: int = 60) -> Path:
 
 def plan(folder: Path, data: Path, *, training: dict[str, Any] | None = None, **changes: Any) -> Trial:
     """Make the trial of a fine-tuning of a few steps over `data`."""
-    files = TrainingData(files=[str(data)], weights=[1.0], max_seq_len=LONGEST, validation_share=0.1)
+    files = TrainingData(files=[str(data)], weights=[1.0], max_seq_len=MAX_SEQ_LEN, validation_share=0.1)
     settings: dict[str, Any] = {"rows_per_step": 4, "max_steps": 6, "evaluate_every": 2, "checkpoint_sec": 0.0}
     fields: dict[str, Any] = {
         "name": "train", "reason": "a test", "suite": "train", "profile": "tiny", "model": str(folder),
-        "data": str(data), "kind": "finetune", "recipe": "fast", "max_seq_len": LONGEST, "micro_batch_size": 1,
+        "data": str(data), "kind": "finetune", "recipe": "fast", "max_seq_len": MAX_SEQ_LEN, "micro_batch_size": 1,
         "lora_rank": 4, "lora_dropout": 0.1, "optimizer": "adamw_torch", "learning_rate": 0.01,
     }  # fmt: skip
     return Trial(**(fields | changes), training=Training(data=files, **(settings | (training or {}))))

@@ -1,4 +1,4 @@
-"""A unit test starts no process and draws no figure; what does belongs into tests/integration. This guard holds it."""
+"""Guard that fails a unit test if it starts a process or renders a figure; such tests belong in tests/integration."""
 
 import contextlib
 import os
@@ -36,8 +36,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _guard(item: pytest.Item) -> Iterator[None]:
-    """Setup and call, fixtures included. Not teardown: after the last test, servers of other folders end there."""
-    if Path(__file__).parent not in item.path.parents:  # pytest calls these hooks for tests of every folder
+    """Forbid processes and figures during setup and call. Not during teardown: other folders' servers end there."""
+    if Path(__file__).parent not in item.path.parents:  # pytest calls these hooks for tests in all folders
         yield
         return
     drawing = [(sys.modules["matplotlib.figure"].Figure, "savefig")] if "matplotlib.figure" in sys.modules else []

@@ -1,4 +1,4 @@
-"""What the benchmarks stand on: that each can begin, the model they run on, and the search that is replayed."""
+"""Tests of the benchmarks: imports, the random model that they use, and the replayed search."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ from tasks.tuning.planning import SHORT_STEPS
 from tests import benchmarks, mistral_7b
 from tests.benchmarks import __main__ as table
 from tests.benchmarks import _tune_scenarios, fast_step, tune_replay
-from tests.benchmarks._gpu import Draw, drawn, metered
+from tests.benchmarks._gpu import Draw, format_draw, metered
 
 pytestmark = pytest.mark.slow
 
@@ -33,22 +33,22 @@ def test_every_benchmark_can_begin(name):
     assert callable(importlib.import_module(f"tests.benchmarks.{name}").main)
 
 
-def test_a_benchmark_that_is_not_there_is_named_with_those_that_are(capsys):
+def test_an_unknown_benchmark_lists_the_known_ones(capsys):
     assert table.main(["fast-step"]) == 2
     assert capsys.readouterr().err.startswith("benchmark 'fast-step' is unknown; there are against_unsloth, ")
 
 
-def test_a_benchmark_that_breaks_leaves_the_others_their_figures(monkeypatch, capsys):
+def test_a_failing_benchmark_does_not_stop_the_others(monkeypatch, capsys):
     monkeypatch.setattr(tune_replay, "main", lambda: 1 / 0)
     monkeypatch.setattr(fast_step, "main", lambda: [benchmarks.Figure(name="a step", value="0.2 s", goal="0.1 s")])
     assert table.main(["tune_replay", "fast_step"]) == 1
-    said = capsys.readouterr()
-    assert "a step  0.2 s  -      0.1 s" in said.out
-    assert said.out.endswith("tune_replay: could not be run, see above\n")
-    assert "ZeroDivisionError" in said.err
+    captured = capsys.readouterr()
+    assert "a step  0.2 s  -      0.1 s" in captured.out
+    assert captured.out.endswith("tune_replay: could not be run, see above\n")
+    assert "ZeroDivisionError" in captured.err
 
 
-def test_a_model_of_random_weights_is_one_that_a_trial_takes(tmp_path):
+def test_a_model_of_random_weights_passes_the_model_check(tmp_path):
     demo_tiny.build_tokenizer(tmp_path, [f"word {number}" for number in range(64)])
     mistral_7b.write(tmp_path, SMALL)
     facts = check_model(tmp_path)
@@ -63,49 +63,49 @@ def test_the_shape_is_the_published_one():
     assert sum(map(math.prod, sizes)) == mistral_7b.PARAMETERS
 
 
-def test_the_products_alone_are_all_of_a_models_products():
+def test_the_product_shapes_cover_all_matrices_of_a_model():
     *of_a_layer, head = (rows * columns for rows, columns in fast_step.product_shapes(mistral_7b.CONFIG))
     shapes = mistral_7b.shapes(mistral_7b.CONFIG)
     matrices = [math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name]
     assert mistral_7b.CONFIG["num_hidden_layers"] * sum(of_a_layer) + head == sum(matrices)
 
 
-def test_without_a_gpu_nothing_is_said_of_its_power(monkeypatch):
-    monkeypatch.setattr(nvml, "gpus_here", list)
+def test_without_a_gpu_no_power_is_reported(monkeypatch):
+    monkeypatch.setattr(nvml, "visible_gpus", list)
     with metered() as draw:
         pass
     assert draw.to_json() == {"watts": None, "sm_clock_mhz": None, "power_capped_percent": None}
-    assert drawn(draw.to_json()) == ""
+    assert format_draw(draw.to_json()) == ""
 
 
-def test_what_a_gpu_drew_is_the_median_of_its_readings():
+def test_the_reported_power_is_the_median_of_the_readings():
     limits = [("sw_power_cap",), ("sw_power_cap", "idle"), (), None]
     readings = [
         nvml.GpuSample(power_watts=watts, sm_clock_mhz=mhz, clock_limits=held)
         for watts, mhz, held in zip((690.0, 694.0, 692.0, None), (1500, 1980, 1530, None), limits, strict=True)
     ]
-    said = Draw(readings=readings).to_json()
-    assert drawn(said) == ", 692 W at 1,530 MHz (at the power limit: 67 %)"
+    document = Draw(readings=readings).to_json()
+    assert format_draw(document) == ", 692 W at 1,530 MHz (at the power limit: 67 %)"
 
 
 def test_ragged_samples_have_the_mean_length_that_was_asked_for():
     for mean in (97.0, 194.0, 207.0):
-        found = fast_step.lengths(400, 512, mean)
-        assert sum(found) / len(found) == pytest.approx(mean, rel=0.02)
-        assert fast_step.SHORTEST <= min(found) < 64 < mean < max(found) <= 512
+        lengths = fast_step.lengths(400, 512, mean)
+        assert sum(lengths) / len(lengths) == pytest.approx(mean, rel=0.02)
+        assert fast_step.SHORTEST <= min(lengths) < 64 < mean < max(lengths) <= 512
 
 
 @pytest.mark.parametrize("limit_gib", tune_replay.LIMITS_GIB)
 def test_the_replayed_search_finds_the_best_for_a_small_part_of_the_grids_gpu_time(limit_gib):
-    found = _tune_scenarios.space(SHORT_STEPS["gpu"])
-    world = _tune_scenarios.measured(found, seed=0)
-    quality, cost, tried, fitting = tune_replay.replay(found, world, limit_gib, workers=4, seed=0)
+    space = _tune_scenarios.space(SHORT_STEPS["gpu"])
+    world = _tune_scenarios.measured(space, seed=0)
+    quality, cost, tried, fitting = tune_replay.replay(space, world, limit_gib, workers=4, seed=0)
     assert quality >= 98.0
     assert cost <= 15.0
     assert 0 < tried < fitting
 
 
-def test_a_model_is_never_made_over_something(tmp_path, capsys):
+def test_an_existing_folder_is_not_overwritten_by_a_model(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         mistral_7b.main([str(tmp_path)])
     assert caught.value.code == 2

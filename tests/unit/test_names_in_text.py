@@ -1,6 +1,6 @@
-"""A module or a file that is named in a string, a comment or a document exists.
+"""Modules and files named in strings, comments and documents exist.
 
-No linter sees these names, and a move of files breaks them silently.
+Linters do not check these names, and moving files breaks them silently.
 """
 
 import ast
@@ -27,20 +27,19 @@ SOURCES = (
     "pyproject.toml",
     "Makefile",
 )
-# In quotes or backquotes, and what `python -m` is given.
+# Names in quotes or backquotes, and arguments of `python -m`.
 MODULE = re.compile(rf"""(?:["'`]|-m )((?:{PACKAGES})(?:\.[A-Za-z_]\w*)+)(?=["'`\s(:,])""")
 FILE = re.compile(rf"(?<![\w/.])((?:{PACKAGES}|image|docs|tests)/[\w/.-]*\w\.(?:py|yaml|json|md|svg|png|j2|js))\b")
 
 
-TRACKED = [
-    str(path) for path in architecture.tracked("*")
-]  # asked when tests are collected: a unit test starts no process
-SETTINGS = {"tasks.executor_class"}  # of Invoke
+# Listed during collection, because a unit test may not start processes.
+TRACKED = [str(path) for path in architecture.tracked("*")]
+INVOKE_SETTINGS = {"tasks.executor_class"}
 
 
 @cache
 def modules() -> dict[str, str]:
-    """Dotted name to path, packages included."""
+    """Map dotted names of modules and packages to paths."""
     return {
         path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
         for path in TRACKED
@@ -50,7 +49,7 @@ def modules() -> dict[str, str]:
 
 @cache
 def names_in(path: str) -> set[str]:
-    """What a module's own statements define, and the fields and methods of its classes."""
+    """Return the names that a module defines, including fields and methods of its classes."""
     names = set()
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -63,7 +62,7 @@ def names_in(path: str) -> set[str]:
 
 
 def exists(dotted: str) -> bool:
-    """A module, a name in one, or a folder of a package's data."""
+    """Return whether this is a module, a name in one, or a package's data folder."""
     parts = dotted.split(".")
     for depth in range(len(parts), 0, -1):
         path = modules().get(".".join(parts[:depth]))
@@ -78,26 +77,26 @@ def texts() -> Iterator[tuple[str, str]]:
             yield path, (ROOT / path).read_text(encoding="utf-8")
 
 
-def test_every_module_named_in_text_is_there():
+def test_every_module_named_in_text_exists():
     missing = {
         f"{path}: {name}"
         for path, text in texts()
         for name in MODULE.findall(text)
-        if not name.endswith(".py") and name not in SETTINGS and not exists(name)
+        if not name.endswith(".py") and name not in INVOKE_SETTINGS and not exists(name)
     }
     assert not missing
 
 
-def test_every_file_named_in_text_is_there():
+def test_every_file_named_in_text_exists():
     missing = {f"{path}: {name}" for path, text in texts() for name in FILE.findall(text) if not (ROOT / name).exists()}
     assert not missing
 
 
 @pytest.mark.parametrize("name", ["bench.records.result", "bench.records.checksummed.Checksummed.read", "tasks"])
-def test_a_module_and_a_name_in_one_are_found(name):
+def test_modules_and_their_names_exist(name):
     assert exists(name)
 
 
 @pytest.mark.parametrize("name", ["bench.result", "bench.records.result.Nothing"])
-def test_what_was_moved_away_is_missed(name):
+def test_moved_modules_and_names_do_not_exist(name):
     assert not exists(name)

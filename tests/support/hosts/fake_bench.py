@@ -1,14 +1,14 @@
-"""Stands in for `python -m bench run` in tests of the fleet: same flags, same files, same exit codes, no torch.
+"""Fake `python -m bench run` for tests of the fleet: same flags, files and exit codes, without torch.
 
-What it does is the first word of its trial's name (BEHAVIOURS below). Each start and each success appends one line to
-the file that FAKE_BENCH_LOG names, so that a test can count what really ran; `slow` waits for the file
-FAKE_BENCH_LOG + ".go" (every attempt) or ".go.N" (attempt N).
+The first word of the trial's name selects its behaviour (BEHAVIOURS below). Each start and each success appends one
+line to the file FAKE_BENCH_LOG, so that tests can count them. `slow` waits for the file FAKE_BENCH_LOG + ".go" (every
+attempt) or ".go.N" (attempt N).
 
-It starts some hundred times in a run of the tests, so it imports nothing of the bench: that took three quarters of its
-time. Whoever reads its records (`bench.records.TrialResult.read`, in each fleet) says if they are not the bench's.
+It starts some hundred times per test run, so it does not import the bench, which took three quarters of its time. Each
+fleet validates its records with `bench.records.TrialResult.read`.
 
-Not covered: measuring anything, memory, telemetry, the trial's own deadline, reading model or data, a result that is
-large, a process that needs seconds to leave after its result is written.
+Not covered: measurements, memory, telemetry, the trial's own deadline, reading model or data, large results, and a
+process that needs seconds to exit after it has written its result.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 PROGRESS_FILE, RESULT_FILE, EXIT_NOT_WRITTEN = "progress.json", "result.json", 74  # as in bench.records.paths
-LONGEST_LIFE_SEC = 300.0  # a test that goes wrong must not leave this running for ever
+MAX_LIFETIME_SEC = 300.0  # bounds what a broken test may leave running
 
 
-class Ended(Exception):
-    """The signal handlers' way out of the work."""
+class StopRequested(Exception):
+    """Raised by the signal handlers."""
 
-    def __init__(self, end: str) -> None:
-        self.end = end
+    def __init__(self, status: str) -> None:
+        self.end = status
 
 
 class Bench:
@@ -50,13 +50,13 @@ class Bench:
         with open(self.log, encoding="utf-8") as log:
             return sum(line.split()[:2] == ["started", self.trial_id] for line in log)
 
-    def note(self, word: str) -> None:
+    def log_event(self, word: str) -> None:
         handle = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(handle, f"{word} {self.trial_id} {self.flags['--attempt']} {self.flags['--worker']}\n".encode())
         os.close(handle)
 
-    def put(self, name: str, document: object) -> None:
-        """Write a file of the trial by a rename."""
+    def write_file(self, name: str, document: object) -> None:
+        """Write a file of the trial atomically."""
         temporary = f"{self.out}/.{name}.{os.getpid()}.part"
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(json.dumps(document))
@@ -67,16 +67,16 @@ class Bench:
 
     def step(self, number: int, steps: int, pause_sec: float) -> None:
         elapsed = time.monotonic() - self.began
-        if elapsed > LONGEST_LIFE_SEC:
-            raise SystemExit("the test that started this has forgotten it")
+        if elapsed > MAX_LIFETIME_SEC:
+            raise SystemExit("the test that started this has not stopped it")
         progress = {"phase": "measure", "step": number, "steps": steps, "elapsed_sec": elapsed, "samples_per_sec": 1.5}
         try:  # noqa: SIM105 - contextlib is not imported
-            self.put(PROGRESS_FILE, progress)
-        except OSError:  # as the real one: what only people watch must not end a trial
+            self.write_file(PROGRESS_FILE, progress)
+        except OSError:  # like the bench: a failed progress update must not end a trial
             pass
         time.sleep(pause_sec)
 
-    def write(self, end: str, reason: str | None, trial_id: str | None = None) -> int:
+    def write_result(self, end: str, reason: str | None, trial_id: str | None = None) -> int:
         result = {
             "kind": "trial_result",
             "schema_version": 1,
@@ -89,9 +89,9 @@ class Bench:
             "attempt": int(self.flags["--attempt"]),
         }
         sealed = json.dumps(result, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        self.put(RESULT_FILE, {**result, "sha256": hashlib.sha256(sealed.encode()).hexdigest()})
+        self.write_file(RESULT_FILE, {**result, "sha256": hashlib.sha256(sealed.encode()).hexdigest()})
         if end == "SUCCEEDED":
-            self.note("succeeded")
+            self.log_event("succeeded")
         return {"SUCCEEDED": 0, "CANCELLED": 130, "PREEMPTED": 143}.get(end, 1)
 
 
@@ -101,27 +101,27 @@ class Bench:
 def fine(bench: Bench) -> int:
     for number in range(1, 4):
         bench.step(number, 3, 0.0)
-    return bench.write("SUCCEEDED", None)
+    return bench.write_result("SUCCEEDED", None)
 
 
 def steps(bench: Bench) -> int:
-    """Long enough (0.3 s) for an operator to be killed while it runs."""
+    """Run for 0.3 s, long enough to kill an operator meanwhile."""
     for number in range(1, 16):
         bench.step(number, 15, 0.02)
-    return bench.write("SUCCEEDED", None)
+    return bench.write_result("SUCCEEDED", None)
 
 
 def slow(bench: Bench) -> int:
-    """Until the test says go."""
+    """Run until the test creates the `.go` file."""
     number, go = 0, f"{bench.log}.go"
     while not os.path.exists(go) and not os.path.exists(f"{go}.{bench.flags['--attempt']}"):
         number += 1
         bench.step(number, 10_000, 0.1)
-    return bench.write("SUCCEEDED", None)
+    return bench.write_result("SUCCEEDED", None)
 
 
 def hang(bench: Bench) -> int:
-    """Deaf to INT and TERM."""
+    """Ignore SIGINT and SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
@@ -156,15 +156,15 @@ def preempted_once(bench: Bench) -> int:
 
 
 def oom_result(bench: Bench) -> int:
-    return bench.write("OUT_OF_MEMORY", "CUDA out of memory in phase measure")
+    return bench.write_result("OUT_OF_MEMORY", "CUDA out of memory in phase measure")
 
 
 def wrong_result(bench: Bench) -> int:
-    return bench.write("SUCCEEDED", None, trial_id="somebody-else")
+    return bench.write_result("SUCCEEDED", None, trial_id="another-trial")
 
 
 def torn_result(bench: Bench) -> int:
-    code = bench.write("SUCCEEDED", None)
+    code = bench.write_result("SUCCEEDED", None)
     path = f"{bench.out}/{RESULT_FILE}"
     os.truncate(path, os.path.getsize(path) // 2)
     return code
@@ -175,8 +175,8 @@ def says_done_leaves_nothing(bench: Bench) -> int:  # noqa: ARG001 - one signatu
 
 
 def success_then_lingers(bench: Bench) -> int:
-    """Writes its result, then takes its time to leave, as torch does."""
-    bench.write("SUCCEEDED", None)
+    """Write the result and exit late, as torch does."""
+    bench.write_result("SUCCEEDED", None)
     return slow(bench)
 
 
@@ -190,25 +190,25 @@ BEHAVIOURS: "dict[str, Callable[[Bench], int]]" = {
 
 
 def main() -> int:
-    verb, *words = sys.argv[1:]
-    flags = dict(zip(words[::2], words[1::2], strict=True))
+    verb, *arguments = sys.argv[1:]
+    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
     assert verb == "run"
     assert {*flags} == {"--trial", "--out", "--trial-id", "--worker", "--run-id", "--attempt"}
     os.makedirs(flags["--out"], exist_ok=True)
     bench = Bench(flags)
 
     def leave(number: int, _frame: object) -> "NoReturn":
-        raise Ended("CANCELLED" if number == signal.SIGINT else "PREEMPTED")
+        raise StopRequested("CANCELLED" if number == signal.SIGINT else "PREEMPTED")
 
     signal.signal(signal.SIGINT, leave)
     signal.signal(signal.SIGTERM, leave)
-    bench.note("started")
+    bench.log_event("started")
     try:
         return BEHAVIOURS[bench.trial["name"].split()[0]](bench)
-    except Ended as ended:
+    except StopRequested as ended:
         if bench.has_result():
             return 130
-        return bench.write(ended.end, f"told to stop: {ended.end}")
+        return bench.write_result(ended.end, f"told to stop: {ended.end}")
     except OSError as error:
         sys.stderr.write(f"{bench.out}: the result could not be written: {error.strerror}\n")
         return EXIT_NOT_WRITTEN

@@ -1,12 +1,12 @@
-"""Stands in for kubectl in unit tests of PodHost: `get pods` and `exec`, the pod being this machine.
+"""Fake kubectl for tests of PodHost: `get pods` and `exec`, where the pod is this machine.
 
-STAND_IN_FOLDER holds pods.txt (the answer to `get pods`; absent: no answer), calls.log (a line per call) and
-fault.json: {"fault": NAME, "after": BYTES} for the coming exec calls, as far as `times` goes. Faults: cut (standard
-output ends after so many bytes, exit 0, as when a kubelet dies), freeze (nothing more comes after them), flip (one bit
-there), skip (ten bytes are lost there), linger (does not leave after the command's end), deaf (says nothing, exit 1
-with `words` on standard error).
+FAKE_KUBECTL_FOLDER holds pods.txt (the output of `get pods`; absent: the server is unreachable), calls.log (a line per
+call) and fault.json: {"fault": NAME, "after": BYTES} for the next `times` exec calls. Faults: cut (standard output ends
+after so many bytes with exit 0, as when a kubelet dies), freeze (no more output after them), flip (one bit is flipped
+there), skip (ten bytes are lost there), linger (does not exit after the command's end), error (no output, exit 1 with
+`stderr` on standard error).
 
-Not covered: everything that is kubectl's and the API server's; tests/cluster has that, with the real program.
+Not covered: the rest of kubectl and the API server; tests/system/cluster uses the real program.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
-    folder = Path(os.environ["STAND_IN_FOLDER"])
-    verb = next(word for word in arguments if not word.startswith("-"))
+    folder = Path(os.environ["FAKE_KUBECTL_FOLDER"])
+    verb = next(argument for argument in arguments if not argument.startswith("-"))
     with (folder / "calls.log").open("a") as log:
         log.write(f"{verb}\n")
     if verb == "get":
@@ -48,10 +48,10 @@ def take_fault(path: Path) -> dict[str, object]:
 def execute(argv: list[str], fault: dict[str, object]) -> int:
     kind, left = fault.get("fault"), int(str(fault.get("after", 0)))
     sys.stderr.write("E0101 Unknown stream id 1, discarding message\n")
-    if kind == "deaf":
-        sys.stderr.write(f"{fault['words']}\n")
+    if kind == "error":
+        sys.stderr.write(f"{fault['stderr']}\n")
         return 1
-    # A session of its own: what ends kubectl's process group does not reach into a pod.
+    # In a new session, because signals to kubectl's process group do not reach a pod.
     process = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )

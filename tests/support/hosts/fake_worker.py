@@ -1,4 +1,4 @@
-"""A pod without a cluster: kubectl is fake_kubectl.py; the program in the pod is the real one."""
+"""A pod without a cluster: kubectl is fake_kubectl.py; the program in the pod is real."""
 
 import json
 import sys
@@ -12,22 +12,24 @@ from remote.pods.pod_index import PodIndex
 from tests.support.hosts.local_fleet import PATIENCE_SEC
 from tests.support.paths import ROOT
 
-STAND_IN = ROOT / "tests" / "support" / "hosts" / "fake_kubectl.py"
+FAKE_KUBECTL = ROOT / "tests" / "support" / "hosts" / "fake_kubectl.py"
 
 
-def line(name: str, index: int, *, created: str = "2026-01-01T00:00:00Z", phase: str = "Running", **more: str) -> str:
-    """A pod as LIST_TEMPLATE prints it."""
+def pod_line(
+    name: str, index: int, *, created: str = "2026-01-01T00:00:00Z", phase: str = "Running", **more: str
+) -> str:
+    """Format a pod like LIST_TEMPLATE."""
     parts = [name, str(index), created, more.get("deleted", ""), more.get("node", "node-1"), "10.0.0.1"]
     return "\t".join([*parts, phase, more.get("reason", ""), more.get("ready", "True")]) + "\n"
 
 
-class StandIn:
-    """A folder with the stand-in's files, and the host behind it."""
+class FakePod:
+    """Folder with the fake kubectl's files, and the host that uses it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         program = folder / "kubectl"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {STAND_IN} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {FAKE_KUBECTL} "$@"\n')
         program.chmod(0o755)
         self.pods = PodIndex(Kubectl(namespace="n", program=str(program)), "app=bench")
         self.host = PodHost(
@@ -38,7 +40,7 @@ class StandIn:
             container="bench",
             python=(sys.executable,),
         )
-        self.list_pods(line("bench-0-abc", 0))
+        self.list_pods(pod_line("bench-0-abc", 0))
 
     def list_pods(self, *lines: str) -> None:
         (self.folder / "pods.txt").write_text("".join(lines))

@@ -1,7 +1,7 @@
-"""A training that computes nothing: the record of bench/workloads/training.py, in tenths of a second and without torch.
+"""Fake training without torch: writes the record of bench/workloads/training.py in tenths of a second.
 
-`put_into` sets it in that file's place in a copy of the project, for tests of what happens to a trial and to its result
-while the numbers are of no interest. The trial's process, its phases, stops, progress, telemetry and result are real.
+`install_fake_training` replaces the real module in a copy of the project, for tests that do not need real numbers. The
+trial's process, phases, stops, progress, telemetry and result are real.
 """
 
 import shutil
@@ -16,16 +16,16 @@ from bench.machine import fingerprint
 from bench.records.result import Steps
 
 STEP_SEC, TOKENS = 0.02, 64
-HOLD = Path(__file__).with_name("hold")  # while it is there, a trial stays in its next step
+HOLD = Path(__file__).with_name("hold")  # while this file exists, a trial stays in its next step
 
 
-def put_into(project: Path) -> Path:
+def install_fake_training(project: Path) -> Path:
     """Replace the training of this copy of the project. Returns the file that holds every trial while it exists."""
     shutil.copy(__file__, project / "bench" / "workloads" / "training.py")
-    return held_by(project)
+    return hold_file(project)
 
 
-def held_by(project: Path) -> Path:
+def hold_file(project: Path) -> Path:
     return project / "bench" / "workloads" / HOLD.name
 
 

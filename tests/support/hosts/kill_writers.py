@@ -1,9 +1,9 @@
-"""Kills a process that writes results at random points; prints what a reader found each time, as one JSON line.
+"""Kill a process that writes results at random points; print the states of the file as one JSON line.
 
 python kill_writers.py FOLDER ROUNDS SEED
 
-Each round forks a child that does nothing but write results of changing length, kills it with SIGKILL after a random
-part of 20 ms, and reads result.json as a collector would.
+Each round forks a child that writes results of changing length in a loop, kills it with SIGKILL after a random part of
+20 ms, and reads result.json as `inv collect` would.
 """
 
 import json
@@ -20,7 +20,7 @@ from bench.records.paths import RESULT_FILE
 from bench.records.result import TrialResult, TrialStatus
 
 
-def write_for_ever(folder: Path) -> None:
+def write_until_killed(folder: Path) -> None:
     trial = suite("quick", "tiny", "models/none", "data/none.jsonl")[0]
     attempt = 0
     while True:
@@ -44,21 +44,21 @@ def read(folder: Path) -> str:
 
 def main(root: Path, rounds: int, seed: int) -> None:
     chooser = random.Random(seed)
-    found: dict[str, int] = {}
+    states: dict[str, int] = {}
     parts = 0
     for round_ in range(rounds):
         folder = root / str(round_)
         folder.mkdir()
         child = os.fork()
         if child == 0:
-            write_for_ever(folder)
+            write_until_killed(folder)
         time.sleep(chooser.uniform(0.0, 0.02))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         state = read(folder)
-        found[state] = found.get(state, 0) + 1
+        states[state] = states.get(state, 0) + 1
         parts += any(entry.name.endswith(".part") for entry in folder.iterdir())
-    print(json.dumps({"found": found, "killed_inside_a_write": parts}))
+    print(json.dumps({"found": states, "killed_inside_a_write": parts}))
 
 
 if __name__ == "__main__":

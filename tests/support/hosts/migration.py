@@ -1,4 +1,4 @@
-"""What the tests of transfers have in common: folders of files, and a wire that breaks where one wants."""
+"""Helpers for tests of file transfers: folders of files, and a connection that breaks at a given byte."""
 
 import random
 from pathlib import Path
@@ -14,8 +14,8 @@ from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
 
-def fill(folder: Path, sizes: dict[str, int], seed: int = 1) -> dict[str, bytes]:
-    """Make files of these sizes with random content; what they hold."""
+def write_random_files(folder: Path, sizes: dict[str, int], seed: int = 1) -> dict[str, bytes]:
+    """Write files of these sizes with random content; return the content by name."""
     chooser, content = random.Random(seed), {}
     for name, size in sizes.items():
         path = folder / name
@@ -25,48 +25,48 @@ def fill(folder: Path, sizes: dict[str, int], seed: int = 1) -> dict[str, bytes]
     return content
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder`, partial ones included."""
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file below `folder`, including partial files."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def move(direction: str, agent: Agent, source: Path, target: Path) -> transfer.Moved:
+def transfer_files(direction: str, agent: Agent, source: Path, target: Path) -> transfer.TransferResult:
     if direction == "pull":
         return pull(agent, str(source), target)
     return push(agent, source, str(target))
 
 
-# Not a push over SSH: it has 2 MiB in flight, more than these files; test_ssh_faults.py cuts a cable under larger ones.
+# Without a push over SSH, which has 2 MiB in flight, more than these files; test_ssh_faults.py covers larger files.
 CUT_UNDER_SMALL_FILES = pytest.mark.parametrize(
     ("local", "direction"), [("local", "pull"), ("local", "push"), ("ssh", "pull")], indirect=["local"]
 )
 
 
-def put_program(local: LocalFleet) -> None:
-    """From now on the host has our program, and the first call with `send` is the one that moves bytes."""
+def install_host_program(local: LocalFleet) -> None:
+    """Install the agent's program on the host, so that the first command with `send` transfers file content."""
     local.agent().holder("/no/slot")
 
 
-class Narrow(CuttableHost):
-    """A wire whose n-th stream of files breaks after so many bytes: of the whole answer, or of the bulk sent."""
+class BreakingHost(CuttableHost):
+    """Host whose n-th file stream breaks after `after[n]` bytes: of the whole response, or of the content sent."""
 
-    def breaks(self, after: list[int]) -> Self:
+    def break_after(self, after: list[int]) -> Self:
         self.after = after
         return self
 
-    def run(self, command: Command, **how: Unpack[RunOptions]) -> Completed:
+    def run(self, command: Command, **options: Unpack[RunOptions]) -> Completed:
         if self.after and {"send", "receive"} & set(command.argv):
             left = self.after.pop(0)
             if "send" in command.argv:
                 self.cuts = iter([left])
             else:
-                assert hasattr(how["stdin"], "read")
-                how["stdin"] = Breaking(how["stdin"], left)
-        return super().run(command, **how)
+                assert hasattr(options["stdin"], "read")
+                options["stdin"] = BreakingStream(options["stdin"], left)
+        return super().run(command, **options)
 
 
-class Breaking:
-    """A stream that breaks after `left` bytes of its bulk; the list of files before it passes."""
+class BreakingStream:
+    """Stream that breaks after `left` bytes of content, which follows the list of files."""
 
     def __init__(self, source: ByteReader, left: int) -> None:
         self._source, self._left, self._head = source, left, True

@@ -1,4 +1,4 @@
-"""Other versions of Python, such as hosts may have."""
+"""Other versions of Python, which hosts may have."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import pytest
 
 
 def other_python(version: str) -> str:
-    """A Python of that version that starts: on the PATH, or one of pyenv's, whose shims need not start; or a skip."""
+    """Return a working Python of that version, on PATH or from pyenv; skip the test if there is no such Python."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     for program in [f"python{version}", *map(str, versions.glob(f"{version}.*/bin/python{version}"))]:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Trials of several ranks, from outside: which of their processes run, and how to end them all."""
+"""Process ids of trials with several ranks: which are alive, and a function to kill them."""
 
 import contextlib
 import os
@@ -7,13 +7,13 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.workloads.distributed.torchrun import descendants
+from bench.workloads.distributed.torchrun import descendant_pids
 
-SILENCE_SEC = 15  # where many processes share few cores, a rank that imports is silent for seconds
+SILENCE_SEC = 15  # if many processes share few cores, a rank is silent for seconds during its imports
 
 
 def alive(pids: Iterable[int]) -> list[int]:
-    """Those that run; a zombie that its new parent has not collected yet is dead."""
+    """Return the pids of running processes; a zombie counts as dead."""
     left = []
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -22,11 +22,11 @@ def alive(pids: Iterable[int]) -> list[int]:
     return left
 
 
-def end(started: Iterable[subprocess.Popen[str]]) -> None:
-    """Kill trials that still run, their ranks with them."""
+def kill_trials(started: Iterable[subprocess.Popen[str]]) -> None:
+    """Kill the trials that still run, including their ranks."""
     for process in started:
-        for pid in [*descendants(process.pid), process.pid] if process.poll() is None else []:
+        for pid in [*descendant_pids(process.pid), process.pid] if process.poll() is None else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if process.stdout is None or not process.stdout.closed:  # else the test has heard it to its end
+        if process.stdout is None or not process.stdout.closed:  # otherwise the test has read it to its end
             process.communicate()

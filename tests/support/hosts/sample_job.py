@@ -1,8 +1,8 @@
-"""The workers and the volume of pods.py as a given cluster gets them: its image, its volume, its patience.
+"""The Job and the volume of pods.py adapted to a real cluster: its image, its volume, its timeouts.
 
-Not shortened there: how long a node may be silent before Kubernetes gives it up, and the pause before an index gets its
-next pod (10 s after its first failure, then twice as long each time). So a Job whose pods have failed is made anew.
-Shortened: 1 s instead of 30 s until the pods of a node that was given up go.
+Not shortened: the time until Kubernetes considers a silent node lost, and the pause before an index gets its next pod
+(10 s after its first failure, doubled each time), so a Job whose pods have failed is recreated. Shortened: the pods of
+a lost node are evicted after 1 s instead of 30 s.
 """
 
 import copy
@@ -11,15 +11,15 @@ from typing import Any
 from remote.cluster.manifests import Image
 from remote.cluster.pull_secret import pull_secret
 from remote.hosts.command import Secret
-from tests.support.kubernetes.real_cluster import GivenCluster
+from tests.support.kubernetes.real_cluster import RealCluster
 
-PYTHON_THERE = ("python3",)
-BENCH_THERE = "fake_bench.py"
+POD_PYTHON = ("python3",)
+POD_BENCH_FILE = "fake_bench.py"
 _PULL_SECRET = "registry"
 
 
 def shared_volume(name: str, namespace: str, **spec: Any) -> list[dict[str, Any]]:
-    """A volume and the claim `shared` on it, bound to each other by name."""
+    """Make a volume and the claim `shared`, bound to each other by name."""
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": namespace}
     volume = {**common, **spec, "capacity": {"storage": "1Gi"}, "claimRef": bound_to}
@@ -30,39 +30,43 @@ def shared_volume(name: str, namespace: str, **spec: Any) -> list[dict[str, Any]
     ]
 
 
-def given_volume(cluster: GivenCluster) -> list[dict[str, Any]]:
-    """The volume of --cluster-volume under a name of this namespace alone, its claim, and the image's pull secret."""
-    made = shared_volume(cluster.home, cluster.home, **(cluster.gift.volume or {}))
-    if cluster.gift.registry_user and cluster.gift.password:
-        login = {"registry": Image.parse(cluster.gift.image).registry, "user": cluster.gift.registry_user}
-        password = Secret(cluster.gift.password)
-        made.append(pull_secret(name=_PULL_SECRET, namespace=cluster.home, password=password, **login)[0])
-    return made
+def real_cluster_volume(cluster: RealCluster) -> list[dict[str, Any]]:
+    """Make the volume of --cluster-volume, named after the namespace, its claim, and the image's pull secret."""
+    objects = shared_volume(cluster.default_namespace, cluster.default_namespace, **(cluster.options.volume or {}))
+    if cluster.options.registry_user and cluster.options.password:
+        login = {"registry": Image.parse(cluster.options.image).registry, "user": cluster.options.registry_user}
+        password = Secret(cluster.options.password)
+        objects.append(
+            pull_secret(name=_PULL_SECRET, namespace=cluster.default_namespace, password=password, **login)[0]
+        )
+    return objects
 
 
-def given_job(cluster: GivenCluster, job: dict[str, Any]) -> dict[str, Any]:
-    """The workers' Job with the given image, on the given kind of node."""
-    made = copy.deepcopy(job)
-    spec = made["spec"]["template"]["spec"]
-    spec["containers"][0] |= {"image": cluster.gift.image, "imagePullPolicy": "IfNotPresent"}
+def real_cluster_job(cluster: RealCluster, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the workers' Job with the cluster's image and instance type."""
+    adapted = copy.deepcopy(job)
+    spec = adapted["spec"]["template"]["spec"]
+    spec["containers"][0] |= {"image": cluster.options.image, "imagePullPolicy": "IfNotPresent"}
     spec["imagePullSecrets"] = [{"name": _PULL_SECRET}]
-    spec["nodeSelector"] = {"node.kubernetes.io/instance-type": cluster.gift.instance_type}
+    spec["nodeSelector"] = {"node.kubernetes.io/instance-type": cluster.options.instance_type}
     spec["securityContext"] = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000}
     for toleration in spec["tolerations"]:
         if "tolerationSeconds" in toleration:
             toleration["tolerationSeconds"] = 1
-    return made
+    return adapted
 
 
-def renew(cluster: GivenCluster, job: dict[str, Any]) -> None:
-    """Make the Job again where one of its pods has failed or is going."""
-    pods = cluster.objects("pods", cluster.home)
-    if all(p.get("status", {}).get("phase") == "Running" and not _is_used(p) for p in pods):
+def recreate_failed_job(cluster: RealCluster, job: dict[str, Any]) -> None:
+    """Recreate the Job if one of its pods has failed or is being deleted."""
+    pods = cluster.objects("pods", cluster.default_namespace)
+    if all(p.get("status", {}).get("phase") == "Running" and not _failed_or_deleted(p) for p in pods):
         return
-    cluster.said("delete", "job", job["metadata"]["name"], "--cascade=foreground", f"--timeout={cluster.patience_sec}s")
+    cluster.output(
+        "delete", "job", job["metadata"]["name"], "--cascade=foreground", f"--timeout={cluster.patience_sec}s"
+    )
     cluster.apply(job)
 
 
-def _is_used(pod: dict[str, Any]) -> bool:
+def _failed_or_deleted(pod: dict[str, Any]) -> bool:
     failures = (pod["metadata"].get("annotations") or {}).get("batch.kubernetes.io/job-index-failure-count", "0")
     return failures != "0" or bool(pod["metadata"].get("deletionTimestamp"))

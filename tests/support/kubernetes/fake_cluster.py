@@ -1,4 +1,4 @@
-"""All parts of the cluster together, and what tests may do to them from outside the API."""
+"""The fake cluster's parts, and the calls by which tests inspect them and inject faults, bypassing the API."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,8 @@ from tests.support.kubernetes.store.store import Store
 _SYSTEM = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
-class World:
-    """Use as an async context manager; `call` is what the admin channel calls."""
+class FakeCluster:
+    """All parts of the cluster, an async context manager; `call` serves the process's standard input."""
 
     def __init__(self, state: Path, configuration: Json) -> None:
         self.store = Store()
@@ -65,42 +65,42 @@ class World:
         try:
             await self.controllers.run()
         except Exception:  # noqa: BLE001
-            # A controller that has died would look like a slow cluster: die loudly instead.
+            # Exit, because a dead controller would look like a slow cluster.
             traceback.print_exc()
             os._exit(70)
 
     async def call(self, name: str, arguments: Json) -> Any:
-        """Run one of the `do_` methods, or what a part of the cluster does by itself."""
-        of_parts = {
+        """Call one of the `do_` methods, or a method of one of the parts."""
+        part_methods = {
             "get": self.store.find,
             "list": self.store.list,
-            "back": self.server.come_back,
-            "speak": self.faults.moving.set,
+            "back": self.server.listen,
+            "speak": self.faults.responsive.set,
             "clear": self.faults.clear,
             "end_streams": self.kubelet.end_streams,
             "delete_pod": self.controllers.delete_pod,
             "fail_pulls": self.images.fail,
-            "mend_pulls": self.images.mend,
+            "mend_pulls": self.images.repair,
         }
-        found = (of_parts.get(name) or getattr(self, f"do_{name}"))(**arguments)
-        return await found if asyncio.iscoroutine(found) else found
+        result = (part_methods.get(name) or getattr(self, f"do_{name}"))(**arguments)
+        return await result if asyncio.iscoroutine(result) else result
 
-    def _later(self, seconds: float, what: Any) -> None:
+    def _schedule(self, seconds: float, action: Any) -> None:
         async def wait() -> None:
             await asyncio.sleep(seconds)
-            found = what()
-            if asyncio.iscoroutine(found):
-                await found
+            result = action()
+            if asyncio.iscoroutine(result):
+                await result
 
         task = asyncio.create_task(wait())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _worker(self, pod: str, namespace: str) -> PodWorker:
-        found = self.store.get("pods", namespace, pod)
-        return self.kubelet.workers[found["metadata"]["uid"]]
+        stored = self.store.get("pods", namespace, pod)
+        return self.kubelet.workers[stored["metadata"]["uid"]]
 
-    # What tests look at
+    # Inspection
 
     def do_requests(self) -> list[str]:
         return self.server.requests
@@ -112,15 +112,15 @@ class World:
         }
 
     def do_processes(self, pod: str, namespace: str) -> list[list[Any]]:
-        """[pid, argv] of every process in the pod."""
+        """Return [pid, argv] of every process in the pod."""
         inside = {_pid_namespace(c.pid) for c in self._worker(pod, namespace).containers.values() if c.pid}
-        found: list[list[Any]] = []
+        processes: list[list[Any]] = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if _pid_namespace(int(entry.name)) in inside:
-                    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-                    found.append([int(entry.name), words])
-        return sorted(found)
+                    argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                    processes.append([int(entry.name), argv])
+        return sorted(processes)
 
     # Faults of the API server
 
@@ -131,12 +131,12 @@ class World:
         self.faults.answers.append(AnswerFault(**how))
 
     async def do_gone(self, seconds: float | None) -> None:
-        await self.server.go_away()
+        await self.server.stop_listening()
         if seconds is not None:
-            self._later(seconds, self.server.come_back)
+            self._schedule(seconds, self.server.listen)
 
     def do_silence(self) -> None:
-        self.faults.moving.clear()
+        self.faults.responsive.clear()
         for name in self.nodes.by_name:
             self.kubelet.end_streams(name, "freeze")
 
@@ -149,7 +149,7 @@ class World:
     # Faults of nodes and kubelets
 
     def do_restart_kubelet(self, node: str, seconds: float) -> None:
-        """All its streams end as recorded; for `seconds` it cannot be dialled; pods live on."""
+        """End all streams of the node as recorded; refuse connections for `seconds`; its pods keep running."""
         self.kubelet.end_streams(node, "close-1000-without-status")
         machine = self.nodes.by_name[node]
         machine.exec_answer = "connection refused"
@@ -159,7 +159,7 @@ class World:
             machine.exec_answer = ""
             machine.up.set()
 
-        self._later(seconds, up)
+        self._schedule(seconds, up)
 
     def do_lose_node(self, node: str, processes_die: bool) -> None:
         self.kubelet.end_streams(node, "freeze")
@@ -171,13 +171,13 @@ class World:
                         container.kill()
 
     def do_find_node(self, node: str) -> None:
-        self.nodes.find_again(node)
-        for worker in self.kubelet.workers.values():  # its pods are Ready again as soon as it has said so
+        self.nodes.restore(node)
+        for worker in self.kubelet.workers.values():  # its pods become Ready with the kubelet's report
             if worker.node.name == node:
-                self._later(0, worker.report)
+                self._schedule(0, worker.report)
 
     def do_silence_node(self, node: str) -> None:
-        """Nothing comes through to this kubelet any more, but nobody has noticed: Ready stays True."""
+        """Drop all traffic to this kubelet; its node stays Ready."""
         self.kubelet.end_streams(node, "freeze")
         self.nodes.by_name[node].exec_answer = "silence"
         self.nodes.by_name[node].up.clear()
@@ -201,9 +201,9 @@ class World:
         worker.evict("Evicted", message)
 
     def do_kill(self, pod: str, namespace: str, pid: int) -> None:
-        """SIGKILL one process of a pod, by its pid on this machine."""
-        if pid not in [found[0] for found in self.do_processes(pod, namespace)]:
-            raise ValueError(f"{pid} is no process of {pod}")
+        """Kill one process of a pod, by its pid on this machine."""
+        if pid not in [process[0] for process in self.do_processes(pod, namespace)]:
+            raise ValueError(f"{pid} is not a process of {pod}")
         os.kill(pid, signal.SIGKILL)
 
 

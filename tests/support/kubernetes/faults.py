@@ -1,4 +1,4 @@
-"""What goes wrong, and when: faults are armed by tests and counted, so that they always strike at the same place."""
+"""Faults of the API server: armed by tests, and triggered by counts, so that they are reproducible."""
 
 import asyncio
 import fnmatch
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 ENDINGS = (
-    "close-1000-without-status",  # the kubelet or containerd died: exit 0 in every client
-    "status-empty-frame",  # the same from an empty frame on the error channel
+    "close-1000-without-status",  # the kubelet or containerd died: every client reports exit 0
+    "status-empty-frame",  # an empty frame on the error channel: every client reports exit 0
     "close-1001",
     "close-1011",
     "close-empty",
@@ -17,41 +17,41 @@ ENDINGS = (
     "status-not-json",
     "status-failure-no-exit-code",
     "only-success-no-close",
-    "freeze",  # the stream stays open and nothing moves any more, pongs included
+    "freeze",  # the stream stays open without any more data or pongs
     "internal-error",  # a Status of reason InternalError, then Close 1000
-    "stdin-cut",  # containerd closes the process's input early, and everything else ends well
+    "stdin-cut",  # containerd closes the process's input early; the rest works
 )
 
 
 @dataclass(kw_only=True)
-class Counted:
+class CountedFault:
     nth: int = 1
     times: int = 1
     seen: int = 0
     struck: int = 0
 
 
-Fault = TypeVar("Fault", bound=Counted)
+Fault = TypeVar("Fault", bound=CountedFault)
 
 
 def _due(matching: Iterable[Fault]) -> Fault | None:
-    """Count what happens on every armed fault that matches; the first one whose turn it is."""
-    found = None
+    """Count one event for all matching faults; return the first one that is due."""
+    due = None
     for fault in matching:
         fault.seen += 1
-        if found is None and fault.nth <= fault.seen < fault.nth + fault.times:
+        if due is None and fault.nth <= fault.seen < fault.nth + fault.times:
             fault.struck += 1
-            found = fault
-    return found
+            due = fault
+    return due
 
 
 @dataclass(kw_only=True)
-class ExecFault(Counted):
-    """End the `nth` matching exec (counted from the arming, 1 is the next) and the `times - 1` after it as `how` says.
+class ExecFault(CountedFault):
+    """End the `nth` matching exec (1 is the next) and the `times - 1` after it in the way `how`, one of ENDINGS.
 
-    It strikes after exactly `after_stdout_bytes` of standard output or `after_stdin_bytes` of input; with neither, when
-    the process has ended and all its output is out, in the place of its Status. `stdin-cut` needs `after_stdin_bytes`
-    and lets the process end as it will; the process lives on after every other, as when only the stream is lost.
+    The stream ends after exactly `after_stdout_bytes` of output or `after_stdin_bytes` of input; with neither, instead
+    of the Status after the process's end. `stdin-cut` needs `after_stdin_bytes` and does not end the stream. After all
+    others the process continues, as when only the stream is lost.
     """
 
     how: str
@@ -61,11 +61,11 @@ class ExecFault(Counted):
 
     def __post_init__(self) -> None:
         if self.how not in ENDINGS:
-            raise ValueError(f"{self.how!r} is no ending; there are {', '.join(ENDINGS)}")
+            raise ValueError(f"{self.how!r} is unknown; choose from {', '.join(ENDINGS)}")
 
 
 @dataclass(kw_only=True)
-class AnswerFault(Counted):
+class AnswerFault(CountedFault):
     """Answer the `nth` matching request and the `times - 1` after it with `status`.
 
     `path` is a shell pattern on the whole path.
@@ -78,25 +78,25 @@ class AnswerFault(Counted):
 
 @dataclass(kw_only=True)
 class Faults:
-    """All that is armed just now."""
+    """The armed faults. `responsive` is cleared while the server answers no requests."""
 
     execs: list[ExecFault] = field(default_factory=list)
     answers: list[AnswerFault] = field(default_factory=list)
     denied: list[dict[str, str]] = field(default_factory=list)
     expired: set[str] = field(default_factory=set)
-    moving: asyncio.Event = field(default_factory=asyncio.Event)
+    responsive: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.moving.set()
+        self.responsive.set()
 
     def of_exec(self, pod: str) -> ExecFault | None:
-        return _due(exec for exec in self.execs if fnmatch.fnmatch(pod, exec.pod))
+        return _due(fault for fault in self.execs if fnmatch.fnmatch(pod, fault.pod))
 
     def of_request(self, path: str) -> AnswerFault | None:
-        return _due(answer for answer in self.answers if fnmatch.fnmatch(path, answer.path))
+        return _due(fault for fault in self.answers if fnmatch.fnmatch(path, fault.path))
 
     def denies(self, **asked: Any) -> bool:
-        """Whether a rule refuses `verb` on `resource` (`pods/exec`) to `user`; each rule is of shell patterns."""
+        """Return whether a rule of shell patterns denies `verb` on `resource` (`pods/exec`) to `user`."""
         return any(all(fnmatch.fnmatch(str(asked[key]), rule[key]) for key in rule) for rule in self.denied)
 
     def clear(self) -> None:
@@ -104,4 +104,4 @@ class Faults:
         self.answers.clear()
         self.denied.clear()
         self.expired.clear()
-        self.moving.set()
+        self.responsive.set()

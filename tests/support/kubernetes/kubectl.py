@@ -1,4 +1,4 @@
-"""kubectl with one kubeconfig: typing a command, applying objects, looking at what is there, and waiting for it."""
+"""kubectl with one kubeconfig: run commands, apply and read objects, and wait for conditions."""
 
 import json
 import os
@@ -16,10 +16,10 @@ PASSWORD_VARIABLE = "QLORA_FLEET_TEST_PASSWORD"
 
 
 class Kubectl:
-    """kubectl, and nothing of the caller's own configuration. `patience_sec`: how long what was asked for may take."""
+    """kubectl without the caller's own configuration. `patience_sec` is the timeout of all waits."""
 
     patience_sec = 60.0
-    _every_sec = 0.5
+    _poll_sec = 0.5
 
     def __init__(self, kubeconfig: Path, cache: Path) -> None:
         self.kubeconfig = kubeconfig
@@ -27,63 +27,65 @@ class Kubectl:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For kubectl, `inv`, or whatever else is to find this cluster."""
+        """Environment for kubectl, `inv` and other programs that use this cluster."""
         own = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
         return {**own, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._cache)}
 
     def kubectl(
-        self, *words: str, stdin: bytes | None = None, timeout_sec: float = KUBECTL_SEC
+        self, *arguments: str, stdin: bytes | None = None, timeout_sec: float = KUBECTL_SEC
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run kubectl to its end; its exit code is the caller's business. Its standard error is without a line that it
-        now and then prints of its own over WebSocket, on a busy machine; the streams are whole."""
+        """Run kubectl without checking its exit code.
+
+        Removes from its standard error a harmless line that it sometimes prints for WebSockets on a busy machine.
+        """
         feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-        argv = ("kubectl", *words)
+        argv = ("kubectl", *arguments)
         done = subprocess.run(argv, env=self.environment, capture_output=True, timeout=timeout_sec, check=False, **feed)
         lines = done.stderr.splitlines(keepends=True)
         done.stderr = b"".join(line for line in lines if not line.endswith(NOISE))
         return done
 
-    def start_kubectl(self, *words: str, **popen: Any) -> subprocess.Popen[bytes]:
-        """The same, not waited for."""
+    def start_kubectl(self, *arguments: str, **popen: Any) -> subprocess.Popen[bytes]:
+        """Start kubectl without waiting for it."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
-        return subprocess.Popen(("kubectl", *words), env=self.environment, **pipes)
+        return subprocess.Popen(("kubectl", *arguments), env=self.environment, **pipes)
 
-    def said(self, *words: str, stdin: bytes | None = None) -> str:
-        """Standard output of a kubectl that must succeed."""
-        done = self.kubectl(*words, stdin=stdin)
-        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr.decode()}"
+    def output(self, *arguments: str, stdin: bytes | None = None) -> str:
+        """Run kubectl, assert success and return its standard output."""
+        done = self.kubectl(*arguments, stdin=stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr.decode()}"
         return done.stdout.decode()
 
     def apply(self, *objects: Json) -> None:
-        """Apply objects, client side, one after the other; fails loudly."""
-        together = {"apiVersion": "v1", "kind": "List", "items": objects}
-        self.said("apply", "-f", "-", stdin=json.dumps(together).encode())
+        """Apply objects in order, client side. Raises AssertionError if it fails."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self.output("apply", "-f", "-", stdin=json.dumps(listed).encode())
 
     def objects(self, key: str, namespace: str = "") -> list[Json]:
-        """All objects of a kind (`pods`, `jobs.batch`); an empty namespace means all."""
-        where = f"--namespace={namespace}" if namespace else "--all-namespaces"
-        return json.loads(self.said("get", key, where, "-o", "json"))["items"]  # type: ignore[no-any-return]
+        """Return all objects of a kind (`pods`, `jobs.batch`); an empty namespace means all."""
+        scope = f"--namespace={namespace}" if namespace else "--all-namespaces"
+        return json.loads(self.output("get", key, scope, "-o", "json"))["items"]  # type: ignore[no-any-return]
 
     def pod(self, name: str, namespace: str = "default") -> Json | None:
-        """A pod's object, or None."""
+        """Return a pod's object, or None."""
         return next((pod for pod in self.objects("pods", namespace) if pod["metadata"]["name"] == name), None)
 
-    def wait_until(self, holds: Callable[[], Any], what: str) -> Any:
-        """The first true value of `holds`; AssertionError when there is none in time."""
+    def wait_until(self, condition: Callable[[], Any], description: str) -> Any:
+        """Return the first true value of `condition`. Raises AssertionError after `patience_sec`."""
         deadline = time.monotonic() + self.patience_sec
         while time.monotonic() < deadline:
-            found = holds()
-            if found:
-                return found
-            time.sleep(self._every_sec)
-        raise AssertionError(f"waited {self.patience_sec:.0f} s for {what}\n{self.last_words()}")
+            value = condition()
+            if value:
+                return value
+            time.sleep(self._poll_sec)
+        raise AssertionError(f"waited {self.patience_sec:.0f} s for {description}\n{self.diagnosis()}")
 
-    def last_words(self) -> str:
-        """What may say why something did not come."""
+    def diagnosis(self) -> str:
+        """Return the latest events, for the message of a failed wait."""
         return self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp").stdout.decode()[-2000:]
 
     def wait_for_pod(self, name: str, namespace: str = "default", *, phase: str = "Running") -> Json:
-        """The pod once it has reached a phase (and is Ready, for Running)."""
+        """Wait until the pod has reached `phase` (and is Ready, for Running), and return it."""
 
         def reached() -> Json | None:
             pod = self.pod(name, namespace)

@@ -1,4 +1,4 @@
-"""A certificate authority and one server certificate for 127.0.0.1, both of this run alone."""
+"""Certificate authority and server certificate for 127.0.0.1, created for each run."""
 
 import datetime
 import ipaddress
@@ -20,7 +20,7 @@ def _name(text: str, *units: str) -> x509.Name:
 
 
 def builder(subject: str, issuer: str, key: Any, *units: str) -> x509.CertificateBuilder:
-    """A certificate of this public key, valid from now on, that is yet to be signed."""
+    """Return the builder of an unsigned certificate of this public key, valid for a day."""
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
     return (
         x509.CertificateBuilder()
@@ -40,7 +40,7 @@ def _usage(*, sign: bool) -> x509.KeyUsage:
 
 
 def make(folder: Path) -> tuple[Path, ssl.SSLContext]:
-    """The authority's certificate as a PEM file in `folder`, and a server context of HTTP/1.1 only (no ALPN)."""
+    """Write the certificates to `folder`; return the authority's PEM file and an HTTP/1.1 server context (no ALPN)."""
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca_id = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
     ca = (

@@ -1,11 +1,11 @@
-"""A cluster that is given: `pytest --kubeconfig PATH` points the tests at it instead of at the tests' own.
+"""A real cluster for tests: `pytest --kubeconfig PATH` uses it instead of the fake one.
 
-What needs no switch runs there: looking and acting through kubectl, deleted pods, processes killed in them. A fault
-that needs more is asked of `--cluster-faults PROGRAM`, run as `PROGRAM NAME JSON`: what a method of `Faults` calls, and
-its arguments. It exits with 75 for what it cannot do. Without it the test is skipped and says so, and so are tests of
-faults inside a stream, which no cluster can time to the byte.
+Without further options, tests can use kubectl, delete pods and kill processes in pods. Other faults need
+`--cluster-faults PROGRAM`, run as `PROGRAM NAME JSON` with the name and the arguments of a call in `Faults`; it exits
+with 75 for unsupported faults. Without it such tests are skipped, like tests of faults inside a stream, which only the
+fake cluster can time to the byte.
 
-Whoever gives a fault program says with it that nodes may be cordoned, tainted and stopped.
+With a fault program, nodes may be cordoned, tainted and stopped.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.cluster import Cluster, Faults
 from tests.support.kubernetes.kubectl import PASSWORD_VARIABLE, Kubectl
 
-_CANNOT = 75
+_EXIT_UNSUPPORTED = 75
 _FAULT_SEC = 180.0
-_TO_THE_BYTE = ("exec", "answer", "struck", "forbid", "expire", "fail_pulls")
-# What mends a fault, and what it mends: where nothing was broken, nothing is to be done.
-_MENDS = {
+_FAKE_ONLY = ("exec", "answer", "struck", "forbid", "expire", "fail_pulls")
+# Repairing calls, each with the faults that it repairs. Skipped if none of these faults was injected.
+_REPAIRS = {
     "clear": ("forbid", "expire", "exec", "answer"),
     "back": ("gone",),
     "speak": ("silence",),
@@ -40,20 +40,20 @@ _MENDS = {
     "mend_pulls": ("fail_pulls",),
     "set_gpus": ("set_gpus",),
 }
-_PROCESSES = """
+_LIST_PROCESSES = """
 import json, os
-found = {}
+processes = {}
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
-        with open(f"/proc/{pid}/cmdline") as words: found[pid] = words.read().split("\\0")[:-1]
+        with open(f"/proc/{pid}/cmdline") as file: processes[pid] = file.read().split("\\0")[:-1]
     except OSError: pass
-print(json.dumps(found))
+print(json.dumps(processes))
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gift:
-    """What the command line says of the cluster; the fields are pytest's options."""
+class ClusterOptions:
+    """Pytest's options for the cluster."""
 
     image: str
     registry_user: str | None = None
@@ -64,60 +64,61 @@ class Gift:
     faults: str | None = None
 
 
-class GivenCluster(Kubectl):
-    """The cluster of a kubeconfig's current context. The same look as `tests.support.kubernetes.Cluster`, without its
-    switches.
+class RealCluster(Kubectl):
+    """Cluster of a kubeconfig's current context, with the interface of `tests.support.kubernetes.Cluster`.
 
-    `home` is the namespace that tests mean which know of no other than `default`.
+    Tests that use the namespace `default` get `default_namespace` instead.
     """
 
     patience_sec = 300.0
 
-    def __init__(self, kubeconfig: Path, cache: Path, gift: Gift, home: str = "default") -> None:
+    def __init__(
+        self, kubeconfig: Path, cache: Path, options: ClusterOptions, default_namespace: str = "default"
+    ) -> None:
         super().__init__(kubeconfig, cache)
-        self.gift, self.home, self._folder = gift, home, cache
-        self.faults = Faults(self._strike)
+        self.options, self.default_namespace, self._folder = options, default_namespace, cache
+        self.faults = Faults(self._inject)
         self._broken: set[str] = set()
 
     @contextlib.contextmanager
-    def at_home(self) -> Iterator[GivenCluster]:
-        """The same cluster, at home in a namespace of its own that is deleted at the end."""
-        home = f"qlora-fleet-test-{secrets.token_hex(4)}"
-        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": home}})
-        kubeconfig = self._folder / f"{home}.kubeconfig"
-        kubeconfig.write_text(self.kubeconfig_text(context=self.context, namespace=home))
+    def in_own_namespace(self) -> Iterator[RealCluster]:
+        """Use the cluster with a new default namespace, which is deleted at the end."""
+        namespace = f"qlora-fleet-test-{secrets.token_hex(4)}"
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        kubeconfig = self._folder / f"{namespace}.kubeconfig"
+        kubeconfig.write_text(self.kubeconfig_text(context=self.context, namespace=namespace))
         try:
-            yield GivenCluster(kubeconfig, self._folder, self.gift, home)
+            yield RealCluster(kubeconfig, self._folder, self.options, namespace)
         finally:
-            self.drop(home)
-            self.kubectl("delete", "persistentvolume", home, "--ignore-not-found", "--wait=false")
+            self.delete_namespace(namespace)
+            self.kubectl("delete", "persistentvolume", namespace, "--ignore-not-found", "--wait=false")
 
-    def drop(self, namespace: str) -> None:
-        """Take a namespace away, its Jobs first: it waits for their pods, which wait for their replacements."""
+    def delete_namespace(self, namespace: str) -> None:
+        """Delete a namespace, its Jobs first: otherwise it waits for pods that wait for their replacements."""
         self.kubectl("delete", "jobs", "--all", "-n", namespace, "--wait=false")
         self.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
 
-    def _namespace(self, asked: str) -> str:
-        return self.home if asked == "default" else asked
+    def _namespace(self, name: str) -> str:
+        return self.default_namespace if name == "default" else name
 
     def objects(self, key: str, namespace: str = "") -> list[Json]:
-        """As of any cluster. A server that was struck is waited for: it is looked at past no other way."""
-        answers: list[list[Json]] = []
+        """Return all objects of a kind; while a fault is active, retry until the server responds."""
+        responses: list[list[Json]] = []
 
-        def answered() -> bool:
+        def responds() -> bool:
             try:
-                answers.append(super(GivenCluster, self).objects(key, self._namespace(namespace)))
-            except AssertionError as refused:
-                if not self._broken or not re.search(r"refused|timeout|EOF|reset", str(refused)):
+                responses.append(super(RealCluster, self).objects(key, self._namespace(namespace)))
+            except AssertionError as error:
+                if not self._broken or not re.search(r"refused|timeout|EOF|reset", str(error)):
                     raise
-            return bool(answers)
+            return bool(responses)
 
-        self.wait_until(answered, f"an answer to `kubectl get {key}`")
-        return answers[0]
+        self.wait_until(responds, f"a response to `kubectl get {key}`")
+        return responses[0]
 
     @cached_property
     def _configuration(self) -> Json:
-        return json.loads(self.said("config", "view", "--minify", "--flatten", "--raw", "-o", "json"))  # type: ignore[no-any-return]
+        return json.loads(self.output("config", "view", "--minify", "--flatten", "--raw", "-o", "json"))  # type: ignore[no-any-return]
 
     @property
     def server(self) -> str:
@@ -128,75 +129,75 @@ class GivenCluster(Kubectl):
         return str(self._configuration["current-context"])
 
     @property
-    def context_words(self) -> str:
-        """How `inv` names this cluster."""
+    def context_description(self) -> str:
+        """Description of this cluster in messages of `inv`."""
         names = self._configuration["contexts"][0]["context"]
         return f"context {self.context} (cluster {names['cluster']} at {self.server}, user {names['user']})"
 
     def kubeconfig_text(self, user: str = "admin", *, context: str = "tests", namespace: str = "default") -> str:
-        """The same credentials under another context's name."""
+        """Return a kubeconfig with the same credentials and another context name."""
         if user != "admin":
             pytest.skip(f"{user}: the cluster of --kubeconfig has one user")
-        made = json.loads(json.dumps(self._configuration))
-        made["contexts"][0]["name"] = made["current-context"] = context
-        made["contexts"][0]["context"]["namespace"] = namespace
-        return json.dumps(made)
+        config = json.loads(json.dumps(self._configuration))
+        config["contexts"][0]["name"] = config["current-context"] = context
+        config["contexts"][0]["context"]["namespace"] = namespace
+        return json.dumps(config)
 
     def requests(self) -> list[str]:
-        pytest.skip("which requests a server got, only the tests' own can tell")
+        pytest.skip("only the fake cluster records its requests")
 
     def claim_folder(self, claim: str, namespace: str = "default") -> Path:
-        """Where the files of --cluster-volume lie on this machine; all claims of tests are that one volume."""
-        if self.gift.volume is None or self.gift.volume_here is None:
+        """Return the folder of --cluster-volume's files on this machine; all claims of tests use that volume."""
+        if self.options.volume is None or self.options.volume_here is None:
             pytest.skip(f"claim {namespace}/{claim} needs --cluster-volume and --cluster-volume-here")
-        return self.gift.volume_here
+        return self.options.volume_here
 
     def processes(self, pod: str, namespace: str = "default") -> dict[int, list[str]]:
-        """The live processes of a pod: pid in the pod to argv."""
-        said = self.said("exec", "-n", self._namespace(namespace), pod, "--", "python3", "-c", _PROCESSES)
-        return {int(pid): words for pid, words in json.loads(said).items() if words and _PROCESSES not in words}
+        """Return the live processes of a pod: pid in the pod to argv."""
+        output = self.output("exec", "-n", self._namespace(namespace), pod, "--", "python3", "-c", _LIST_PROCESSES)
+        return {int(pid): argv for pid, argv in json.loads(output).items() if argv and _LIST_PROCESSES not in argv}
 
-    def _strike(self, name: str, /, **arguments: Any) -> Any:
+    def _inject(self, name: str, /, **arguments: Any) -> Any:
         if "namespace" in arguments:
             arguments["namespace"] = self._namespace(arguments["namespace"])
         if name == "delete_pod":
             grace = () if arguments["grace"] is None else (f"--grace-period={arguments['grace']}",)
             force = ("--force",) if arguments["grace"] == 0 else ()
-            where = ("-n", arguments["namespace"], "--wait=false", *grace, *force)
-            return self.said("delete", "pod", arguments["pod"], *where)
+            options = ("-n", arguments["namespace"], "--wait=false", *grace, *force)
+            return self.output("delete", "pod", arguments["pod"], *options)
         if name == "kill":
             kill = ("python3", "-c", f"import os; os.kill({arguments['pid']}, 9)")
-            return self.said("exec", "-n", arguments["namespace"], arguments["pod"], "--", *kill)
-        if name in _MENDS and not self._broken.intersection(_MENDS[name]) and arguments.get("gpus") != 0:
+            return self.output("exec", "-n", arguments["namespace"], arguments["pod"], "--", *kill)
+        if name in _REPAIRS and not self._broken.intersection(_REPAIRS[name]) and arguments.get("gpus") != 0:
             return None
-        if name in _TO_THE_BYTE:
-            pytest.skip(f"fault {name}: only the tests' own cluster has it, and --kubeconfig names another")
-        if self.gift.faults is None:
-            pytest.skip(f"fault {name}: --cluster-faults names no program, and --kubeconfig another cluster")
+        if name in _FAKE_ONLY:
+            pytest.skip(f"fault {name}: only the fake cluster supports it")
+        if self.options.faults is None:
+            pytest.skip(f"fault {name}: a real cluster needs --cluster-faults")
         done = subprocess.run(
-            (self.gift.faults, name, json.dumps(arguments)),
+            (self.options.faults, name, json.dumps(arguments)),
             capture_output=True,
             text=True,
             timeout=_FAULT_SEC,
             check=False,
         )
-        if done.returncode == _CANNOT:
-            pytest.skip(f"fault {name}: {self.gift.faults} cannot do it on this cluster")
-        assert done.returncode == 0, f"{self.gift.faults} {name}: {done.stderr}"
+        if done.returncode == _EXIT_UNSUPPORTED:
+            pytest.skip(f"fault {name}: {self.options.faults} does not support it on this cluster")
+        assert done.returncode == 0, f"{self.options.faults} {name}: {done.stderr}"
         self._broken.add(name)
         return None
 
 
-AnyCluster = Cluster | GivenCluster
+AnyCluster = Cluster | RealCluster
 
 
-def given(config: pytest.Config, cache: Path) -> GivenCluster | None:
-    """The cluster that the command line names, if it names one."""
+def real_cluster(config: pytest.Config, cache: Path) -> RealCluster | None:
+    """Return the cluster of `--kubeconfig`, or None."""
     kubeconfig = config.getoption("kubeconfig")
     if not kubeconfig:
         return None
     volume = config.getoption("cluster_volume")
-    gift = Gift(
+    options = ClusterOptions(
         image=config.getoption("cluster_image"),
         registry_user=config.getoption("cluster_registry_user"),
         password=os.environ.get(PASSWORD_VARIABLE),
@@ -205,29 +206,29 @@ def given(config: pytest.Config, cache: Path) -> GivenCluster | None:
         volume_here=Path(here).resolve() if (here := config.getoption("cluster_volume_here")) else None,
         faults=config.getoption("cluster_faults"),
     )
-    return GivenCluster(Path(kubeconfig).resolve(), cache, gift)
+    return RealCluster(Path(kubeconfig).resolve(), cache, options)
 
 
 @contextlib.contextmanager
-def given_or_own(config: pytest.Config, cache: Path, *, nodes: int) -> Iterator[AnyCluster]:
-    """The cluster that the command line names, if it names one; else the tests' own with so many nodes."""
-    other = given(config, cache)
-    if other is not None:
-        yield other
+def real_or_fake_cluster(config: pytest.Config, cache: Path, *, nodes: int) -> Iterator[AnyCluster]:
+    """Provide the cluster of `--kubeconfig`, or a fake one with `nodes` nodes."""
+    real = real_cluster(config, cache)
+    if real is not None:
+        yield real
         return
-    with Cluster(nodes=nodes) as own:
-        yield own
+    with Cluster(nodes=nodes) as fake:
+        yield fake
 
 
-def may_break_nodes(cluster: AnyCluster) -> None:
-    """Skips where nodes may be others' too."""
-    if isinstance(cluster, GivenCluster) and cluster.gift.faults is None:
-        pytest.skip("nodes of the cluster that --kubeconfig names are left alone without --cluster-faults")
+def skip_unless_nodes_may_break(cluster: AnyCluster) -> None:
+    """Skip the test on a real cluster without `--cluster-faults`, whose nodes may be shared."""
+    if isinstance(cluster, RealCluster) and cluster.options.faults is None:
+        pytest.skip("tests change the nodes of a real cluster only with --cluster-faults")
 
 
 def gpu_nodes(cluster: AnyCluster) -> list[str]:
-    """The nodes that the tests' workers may use."""
-    kind = cluster.gift.instance_type if isinstance(cluster, GivenCluster) else "VM.GPU.A10.1"
+    """Return the names of the nodes that the tests' workers can use."""
+    kind = cluster.options.instance_type if isinstance(cluster, RealCluster) else "VM.GPU.A10.1"
 
     def fits(node: Json) -> bool:
         labels, allocatable = node["metadata"].get("labels", {}), node.get("status", {}).get("allocatable", {})

@@ -1,16 +1,16 @@
-"""How a job on the build VM fails: its kind, and its words."""
+"""Assertion that a job on the build VM fails with a given kind."""
 
 import contextlib
 from collections.abc import Iterator
 
 import pytest
 
-from remote.image.vm_agent.job import Failed
+from remote.image.vm_agent.job import VmAgentError
 
 
 @contextlib.contextmanager
-def fails(kind: str, words: str | None = None) -> Iterator[None]:
-    """The block raises Failed of this kind; `words` is a pattern for its message."""
-    with pytest.raises(Failed, match=words) as caught:
+def raises_agent_error(kind: str, pattern: str | None = None) -> Iterator[None]:
+    """Assert that the block raises VmAgentError of this kind; `pattern` is a regular expression for its message."""
+    with pytest.raises(VmAgentError, match=pattern) as caught:
         yield
     assert caught.value.kind == kind

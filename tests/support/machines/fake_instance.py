@@ -29,7 +29,7 @@ class FakeInstance:
     """Handler of /opc/v2 and /v1/x509. `lifetime_sec` applies to the next token; `sessions` maps key ids to keys."""
 
     def __init__(self, tenancy: str, signature_error: SignatureCheck) -> None:
-        self.tenancy, self.verified = tenancy, signature_error
+        self.tenancy, self.signature_error = tenancy, signature_error
         self.region, self.lifetime_sec = "fra", 1200.0
         self.sessions: dict[str, tuple[rsa.RSAPublicKey, float]] = {}
         self._authority = ec.generate_private_key(ec.SECP256R1())  # Oracle uses RSA; the SDK accepts both
@@ -95,7 +95,9 @@ class FakeInstance:
         name = ":".join(f"{byte:02X}" for byte in leaf.fingerprint(hashes.SHA1()))  # noqa: S303 - a key name, as in Oracle Cloud
         key = leaf.public_key()
         assert isinstance(key, rsa.RSAPublicKey)
-        return self.verified(key, f"{self.tenancy}/fed-x509/{name}", headers["authorization"], headers.__getitem__)
+        return self.signature_error(
+            key, f"{self.tenancy}/fed-x509/{name}", headers["authorization"], headers.__getitem__
+        )
 
 
 def make_certificate(name: str, key: Any, signer: ec.EllipticCurvePrivateKey, *units: str) -> x509.Certificate:

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from tests.support.machines.fake_buckets import NAMESPACE, Buckets, ServiceError
 from tests.support.machines.fake_instance import FakeInstance
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 Json = dict[str, Any]
 TENANCY = "ocid1.tenancy.oc1..aaaatenancy"
@@ -149,7 +149,7 @@ class Resources:
     buckets: Buckets = field(default_factory=Buckets)
 
 
-class FakeTenancy(Serving):
+class FakeTenancy(StubServer):
     """Server in a thread, with public state."""
 
     def __init__(self, keys: ApiKey, tls: ssl.SSLContext | None = None) -> None:
@@ -256,7 +256,7 @@ def default_resources() -> Resources:
     )
 
 
-class _Handler(Answering):
+class _Handler(StubHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # header and body are two writes; Nagle would delay the second by 40 ms
     server: FakeTenancy

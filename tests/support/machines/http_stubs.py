@@ -1,4 +1,4 @@
-"""What HTTP stand-ins share: a server that serves while its `with` lasts, and an answer in one call."""
+"""Base classes of fake HTTP services: a server as a context manager, and a handler that replies in one call."""
 
 import threading
 from collections.abc import Mapping
@@ -7,24 +7,24 @@ from socketserver import BaseRequestHandler
 from typing import Self
 
 
-class Answering(BaseHTTPRequestHandler):
-    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+class StubHandler(BaseHTTPRequestHandler):
+    def send_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
 
     def reply(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
-        self.begin(status, {"Content-Length": str(len(body)), **(headers or {})})
+        self.send_head(status, {"Content-Length": str(len(body)), **(headers or {})})
         if self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """A test's output is its own."""
+        """Log nothing."""
 
 
-class Serving(ThreadingHTTPServer):
-    """In a thread, over plain HTTP (or whatever `handler` speaks), at `host`."""
+class StubServer(ThreadingHTTPServer):
+    """Server in a thread, over plain HTTP (or the protocol of `handler`), at `host`."""
 
     def __init__(self, handler: type[BaseRequestHandler], address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         super().__init__(address, handler)

@@ -1,16 +1,16 @@
-"""Computers for tests: namespaces of this one with a network, mounts, /etc, /run, /mnt and processes of their own.
+"""Machines for tests: namespaces of this one with their own network, mounts, /etc, /run, /mnt and processes.
 
-    with Machine("vm", folder, processes_apart=True) as vm, Machine("laptop", folder) as laptop:
+    with Machine("vm", folder, own_pids=True) as vm, Machine("laptop", folder) as laptop:
         with Link(laptop, "10.79.0.1", vm, "10.79.0.2") as link:
             vm.run("ip", "addr")
             link.cut("drop")
 
-Files outside /etc, /run and /mnt are this machine's, so programs and test folders are found under the same names.
-Nothing of this machine is changed: addresses, firewall rules, users and mounts live in the namespaces and vanish with
-their first process, which the kernel kills when the test process dies. Needs Linux, root and the programs in
-`NEEDED`; `require()` skips a test with the reason where one is missing.
+Files outside /etc, /run and /mnt are this machine's, so programs and test folders have the same paths. This machine
+does not change: addresses, firewall rules, users and mounts exist only in the namespaces and disappear with their first
+process, which the kernel kills when the test process dies. Needs Linux, root and the programs in `NEEDED`; `require()`
+skips a test if one is missing.
 
-What this does not cover: another kernel, another clock, a disk that fails.
+Not covered: another kernel, another clock, a failing disk.
 """
 
 import contextlib
@@ -47,28 +47,28 @@ exec tini -s -- sleep infinity
 
 
 def require(*programs: str) -> None:
-    """Skip the test, with the reason, where machines cannot be made or one of these programs is missing."""
+    """Skip the test, with the reason, if machines cannot be created or one of these programs is missing."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         pytest.skip("machines for tests are namespaces: they need Linux and root")
     for program in (*NEEDED, *programs):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    tried = subprocess.run(
+    trial = subprocess.run(
         ["unshare", "--net", "--mount", "--uts", "true"], capture_output=True, text=True, check=False
     )
-    if tried.returncode != 0:
-        pytest.skip(f"no namespaces here: {tried.stderr.strip()}")
+    if trial.returncode != 0:
+        pytest.skip(f"cannot create namespaces: {trial.stderr.strip()}")
 
 
 class Machine:
-    """One computer. `folder`/`name` holds its /etc, homes and logs; other users must be able to reach it.
+    """One machine. `folder`/`name` contains its /etc, homes and logs; other users need access to it.
 
-    `processes_apart` gives it process numbers of its own, and ends everything it runs with it; without, a program
-    started by `start` is the very process that the test can signal.
+    With `own_pids` it has its own process ids, and its processes end with it; without, the test can signal a process
+    started by `start` directly.
     """
 
-    def __init__(self, name: str, folder: Path, *, processes_apart: bool = False) -> None:
-        self.name, self.folder, self.processes_apart = name, folder / name, processes_apart
+    def __init__(self, name: str, folder: Path, *, own_pids: bool = False) -> None:
+        self.name, self.folder, self.own_pids = name, folder / name, own_pids
         self._init: subprocess.Popen[bytes] | None = None
         self._started: list[subprocess.Popen[Any]] = []
         self.pid = 0
@@ -86,11 +86,11 @@ class Machine:
         self.power_off()
 
     def power_on(self) -> None:
-        apart = ("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc") if self.processes_apart else ()
+        pid_flags = ("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc") if self.own_pids else ()
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
-        # The kernel ends it with this test process, so a killed pytest leaves no machine behind.
-        argv = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", *apart)
+        # The kernel kills it with this test process, so a killed pytest leaves no machine behind.
+        argv = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", *pid_flags)
         setup = ("sh", "-c", _SETUP, "sh", str(self.folder), self.name)
         self._init = subprocess.Popen([*argv, *setup], stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + WAIT_SEC
@@ -101,15 +101,15 @@ class Machine:
                 raise AssertionError(f"{self.name}: could not be set up within {WAIT_SEC:.0f} s")
             time.sleep(0.01)
         self.pid = self._init.pid
-        if self.processes_apart:
+        if self.own_pids:
             self.pid = int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
 
     def power_off(self) -> None:
-        """Everything it runs is gone at once, with its network; its folder stays."""
+        """Kill all processes and remove the network; the folder stays."""
         if self._init is None:
             return
-        pids = [self.pid] if self.processes_apart else self._pids()
-        # Its first process has a number as long as we have not collected it, and another's may be the same after that.
+        pids = [self.pid] if self.own_pids else self._pids()
+        # The first process's pid is valid until we collect it; afterwards another process may get it.
         for pid in pids if self._init.poll() is None else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -120,29 +120,31 @@ class Machine:
                     stream.close()
         self._init, self._started = None, []
 
-    def argv(self, *words: str, user: str | None = None, cwd: str | Path = "/") -> list[str]:
-        """`words` as a command line of this machine, as root or with everything `user` has (groups, HOME)."""
+    def argv(self, *command: str, user: str | None = None, cwd: str | Path = "/") -> list[str]:
+        """Return the argv that runs `command` on this machine, as root or as `user` (with groups and HOME)."""
         assert self._init is not None, f"{self.name} is off"
-        apart = ("--pid",) if self.processes_apart else ()
-        enter = ("nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", *apart, "--")
+        pid_flags = ("--pid",) if self.own_pids else ()
+        enter = ("nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", *pid_flags, "--")
         become = () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups")
         home = () if user is None else (f"HOME={self.home(user)}", f"USER={user}")
-        # Whoever enters a machine is in its root folder, wherever he came from.
-        return [*enter, *become, "env", f"--chdir={cwd}", *home, *words]
+        # nsenter changes the working directory to the machine's root.
+        return [*enter, *become, "env", f"--chdir={cwd}", *home, *command]
 
-    def run(self, *words: str, user: str | None = None, check: bool = True, **options: Any) -> Any:
-        """A command to its end: CompletedProcess with text. Raises with what it said."""
+    def run(self, *command: str, user: str | None = None, check: bool = True, **options: Any) -> Any:
+        """Run a command; return its CompletedProcess with text. With `check`, asserts exit code 0."""
         options = {"stdin": subprocess.DEVNULL, "timeout": WAIT_SEC, **options}
-        argv = self.argv(*words, user=user, cwd=options.pop("cwd", "/"))
+        argv = self.argv(*command, user=user, cwd=options.pop("cwd", "/"))
         if "input" in options:
             del options["stdin"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, **options)
-        assert not check or done.returncode == 0, f"{self.name}: {words}: {done.returncode}: {done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"{self.name}: {command}: {done.returncode}: {done.stdout}{done.stderr}"
+        )
         return done
 
-    def start(self, *words: str, user: str | None = None, log: str = "", **options: Any) -> subprocess.Popen[Any]:
-        """A command that goes on; `log` names a file in the machine's folder for all it says."""
-        argv = self.argv(*words, user=user, cwd=options.pop("cwd", "/"))
+    def start(self, *command: str, user: str | None = None, log: str = "", **options: Any) -> subprocess.Popen[Any]:
+        """Start a command; `log` names a file in the machine's folder for its output."""
+        argv = self.argv(*command, user=user, cwd=options.pop("cwd", "/"))
         if not log:
             process = subprocess.Popen(argv, **options)
         else:
@@ -153,7 +155,7 @@ class Machine:
         return process
 
     def add_user(self, name: str, *, uid: int = 4711) -> None:
-        """A user who may log in by key alone."""
+        """Add a user who may log in only by key."""
         etc, home = self.folder / "etc", self.home(name)
         with (etc / "passwd").open("a") as file:
             file.write(f"{name}:x:{uid}:{uid}:test:{home}:/bin/bash\n")
@@ -167,13 +169,13 @@ class Machine:
     def home(self, user: str) -> Path:
         return self.folder / "home" / user
 
-    def knows(self, **addresses: str) -> None:
-        """Names this machine can resolve; `_` in a name stands for `.`."""
+    def add_names(self, **addresses: str) -> None:
+        """Add names to the machine's hosts file; `_` in a name stands for `.`."""
         with (self.folder / "etc" / "hosts").open("a") as file:
             file.writelines(f"{address} {name.replace('_', '.')}\n" for name, address in addresses.items())
 
-    def small_disk(self, path: str, *, megabytes: int, owner: str) -> None:
-        """A file system of its own at `path` on this machine: a loop device, so a full one says ENOSPC."""
+    def mount_small_disk(self, path: str, *, megabytes: int, owner: str) -> None:
+        """Mount a small file system at `path` on this machine: a loop device, which returns ENOSPC when full."""
         image = self.folder / f"disk-{len(list(self.folder.glob('disk-*')))}.img"
         with image.open("wb") as file:
             file.truncate(megabytes << 20)
@@ -184,39 +186,39 @@ class Machine:
 
     @contextlib.contextmanager
     def network_of_this_thread(self) -> Iterator[None]:
-        """Sockets, threads and programs made by this thread inside the block are in this machine's network."""
-        with open("/proc/thread-self/ns/net", "rb") as before, open(f"/proc/{self.pid}/ns/net", "rb") as there:
-            _set_network(there.fileno())
+        """Move this thread into this machine's network: new sockets, threads and programs use it."""
+        with open("/proc/thread-self/ns/net", "rb") as before, open(f"/proc/{self.pid}/ns/net", "rb") as target:
+            _set_network(target.fileno())
             try:
                 yield
             finally:
                 _set_network(before.fileno())
 
     def _pids(self) -> list[int]:
-        """Everything that lives in this machine's network (a thread of the test's own process aside)."""
-        found: list[int] = []
+        """Return the pids of all processes in this machine's network, except the test process."""
+        pids: list[int] = []
         try:
             network = Path(f"/proc/{self.pid}/ns/net").readlink()
-        except OSError:  # its first process is dead, and what it was with it
-            return found
+        except OSError:  # the first process is dead, and so are all others
+            return pids
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if (process / "ns" / "net").readlink() == network and int(process.name) != os.getpid():
-                    found.append(int(process.name))
-        return found
+                    pids.append(int(process.name))
+        return pids
 
 
 class Link:
-    """A cable between two machines, each end with an address of a /24 and the name of the other side's network card."""
+    """Cable between two machines; each end has an address of a /24 and a network card named after the other end."""
 
-    def __init__(self, one: Machine, address: str, other: Machine, other_address: str) -> None:
-        self.one, self.address, self.other, self.other_address = one, address, other, other_address
-        self.card, self.other_card = f"to-{other.name}"[:15], f"to-{one.name}"[:15]
+    def __init__(self, machine: Machine, address: str, other: Machine, other_address: str) -> None:
+        self.one, self.address, self.other, self.other_address = machine, address, other, other_address
+        self.card, self.other_card = f"to-{other.name}"[:15], f"to-{machine.name}"[:15]
         self._is_cut = False
 
     def __enter__(self) -> Self:
         peer = ("type", "veth", "peer", "name", self.other_card, "netns", str(self.other.pid))
-        # Not through `run`: the other machine's process number counts in this machine's numbering.
+        # Not with `run`: the other machine's pid is valid only in this machine's pid namespace.
         subprocess.run(
             ["nsenter", "--target", str(self.one.pid), "--net", "ip", "link", "add", self.card, *peer],
             check=True,
@@ -228,10 +230,10 @@ class Link:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The cable goes with the machines."""
+        """Do nothing: the cable disappears with the machines."""
 
     def cut(self, how: Literal["down", "drop"]) -> None:
-        """`down`: the card of the first machine is switched off. `drop`: packets vanish between the two, unnoticed."""
+        """Cut the cable. `down`: switch off the first machine's card. `drop`: drop all packets silently."""
         self._is_cut = True
         if how == "down":
             self.one.run("ip", "link", "set", self.card, "down")
@@ -239,8 +241,8 @@ class Link:
         for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"), ("FORWARD", "-o")):
             self.other.run("iptables", "-w", "-I", chain, flag, self.other_card, "-j", "DROP")
 
-    def mend(self) -> None:
-        """Undo every cut; nothing where there is none."""
+    def repair(self) -> None:
+        """Undo every cut."""
         if not self._is_cut:
             return
         self.one.run("ip", "link", "set", self.card, "up")
@@ -251,9 +253,9 @@ class Link:
         self._is_cut = False
 
     def sent_bytes(self) -> int:
-        """What the first machine has sent over this cable, headers included: the kernel's own count."""
-        said = self.one.run("ip", "-s", "-j", "link", "show", self.card).stdout
-        return int(json.loads(said)[0]["stats64"]["tx"]["bytes"])
+        """Return the kernel's count of bytes that the first machine has sent, including headers."""
+        output = self.one.run("ip", "-s", "-j", "link", "show", self.card).stdout
+        return int(json.loads(output)[0]["stats64"]["tx"]["bytes"])
 
     def _ends(self) -> tuple[tuple[Machine, str, str], tuple[Machine, str, str]]:
         return (self.one, self.card, self.address), (self.other, self.other_card, self.other_address)

@@ -1,30 +1,30 @@
-"""The network of system tests: a laptop, a build VM and a bastion, three machines whose cables can be cut.
+"""Network for system tests: a laptop, a build VM and a bastion, connected by cables that tests can cut.
 
     laptop 10.79.0.1 ───────────────────────── 10.79.0.2 vm        `network.cable`
     laptop 10.79.1.1 ── 10.79.1.2 bastion 10.79.2.1 ── 10.79.2.2 vm  `network.to_bastion`, `network.behind_bastion`
 
-On vm and bastion a real sshd serves the user `ubuntu` (uid 4711, no password) on port 22; on the bastion a second one
-on port 2222 makes a second jump host. `network.key` opens all of them. The laptop's ssh config is
-`network.ssh_config`, its known_hosts `network.known_hosts`, and they know these names:
+On vm and bastion a real sshd accepts the user `ubuntu` (uid 4711, no password) on port 22; a second sshd on the
+bastion, on port 2222, serves as a second jump host. All of them accept `network.key`. The laptop's ssh config
+(`network.ssh_config`) and known_hosts (`network.known_hosts`) contain these names:
 
     vm         the direct cable
     far-vm     through the bastion
     farther-vm through both servers of the bastion
 
-Use it so:
+Usage:
 
     def test_something(network: Network) -> None:
         with network.laptop.network_of_this_thread():       # this thread's sockets and programs are the laptop's
             ...                                            # or network.laptop.run("inv", ...), .start(...)
         network.vm.run("docker", "info", user="ubuntu")     # on the VM
         dockerd = network.vm.start("dockerd", "--data-root", ..., log="dockerd.log")   # ends with the VM
-        network.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
-        network.cable.cut("drop"); network.cable.mend()      # or "down"
+        network.vm.mount_small_disk("/mnt/small", megabytes=64, owner="ubuntu")
+        network.cable.cut("drop"); network.cable.repair()    # or "down"
         network.vm_sshd.kill_sessions(); network.vm_sshd.logins()
 
-/run, /mnt and /etc are each machine's own (so /var/run/docker.sock and /etc/docker/certs.d may be made freely, and
-`network.vm.knows(fra_ocir_io="10.79.0.2")` adds names). A machine's folder, `network.vm.folder`, is reachable for its
-users under the same path as for the test. Everything ends with the fixture, or with the test process if that is killed.
+Each machine has its own /run, /mnt and /etc, so a test may create /var/run/docker.sock and /etc/docker/certs.d.
+`network.vm.add_names(fra_ocir_io="10.79.0.2")` adds names. A machine's folder, `network.vm.folder`, has the same path
+for its users and for the test. All processes end with the fixture, or with a killed test process.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ VM, FAR_VM, BASTION = "10.79.0.2", "10.79.2.2", "10.79.1.2"
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The machines, servers and cables; see this module's docstring."""
+    """Machines, servers and cables; see this module's docstring."""
 
     folder: Path
     laptop: Machine
@@ -62,20 +62,20 @@ class Network:
 
     @property
     def home(self) -> Path:
-        """The VM user's home, under the same path there and here."""
+        """The VM user's home, with the same path there and here."""
         return self.vm.home(USER)
 
-    def know_all(self) -> None:
-        """Write the laptop's known_hosts anew: every server by its address, as after a first careful contact."""
+    def write_known_hosts(self) -> None:
+        """Rewrite the laptop's known_hosts with the keys of all servers, by address."""
         lines = [
-            *(self.vm_sshd.known_as(address) for address in (VM, FAR_VM)),
-            self.bastion_sshd.known_as(BASTION),
-            self.second_sshd.known_as(BASTION),
+            *(self.vm_sshd.known_hosts_line(address) for address in (VM, FAR_VM)),
+            self.bastion_sshd.known_hosts_line(BASTION),
+            self.second_sshd.known_hosts_line(BASTION),
         ]
         self.known_hosts.write_text("".join(lines))
 
     def write_config(self, *more: str) -> None:
-        """The laptop's ssh config; `more` lines come first and so win."""
+        """Write the laptop's ssh config; the lines in `more` come first and so have priority."""
         lines = [
             *more,
             f"Host vm\n HostName {VM}",
@@ -94,15 +94,15 @@ class Network:
 
 @contextlib.contextmanager
 def running_network() -> Iterator[Network]:
-    """All machines and cables, for as long as the block lasts. Skips the test where it cannot be made."""
+    """Run all machines and cables during the block. Skips the test if a requirement is missing."""
     require("ssh", "ssh-keygen")
     folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-network-"))
-    folder.chmod(0o755)  # the VM's user has to reach the home below
+    folder.chmod(0o755)  # the VM's user needs access to its home in this folder
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         laptop = stack.enter_context(Machine("laptop", folder))
-        bastion = stack.enter_context(Machine("bastion", folder, processes_apart=True))
-        vm = stack.enter_context(Machine("vm", folder, processes_apart=True))
+        bastion = stack.enter_context(Machine("bastion", folder, own_pids=True))
+        vm = stack.enter_context(Machine("vm", folder, own_pids=True))
         links = (
             stack.enter_context(Link(laptop, "10.79.0.1", vm, VM)),
             stack.enter_context(Link(laptop, "10.79.1.1", bastion, BASTION)),
@@ -133,7 +133,7 @@ def running_network() -> Iterator[Network]:
             ssh_config=folder / "ssh_config",
             known_hosts=folder / "known_hosts",
         )
-        # The laptop's own programs (ssh reads the home from passwd, not from HOME) find the same config.
+        # For programs on the laptop: ssh reads the home folder from passwd, not from HOME.
         (laptop.folder / "home" / ".ssh").mkdir(mode=0o700)
         (laptop.folder / "home" / ".ssh" / "config").symlink_to(network.ssh_config)
         passwd = laptop.folder / "etc" / "passwd"
@@ -142,7 +142,7 @@ def running_network() -> Iterator[Network]:
         assert fields[2] == str(os.geteuid())
         fields[5] = str(laptop.folder / "home")
         passwd.write_text(":".join(fields) + "\n" + rest)
-        laptop.knows(vm=VM, bastion=BASTION)
+        laptop.add_names(vm=VM, bastion=BASTION)
         network.write_config()
-        network.know_all()
+        network.write_known_hosts()
         yield network

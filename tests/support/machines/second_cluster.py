@@ -1,6 +1,6 @@
-"""The tests' own cluster as the laptop of a build VM sees it, and the settings of an operator who uses both.
+"""Access to the fake cluster from a build VM's laptop, and the settings of an operator who uses both.
 
-The cluster listens on this machine's loopback, which the laptop's namespace does not have: a forwarder stands between.
+The cluster listens on this machine's loopback, which the laptop's namespace cannot reach, so a relay forwards its port.
 """
 
 import contextlib
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from tests.support.kubernetes import Cluster
 from tests.support.machines.build_vm import BuildVm
-from tests.support.machines.http_stubs import Serving
+from tests.support.machines.http_stubs import StubServer
 
 
 @contextlib.contextmanager
-def seen_beside(build_vm: BuildVm, cluster: Cluster) -> Iterator[dict[str, str]]:
-    """The settings, as INVOKE_... variables without their prefix, for as long as the cluster can be seen."""
+def cluster_seen_by_laptop(build_vm: BuildVm, cluster: Cluster) -> Iterator[dict[str, str]]:
+    """Make the cluster reachable from the laptop; provide the settings, as INVOKE_... variables without prefix."""
     kubeconfig = Path(build_vm.folder, "kubeconfig")
     kubeconfig.write_text(cluster.kubeconfig_text())
-    with forwarded(build_vm, cluster.port):
+    with forwarded_port(build_vm, cluster.port):
         yield {
             "FLEET_KIND": "pods",
             "FLEET_SIZE": "2",
@@ -37,11 +37,11 @@ def seen_beside(build_vm: BuildVm, cluster: Cluster) -> Iterator[dict[str, str]]
 
 
 @contextlib.contextmanager
-def forwarded(build_vm: BuildVm, port: int) -> Iterator[None]:
-    """This port of the laptop's loopback is that of this machine's."""
+def forwarded_port(build_vm: BuildVm, port: int) -> Iterator[None]:
+    """Forward a port of the laptop's loopback to the same port of this machine's."""
     with build_vm.network.laptop.network_of_this_thread():
-        relaying = Serving(_Relay, ("127.0.0.1", port))
-    with relaying:
+        relay = StubServer(_Relay, ("127.0.0.1", port))
+    with relay:
         yield
 
 
@@ -57,7 +57,7 @@ class _Relay(socketserver.BaseRequestHandler):
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while piece := source.recv(1 << 16):
-            sink.sendall(piece)
+        while chunk := source.recv(1 << 16):
+            sink.sendall(chunk)
     with contextlib.suppress(OSError):
         sink.shutdown(socket.SHUT_WR)

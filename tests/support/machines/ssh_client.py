@@ -1,6 +1,6 @@
-"""Local hosts that are reached over SSH: the same folders and processes of this machine, through a real sshd.
+"""Local hosts behind SSH: folders and processes of this machine, through a real sshd.
 
-What this does not cover, network.py does: another machine, another user, a cable.
+Not covered here but by network.py: another machine, another user, a cable.
 """
 
 import sys
@@ -17,13 +17,13 @@ from tests.support.machines.sshd import Sshd, keygen
 
 
 class SshClient:
-    """A running sshd on loopback and the configuration of a client that may enter as whoever runs the tests."""
+    """A running sshd on loopback, and the configuration of a client that may log in as the current user."""
 
     def __init__(self, folder: Path, sshd: Sshd) -> None:
         self.sshd, self.config, self.known_hosts = sshd, folder / "ssh_config", folder / "known_hosts"
         key = keygen(folder / "key")
         sshd.authorize(key)
-        self.known_hosts.write_text(sshd.known_as("127.0.0.1"))
+        self.known_hosts.write_text(sshd.known_hosts_line("127.0.0.1"))
         self.config.write_text(
             f"Host vm\n HostName 127.0.0.1\n Port {sshd.port}\n IdentityFile {key}\n IdentitiesOnly yes\n"
             f" UserKnownHostsFile {self.known_hosts}\n"
@@ -34,11 +34,11 @@ class SshClient:
 
 
 class SshFleet(LocalFleet):
-    """Hosts with one SSH connection each, as `inv` has one per task."""
+    """Fleet of hosts with one SSH connection each, like `inv`, which opens one per task."""
 
     def __init__(self, folder: Path, ssh_client: SshClient) -> None:
         super().__init__(folder)
-        self._doorway, self._hosts = ssh_client, list[SshHost]()
+        self._client, self._hosts = ssh_client, list[SshHost]()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         try:
@@ -53,7 +53,7 @@ class SshFleet(LocalFleet):
         if (name, str(workdir)) in known:
             return known[name, str(workdir)]
         host = SshHost(
-            name=name, destination=self._doorway.destination(), workdir=str(workdir), python=(sys.executable,)
+            name=name, destination=self._client.destination(), workdir=str(workdir), python=(sys.executable,)
         )
         self._hosts.append(host)
         return host
@@ -61,7 +61,7 @@ class SshFleet(LocalFleet):
 
 @pytest.fixture(params=["local", "ssh"], name="local")
 def local_or_ssh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet]:
-    """For files to import: each test on hosts of this machine, and over SSH. What a command left behind is an error."""
+    """Run each test of the importing file on local hosts and over SSH. Leftover processes fail the test."""
     is_ssh = request.param == "ssh"
     with SshFleet(tmp_path, request.getfixturevalue("ssh_client")) if is_ssh else LocalFleet(tmp_path) as local:
         yield local

@@ -1,4 +1,4 @@
-"""What the SSH tests share: a host seen from the network's laptop, and patience cut to a test's size."""
+"""Helpers of the SSH tests: a host seen from the network's laptop, and shorter timeouts."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from remote.hosts.command import Command
 from remote.hosts.host import Completed
 from remote.ssh.config import Destination
 from remote.ssh.host import SshHost
-from tests.support.hosts.local_fleet import meanwhile as meanwhile
+from tests.support.hosts.local_fleet import running_in_thread as running_in_thread
 from tests.support.hosts.local_fleet import wait_for as wait_for
 from tests.support.machines.network import Network
 
@@ -20,7 +20,7 @@ PATIENCE_SEC = 60.0
 
 @contextlib.contextmanager
 def from_laptop(network: Network, name: str = "vm", **choices: Any) -> Iterator[SshHost]:
-    """The host as the laptop reaches it, for this thread."""
+    """Connect to a host from the laptop, in this thread."""
     destination = Destination(host=name, config_file=str(network.ssh_config), **choices)
     with network.laptop.network_of_this_thread(), SshHost(name="vm", destination=destination) as host:
         yield host
@@ -31,16 +31,17 @@ def run(host: SshHost, *argv: str, **options: Any) -> Completed:
     return host.run(Command(argv=argv), **options)
 
 
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same means, sooner: a dead link is given up after seconds of silence instead of half a minute. The kernel
-    answers in time on any machine; for the pulse the other side's sshd has to get its turn on a busy one.
+def shorten_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the keepalive settings: a dead link is detected after seconds of silence instead of half a minute.
+
+    The kernel always answers keepalives in time; the other side's sshd may be slow on a busy machine.
     """
     kernel = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 2000}
-    monkeypatch.setattr(remote.ssh.connection, "_KERNEL", kernel)
-    monkeypatch.setattr(remote.ssh.connection, "_PULSE_SEC", 0.5)
-    monkeypatch.setattr(remote.ssh.connection, "_PULSE_DEADLINE_SEC", 5.0)
+    monkeypatch.setattr(remote.ssh.connection, "_TCP_OPTIONS", kernel)
+    monkeypatch.setattr(remote.ssh.connection, "_KEEPALIVE_SEC", 0.5)
+    monkeypatch.setattr(remote.ssh.connection, "_KEEPALIVE_TIMEOUT_SEC", 5.0)
 
 
-def vm_runs(network: Network, pattern: str) -> bool:
-    """Does a process of the VM have this in its command line?"""
+def is_running_on_vm(network: Network, pattern: str) -> bool:
+    """Return whether the command line of a process on the VM matches `pattern`."""
     return network.vm.run("pgrep", "-f", "--", pattern, check=False).returncode == 0

@@ -1,9 +1,9 @@
-"""A real OpenSSH server for tests, with host key, authorized keys and log of its own.
+"""A real OpenSSH server for tests, with its own host key, authorized keys and log.
 
-    with Sshd(folder) as sshd:                             # on this machine, for whoever runs the tests, loopback
+    with Sshd(folder) as sshd:                             # on this machine's loopback, for the current user
     with Sshd(folder, machine=vm, address="0.0.0.0", port=22, users=("ubuntu",)) as sshd:
 
-`sshd.logins()` counts what the server itself let in. Not covered: PAM, passwords, certificates.
+`sshd.logins()` counts the logins in the server's log. Not covered: PAM, passwords, certificates.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.support.faults import until
+from tests.support.faults import wait_for
 from tests.support.hosts.rank_pids import alive
 from tests.support.machines.machine import WAIT_SEC, Machine
 from tests.support.machines.ports import free_ports
@@ -28,14 +28,14 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 
 
 def keygen(path: Path, *, passphrase: str = "") -> Path:
-    """A new key pair at `path` and `path`.pub; returns `path`."""
+    """Create a key pair at `path` and `path`.pub; return `path`."""
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=WAIT_SEC)
     return path
 
 
 class Sshd:
-    """A server in `folder`. `users` may log in with the keys given to `authorize`; None: whoever runs the tests."""
+    """Server in `folder`. `users` (None: the current user) may log in with the keys passed to `authorize`."""
 
     def __init__(
         self,
@@ -81,26 +81,26 @@ class Sshd:
             "PidFile none",
             "LogLevel VERBOSE",
             "MaxStartups 100",
-            # The home of whoever runs the tests is not ours to write to, nor its .bashrc to be slowed by.
+            # Tests must not write to the current user's home, and its .bashrc may be slow.
             *((f"SetEnv HOME={self.folder}",) if self.machine is None else ()),
             *self.options,
         ]
         config = self.folder / "sshd_config"
         config.write_text("".join(f"{line}\n" for line in lines))
         if self.machine is None and os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)  # the package's own folder, made by its service where that runs
+            Path("/run/sshd").mkdir(exist_ok=True)  # normally created by the package's service
         argv = [str(SSHD), "-D", "-f", str(config), "-E", str(self.log)]
-        words = argv if self.machine is None else self.machine.argv(*argv)
-        marked = self._said().count("Server listening")
-        self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+        full_argv = argv if self.machine is None else self.machine.argv(*argv)
+        starts = self._log_text().count("Server listening")
+        self._process = subprocess.Popen(full_argv, stdin=subprocess.DEVNULL, start_new_session=True)
         deadline = time.monotonic() + WAIT_SEC
-        while self._said().count("Server listening") == marked:
-            assert self._process.poll() is None, f"sshd: {self._said()}"
-            assert time.monotonic() < deadline, f"sshd is not up: {self._said()}"
+        while self._log_text().count("Server listening") == starts:
+            assert self._process.poll() is None, f"sshd: {self._log_text()}"
+            assert time.monotonic() < deadline, f"sshd did not start: {self._log_text()}"
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """The server and every session it serves, killed."""
+        """Kill the server and all its sessions."""
         self.kill_sessions()
         if self._process is not None:
             pids = self._pids()
@@ -109,18 +109,18 @@ class Sshd:
                     os.kill(pid, signal.SIGKILL)
             self._process.wait(WAIT_SEC)
             self._process = None
-            until(lambda: not alive(pids), "sshd to die", WAIT_SEC)  # its port is free when it is gone, and not before
+            wait_for(lambda: not alive(pids), "sshd to die", WAIT_SEC)  # frees its port
 
     def kill_sessions(self) -> int:
-        """Kill the server's side of every open connection; how many processes that were. What they ran lives on."""
+        """Kill the server's side of every open connection; return their number. Commands in sessions keep running."""
         pids = [pid for pid in self._pids() if self._is_session(pid)]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return len(pids)
 
-    def new_host_key(self) -> None:
-        """As after a reinstallation of the machine: the same address, another key."""
+    def replace_host_key(self) -> None:
+        """Restart with a new host key, as after a reinstallation of the machine."""
         self.stop()
         self.host_key.unlink()
         keygen(self.host_key)
@@ -130,27 +130,27 @@ class Sshd:
         with (self.folder / "authorized" / (user or self.users[0])).open("a") as file:
             file.write(key.with_name(key.name + ".pub").read_text())
 
-    def known_as(self, name: str) -> str:
-        """The line of a known_hosts file for this server under that name."""
+    def known_hosts_line(self, name: str) -> str:
+        """Return the known_hosts line of this server under a name."""
         kind, key = self.host_key.with_name("host_key.pub").read_text().split()[:2]
         return f"{name if self.port == 22 else f'[{name}]:{self.port}'} {kind} {key}\n"
 
     def fingerprint(self) -> str:
-        said = subprocess.run(["ssh-keygen", "-lf", str(self.host_key)], capture_output=True, text=True, check=True)
-        return said.stdout.split()[1]
+        listed = subprocess.run(["ssh-keygen", "-lf", str(self.host_key)], capture_output=True, text=True, check=True)
+        return listed.stdout.split()[1]
 
     def logins(self) -> int:
-        return len(re.findall(r"^Accepted publickey", self._said(), re.MULTILINE))
+        return len(re.findall(r"^Accepted publickey", self._log_text(), re.MULTILINE))
 
     def attempts(self) -> int:
-        """Connections that got as far as trying to authenticate."""
-        return len(re.findall(r"^(?:Accepted|Failed|Invalid user|User .* not allowed)", self._said(), re.MULTILINE))
+        """Count the connections that have tried to authenticate."""
+        return len(re.findall(r"^(?:Accepted|Failed|Invalid user|User .* not allowed)", self._log_text(), re.MULTILINE))
 
-    def _said(self) -> str:
+    def _log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def _pids(self) -> list[int]:
-        """This server's processes: the listener and what descends from it while it is called sshd."""
+        """Return the pids of the listener and of its descendants named sshd."""
         if self._process is None:
             return []
         parents: dict[int, int] = {}
@@ -159,10 +159,10 @@ class Sshd:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 head, _, rest = (process / "stat").read_text(errors="replace").rpartition(")")
                 parents[int(process.name)], names[int(process.name)] = int(rest.split()[1]), head.partition("(")[2]
-        found = [self._process.pid]
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid and names[child].startswith("sshd")]
-        return found
+        pids = [self._process.pid]
+        for pid in pids:
+            pids += [child for child, parent in parents.items() if parent == pid and names[child].startswith("sshd")]
+        return pids
 
     def _is_session(self, pid: int) -> bool:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What must hold before an object is kept: its namespace, references, Pod Security, quotas, the API's own rules."""
+"""Checks before an object is stored: its namespace, references, Pod Security, quotas, the API's own rules."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.kubernetes.admission import podsecurity, quota
 from tests.support.kubernetes.api.answers import Json, forbidden, invalid, not_found
-from tests.support.kubernetes.controllers.quantities import number
+from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.store.resources import Resource
 from tests.support.kubernetes.store.store import Store
 
@@ -16,18 +16,18 @@ _POD_MAY_CHANGE = ("activeDeadlineSeconds", "tolerations", "terminationGracePeri
 
 
 def _level(store: Store, namespace: str, label: str) -> str:
-    found = store.find("namespaces", "", namespace) or {"metadata": {}}
-    return str(found["metadata"].get("labels", {}).get(label, "privileged"))
+    stored = store.find("namespaces", "", namespace) or {"metadata": {}}
+    return str(stored["metadata"].get("labels", {}).get(label, "privileged"))
 
 
 def _check_namespace(store: Store, resource: Resource, namespace: str, name: str) -> None:
-    found = store.find("namespaces", "", namespace)
-    if found is None:
+    stored = store.find("namespaces", "", namespace)
+    if stored is None:
         raise not_found("namespaces", namespace)
-    if found["metadata"].get("deletionTimestamp"):
+    if stored["metadata"].get("deletionTimestamp"):
         why = f"unable to create new content in namespace {namespace} because it is being terminated"
-        said = f"namespace {namespace} is being terminated"
-        cause = {"reason": "NamespaceTerminating", "message": said, "field": "metadata.namespace"}
+        message = f"namespace {namespace} is being terminated"
+        cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
         raise forbidden(resource.key, name, why, causes=[cause])
 
 
@@ -48,9 +48,9 @@ def _pod_causes(spec: Json, at: str) -> list[tuple[str, str, str]]:
     for kind in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(kind) or []):
             where = f"{at}.{kind}[{index}]"
-            for place, mount in enumerate(container.get("volumeMounts", [])):
+            for mount_index, mount in enumerate(container.get("volumeMounts", [])):
                 if mount["name"] not in volumes:
-                    field = f"{where}.volumeMounts[{place}].name"
+                    field = f"{where}.volumeMounts[{mount_index}].name"
                     causes.append(("FieldValueNotFound", f'Not found: "{mount["name"]}"', field))
             if not container.get("image"):
                 causes.append(("FieldValueRequired", "Required value", f"{where}.image"))
@@ -62,10 +62,10 @@ def _resource_causes(resources: Json, where: str) -> list[tuple[str, str, str]]:
     causes = []
     limits = resources.get("limits", {})
     for name, asked in resources.get("requests", {}).items():
-        if "/" in name and name in limits and number(asked) != number(limits[name]):
+        if "/" in name and name in limits and parse_quantity(asked) != parse_quantity(limits[name]):
             message = f'Invalid value: "{asked}": must be equal to {name} limit of {limits[name]}'
             causes.append(("FieldValueInvalid", message, f"{where}.resources.requests"))
-        elif name in limits and number(asked) > number(limits[name]):
+        elif name in limits and parse_quantity(asked) > parse_quantity(limits[name]):
             message = f'Invalid value: "{asked}": must be less than or equal to {name} limit of {limits[name]}'
             causes.append(("FieldValueInvalid", message, f"{where}.resources.requests"))
     return causes
@@ -88,7 +88,7 @@ def _job_causes(spec: Json) -> list[tuple[str, str, str]]:
 
 
 def validate(resource: Resource, obj: Json) -> None:
-    """The API's own rules, as far as this server knows them. Raises Refusal (422)."""
+    """Check the API's own rules that this server implements. Raises Refusal (422)."""
     name = obj["metadata"]["name"]
     _check_name(resource, name)
     causes: list[tuple[str, str, str]] = []
@@ -101,10 +101,10 @@ def validate(resource: Resource, obj: Json) -> None:
 
 
 def check_change(resource: Resource, old: Json, new: Json) -> None:
-    """What may not change once it is there. Raises Refusal (422)."""
+    """Check that no immutable field changes. Raises Refusal (422)."""
     name = new["metadata"]["name"]
     causes: list[tuple[str, str, str]] = []
-    if resource.key == "pods" and _frozen(old["spec"]) != _frozen(new["spec"]):
+    if resource.key == "pods" and _immutable_part(old["spec"]) != _immutable_part(new["spec"]):
         message = (
             "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
             "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
@@ -126,16 +126,16 @@ def check_change(resource: Resource, old: Json, new: Json) -> None:
         raise invalid(resource.kind, resource.group, name, causes)
 
 
-def _frozen(spec: Json) -> Any:
-    """What of a pod's spec may not change."""
-    kept = {name: value for name, value in spec.items() if name not in _POD_MAY_CHANGE}
+def _immutable_part(spec: Json) -> Any:
+    """Return the immutable part of a pod's spec."""
+    immutable = {name: value for name, value in spec.items() if name not in _POD_MAY_CHANGE}
     for kind in ("containers", "initContainers"):
-        kept[kind] = [{k: v for k, v in container.items() if k != "image"} for container in spec.get(kind) or []]
-    return kept
+        immutable[kind] = [{k: v for k, v in container.items() if k != "image"} for container in spec.get(kind) or []]
+    return immutable
 
 
 def admit(store: Store, resource: Resource, obj: Json) -> None:
-    """Admission of a new object. Raises Refusal."""
+    """Run the admission checks of a new object. Raises Refusal."""
     metadata = obj["metadata"]
     namespace, name = metadata.get("namespace", ""), metadata["name"]
     if resource.namespaced:
@@ -161,7 +161,7 @@ def admit(store: Store, resource: Resource, obj: Json) -> None:
 
 
 def warnings_for(store: Store, resource: Resource, obj: Json) -> list[str]:
-    """What the `warn` and `enforce` labels of a namespace say about a workload's template."""
+    """Return the warnings of a namespace's `warn` and `enforce` labels about a workload's template."""
     if resource.key not in ("jobs.batch", "deployments.apps", "statefulsets.apps", "pods"):
         return []
     spec = obj["spec"] if resource.key == "pods" else obj["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""The fields that a real API server adds for good; without them every apply says `configured`."""
+"""Default fields that a real API server stores in objects; without them every apply reports `configured`."""
 
 import base64
 import random
@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.store.store import suffix
 
-# What Go leaves out when it is false: the API drops it, so nobody owns it, and an absent one is no change.
+# Go omits these fields if they are false: the API drops them, they have no owner, and leaving them out changes nothing.
 _FALSE_IS_ABSENT = {"services": ("publishNotReadyAddresses",), "pods": ("hostIPC", "hostNetwork", "hostPID")}
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
@@ -39,7 +39,7 @@ def _container(container: Json) -> None:
 
 
 def pod_spec(spec: Json) -> None:
-    """What a template gets as well; `pod` adds what admission gives to real pods."""
+    """Set the defaults of pods and of pod templates; `pod` adds those that admission sets in real pods."""
     _set(spec, dnsPolicy="ClusterFirst", restartPolicy="Always", schedulerName="default-scheduler")
     _set(spec, terminationGracePeriodSeconds=30, securityContext={})
     if "serviceAccountName" in spec:
@@ -98,7 +98,7 @@ def job(obj: Json) -> None:
         spec["completions"] = 1
     _set(spec, parallelism=1, completionMode="NonIndexed", suspend=False, manualSelector=False)
     _set(spec, podReplacementPolicy="Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
-    # With a limit for every index the whole Job's own limit is as good as none.
+    # With a limit per index, the Job's own limit is effectively infinite.
     _set(spec, backoffLimit=2147483647 if "backoffLimitPerIndex" in spec else 6)
     uid, name = obj["metadata"]["uid"], obj["metadata"]["name"]
     labels = {"batch.kubernetes.io/controller-uid": uid, "batch.kubernetes.io/job-name": name}
@@ -158,7 +158,7 @@ _BY_KEY = {
 
 
 def fill(key: str, obj: Json) -> None:
-    """Add the defaults of its kind to an object that already has its metadata."""
+    """Add the kind's defaults to an object that already has its metadata."""
     for name in _FALSE_IS_ABSENT.get(key, ()):
         if obj["spec"].get(name) is False:
             del obj["spec"][name]

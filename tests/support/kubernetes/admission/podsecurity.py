@@ -1,6 +1,6 @@
-"""Pod Security admission, the levels `baseline` and `restricted`: which rules a pod breaks, in the real words.
+"""Pod Security admission, the levels `baseline` and `restricted`: the rules a pod violates, with the real messages.
 
-Not here: host ports, SELinux, AppArmor, sysctls, /proc mounts, Windows, and versions of the rules older than `latest`.
+Not covered: host ports, SELinux, AppArmor, sysctls, /proc mounts, Windows, and older versions of the rules.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def _containers(spec: Json) -> list[Json]:
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
-def _named(names: list[str]) -> str:
+def _container_list(names: list[str]) -> str:
     listed = ", ".join(f'"{name}"' for name in names)
     return f"container {listed}" if len(names) == 1 else f"containers {listed}"
 
@@ -53,25 +53,25 @@ def _host(spec: Json) -> list[str]:
 
 
 def _privileges(spec: Json, restricted: bool) -> list[str]:
-    found = []
+    violated = []
     names = _broken_by(spec, lambda security: bool(security.get("privileged")))
     if names:
-        found.append(f"privileged ({_named(names)} must not set securityContext.privileged=true)")
+        violated.append(f"privileged ({_container_list(names)} must not set securityContext.privileged=true)")
     if restricted:
         names = _broken_by(spec, lambda security: security.get("allowPrivilegeEscalation") is not False)
         if names:
-            must = "must set securityContext.allowPrivilegeEscalation=false"
-            found.append(f"allowPrivilegeEscalation != false ({_named(names)} {must})")
-    return found
+            demand = "must set securityContext.allowPrivilegeEscalation=false"
+            violated.append(f"allowPrivilegeEscalation != false ({_container_list(names)} {demand})")
+    return violated
 
 
 def _capabilities(spec: Json, restricted: bool) -> list[str]:
     allowed = ("NET_BIND_SERVICE",) if restricted else _BASELINE_CAPABILITIES
-    said = []
+    demands = []
     if restricted:
         names = _broken_by(spec, lambda s: "ALL" not in (s.get("capabilities") or {}).get("drop", []))
         if names:
-            said.append(f'{_named(names)} must set securityContext.capabilities.drop=["ALL"]')
+            demands.append(f'{_container_list(names)} must set securityContext.capabilities.drop=["ALL"]')
     added: dict[str, list[str]] = {}
     for container in _containers(spec):
         capabilities = (container.get("securityContext") or {}).get("capabilities") or {}
@@ -80,9 +80,9 @@ def _capabilities(spec: Json, restricted: bool) -> list[str]:
             added[container["name"]] = wrong
     if added:
         listed = ", ".join(f'"{name}"' for name in sorted({name for wrong in added.values() for name in wrong}))
-        said.append(f"{_named(list(added))} must not include {listed} in securityContext.capabilities.add")
+        demands.append(f"{_container_list(list(added))} must not include {listed} in securityContext.capabilities.add")
     kind = "unrestricted capabilities" if restricted else "non-default capabilities"
-    return [f"{kind} ({'; '.join(said)})"] if said else []
+    return [f"{kind} ({'; '.join(demands)})"] if demands else []
 
 
 def _volumes(spec: Json, restricted: bool) -> list[str]:
@@ -90,26 +90,29 @@ def _volumes(spec: Json, restricted: bool) -> list[str]:
     if not restricted:
         paths = [volume["name"] for volume in volumes if "hostPath" in volume]
         return [f'hostPath volumes (volume "{name}")' for name in paths[:1]]
-    found = []
+    violated = []
     for volume in volumes:
         kind = next((kind for kind in volume if kind != "name"), "emptyDir")
         if kind not in _ALLOWED_VOLUMES:
-            found.append(f'restricted volume types (volume "{volume["name"]}" uses restricted volume type "{kind}")')
-    return found
+            uses = f'volume "{volume["name"]}" uses restricted volume type "{kind}"'
+            violated.append(f"restricted volume types ({uses})")
+    return violated
 
 
 def _users(spec: Json) -> list[str]:
     pod = spec.get("securityContext") or {}
-    found = []
+    violated = []
     names = _broken_by(spec, lambda s: s.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True)
     if names:
-        found.append(f"runAsNonRoot != true (pod or {_named(names)} must set securityContext.runAsNonRoot=true)")
+        violated.append(
+            f"runAsNonRoot != true (pod or {_container_list(names)} must set securityContext.runAsNonRoot=true)"
+        )
     if pod.get("runAsUser") == 0:
-        found.append("runAsUser=0 (pod must not set runAsUser=0)")
+        violated.append("runAsUser=0 (pod must not set runAsUser=0)")
     names = _broken_by(spec, lambda s: s.get("runAsUser") == 0)
     if names:
-        found.append(f"runAsUser=0 ({_named(names)} must not set runAsUser=0)")
-    return found
+        violated.append(f"runAsUser=0 ({_container_list(names)} must not set runAsUser=0)")
+    return violated
 
 
 def _seccomp(spec: Json) -> list[str]:
@@ -123,16 +126,16 @@ def _seccomp(spec: Json) -> list[str]:
     if not names:
         return []
     must = 'must set securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
-    return [f"seccompProfile (pod or {_named(names)} {must})"]
+    return [f"seccompProfile (pod or {_container_list(names)} {must})"]
 
 
 def violations(level: str, spec: Json) -> list[str]:
-    """The rules of `level` that a pod's spec breaks; none for `privileged`."""
+    """Return the rules of `level` that a pod's spec violates; empty for `privileged`."""
     if level not in ("baseline", "restricted"):
         return []
     strict = level == "restricted"
-    found = _host(spec) + _privileges(spec, strict) + _capabilities(spec, strict) + _volumes(spec, strict)
-    return found + (_users(spec) + _seccomp(spec) if strict else [])
+    violated = _host(spec) + _privileges(spec, strict) + _capabilities(spec, strict) + _volumes(spec, strict)
+    return violated + (_users(spec) + _seccomp(spec) if strict else [])
 
 
 def sentence(level: str, broken: list[str], verb: str) -> str:

@@ -1,54 +1,54 @@
-"""Resource quotas: what the pods of a namespace use, and the refusal of one more."""
+"""Resource quotas: the usage of a namespace's pods, and the rejection of pods that exceed a quota."""
 
 from fractions import Fraction
 
 from tests.support.kubernetes.api.answers import Json, forbidden
-from tests.support.kubernetes.controllers.quantities import number, shown
+from tests.support.kubernetes.controllers.quantities import format_quantity, parse_quantity
 from tests.support.kubernetes.store.store import Store
 
 
 def requests(spec: Json) -> dict[str, Fraction]:
-    """What a pod asks of its node, by resource."""
-    found: dict[str, Fraction] = {}
+    """Return a pod's resource requests, by resource."""
+    total: dict[str, Fraction] = {}
     for container in spec["containers"]:
         resources = container.get("resources") or {}
         for name, quantity in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
-            found[name] = found.get(name, Fraction(0)) + number(quantity)
-    return found
+            total[name] = total.get(name, Fraction(0)) + parse_quantity(quantity)
+    return total
 
 
-def _counted(spec: Json, hard: Json) -> dict[str, Fraction]:
-    """A pod's share of every line of a quota."""
+def _quota_usage(spec: Json, hard: Json) -> dict[str, Fraction]:
+    """Return a pod's usage of each line of a quota."""
     asked = requests(spec)
-    found = {}
+    counted = {}
     for line in hard:
         if line in ("pods", "count/pods"):
-            found[line] = Fraction(1)
+            counted[line] = Fraction(1)
         else:
             name = line.removeprefix("requests.").removeprefix("limits.")
             if asked.get(name):
-                found[line] = asked[name]
-    return found
+                counted[line] = asked[name]
+    return counted
 
 
-def used(store: Store, namespace: str, hard: Json) -> dict[str, Fraction]:
+def used_by_namespace(store: Store, namespace: str, hard: Json) -> dict[str, Fraction]:
     total = {line: Fraction(0) for line in hard}
     for pod in store.list("pods", namespace):
         if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
-            for line, value in _counted(pod["spec"], hard).items():
+            for line, value in _quota_usage(pod["spec"], hard).items():
                 total[line] += value
     return total
 
 
 def check(store: Store, namespace: str, name: str, spec: Json) -> None:
-    """Raises Refusal (403) when the pod would go over a quota of its namespace."""
+    """Check that the pod fits into the quotas of its namespace. Raises Refusal (403)."""
     for quota in store.list("resourcequotas", namespace):
         hard = quota["spec"].get("hard", {})
-        taken, asked = used(store, namespace, hard), _counted(spec, hard)
-        over = sorted(line for line, value in asked.items() if taken[line] + value > number(hard[line]))
+        taken, asked = used_by_namespace(store, namespace, hard), _quota_usage(spec, hard)
+        over = sorted(line for line, value in asked.items() if taken[line] + value > parse_quantity(hard[line]))
         if over:
-            wanted = ",".join(f"{line}={shown(asked[line])}" for line in over)
-            now_used = ",".join(f"{line}={shown(taken[line])}" for line in over)
+            wanted = ",".join(f"{line}={format_quantity(asked[line])}" for line in over)
+            now_used = ",".join(f"{line}={format_quantity(taken[line])}" for line in over)
             limits = ",".join(f"{line}={hard[line]}" for line in over)
             why = (
                 f"exceeded quota: {quota['metadata']['name']}, requested: {wanted}, used: {now_used}, limited: {limits}"
@@ -57,10 +57,13 @@ def check(store: Store, namespace: str, name: str, spec: Json) -> None:
 
 
 def refresh(store: Store) -> None:
-    """Write what is used into every quota's status."""
+    """Write the usage to every quota's status."""
     for quota in store.list("resourcequotas"):
         metadata, hard = quota["metadata"], quota["spec"].get("hard", {})
-        now_used = {line: shown(value) for line, value in used(store, metadata["namespace"], hard).items()}
+        now_used = {
+            line: format_quantity(value)
+            for line, value in used_by_namespace(store, metadata["namespace"], hard).items()
+        }
         status = {"hard": dict(hard), "used": now_used}
         if quota.get("status") != status:
             store.edit(

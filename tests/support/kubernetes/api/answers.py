@@ -1,4 +1,4 @@
-"""What the API server says when it says no: `Status` objects, worded as recorded from a real one."""
+"""Error responses of the API server: `Status` objects with messages recorded from a real one."""
 
 import marshal
 from typing import Any, TypeVar
@@ -8,13 +8,13 @@ T = TypeVar("T")
 SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
 
-def copied(document: T) -> T:
-    """A deep copy of what JSON can say, in a tenth of `copy.deepcopy`'s time."""
+def deep_copy(document: T) -> T:
+    """Return a deep copy of a JSON value, in a tenth of `copy.deepcopy`'s time."""
     return marshal.loads(marshal.dumps(document))  # type: ignore[no-any-return]  # noqa: S302
 
 
 class Refusal(Exception):
-    """A request that ends in a `Status` of `code` instead of an object."""
+    """Raised to answer a request with a `Status` of `code` instead of an object."""
 
     def __init__(self, code: int, reason: str, message: str, details: Json | None = None) -> None:
         super().__init__(message)
@@ -34,13 +34,13 @@ class Refusal(Exception):
 
 
 def details(key: str, name: str, **more: Any) -> Json:
-    """`key` is `pods` or `jobs.batch`, or a kind in their place."""
+    """Return the details of a Status; `key` is `pods` or `jobs.batch`, or a kind."""
     plural, _, group = key.partition(".")
     return {**({"name": name} if name else {}), **({"group": group} if group else {}), "kind": plural, **more}
 
 
 def not_found(key: str, name: str) -> Refusal:
-    """`key` is `pods` or `jobs.batch`."""
+    """Return a 404; `key` is `pods` or `jobs.batch`."""
     return Refusal(404, "NotFound", f'{key} "{name}" not found', details(key, name))
 
 
@@ -69,31 +69,35 @@ def unauthorized() -> Refusal:
 
 
 def forbidden(key: str, name: str, why: str, **more: Any) -> Refusal:
-    """Refused by admission: `pods "q" is forbidden: exceeded quota: ...`."""
+    """Return the 403 of admission: `pods "q" is forbidden: exceeded quota: ...`."""
     return Refusal(403, "Forbidden", f'{key} "{name}" is forbidden: {why}', details(key, name, **more))
 
 
 def not_allowed(user: str, verb: str, key: str, subresource: str, namespace: str, name: str) -> Refusal:
-    """Refused by RBAC."""
+    """Return the 403 of RBAC."""
     plural, _, group = key.partition(".")
-    what = f"{plural}/{subresource}" if subresource else plural
+    resource = f"{plural}/{subresource}" if subresource else plural
     scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
     named = f'"{name}" ' if name else ""
-    message = f'{key} {named}is forbidden: User "{user}" cannot {verb} resource "{what}" in API group "{group}" {scope}'
+    message = (
+        f'{key} {named}is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {scope}'
+    )
     return Refusal(403, "Forbidden", message, details(key, name))
 
 
 def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]) -> Refusal:
-    """422; `causes` are (reason, message, field) as `FieldValueInvalid`, `Invalid value: ...`, `spec.x`."""
-    what = f"{kind}.{group}" if group else kind
-    said = [f"{field}: {message}" for _, message, field in causes]
-    text = said[0] if len(said) == 1 else "[" + ", ".join(said) + "]"
+    """Return a 422; `causes` are (reason, message, field) as `FieldValueInvalid`, `Invalid value: ...`, `spec.x`."""
+    qualified_kind = f"{kind}.{group}" if group else kind
+    messages = [f"{field}: {message}" for _, message, field in causes]
+    text = messages[0] if len(messages) == 1 else "[" + ", ".join(messages) + "]"
     shown = [{"reason": reason, "message": message, "field": field} for reason, message, field in causes]
-    return Refusal(422, "Invalid", f'{what} "{name}" is invalid: {text}', details(what, name, causes=shown))
+    return Refusal(
+        422, "Invalid", f'{qualified_kind} "{name}" is invalid: {text}', details(qualified_kind, name, causes=shown)
+    )
 
 
 def internal_error(message: str) -> Json:
-    """The Status that an exec carries on its error channel when the infrastructure failed."""
+    """Return the Status on an exec's error channel after a failure of the infrastructure."""
     return {
         "metadata": {},
         "status": "Failure",

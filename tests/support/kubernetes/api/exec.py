@@ -1,10 +1,9 @@
-"""`kubectl exec`: the WebSocket protocol v5.channel.k8s.io (and v4, which the Python client speaks), faults included.
+"""`kubectl exec`: the WebSocket protocols v5.channel.k8s.io and v4 (used by the Python client), with faults.
 
-Binary frames; the first byte is the channel. The recordings this follows: the server opens with an empty frame on
-channel 1; the end is a Status on channel 3 and Close 1000; infrastructure that fails after the upgrade says so on
-channel 3 as well. A process that leaves input unread behind gets no Status at all. That containerd closes
-standard input as soon as a process has closed its output does not happen by itself, since nsenter holds both open:
-`stdin-cut` does it.
+Frames are binary; the first byte is the channel. As recorded: the server starts with an empty frame on channel 1; the
+stream ends with a Status on channel 3 and Close 1000; failures of the infrastructure after the upgrade are a Status on
+channel 3, too. There is no Status for a process that exits with unread input. containerd closes standard input as soon
+as a process has closed its output; here nsenter holds both open, and the fault `stdin-cut` closes it.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _ERROR, _CLOSE = 0, 1, 2, 3, 255
 _FRAME_BYTES = 32768
-_DIAL_WAIT_SEC = 3.0  # how long a lost node keeps a new exec waiting (recorded: 3.1 s)
+_DIAL_WAIT_SEC = 3.0  # the delay of a new exec on a lost node (recorded: 3.1 s)
 
 
 def exit_status(code: int) -> Json:
-    """The Status that carries an exit code."""
+    """Return the Status for an exit code."""
     if code == 0:
         return {"metadata": {}, "status": "Success"}
     return {
@@ -45,7 +44,7 @@ def exit_status(code: int) -> Json:
 
 
 class Session:
-    """One exec."""
+    """One exec stream."""
 
     def __init__(
         self, request: web.Request, kubelet: Kubelet, pod: Json, container: str, fault: ExecFault | None
@@ -71,9 +70,9 @@ class Session:
             with contextlib.suppress(ConnectionError):
                 await self._send(_STDOUT, b"")
                 if node.exec_answer:
-                    await self._cannot_dial(node.address, node.exec_answer)
+                    await self._send_dial_error(node.address, node.exec_answer)
                 else:
-                    await self._inside()
+                    await self._run_in_container()
         finally:
             ends.discard(self._end)
         if self._how:
@@ -81,7 +80,7 @@ class Session:
         return self._ws
 
     def _end(self, how: str) -> None:
-        """End this stream from outside."""
+        """End this stream in the way `how`; also called by faults."""
         self._how = self._how or how
         self._over.set()
 
@@ -93,36 +92,36 @@ class Session:
         await self._send(_ERROR, json.dumps(status, separators=(",", ":")).encode())
         await self._ws.close(code=1000)
 
-    async def _cannot_dial(self, address: str, why: str) -> None:
+    async def _send_dial_error(self, address: str, why: str) -> None:
         namespace, name = self._pod["metadata"]["namespace"], self._pod["metadata"]["name"]
         if why == "silence":
             await self._over.wait()
             return
         if why == "no route to host":
             await asyncio.sleep(_DIAL_WAIT_SEC)
-        words = "&".join(f"command={word}" for word in self._argv)
-        url = f"https://{address}:10250/exec/{namespace}/{name}/{self._name}?{words}&error=1&output=1"
+        command = "&".join(f"command={word}" for word in self._argv)
+        url = f"https://{address}:10250/exec/{namespace}/{name}/{self._name}?{command}&error=1&output=1"
         await self._finish(
             internal_error(f'error sending request: Post "{url}": dial tcp {address}:10250: connect: {why}')
         )
 
-    async def _inside(self) -> None:
+    async def _run_in_container(self) -> None:
         container = self._kubelet.container(self._pod, self._name)
         if container is None:
-            said = f'unable to upgrade connection: container not found ("{self._name}")'
-            await self._finish(internal_error(said))
+            message = f'unable to upgrade connection: container not found ("{self._name}")'
+            await self._finish(internal_error(message))
             return
         if missing := container.missing_binary(self._argv[0]):
-            said = (
+            message = (
                 "Internal error occurred: error executing command in container: failed to exec in container: failed to "
                 f'start exec "{"0" * 64}": OCI runtime exec failed: exec failed: unable to start container process: '
                 f'exec: "{self._argv[0]}": {missing}: unknown'
             )
-            await self._finish(internal_error(said))
+            await self._finish(internal_error(message))
             return
-        await self._attend(container)
+        await self._run_command(container)
 
-    async def _attend(self, container: Container) -> None:
+    async def _run_command(self, container: Container) -> None:
         process = await container.execute(self._argv, stdin=self._stdin)
         assert process.stdout is not None
         assert process.stderr is not None
@@ -140,25 +139,25 @@ class Session:
                 self._strike_stdin(process)
             await asyncio.wait([done, over, listening], return_when=asyncio.FIRST_COMPLETED)
             if listening.done() and not over.done() and not done.done():
-                return  # the client has gone; the process lives on and its output goes nowhere
+                return  # the client has gone; the process continues and its output is discarded
             if not self._how:
                 await done
                 code = process.returncode or 0
                 if self._unread:
-                    await self._over.wait()  # containerd still holds input that nobody will read
+                    await self._over.wait()  # containerd still holds unread input
                 elif self._fault and self._fault.how != "stdin-cut":
                     self._end(self._fault.how)
                 else:
                     await self._finish(exit_status(code if code >= 0 else 128 - code))
         finally:
             over.cancel()
-            listening.cancel()  # from here on nobody answers a ping
-            _outlive(done, process)
+            listening.cancel()  # pings are no longer answered
+            _keep_draining(done, process)
 
     async def _pump(self, stream: asyncio.StreamReader, channel: int) -> None:
         while data := await stream.read(_FRAME_BYTES):
             if self._how or self._ws.closed:
-                continue  # nobody is there, and a process must not die of that
+                continue  # discard the output, so that the process does not block or die
             if channel == _STDOUT and self._left is not None:
                 data, whole = data[: self._left], data
                 self._left -= len(data)
@@ -170,7 +169,7 @@ class Session:
                 await self._send(channel, data)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Take what the client sends until it goes away."""
+        """Receive the client's frames until it disconnects."""
         async for message in self._ws:
             if message.type is not WSMsgType.BINARY or not message.data:
                 continue
@@ -188,7 +187,7 @@ class Session:
             data = data[: self._stdin_left]
             self._stdin_left -= len(data)
         if process.stdin.is_closing():
-            # After a cut nobody waits for the rest; a process that is gone leaves it lying.
+            # The rest after a cut is ignored; input for an exited process stays unread.
             self._unread = self._unread or (process.returncode is not None and self._stdin_left is None)
         else:
             try:
@@ -208,7 +207,7 @@ class Session:
             self._end(self._fault.how)
 
     async def _strike(self, how: str) -> None:
-        """End the stream as a fault ends it."""
+        """End the stream in the fault's way."""
         transport = self._request.transport
         closes = {"close-1000-without-status": 1000, "close-1001": 1001, "close-1011": 1011}
         errors = {"status-empty-frame": b"", "status-not-json": b"oops"}
@@ -226,16 +225,16 @@ class Session:
                 await self._finish(internal_error("error dialing backend: EOF"))
             elif how == "only-success-no-close":
                 await self._send(_ERROR, json.dumps(exit_status(0)).encode())
-                await self._hold()
+                await self._wait_for_client_exit()
             elif how == "freeze":
-                await self._hold()
+                await self._wait_for_client_exit()
             elif transport is not None:
                 if how == "tcp-reset" and (raw := transport.get_extra_info("socket")) is not None:
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 transport.abort()
 
-    async def _hold(self) -> None:
-        """Say and answer nothing until the client has gone."""
+    async def _wait_for_client_exit(self) -> None:
+        """Send nothing until the client has disconnected."""
         while (transport := self._request.transport) is not None and not transport.is_closing():
             await asyncio.sleep(0.05)
 
@@ -249,8 +248,8 @@ class Session:
 _left_running: set[asyncio.Future[object]] = set()
 
 
-def _outlive(done: asyncio.Future[object], process: asyncio.subprocess.Process) -> None:
-    """Go on draining a process whose watcher has gone."""
+def _keep_draining(done: asyncio.Future[object], process: asyncio.subprocess.Process) -> None:
+    """Keep draining the output of a process whose client has gone."""
     if process.stdin is not None:
         process.stdin.close()
     if not done.done():
@@ -259,7 +258,7 @@ def _outlive(done: asyncio.Future[object], process: asyncio.subprocess.Process) 
 
 
 def pick_container(pod: Json, asked: str) -> str:
-    """The container that an exec or a log request means. Raises Refusal."""
+    """Return the container of an exec or log request. Raises Refusal."""
     names = [container["name"] for container in pod["spec"]["containers"]]
     if not asked:
         if len(names) > 1:

@@ -1,4 +1,4 @@
-"""The verbs of the API on stored objects: get, list, watch, create, update, patch, delete; logs and exec of pods."""
+"""Handlers of the API's verbs: get, list, watch, create, update, patch, delete; logs and exec of pods."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from tests.support.kubernetes.admission.admission import warnings_for
 from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_request, details
 from tests.support.kubernetes.api.exec import Session, pick_container
 from tests.support.kubernetes.api.logs import serve_log
-from tests.support.kubernetes.api.selectors import label_selector, wanted
+from tests.support.kubernetes.api.selectors import object_filter, selector_matches
 from tests.support.kubernetes.api.tables import table
 from tests.support.kubernetes.api.write import Writer
 from tests.support.kubernetes.store.resources import Resource, Target
-from tests.support.kubernetes.store.store import Store, Watch, held, now, set_condition
+from tests.support.kubernetes.store.store import Store, Watch, now, set_condition, true_conditions
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.faults import Faults
     from tests.support.kubernetes.node.kubelet import Kubelet
 
 _STATUS_AFTER_DELETE = ("configmaps", "secrets", "jobs.batch", "serviceaccounts", "roles.rbac.authorization.k8s.io")
-_LOOK_SEC = 1.0
+_WATCH_POLL_SEC = 1.0
 
 
 def _is_healthy(pod: Json) -> bool:
-    return "Ready" in held(pod) and not pod["metadata"].get("deletionTimestamp")
+    return "Ready" in true_conditions(pod) and not pod["metadata"].get("deletionTimestamp")
 
 
 def _is_selected(selector: Json, pod: Json) -> bool:
-    return label_selector(selector, pod["metadata"].get("labels", {}))
+    return selector_matches(selector, pod["metadata"].get("labels", {}))
 
 
 class Api:
-    """Answers every request that the server has let through."""
+    """Handler of authorized requests."""
 
     def __init__(self, store: Store, kubelet: Kubelet, faults: Faults) -> None:
         self.store, self.kubelet, self.faults = store, kubelet, faults
         self.writer = Writer(store)
 
-    async def answer(self, request: web.Request, at: Target, body: Any) -> web.StreamResponse:
+    async def handle(self, request: web.Request, at: Target, body: Any) -> web.StreamResponse:
         if at.resource.key == "pods" and at.subresource in ("exec", "log"):
             return await (self._exec(request, at) if at.subresource == "exec" else self._log(request, at))
         if request.method == "GET":
@@ -60,12 +60,12 @@ class Api:
         as_table = "as=Table" in request.headers.get("Accept", "")
         whole = request.query.get("includeObject") == "Object"
         if at.name:
-            found = self.store.get(key, at.namespace, at.name)
-            version = found["metadata"]["resourceVersion"]
+            stored = self.store.get(key, at.namespace, at.name)
+            version = stored["metadata"]["resourceVersion"]
             return web.json_response(
-                table([found], version, whole=whole) if as_table else self._typed(at.resource, found)
+                table([stored], version, whole=whole) if as_table else self._typed(at.resource, stored)
             )
-        holds = wanted(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+        holds = object_filter(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         if request.query.get("watch") in ("true", "1"):
             return await self._watch(request, at, holds, as_table)
         found_all = [obj for obj in self.store.list(key, at.namespace) if holds(obj)]
@@ -115,8 +115,8 @@ class Api:
                 await send(kind, obj)
             while time.monotonic() < deadline and request.transport is not None:
                 with contextlib.suppress(TimeoutError):
-                    kind, obj = await asyncio.wait_for(watch.next(), _LOOK_SEC)
-                    await self.faults.moving.wait()
+                    kind, obj = await asyncio.wait_for(watch.next(), _WATCH_POLL_SEC)
+                    await self.faults.responsive.wait()
                     await send(kind, obj)
         except ConnectionError:
             return response  # the watcher has gone
@@ -127,7 +127,7 @@ class Api:
     # Writing
 
     def _write(self, request: web.Request, at: Target, body: Any) -> web.StreamResponse:
-        """POST, PUT and PATCH."""
+        """Handle POST, PUT and PATCH."""
         if not isinstance(body, (dict, list)):
             raise bad_request("the request has no body")
         if at.resource.key == "pods" and at.subresource == "eviction":
@@ -152,14 +152,14 @@ class Api:
         return web.json_response(SUCCESS, status=201)
 
     def _check_budgets(self, pod: Json) -> None:
-        """Raises Refusal where a PodDisruptionBudget keeps this Ready pod: by `minAvailable` as a number alone."""
+        """Check the PodDisruptionBudgets of a Ready pod; supports only a numeric `minAvailable`. Raises Refusal."""
         if not _is_healthy(pod):
             return
         namespace = pod["metadata"]["namespace"]
         for budget in self.store.list("poddisruptionbudgets.policy", namespace):
             selector, least = budget["spec"]["selector"], int(budget["spec"]["minAvailable"])
-            of_it = [one for one in self.store.list("pods", namespace) if _is_selected(selector, one)]
-            if _is_selected(selector, pod) and sum(map(_is_healthy, of_it)) <= least:
+            selected = [other for other in self.store.list("pods", namespace) if _is_selected(selector, other)]
+            if _is_selected(selector, pod) and sum(map(_is_healthy, selected)) <= least:
                 raise Refusal(
                     429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget."
                 )
@@ -170,15 +170,15 @@ class Api:
         if "gracePeriodSeconds" in request.query:
             options = {**options, "gracePeriodSeconds": int(request.query["gracePeriodSeconds"])}
         if at.name:
-            found = self.store.get(at.resource.key, at.namespace, at.name)
+            stored = self.store.get(at.resource.key, at.namespace, at.name)
             if request.query.get("dryRun") == "All" or options.get("dryRun") == ["All"]:
-                return web.json_response(self._typed(at.resource, found))
+                return web.json_response(self._typed(at.resource, stored))
             gone = self.delete(at.resource.key, at.namespace, at.name, options)
             if at.resource.key in _STATUS_AFTER_DELETE:
                 about = details(at.resource.key, at.name, uid=gone["metadata"]["uid"])
                 return web.json_response({**SUCCESS, "details": about})
             return web.json_response(self._typed(at.resource, gone))
-        holds = wanted(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+        holds = object_filter(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         for obj in self.store.list(at.resource.key, at.namespace):
             if holds(obj):
                 metadata = obj["metadata"]
@@ -186,13 +186,13 @@ class Api:
         return web.json_response(SUCCESS)
 
     def delete(self, key: str, namespace: str, name: str, options: Json) -> Json:
-        """Delete one object and what it owns; pods with their grace."""
-        found = self.store.get(key, namespace, name)
+        """Delete an object and its dependents; pods with their grace period."""
+        obj = self.store.get(key, namespace, name)
         wanted_uid = (options.get("preconditions") or {}).get("uid")
-        if wanted_uid not in (None, found["metadata"]["uid"]):
+        if wanted_uid not in (None, obj["metadata"]["uid"]):
             raise Refusal(409, "Conflict", f"the UID in the precondition ({wanted_uid}) does not match")
         if key == "pods":
-            return self._delete_pod(found, options)
+            return self._delete_pod(obj, options)
         if key == "namespaces":
             return self._delete_namespace(name)
         gone = self.store.remove(key, namespace, name)
@@ -239,7 +239,7 @@ class Api:
         return marked
 
     def empty_namespace(self, name: str) -> None:
-        """Delete what a terminating namespace still holds."""
+        """Delete the objects in a terminating namespace."""
         for key in list(self.store.keys()):
             for obj in self.store.list(key, name):
                 with contextlib.suppress(Refusal):  # gone meanwhile

@@ -1,4 +1,4 @@
-"""`kubectl logs`: what a container wrote, so far or until it ends."""
+"""`kubectl logs`: a container's output so far, or until it ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _log_of(container: Container, pod: Json, *, previous: bool) -> Log:
 
 
 async def serve_log(request: web.Request, kubelet: Kubelet, pod: Json, name: str) -> web.StreamResponse:
-    """Answer GET .../log. The end of a followed log is the end of the stream, whatever ended it."""
+    """Answer GET .../log. A followed log ends like a complete one, whatever the cause."""
     worker = kubelet.workers.get(pod["metadata"]["uid"])
     if worker is None:
         return web.Response(status=204)  # not scheduled: empty, and no error

@@ -1,4 +1,4 @@
-"""Just enough Protobuf for the bodies that kubectl 1.32 and later sends for `auth can-i`, `auth whoami` and `drain`."""
+"""Minimal Protobuf decoder for the bodies that kubectl 1.32+ sends for `auth can-i`, `auth whoami` and `drain`."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The length-delimited fields of a message; numbers are passed over."""
+    """Yield the length-delimited fields of a message; skip numbers."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -36,9 +36,7 @@ def _text(data: bytes, names: dict[int, str]) -> dict[str, str]:
 
 
 def decode(body: bytes) -> Json:
-    """The object as JSON. Raises Refusal (415) for every kind but the reviews of a user's own rights, and evictions,
-    whose options are not read.
-    """
+    """Decode a SelfSubject review or an eviction (without its options). Raises Refusal (415) for other kinds."""
     envelope = dict(_fields(body[len(MAGIC) :]))
     about = _text(envelope.get(1, b""), {1: "apiVersion", 2: "kind"})
     if about.get("kind") == "Eviction":

@@ -1,4 +1,4 @@
-"""Label and field selectors as the API takes them in a query."""
+"""Label and field selectors of queries and specs."""
 
 import re
 from collections.abc import Callable
@@ -13,10 +13,10 @@ def _terms(text: str) -> list[str]:
 
 
 def labels_match(text: str, labels: dict[str, str]) -> bool:
-    """Whether `labels` satisfy a selector such as `app=bench,tier in (a,b),!old`."""
+    """Return whether `labels` satisfy a selector such as `app=bench,tier in (a,b),!old`."""
     for term in _terms(text):
-        if found := _SET.match(term):
-            key, how, values = found.groups()
+        if match := _SET.match(term):
+            key, how, values = match.groups()
             inside = labels.get(key) in [value.strip() for value in values.split(",")]
             holds = inside if how == "in" else not inside
         elif "!=" in term:
@@ -34,17 +34,17 @@ def labels_match(text: str, labels: dict[str, str]) -> bool:
     return True
 
 
-def label_selector(selector: Json | None, labels: dict[str, str]) -> bool:
-    """The same for the structured form of a spec (matchLabels, matchExpressions)."""
+def selector_matches(selector: Json | None, labels: dict[str, str]) -> bool:
+    """Return whether `labels` satisfy a spec's selector (matchLabels, matchExpressions)."""
     if selector is None:
         return False
     if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
         return False
-    return all(expression(rule, labels) for rule in selector.get("matchExpressions", []))
+    return all(expression_matches(rule, labels) for rule in selector.get("matchExpressions", []))
 
 
-def expression(rule: Json, labels: dict[str, str]) -> bool:
-    """One matchExpression, of a label selector or a node affinity."""
+def expression_matches(rule: Json, labels: dict[str, str]) -> bool:
+    """Evaluate one matchExpression of a label selector or a node affinity."""
     value, values = labels.get(rule["key"]), rule.get("values", [])
     match rule["operator"]:
         case "In":
@@ -63,7 +63,7 @@ def expression(rule: Json, labels: dict[str, str]) -> bool:
 
 
 def field_of(obj: Json, path: str) -> str:
-    """The value at a path such as `status.podIP`; "" where there is none."""
+    """Return the value at a path such as `status.podIP`; "" if it is missing."""
     at: object = obj
     for part in path.split("."):
         at = at.get(part, "") if isinstance(at, dict) else ""
@@ -78,8 +78,8 @@ def fields_match(text: str, obj: Json) -> bool:
     return True
 
 
-def wanted(label_text: str, field_text: str) -> Callable[[Json], bool]:
-    """The filter of one list or watch."""
+def object_filter(label_text: str, field_text: str) -> Callable[[Json], bool]:
+    """Return the filter of a list or watch request."""
 
     def holds(obj: Json) -> bool:
         return labels_match(label_text, obj["metadata"].get("labels") or {}) and fields_match(field_text, obj)

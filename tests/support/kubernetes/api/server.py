@@ -1,4 +1,4 @@
-"""The HTTP side: connections, who is asking, what may be asked, and the faults that strike before any answer."""
+"""HTTP server: connections, authentication, authorization, static documents, and faults of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.support.kubernetes.api import protobuf
 from tests.support.kubernetes.api.answers import Json, Refusal, no_such_path, not_allowed, unauthorized
 from tests.support.kubernetes.store.resources import GROUPS, Target, document, resource_list, target
-from tests.support.machines.fake_tenancy import token_refused
+from tests.support.machines.fake_tenancy import token_error
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.api.handlers import Api
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 _OPENAPI_V2_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
-_OPENAPI_V2 = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.34"  # swagger, and info with a title and a version
+_OPENAPI_V2 = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.34"  # swagger, and info with title and version
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _MAX_BODY_BYTES = 16 * 2**20
 
@@ -31,7 +31,7 @@ def status_response(refusal: Refusal) -> web.Response:
 
 
 def verb_of(request: web.Request, at: Target) -> str:
-    """The verb that RBAC sees; a WebSocket exec is a `get` of pods/exec, a SPDY one a `create`."""
+    """Return the RBAC verb; a WebSocket exec is a `get` of pods/exec, a SPDY one a `create`."""
     if request.method != "GET":
         every = request.method == "DELETE" and not at.name
         return "deletecollection" if every else _VERBS[request.method]
@@ -41,7 +41,7 @@ def verb_of(request: web.Request, at: Target) -> str:
 
 
 class Server:
-    """Listens, and can stop listening for a while on the same port."""
+    """HTTP server that can stop listening and resume on the same port."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Server:
         self.requests: list[str] = []
         self._listener: asyncio.Server | None = None
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
 
     async def start(self) -> None:
         await self._runner.setup()
-        await self.come_back()
+        await self.listen()
 
-    async def come_back(self) -> None:
-        """Listen (again), on the port of the first time."""
+    async def listen(self) -> None:
+        """Start or resume listening, always on the same port."""
         if self._listener is None:
             loop = asyncio.get_running_loop()
             assert self._runner.server is not None
@@ -73,8 +73,8 @@ class Server:
             )
             self.port = self._listener.sockets[0].getsockname()[1]
 
-    async def go_away(self) -> None:
-        """Refuse connections and cut every one that is open, as when the process has died."""
+    async def stop_listening(self) -> None:
+        """Refuse new connections and cut all open ones, as if the process had died."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -84,20 +84,20 @@ class Server:
                 connection.transport.abort()
 
     async def stop(self) -> None:
-        await self.go_away()
+        await self.stop_listening()
         await self._runner.cleanup()
 
     def _user(self, request: web.Request) -> str:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         user = self._users.get(token)
-        if user is None and self._signer is not None and token_refused(self._signer[1], self._signer[0], token) is None:
+        if user is None and self._signer is not None and token_error(self._signer[1], self._signer[0], token) is None:
             user = "admin"
         if user is None or user in self._faults.expired:
             raise unauthorized()
         return user
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        await self._faults.moving.wait()
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        await self._faults.responsive.wait()
         self.requests.append(f"{request.method} {request.path_qs}")
         fault = self._faults.of_request(request.path)
         if fault is not None:
@@ -108,11 +108,11 @@ class Server:
         except Refusal as refusal:
             return status_response(refusal)
         except (ConnectionError, asyncio.IncompleteReadError):
-            # The client went away in the middle; there is nobody to tell.
+            # The client disconnected during the request.
             return web.Response(status=499)
 
     async def _route(self, request: web.Request, user: str) -> web.StreamResponse:
-        fixed = self._fixed(request)
+        fixed = self._static_document(request)
         if fixed is not None:
             return fixed
         at = target(request.path)
@@ -125,25 +125,25 @@ class Server:
             return web.json_response(review, status=201)
         self.authorize(user, verb_of(request, at), at)
         if at.subresource == "exec" and request.method == "POST":
-            self.authorize(user, "get", at)  # SPDY would do now, but is not spoken here
+            self.authorize(user, "get", at)  # SPDY needs only `create`, but is not implemented
         if at.resource.kind == "RoleBinding" and isinstance(body, dict) and "roleRef" in body:
             self._check_binding(user, at, str(body["roleRef"]["name"]))
-        return await self._api.answer(request, at, body)
+        return await self._api.handle(request, at, body)
 
     def authorize(self, user: str, verb: str, at: Target) -> None:
-        """Raises Refusal when a rule denies it."""
+        """Check the user's permission. Raises Refusal."""
         if not self.allowed(user, verb, at.resource.key, at.subresource, at.namespace, at.name):
             namespace = at.namespace or (at.name if at.resource.plural == "namespaces" else "")
             raise not_allowed(user, verb, at.resource.key, at.subresource, namespace, at.name)
 
     def _check_binding(self, user: str, at: Target, role: str) -> None:
-        """Who may not `bind` a Role (`forbid(verb="bind")`) is asked what it grants, so it has to be there."""
+        """Check that the role of a binding exists if the user may not `bind` it: the API compares what it grants."""
         key = "roles.rbac.authorization.k8s.io"
         if not self.allowed(user, "bind", key, "", at.namespace, role):
             self._api.store.get(key, at.namespace, role)
 
     def _authorize_unknown(self, user: str, request: web.Request) -> None:
-        """A list of a kind that nobody has heard of is forbidden first, and unknown only to whoever may have it."""
+        """Reject a list of an unknown kind with 403 if the user may not list it; otherwise it is a 404."""
         match request.path.split("/"):
             case ["", "apis", group, _, "namespaces", namespace, plural] if request.method == "GET":
                 key = f"{plural}.{group}"
@@ -154,19 +154,19 @@ class Server:
         resource = f"{key}/{subresource}" if subresource else key
         return not self._faults.denies(user=user, verb=verb, resource=resource, namespace=namespace, name=name)
 
-    def _fixed(self, request: web.Request) -> web.StreamResponse | None:
-        """Documents that never change."""
+    def _static_document(self, request: web.Request) -> web.StreamResponse | None:
+        """Return the response with a static document, or None for other paths."""
         path = request.path.rstrip("/")
         if path in ("/api", "/apis"):
-            found = document(f"discovery-{path[1:]}.json")
-            return web.Response(text=json.dumps(found), headers={"Content-Type": _AGGREGATED})
+            discovery = document(f"discovery-{path[1:]}.json")
+            return web.Response(text=json.dumps(discovery), headers={"Content-Type": _AGGREGATED})
         if path in ("/api/v1", *(f"/apis/{group}/{version}" for group, version in GROUPS)):
             return web.json_response(resource_list(path))
         if path == "/version":
             return web.json_response(document("discovery-version.json"))
         if path in ("/readyz", "/healthz", "/livez"):
             return web.Response(text="ok")
-        if path == "/openapi/v2":  # asked for when v3 does not know a kind; an empty one says: nor do I
+        if path == "/openapi/v2":  # requested if a kind is missing in v3; empty: it is unknown here too
             return web.Response(body=_OPENAPI_V2, headers={"Content-Type": _OPENAPI_V2_TYPE})
         if path == "/openapi/v3":
             return web.json_response(document("openapi/index.json"))
@@ -191,14 +191,14 @@ class Server:
             raise Refusal(400, "BadRequest", f"the object provided is unrecognized: {error}") from None
 
     def _review(self, at: Target, body: Any, user: str) -> Json | None:
-        """What `auth can-i` and `auth whoami` ask."""
+        """Answer the reviews of `auth can-i` and `auth whoami`; None for other objects."""
         kind = at.resource.kind
         if kind == "SelfSubjectAccessReview":
-            asked = body["spec"].get("resourceAttributes", {})
-            plural, group = asked.get("resource", ""), asked.get("group", "")
+            attributes = body["spec"].get("resourceAttributes", {})
+            plural, group = attributes.get("resource", ""), attributes.get("group", "")
             key = f"{plural}.{group}" if group else plural
-            names = (asked.get(part, "") for part in ("subresource", "namespace", "name"))
-            allowed = self.allowed(user, asked.get("verb", ""), key, *names)
+            names = (attributes.get(part, "") for part in ("subresource", "namespace", "name"))
+            allowed = self.allowed(user, attributes.get("verb", ""), key, *names)
             return {**body, "status": {"allowed": allowed}}
         if kind == "SelfSubjectReview":
             return {**body, "status": {"userInfo": {"username": user, "groups": ["system:authenticated"]}}}

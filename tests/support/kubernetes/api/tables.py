@@ -1,4 +1,4 @@
-"""The Table answers behind `kubectl get`: names and ages, of every kind. No test reads more of a table."""
+"""Table responses for `kubectl get`: only names and ages, because no test reads other columns."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ def _row(obj: Json, whole: bool) -> Json:
 
 
 def table(objects: list[Json], version: str, *, whole: bool, columns: bool = True) -> Json:
-    """Rows of `objects`; `whole` puts the objects themselves into the rows (`includeObject=Object`)."""
+    """Make a Table of `objects`; with `whole` each row contains its object (`includeObject=Object`)."""
     made: Json = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {"resourceVersion": version}}
     if columns:
         made["columnDefinitions"] = _COLUMNS

@@ -1,11 +1,11 @@
-"""POST, PUT and PATCH: decode strictly, merge, fill in defaults, admit, keep; a dry run does all but the last."""
+"""POST, PUT and PATCH: decode strictly, merge, add defaults, admit, store; a dry run omits the last step."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from tests.support.kubernetes.admission.admission import admit, check_change, validate
 from tests.support.kubernetes.admission.defaults import fill
-from tests.support.kubernetes.api.answers import Json, Refusal, already_exists, bad_request, copied, not_found, stale
+from tests.support.kubernetes.api.answers import Json, Refusal, already_exists, bad_request, deep_copy, not_found, stale
 from tests.support.kubernetes.store import merge
 from tests.support.kubernetes.store.apply import apply, track_update
 from tests.support.kubernetes.store.resources import Resource, Target
@@ -13,7 +13,7 @@ from tests.support.kubernetes.store.schema import check_strict, schema_of, unkno
 from tests.support.kubernetes.store.store import Store
 
 APPLY = "application/apply-patch+yaml"
-_KEPT = (
+_SERVER_OWNED = (
     "uid",
     "creationTimestamp",
     "deletionTimestamp",
@@ -32,7 +32,7 @@ class Written:
 
 
 class Writer:
-    """Every change that a client makes to an object."""
+    """Writer of clients' changes to the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,14 +43,14 @@ class Writer:
         if method == "PATCH":
             return self._patch(at, body, content_type, query, manager, dry)
         if not isinstance(body, dict):
-            raise bad_request("the body of the request is no object")
+            raise bad_request("the body of the request is not an object")
         warnings = self._check_fields(at.resource, body, query)
         if method == "POST":
             return Written(obj=self._create(at, body, manager, dry), created=True, warnings=warnings)
         if at.subresource == "status":
             live = self._store.get(at.resource.key, at.namespace, at.name)
-            made = {**copied(live), "status": body.get("status", {})}
-            return Written(obj=self._keep(at, live, made, dry), created=False)
+            made = {**deep_copy(live), "status": body.get("status", {})}
+            return Written(obj=self._store_update(at, live, made, dry), created=False)
         return Written(obj=self._replace(at, body, manager, dry), created=False, warnings=warnings)
 
     @staticmethod
@@ -78,9 +78,9 @@ class Writer:
             raise already_exists(key, name)
         if "managedFields" not in made["metadata"]:
             track_update(at.resource, None, made, manager)
-        return self._keep_new(at, made, dry)
+        return self._store_new(at, made, dry)
 
-    def _keep_new(self, at: Target, made: Json, dry: bool) -> Json:
+    def _store_new(self, at: Target, made: Json, dry: bool) -> Json:
         validate(at.resource, made)
         fill(at.resource.key, made)
         admit(self._store, at.resource, made)
@@ -91,7 +91,7 @@ class Writer:
 
     def _replace(self, at: Target, body: Json, manager: str, dry: bool) -> Json:
         live = self._store.get(at.resource.key, at.namespace, at.name)
-        made = copied(body)
+        made = deep_copy(body)
         self._check_version(at, live, made)
         if "status" in live:
             made["status"] = live["status"]
@@ -100,7 +100,7 @@ class Writer:
         return self._update(at, live, made, manager, dry)
 
     def _update(self, at: Target, live: Json, made: Json, manager: str, dry: bool, *, track: bool = True) -> Json:
-        for name in _KEPT:
+        for name in _SERVER_OWNED:
             if name in live["metadata"]:
                 made["metadata"][name] = live["metadata"][name]
         fill(at.resource.key, made)
@@ -108,14 +108,14 @@ class Writer:
         check_change(at.resource, live, made)
         if track:
             track_update(at.resource, live, made, manager)
-        return self._keep(at, live, made, dry)
+        return self._store_update(at, live, made, dry)
 
     def _check_version(self, at: Target, live: Json, made: Json) -> None:
         asked = made.get("metadata", {}).get("resourceVersion")
         if asked and asked != live["metadata"]["resourceVersion"]:
             raise stale(at.resource.key, at.name)
 
-    def _keep(self, at: Target, live: Json, made: Json, dry: bool) -> Json:
+    def _store_update(self, at: Target, live: Json, made: Json, dry: bool) -> Json:
         made["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
         return made if dry else self._store.replace(at.resource.key, live, made)
 
@@ -139,7 +139,9 @@ class Writer:
             raise Refusal(415, "UnsupportedMediaType", f"the patch format {content_type} is not supported")
         self._check_version(at, live, made)
         if at.subresource == "status":
-            return Written(obj=self._keep(at, live, {**live, "status": made.get("status", {})}, dry), created=False)
+            return Written(
+                obj=self._store_update(at, live, {**live, "status": made.get("status", {})}, dry), created=False
+            )
         warnings = self._check_fields(at.resource, made, query)
         return Written(obj=self._update(at, live, made, manager, dry, track=track), created=False, warnings=warnings)
 
@@ -147,14 +149,14 @@ class Writer:
         self, at: Target, live: Json | None, config: Any, query: dict[str, str], manager: str, dry: bool
     ) -> Written:
         if not isinstance(config, dict):
-            raise bad_request("the applied configuration is no object")
-        unknown_fields(at.resource, config)  # a value of a wrong type is refused in its own words
+            raise bad_request("the applied configuration is not an object")
+        unknown_fields(at.resource, config)  # rejects values of a wrong type
         if live is not None and config.get("metadata", {}).get("uid") not in (None, live["metadata"]["uid"]):
             raise stale(at.resource.key, at.name)
         made = apply(at.resource, live, config, manager, force=query.get("force") == "true")
         if live is None:
             made = self._store.prepare(at.namespace, {k: v for k, v in made.items() if k != "status"})
-            return Written(obj=self._keep_new(at, made, dry), created=True)
+            return Written(obj=self._store_new(at, made, dry), created=True)
         if "status" in live:
             made["status"] = live["status"]
         return Written(obj=self._update(at, live, made, manager, dry, track=False), created=False)

@@ -1,6 +1,6 @@
-"""What happens by itself: scheduling, Jobs, eviction from lost nodes, binding of claims, quotas, ends of namespaces.
+"""Controller loop: scheduling, Jobs, eviction from lost nodes, binding of claims, quotas, deletion of namespaces.
 
-One pass over everything whenever anything has changed; the clusters of tests are small.
+Each change of the store triggers a pass over all objects; the tests' clusters are small.
 """
 
 import asyncio
@@ -13,19 +13,19 @@ from tests.support.kubernetes.api.answers import Json, Refusal
 from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.controllers.jobs import JobController
-from tests.support.kubernetes.controllers.quantities import number
+from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.controllers.scheduler import Scheduler, tolerates
 from tests.support.kubernetes.node.nodes import UNREACHABLE, Nodes
 from tests.support.kubernetes.store.resources import Target, by_key
-from tests.support.kubernetes.store.store import Change, Store, held, now, set_condition
+from tests.support.kubernetes.store.store import Change, Store, now, set_condition, true_conditions
 
-_IDLE_SEC = 0.2  # how often deadlines and tolerations are looked at when nothing changes
-_NAMESPACE_SEC = 2.0  # a namespace is emptied a while after its deletion: one `kubectl delete -f` gets through first
+_IDLE_SEC = 0.2  # the interval of passes without changes, for deadlines and tolerations
+_NAMESPACE_SEC = 2.0  # the delay before a deleted namespace is emptied, so that a `kubectl delete -f` finishes first
 _QUIET_KEYS = ("events",)
 
 
 class Controllers:
-    """The controller manager and the scheduler."""
+    """Controller manager and scheduler."""
 
     def __init__(self, store: Store, api: Api, nodes: Nodes, events: Recorder, toleration_scale: float) -> None:
         self._store, self._api, self._nodes, self._events = store, api, nodes, events
@@ -34,9 +34,9 @@ class Controllers:
         self.jobs = JobController(store, events, self._create_pod, self.delete_pod)
         self._changed = asyncio.Event()
         self._refused_at = 0.0
-        store.listen(self._seen)
+        store.listen(self._on_change)
 
-    def _seen(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         if change.key not in _QUIET_KEYS:
             self._changed.set()
 
@@ -73,7 +73,7 @@ class Controllers:
             self._api.delete("pods", namespace, pod, options)
 
     def _namespaces(self) -> None:
-        """Give a namespace what every one has; let it go when it is empty."""
+        """Create the default objects of new namespaces; empty and remove deleted ones."""
         for namespace in self._store.list("namespaces"):
             name = namespace["metadata"]["name"]
             if namespace["metadata"].get("deletionTimestamp"):
@@ -90,7 +90,7 @@ class Controllers:
                 self._store.create("configmaps", name, made)
 
     def _claims(self) -> None:
-        """Bind claims to volumes; dynamic provisioning makes a volume for classes that have a provisioner here."""
+        """Bind claims to existing volumes."""
         for claim in self._store.list("persistentvolumeclaims"):
             if claim.get("status", {}).get("phase") == "Bound":
                 continue
@@ -98,28 +98,28 @@ class Controllers:
             if volume is not None:
                 self._bind(claim, volume)
             else:
-                self._unbound(claim)
+                self._record_unbound(claim)
 
-    def _unbound(self, claim: Json) -> None:
+    def _record_unbound(self, claim: Json) -> None:
         name = claim["spec"].get("storageClassName")
         if "volumeName" in claim["spec"]:
-            return  # asked for one volume by name, which may still come: the real controller waits in silence
+            return  # the volume with this name may still be created; the real controller records no event either
         if not name:
-            said = "no persistent volumes available for this claim and no storage class is set"
-            self._say_once(claim, "FailedBinding", said)
+            message = "no persistent volumes available for this claim and no storage class is set"
+            self._record_once(claim, "FailedBinding", message)
         elif self._store.find("storageclasses.storage.k8s.io", "", name) is None:
-            said = f'storageclass.storage.k8s.io "{name}" not found'
-            self._say_once(claim, "ProvisioningFailed", said, kind="Warning")
+            message = f'storageclass.storage.k8s.io "{name}" not found'
+            self._record_once(claim, "ProvisioningFailed", message, kind="Warning")
 
-    def _say_once(self, claim: Json, reason: str, message: str, kind: str = "Normal") -> None:
+    def _record_once(self, claim: Json, reason: str, message: str, kind: str = "Normal") -> None:
         about = claim["metadata"]["uid"]
-        said = any(
+        is_recorded = any(
             event["involvedObject"].get("uid") == about and event["message"] == message
             for event in self._store.list("events", claim["metadata"]["namespace"])
         )
-        if not said:
+        if not is_recorded:
             by = "persistentvolume-controller"
-            self._events.say("persistentvolumeclaims", claim, reason, message, by=by, kind=kind)
+            self._events.record("persistentvolumeclaims", claim, reason, message, by=by, kind=kind)
 
     def _volume_for(self, claim: Json) -> Json | None:
         spec = claim["spec"]
@@ -132,7 +132,9 @@ class Controllers:
                 continue
             if spec.get("volumeName") not in (None, volume["metadata"]["name"]):
                 continue
-            enough = number(volume["spec"]["capacity"]["storage"]) >= number(spec["resources"]["requests"]["storage"])
+            enough = parse_quantity(volume["spec"]["capacity"]["storage"]) >= parse_quantity(
+                spec["resources"]["requests"]["storage"]
+            )
             same_class = volume["spec"].get("storageClassName", "") == (spec.get("storageClassName") or "")
             modes = set(spec.get("accessModes", [])) <= set(volume["spec"].get("accessModes", []))
             free = reserved is not None or volume.get("status", {}).get("phase") == "Available"
@@ -160,12 +162,12 @@ class Controllers:
     def _job_deadlines(self) -> None:
         for job in self._store.list("jobs.batch"):
             limit, started = job["spec"].get("activeDeadlineSeconds"), job.get("status", {}).get("startTime")
-            ended = held(job) & {"Complete", "Failed"}
+            ended = true_conditions(job) & {"Complete", "Failed"}
             if limit is not None and started and not ended and _age(started) >= limit:
                 self.jobs.expire(job)
 
     def _evict(self) -> None:
-        """Mark the pods of lost nodes for deletion when they have tolerated it long enough."""
+        """Mark the pods of lost nodes for deletion when their tolerations have expired."""
         for node in self._store.list("nodes"):
             taint = next(
                 (t for t in node["spec"].get("taints") or [] if t["key"] == UNREACHABLE and t["effect"] == "NoExecute"),
@@ -177,10 +179,10 @@ class Controllers:
                 bound = pod["spec"].get("nodeName") == node["metadata"]["name"]
                 if not bound or pod["metadata"].get("deletionTimestamp"):
                     continue
-                if _age(taint["timeAdded"]) >= self._patience(pod, taint):
+                if _age(taint["timeAdded"]) >= self._toleration_sec(pod, taint):
                     self._taint_eviction(pod)
 
-    def _patience(self, pod: Json, taint: Json) -> float:
+    def _toleration_sec(self, pod: Json, taint: Json) -> float:
         if not tolerates(pod["spec"], taint):
             return 0.0
         limits = [
@@ -192,8 +194,8 @@ class Controllers:
 
     def _taint_eviction(self, pod: Json) -> None:
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-        by, said = "taint-eviction-controller", f"Marking for deletion Pod {namespace}/{name}"
-        self._events.say("pods", pod, "TaintManagerEviction", said, by=by)
+        by, event_message = "taint-eviction-controller", f"Marking for deletion Pod {namespace}/{name}"
+        self._events.record("pods", pod, "TaintManagerEviction", event_message, by=by)
 
         def disrupt(changed: Json) -> None:
             message = "Taint manager: deleting due to NoExecute taint"

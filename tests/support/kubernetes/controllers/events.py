@@ -1,4 +1,4 @@
-"""Events, counted up as the real recorder does: the same message again raises `count` and `lastTimestamp`."""
+"""Recorder of Events: as in the real one, a repeated message updates `count` and `lastTimestamp`."""
 
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.store.resources import by_key
@@ -22,13 +22,13 @@ def reference(key: str, obj: Json, field_path: str = "") -> Json:
 
 
 class Recorder:
-    """Writes Events about objects into the store."""
+    """Writer of Events about objects to the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._made: dict[tuple[str, str, str], str] = {}
 
-    def say(
+    def record(
         self,
         key: str,
         obj: Json,
@@ -40,17 +40,17 @@ class Recorder:
         host: str = "",
         container: str = "",
     ) -> None:
-        """`by` is the component (`kubelet`, `default-scheduler`, `job-controller`), `host` the kubelet's node."""
+        """Record an event; `by` is the component (`kubelet`, `job-controller`, ...), `host` the kubelet's node."""
         namespace = obj["metadata"].get("namespace") or "default"
         field_path = f"spec.containers{{{container}}}" if container else ""
         series = (obj["metadata"]["uid"], reason, message)
         name = self._made.get(series)
 
-        def again(event: Json) -> None:
+        def count_up(event: Json) -> None:
             event["count"] = event.get("count", 1) + 1
             event["lastTimestamp"] = now()
 
-        if name and self._store.edit("events", namespace, name, again):
+        if name and self._store.edit("events", namespace, name, count_up):
             return
         name = f"{obj['metadata']['name']}.{self._store.version:016x}"
         self._made[series] = name
@@ -65,7 +65,7 @@ class Recorder:
             "reportingComponent": by,
             "reportingInstance": host or f"{by}-0",
         }
-        if by == "default-scheduler":  # the new events API: no count, no timestamps but its own
+        if by == "default-scheduler":  # uses the new events API: no count, only eventTime
             event |= {"eventTime": now_micro(), "firstTimestamp": None, "lastTimestamp": None, "source": {}}
             event["action"] = "Binding" if reason == "Scheduled" else "Scheduling"
         else:

@@ -1,38 +1,38 @@
-"""The Job controller: a pod for every index, its replacement, the limits, the conditions.
+"""Job controller: a pod per index, replacements, limits, conditions.
 
-Not here: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob/FailIndex on exit codes, successPolicy, TTL,
-the back-off delay between retries (a replacement is made at once).
+Not covered: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob/FailIndex on exit codes, successPolicy, TTL,
+the back-off delay between retries (a replacement is created immediately).
 """
 
 from collections.abc import Callable
 
-from tests.support.kubernetes.api.answers import Json, Refusal, copied
+from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy
 from tests.support.kubernetes.controllers.events import Recorder
-from tests.support.kubernetes.store.store import Store, condition, held, now, suffix
+from tests.support.kubernetes.store.store import Store, condition, now, suffix, true_conditions
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
-def compressed(indexes: set[int]) -> str:
-    """`0-2,5` as in completedIndexes; of two neighbours both are written, `0,1`."""
+def format_indexes(indexes: set[int]) -> str:
+    """Format indexes like completedIndexes: `0-2,5`; a span of two is `0,1`."""
     spans: list[list[int]] = []
     for index in sorted(indexes):
         if spans and spans[-1][1] == index - 1:
             spans[-1][1] = index
         else:
             spans.append([index, index])
-    words = []
+    parts = []
     for first, last in spans:
-        words.append(str(first) if first == last else f"{first},{last}" if last == first + 1 else f"{first}-{last}")
-    return ",".join(words)
+        parts.append(str(first) if first == last else f"{first},{last}" if last == first + 1 else f"{first}-{last}")
+    return ",".join(parts)
 
 
-def expanded(text: str) -> set[int]:
-    found: set[int] = set()
-    for word in filter(None, text.split(",")):
-        first, _, last = word.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+def parse_indexes(text: str) -> set[int]:
+    indexes: set[int] = set()
+    for span in filter(None, text.split(",")):
+        first, _, last = span.partition("-")
+        indexes |= set(range(int(first), int(last or first) + 1))
+    return indexes
 
 
 def _index(pod: Json) -> int:
@@ -43,8 +43,8 @@ def _phase(pod: Json) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
 
 
-def _failed(pod: Json) -> Json | None:
-    """The status of the first container that has failed, of those that run first, too."""
+def _failed_container(pod: Json) -> Json | None:
+    """Return the status of the first failed container, init containers included."""
     status = pod.get("status", {})
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         if container["state"].get("terminated", {}).get("exitCode", 0) != 0:
@@ -53,7 +53,7 @@ def _failed(pod: Json) -> Json | None:
 
 
 class JobController:
-    """Looks at every Job again whenever something has changed."""
+    """Controller that updates every Job whenever the store has changed."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class JobController:
         create_pod: Callable[[str, Json], object],
         delete_pod: Callable[[str, str], object],
     ) -> None:
-        """`create_pod` (namespace, pod) admits as the API does; `delete_pod` (namespace, name) gives grace."""
+        """`create_pod(namespace, pod)` runs the API's admission; `delete_pod(namespace, name)` gives grace."""
         self._store, self._events = store, events
         self._create_pod, self._delete_pod = create_pod, delete_pod
         self._living: dict[str, dict[str, int]] = {}  # Job uid to its unfinished pods' uids and indexes
-        self._counted: dict[str, set[str]] = {}  # Job uid to the uids of finished pods that are already in its status
-        self._ignored: set[str] = set()  # uids of pods whose end the policy will ignore
+        self._counted: dict[str, set[str]] = {}  # Job uid to the uids of finished pods counted in its status
+        self._ignored: set[str] = set()  # uids of pods whose failure the policy will ignore
         self._failures: dict[str, dict[int, int]] = {}  # Job uid to failures by index
 
     def run(self) -> None:
@@ -83,12 +83,12 @@ class JobController:
             if any(ref["uid"] == uid for ref in pod["metadata"].get("ownerReferences", []))
         ]
 
-    def _say(self, job: Json, reason: str, message: str, kind: str = "Normal") -> None:
-        self._events.say("jobs.batch", job, reason, message, by="job-controller", kind=kind)
+    def _record(self, job: Json, reason: str, message: str, kind: str = "Normal") -> None:
+        self._events.record("jobs.batch", job, reason, message, by="job-controller", kind=kind)
 
     def _sync(self, job: Json) -> None:
-        spec, status = job["spec"], copied(job.get("status", {}))
-        if held(job) & {"Complete", "Failed"}:
+        spec, status = job["spec"], deep_copy(job.get("status", {}))
+        if true_conditions(job) & {"Complete", "Failed"}:
             return
         pods = self._pods(job)
         if spec.get("suspend"):
@@ -96,7 +96,7 @@ class JobController:
             return
         status.setdefault("startTime", now())
         status.setdefault("uncountedTerminatedPods", {})
-        done, failed = expanded(status.get("completedIndexes", "")), expanded(status.get("failedIndexes", ""))
+        done, failed = parse_indexes(status.get("completedIndexes", "")), parse_indexes(status.get("failedIndexes", ""))
         verdict = self._count(job, pods, status, done, failed)
         if not verdict:
             verdict = self._verdict(job, status, done, failed)
@@ -106,12 +106,12 @@ class JobController:
             self._end(job, status, verdict, alive)
             return
         alive += self._create(job, pods, alive, done, failed, status)
-        self._numbers(status, alive, len(active) - len([p for p in active if p in alive]))
+        self._set_counts(status, alive, len(active) - len([p for p in active if p in alive]))
         self._write(job, status)
 
     @staticmethod
-    def _numbers(status: Json, alive: list[Json], terminating: int) -> None:
-        ready = sum("Ready" in held(pod) for pod in alive)
+    def _set_counts(status: Json, alive: list[Json], terminating: int) -> None:
+        ready = sum("Ready" in true_conditions(pod) for pod in alive)
         status |= {"active": len(alive), "ready": ready, "terminating": terminating}
         if not alive:
             del status["active"]
@@ -126,23 +126,23 @@ class JobController:
                 self._delete(job, pod)
         conditions = status.setdefault("conditions", [])
         if not any(c["type"] == "Suspended" for c in conditions):
-            self._say(job, "Suspended", "Job suspended")
+            self._record(job, "Suspended", "Job suspended")
             conditions.append(_condition("Suspended", "JobSuspended", "Job suspended"))
             status.setdefault("uncountedTerminatedPods", {})
-            self._numbers(status, [], 0)
+            self._set_counts(status, [], 0)
             self._write(job, status)
 
     def _count(self, job: Json, pods: list[Json], status: Json, done: set[int], failed: set[int]) -> tuple[str, ...]:
-        """Take finished pods into the status, each once; the verdict of a failure policy if one speaks."""
+        """Count each finished pod once in the status; return the verdict of a failure policy that applies, or ()."""
         job_uid = job["metadata"]["uid"]
         counted = self._counted.setdefault(job_uid, set())
         living = self._living.setdefault(job_uid, {})
         indexed = job["spec"].get("completionMode") == "Indexed"
         per_index = job["spec"].get("backoffLimitPerIndex")
-        there = {pod["metadata"]["uid"] for pod in pods}
-        # Removed before its end was seen (which a real Job's finalizer prevents), or by force: a failure, unless the
-        # policy ignores what was known of it.
-        gone = {uid: living.pop(uid) for uid in list(living) if uid not in there}
+        existing = {pod["metadata"]["uid"] for pod in pods}
+        # A pod removed by force, or before its end was recorded (a real Job's finalizer prevents that), is a failure,
+        # unless the policy ignores it.
+        gone = {uid: living.pop(uid) for uid in list(living) if uid not in existing}
         for index in (gone[uid] for uid in gone.keys() - self._ignored):
             self._fail(job, status, index, failed)
         for pod in pods:
@@ -151,7 +151,7 @@ class JobController:
                 bool(pod["metadata"].get("deletionTimestamp")) and job["spec"].get("podReplacementPolicy") != "Failed"
             )
             if phase == "Succeeded" and index not in done and (indexed or uid not in counted):
-                # Also a pod that was counted as failed when its deletion began, and then ended with exit 0.
+                # Includes a pod that was counted as failed at the start of its deletion and then exited with 0.
                 status["succeeded"] = status.get("succeeded", 0) + 1
                 done |= {index} if indexed else set()
                 counted.add(uid)
@@ -171,11 +171,11 @@ class JobController:
             if action != "Ignore":
                 self._fail(job, status, index, failed, at_once=action == "FailIndex")
         if indexed:
-            status["completedIndexes"] = compressed(done)
+            status["completedIndexes"] = format_indexes(done)
             if not status["completedIndexes"]:
                 del status["completedIndexes"]
             if per_index is not None:
-                status["failedIndexes"] = compressed(failed)
+                status["failedIndexes"] = format_indexes(failed)
         return ()
 
     def _fail(self, job: Json, status: Json, index: int, failed: set[int], *, at_once: bool = False) -> None:
@@ -188,15 +188,15 @@ class JobController:
 
     @staticmethod
     def _policy(job: Json, pod: Json) -> str:
-        """The action of the first rule of podFailurePolicy that matches; Count otherwise."""
-        conditions, failed = held(pod), _failed(pod)
+        """Return the action of the first matching rule of podFailurePolicy; Count if none matches."""
+        conditions, failed = true_conditions(pod), _failed_container(pod)
         code = None if failed is None else failed["state"]["terminated"]["exitCode"]
         for rule in job["spec"].get("podFailurePolicy", {}).get("rules", []):
             if any(pattern["type"] in conditions for pattern in rule.get("onPodConditions", [])):
                 return str(rule["action"])
             codes = rule.get("onExitCodes")
-            is_meant = failed is not None and codes and codes.get("containerName") in (None, failed["name"])
-            if is_meant and (code in codes["values"]) == (codes["operator"] == "In"):
+            applies = failed is not None and codes and codes.get("containerName") in (None, failed["name"])
+            if applies and (code in codes["values"]) == (codes["operator"] == "In"):
                 return str(rule["action"])
         return "Count"
 
@@ -207,8 +207,8 @@ class JobController:
         wanted = spec.get("completions")
         if spec.get("completionMode") == "Indexed":
             if len(failed) > spec.get("maxFailedIndexes", 2**31):
-                said = "Job has exceeded the specified maximal number of failed indexes"
-                return "Failed", "MaxFailedIndexesExceeded", said
+                message = "Job has exceeded the specified maximal number of failed indexes"
+                return "Failed", "MaxFailedIndexesExceeded", message
             if len(done | failed) >= wanted:
                 return ("Failed", "FailedIndexes", "Job has failed indexes") if failed else _complete()
             return ()
@@ -222,19 +222,19 @@ class JobController:
         target = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
         conditions.append(_condition(target, reason, message))
         conditions.append(_condition(kind, reason, message))
-        self._numbers(status, [], 0)
+        self._set_counts(status, [], 0)
         if kind == "Failed":
             status["failed"] = status.get("failed", 0) + len(alive)
         if kind == "Complete":
             status["completionTime"] = now()
-            self._say(job, "Completed", "Job completed")
+            self._record(job, "Completed", "Job completed")
         else:
-            self._say(job, reason, message, "Warning")
+            self._record(job, reason, message, "Warning")
         self._write(job, status)
 
     def expire(self, job: Json) -> None:
-        """activeDeadlineSeconds has passed."""
-        status = copied(job.get("status", {}))
+        """Fail a Job whose activeDeadlineSeconds has passed."""
+        status = deep_copy(job.get("status", {}))
         alive = [pod for pod in self._pods(job) if _phase(pod) in ("Pending", "Running")]
         self._end(job, status, ("Failed", "DeadlineExceeded", "Job was active longer than specified deadline"), alive)
 
@@ -242,7 +242,7 @@ class JobController:
         metadata = pod["metadata"]
         if metadata.get("deletionTimestamp"):
             return
-        self._say(job, "SuccessfulDelete", f"Deleted pod: {metadata['name']}")
+        self._record(job, "SuccessfulDelete", f"Deleted pod: {metadata['name']}")
         self._delete_pod(metadata["namespace"], metadata["name"])
 
     def _create(
@@ -265,14 +265,14 @@ class JobController:
             try:
                 self._create_pod(job["metadata"]["namespace"], pod)
             except Refusal as refusal:
-                self._say(job, "FailedCreate", f"Error creating: {refusal}", "Warning")
+                self._record(job, "FailedCreate", f"Error creating: {refusal}", "Warning")
                 break
-            self._say(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
+            self._record(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
             made.append(pod)
         return made
 
     def _template(self, job: Json, index: int) -> Json:
-        template, name = copied(job["spec"]["template"]), job["metadata"]["name"]
+        template, name = deep_copy(job["spec"]["template"]), job["metadata"]["name"]
         metadata = template.setdefault("metadata", {})
         middle = f"-{index}" if index >= 0 else ""
         metadata |= {"name": f"{name}{middle}-{suffix()}", "generateName": f"{name}{middle}-"}
@@ -302,7 +302,7 @@ class JobController:
 
 def _policy_message(pod: Json) -> str:
     where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-    failed = _failed(pod) or {}
+    failed = _failed_container(pod) or {}
     code = failed["state"]["terminated"]["exitCode"]
     return f"Container {failed['name']} for pod {where} failed with exit code {code} matching FailJob rule at index 0"
 

@@ -9,14 +9,14 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei"
 PATTERN = re.compile(r"^([+-]?[0-9.]+)([eE][+-]?[0-9]+)?(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
 
 
-def number(quantity: str | float) -> Fraction:
-    """The value of a quantity, exactly. Raises ValueError where the API server would refuse it."""
-    found = PATTERN.match(str(quantity))
-    if found is None:
-        raise ValueError(f"{quantity!r} is no quantity")
-    return Fraction(found[1] + (found[2] or "")) * _UNITS[found[3] or ""]
+def parse_quantity(quantity: str | float) -> Fraction:
+    """Return the exact value of a quantity. Raises ValueError if the API server would reject it."""
+    match = PATTERN.match(str(quantity))
+    if match is None:
+        raise ValueError(f"{quantity!r} is not a quantity")
+    return Fraction(match[1] + (match[2] or "")) * _UNITS[match[3] or ""]
 
 
-def shown(value: Fraction) -> str:
-    """A plain number, or milli where it is no whole one."""
+def format_quantity(value: Fraction) -> str:
+    """Format a quantity as an integer, or in thousandths (`500m`)."""
     return str(int(value)) if value.denominator == 1 else f"{int(value * 1000)}m"

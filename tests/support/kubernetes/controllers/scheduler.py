@@ -1,6 +1,6 @@
-"""Which node a pod goes to, or the recorded sentence that says why none: taints, selectors, anti-affinity, resources.
+"""Scheduler: assigns pods to nodes by taints, selectors, anti-affinity and resources, or records the real message.
 
-Not here: preemption, topology spread, priorities, volumes' own topology, preferred rules (the least loaded node wins).
+Not covered: preemption, topology spread, priorities, topology of volumes, preferred rules (the least loaded node wins).
 """
 
 from collections import Counter
@@ -8,9 +8,9 @@ from fractions import Fraction
 
 from tests.support.kubernetes.admission.quota import requests
 from tests.support.kubernetes.api.answers import Json
-from tests.support.kubernetes.api.selectors import expression, fields_match, label_selector
+from tests.support.kubernetes.api.selectors import expression_matches, fields_match, selector_matches
 from tests.support.kubernetes.controllers.events import Recorder
-from tests.support.kubernetes.controllers.quantities import number
+from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.store.store import Store, set_condition
 
 _NO_HELP, _NO_VICTIMS = "Preemption is not helpful for scheduling", "No preemption victims found for incoming pod"
@@ -29,7 +29,7 @@ def tolerates(spec: Json, taint: Json) -> bool:
     return False
 
 
-def _selected(spec: Json, node: Json) -> bool:
+def _matches_selector(spec: Json, node: Json) -> bool:
     labels = node["metadata"].get("labels", {})
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
@@ -39,29 +39,29 @@ def _selected(spec: Json, node: Json) -> bool:
     if not rules:
         return True
     return any(
-        all(expression(rule, labels) for rule in term.get("matchExpressions", []))
+        all(expression_matches(rule, labels) for rule in term.get("matchExpressions", []))
         and all(fields_match(f"{rule['key']}={rule['values'][0]}", node) for rule in term.get("matchFields", []))
         for term in rules["nodeSelectorTerms"]
     )
 
 
-def _repels(pod: Json, other: Json, there: Json, node: Json) -> bool:
-    """Whether a required anti-affinity of `pod` keeps it from a node of the domain where `other` is (`there`)."""
+def _repels(pod: Json, other: Json, other_node: Json, node: Json) -> bool:
+    """Return whether a required anti-affinity of `pod` to `other`, on `other_node`, excludes `node`."""
     affinity = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
     for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution", []):
         spaces = term.get("namespaces") or [pod["metadata"]["namespace"]]
         if other["metadata"]["namespace"] not in spaces:
             continue
-        if not label_selector(term.get("labelSelector"), other["metadata"].get("labels") or {}):
+        if not selector_matches(term.get("labelSelector"), other["metadata"].get("labels") or {}):
             continue
-        domain = there["metadata"]["labels"].get(term["topologyKey"])
+        domain = other_node["metadata"]["labels"].get(term["topologyKey"])
         if domain is not None and node["metadata"]["labels"].get(term["topologyKey"]) == domain:
             return True
     return False
 
 
 class Scheduler:
-    """Binds pods, one pass at a time."""
+    """Scheduler that binds all pending pods in each pass."""
 
     def __init__(self, store: Store, events: Recorder) -> None:
         self._store, self._events = store, events
@@ -76,11 +76,11 @@ class Scheduler:
             self._place(pod)
 
     def _on_nodes(self) -> dict[str, list[Json]]:
-        found: dict[str, list[Json]] = {}
+        by_node: dict[str, list[Json]] = {}
         for pod in self._store.list("pods"):
             if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
-                found.setdefault(pod["spec"].get("nodeName", ""), []).append(pod)
-        return found
+                by_node.setdefault(pod["spec"].get("nodeName", ""), []).append(pod)
+        return by_node
 
     def _place(self, pod: Json) -> None:
         nodes = {node["metadata"]["name"]: node for node in self._store.list("nodes")}
@@ -93,7 +93,7 @@ class Scheduler:
             self._refuse(pod, f"0/{len(nodes)} nodes are available: {claims}. {self._tail(len(nodes), len(nodes), 0)}")
             return
         for name, node in nodes.items():
-            why, victims = self._why_not(pod, node, nodes, load)
+            why, victims = self._objection(pod, node, nodes, load)
             if not why:
                 fitting.append(name)
             reasons.update(why)
@@ -101,9 +101,9 @@ class Scheduler:
         if fitting:
             self._bind(pod, min(fitting, key=lambda name: (len(load.get(name, [])), name)))
             return
-        said = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
+        listed = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
         tail = self._tail(len(nodes), helpless, len(nodes) - helpless)
-        self._refuse(pod, f"0/{len(nodes)} nodes are available: {said}. {tail}")
+        self._refuse(pod, f"0/{len(nodes)} nodes are available: {listed}. {tail}")
 
     @staticmethod
     def _tail(total: int, helpless: int, no_victims: int) -> str:
@@ -122,20 +122,20 @@ class Scheduler:
                 return "pod has unbound immediate PersistentVolumeClaims"
         return ""
 
-    def _why_not(
+    def _objection(
         self, pod: Json, node: Json, nodes: dict[str, Json], load: dict[str, list[Json]]
     ) -> tuple[list[str], bool]:
-        """Why this node will not do (the first filter that objects), and whether preemption might find victims."""
+        """Return the reasons of the first filter that rejects this node, and whether preemption could help."""
         spec = pod["spec"]
         if node["spec"].get("unschedulable"):
             return ["node(s) were unschedulable"], False
         taints = [taint for taint in node["spec"].get("taints") or [] if taint["effect"] != "PreferNoSchedule"]
         if any(not tolerates(spec, taint) for taint in taints):
             return ["node(s) had untolerated taint(s)"], False
-        if not _selected(spec, node):
+        if not _matches_selector(spec, node):
             return ["node(s) didn't match Pod's node affinity/selector"], False
         here = load.get(node["metadata"]["name"], [])
-        if short := self._short(pod, node, here):
+        if short := self._insufficient(pod, node, here):
             possible = all(short[name] for name in short)
             return [f"Insufficient {name}" for name in short], possible
         for name, others in load.items():
@@ -146,12 +146,12 @@ class Scheduler:
         return [], False
 
     @staticmethod
-    def _short(pod: Json, node: Json, here: list[Json]) -> dict[str, bool]:
-        """Resources that do not suffice, and whether an empty node would have enough."""
+    def _insufficient(pod: Json, node: Json, here: list[Json]) -> dict[str, bool]:
+        """Return the insufficient resources, each with whether an empty node would have enough."""
         allocatable = node["status"]["allocatable"]
         short = {}
         for name, asked in requests(pod["spec"]).items():
-            whole = number(allocatable.get(name, "0"))
+            whole = parse_quantity(allocatable.get(name, "0"))
             taken = sum((requests(other["spec"]).get(name, Fraction(0)) for other in here), Fraction(0))
             if asked > whole - taken:
                 short[name] = asked <= whole
@@ -164,9 +164,9 @@ class Scheduler:
             changed["spec"]["nodeName"] = node
             set_condition(changed, "PodScheduled", True)
 
-        # The event first: it stands before the kubelet's own.
-        said = f"Successfully assigned {metadata['namespace']}/{metadata['name']} to {node}"
-        self._events.say("pods", pod, "Scheduled", said, by="default-scheduler")
+        # The event comes first, so that it precedes the kubelet's.
+        message = f"Successfully assigned {metadata['namespace']}/{metadata['name']} to {node}"
+        self._events.record("pods", pod, "Scheduled", message, by="default-scheduler")
         self._store.edit("pods", metadata["namespace"], metadata["name"], change)
 
     def _refuse(self, pod: Json, message: str) -> None:
@@ -179,4 +179,4 @@ class Scheduler:
             set_condition(changed, "PodScheduled", False, reason="Unschedulable", message=message)
 
         self._store.edit("pods", metadata["namespace"], metadata["name"], change)
-        self._events.say("pods", pod, "FailedScheduling", message, by="default-scheduler", kind="Warning")
+        self._events.record("pods", pod, "FailedScheduling", message, by="default-scheduler", kind="Warning")

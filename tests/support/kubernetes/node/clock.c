@@ -1,6 +1,5 @@
-/* A machine whose clock is wrong: CLOCK_REALTIME moved by CLOCK_OFFSET_SEC (pods of even index) or by its negative.
- * Preloaded into what runs in a pod. The kernel's own clock, and so the times of files, is as it was; monotonic clocks
- * are, as on a real machine, none of its business. */
+/* A wrong clock for a pod's processes, to preload: CLOCK_REALTIME plus CLOCK_OFFSET_SEC (pods with an even index) or
+ * minus it. The kernel's clock, and so the times of files, and the monotonic clocks do not change. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>

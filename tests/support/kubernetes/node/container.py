@@ -1,4 +1,4 @@
-"""One container's process: its start in a sandbox, its log, its end."""
+"""One container's process: its start in a sandbox, its log, its exit."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Log:
-    """What a container wrote, by lines, for anybody who reads or follows."""
+    """A container's output by lines, for several readers and followers."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, bytes]] = []
@@ -39,7 +39,7 @@ class Log:
         self._more = asyncio.Event()
 
     async def follow(self, start: int) -> AsyncIterator[tuple[str, bytes]]:
-        """Lines from `start` on, until the container has ended."""
+        """Yield the lines from `start` on, until the container has ended."""
         at = start
         while True:
             more = self._more
@@ -54,7 +54,7 @@ class Log:
 
 @dataclass(kw_only=True)
 class Container:
-    """A container of a pod through all its restarts. `state` and `last_state` are as the API shows them."""
+    """A pod's container, including its restarts. `state` and `last_state` have the API's form."""
 
     name: str
     spec: Json
@@ -68,7 +68,7 @@ class Container:
     pid: int | None = None
     uid: int = 0
     gid: int = 0
-    death: str = ""  # why it will have died when it dies: OOMKilled
+    kill_reason: str = ""  # the reason to report after its death, such as OOMKilled
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -82,12 +82,12 @@ class Container:
         return None if ended is None else int(ended["exitCode"])
 
     async def start(self, sandbox: Json) -> None:
-        """Start PID 1. A command that cannot be started ends at once with StartError, as under containerd."""
+        """Start PID 1. If the command cannot be started, the container ends with StartError, as under containerd."""
         self.log, self.previous_log = Log(), self.log if self.restarts else None
         self.ended = asyncio.Event()
         self.environment = sandbox["environment"]
         self.uid, self.gid = sandbox["uid"], sandbox["gid"]
-        self.death = ""
+        self.kill_reason = ""
         read, write = os.pipe()
         try:
             shim = await asyncio.create_subprocess_exec(
@@ -116,23 +116,23 @@ class Container:
         if "pid" in first:
             self.pid = first["pid"]
             self.state = {"running": {"startedAt": started}}
-        self.tasks = [asyncio.create_task(self._live(shim, reader, first, started, sandbox["root"]))]
+        self.tasks = [asyncio.create_task(self._wait_for_end(shim, reader, first, started, sandbox["root"]))]
 
-    async def _live(
+    async def _wait_for_end(
         self, shim: asyncio.subprocess.Process, reader: asyncio.StreamReader, first: Json, started: str, root: str
     ) -> None:
         assert shim.stdout is not None
         assert shim.stderr is not None
         pumps = [asyncio.create_task(self._pump(stream)) for stream in (shim.stdout, shim.stderr)]
-        said = first
+        report = first
         while line := await reader.readline():
-            said |= json.loads(line)
+            report |= json.loads(line)
         await shim.wait()
         await asyncio.gather(*pumps)
         self.pid, self.ready = None, False
         ended = {"startedAt": started, "finishedAt": now()}
-        if "error" in said:
-            file = said["file"]
+        if "error" in report:
+            file = report["file"]
             missing = (
                 "executable file not found in $PATH" if "/" not in file else f"stat {file}: no such file or directory"
             )
@@ -140,10 +140,10 @@ class Container:
                 "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
                 f'failed: unable to start container process: exec: "{file}": {missing}: unknown'
             )
-            ended |= {"exitCode": 128, "reason": "StartError", "message": message if file else said["error"]}
+            ended |= {"exitCode": 128, "reason": "StartError", "message": message if file else report["error"]}
         else:
-            code = said.get("exit", 137)
-            reason = self.death or ("Completed" if code == 0 else "Error")
+            code = report.get("exit", 137)
+            reason = self.kill_reason or ("Completed" if code == 0 else "Error")
             ended |= {"exitCode": code, "reason": reason}
         self.state = {"terminated": ended}
         self.log.close()
@@ -168,20 +168,20 @@ class Container:
         self.signal(signal.SIGKILL)
 
     def missing_binary(self, file: str) -> str:
-        """Why `file` cannot be started here, in the runtime's words; empty when it can."""
+        """Return the runtime's message if `file` cannot be started here, otherwise ""."""
         root = f"/proc/{self.pid}/root"
         if "/" in file:
             path = os.path.join(f"/proc/{self.pid}/cwd" if not file.startswith("/") else root, file.lstrip("/"))
             return "" if os.path.lexists(path) else f"stat {file}: no such file or directory"
         folders = self.environment.get("PATH", DEFAULT_PATH).split(":")
-        found = any(os.path.lexists(f"{root}{folder}/{file}") for folder in folders)
-        return "" if found else "executable file not found in $PATH"
+        exists = any(os.path.lexists(f"{root}{folder}/{file}") for folder in folders)
+        return "" if exists else "executable file not found in $PATH"
 
     async def execute(self, argv: list[str], *, stdin: bool) -> asyncio.subprocess.Process:
-        """Start `argv` inside, as the container's user. It dies with PID 1, but not with whoever watches it."""
-        words = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-p", "-r", "-w", f"-S{self.uid}", f"-G{self.gid}"]
+        """Start `argv` in the container as its user. The process dies with PID 1, but not with the exec stream."""
+        enter = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-p", "-r", "-w", f"-S{self.uid}", f"-G{self.gid}"]
         return await asyncio.create_subprocess_exec(
-            *words,
+            *enter,
             "--",
             *argv,
             stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,

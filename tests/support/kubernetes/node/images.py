@@ -1,4 +1,4 @@
-"""Images: the recorded ways in which a pull fails, and which pulls fail just now."""
+"""Images: recorded failures of pulls, and the pulls that currently fail."""
 
 import fnmatch
 
@@ -9,7 +9,7 @@ CAUSES: dict[str, str] = document("image-pull.json")
 
 
 def _message(cause: str, image: str) -> str:
-    """The recorded message, worded for `image`."""
+    """Return the recorded message with the names of `image`."""
     host, _, rest = image.partition("/")
     repository, _, tag = rest.partition("@") if "@" in rest else rest.rpartition(":")
     message = CAUSES[cause]
@@ -19,20 +19,20 @@ def _message(cause: str, image: str) -> str:
 
 
 class Images:
-    """Which pulls fail just now."""
+    """The image pulls that currently fail."""
 
     def __init__(self) -> None:
         self._failing: dict[str, str] = {}
 
     def fail(self, pattern: str, cause: str) -> None:
-        """Every image whose name matches `pattern` (shell style) cannot be pulled, for `cause`."""
+        """Make pulls of images that match the shell pattern fail for `cause`."""
         if cause not in CAUSES:
-            raise ValueError(f"{cause!r} was not recorded; there are {', '.join(CAUSES)}")
+            raise ValueError(f"{cause!r} is unknown; choose from {', '.join(CAUSES)}")
         self._failing[pattern] = cause
 
-    def mend(self, pattern: str) -> None:
+    def repair(self, pattern: str) -> None:
         self._failing.pop(pattern, None)
 
     def failure_of(self, image: str) -> str | None:
-        """Why this image cannot be pulled, in the runtime's words; None where it can."""
+        """Return the runtime's message if pulls of this image fail, otherwise None."""
         return next((_message(c, image) for p, c in self._failing.items() if fnmatch.fnmatch(image, p)), None)

@@ -1,4 +1,4 @@
-"""All kubelets in one: for every pod bound to a node, one worker that makes it run and tells the API server."""
+"""Kubelet of all nodes: starts one PodWorker for each pod that is bound to a node."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.support.kubernetes.store.store import Change, Store
 
 
 class Kubelet:
-    """Workers by pod uid. What stands for every image is the machine itself, seen read-only."""
+    """PodWorkers by pod uid. Every image is the machine itself, read-only."""
 
     def __init__(
         self, store: Store, nodes: Nodes, events: Recorder, images: Images, state: Path, configuration: Json
@@ -28,29 +28,29 @@ class Kubelet:
         self.image_environment: dict[str, str] = configuration["image_environment"]
         self.image_back_off_sec: float = configuration["image_back_off_sec"]
         self.disk_bytes: int | None = configuration["disk_bytes"]
-        # The running Python's own folders too, where they are not in the tree that every container sees.
+        # Includes the running Python's folders, unless they are in the tree that every container sees.
         wanted = dict.fromkeys([*configuration["image_paths"], sys.prefix, sys.base_prefix])
         self.image_paths = [path for path in wanted if not f"{path}/".startswith(("/usr/", "/opt/", "/etc/", "/lib/"))]
         self.workers: dict[str, PodWorker] = {}
-        self.sessions: dict[str, set[Callable[[str], None]]] = {}  # node to the ends of its live streams
+        self.sessions: dict[str, set[Callable[[str], None]]] = {}  # node to the functions that end its open streams
         self.names = Names(state / "hosts")
         self._addresses = random.randint(64, 250)
         self._last_address = 0
-        store.listen(self._seen)
+        store.listen(self._on_change)
 
     def address(self) -> str:
-        """A pod's own address: on the loopback network, so that pods of this machine reach each other."""
+        """Return a new pod address on the loopback network, so that pods reach each other."""
         self._last_address += 1
         return f"127.{self._addresses}.{self._last_address // 250}.{self._last_address % 250 + 1}"
 
-    def _seen(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         if change.key != "pods":
             return
         uid = change.new["metadata"]["uid"]
         worker = self.workers.get(uid)
         if worker is not None:
-            worker.look()
-        elif not change.gone and change.new["spec"].get("nodeName") in self.nodes.by_name:
+            worker.notify_changed()
+        elif not change.is_deletion and change.new["spec"].get("nodeName") in self.nodes.by_name:
             node = self.nodes.by_name[change.new["spec"]["nodeName"]]
             self.workers[uid] = PodWorker(self, node, change.new)
 
@@ -58,10 +58,10 @@ class Kubelet:
         return self.nodes.by_name[pod["spec"]["nodeName"]]
 
     def container(self, pod: Json, name: str) -> Container | None:
-        """The container if it runs."""
+        """Return the container if it is running."""
         worker = self.workers.get(pod["metadata"]["uid"])
-        found = worker.containers.get(name) if worker else None
-        return found if found is not None and found.running else None
+        container = worker.containers.get(name) if worker else None
+        return container if container is not None and container.running else None
 
     def end_streams(self, node: str, how: str) -> None:
         for end in list(self.sessions.get(node, ())):
@@ -76,7 +76,7 @@ class Kubelet:
         return {"PATH": DEFAULT_PATH, "HOSTNAME": hostname, "HOME": "/root", **self.image_environment}
 
     async def stop(self) -> None:
-        """Kill every container and wait until it is gone."""
+        """Kill every container and wait for its exit."""
         for worker in list(self.workers.values()):
             worker.task.cancel()
             for container in worker.containers.values():

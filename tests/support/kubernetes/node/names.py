@@ -1,8 +1,7 @@
-"""The pods' names in the cluster: what its DNS would say of a headless Service, as the hosts file of every pod.
+"""Name resolution of pods: a hosts file per namespace instead of the cluster's DNS for headless Services.
 
-A pod with hostname and subdomain is found as HOSTNAME.SUBDOMAIN by the pods of its namespace, as soon as it has an
-address, ready or not (publishNotReadyAddresses). Not here: that the Service must exist, names of Services themselves,
-the time that a real DNS caches an answer.
+The pods of a namespace resolve HOSTNAME.SUBDOMAIN as soon as that pod has an address, ready or not
+(publishNotReadyAddresses). Not covered: a missing Service, names of Services, caching by a real DNS.
 """
 
 import os
@@ -14,14 +13,14 @@ _MACHINE = Path("/etc/hosts")
 
 
 class Names:
-    """One file a namespace, changed in place: the pods see it by a bind mount, which would keep a replaced one."""
+    """Hosts files, one per namespace. Changed in place: a pod's bind mount would keep showing a replaced file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lines: dict[str, dict[str, str]] = {}  # namespace to pod uid to its line
 
     def file(self, namespace: str) -> Path:
-        """The hosts file of a namespace's pods."""
+        """Return the hosts file of a namespace's pods."""
         path = self._folder / namespace
         if not path.exists():
             self._write(namespace)
@@ -44,7 +43,7 @@ class Names:
         content = _MACHINE.read_text() + "".join(self._lines.get(namespace, {}).values())
         handle = os.open(self._folder / namespace, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.pwrite(handle, content.encode(), 0)  # at once, so that nobody reads an empty file
+            os.pwrite(handle, content.encode(), 0)  # in one call, so that no reader sees an empty file
             os.ftruncate(handle, len(content.encode()))
         finally:
             os.close(handle)

@@ -1,9 +1,9 @@
-"""The nodes: what each one is, and what is wrong with it just now."""
+"""Nodes: their objects, and their faults."""
 
 import asyncio
 from dataclasses import dataclass, field
 
-from tests.support.kubernetes.api.answers import Json, copied
+from tests.support.kubernetes.api.answers import Json, deep_copy
 from tests.support.kubernetes.store.resources import document
 from tests.support.kubernetes.store.store import Store, now
 
@@ -12,17 +12,17 @@ UNREACHABLE = "node.kubernetes.io/unreachable"
 
 @dataclass(kw_only=True)
 class Node:
-    """A kubelet's machine. `up` is set while the kubelet reports to and hears from the API server."""
+    """A node. `up` is set while its kubelet is connected to the API server."""
 
     name: str
     address: str
     up: asyncio.Event = field(default_factory=asyncio.Event)
-    exec_answer: str = ""  # how dialling the kubelet fails: "", "connection refused", "no route to host", "silence"
+    exec_answer: str = ""  # error of connections to the kubelet: "connection refused", "no route to host", "silence"
     present_images: set[str] = field(default_factory=set)
 
 
 class Nodes:
-    """All nodes and their objects in the store."""
+    """All nodes, with their objects in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -30,7 +30,7 @@ class Nodes:
 
     def add(self, index: int, *, tainted: bool) -> None:
         name, address = f"node-{index}", f"10.99.0.{10 + index}"
-        made = copied(document("node.json"))
+        made = deep_copy(document("node.json"))
         made["metadata"]["name"] = name
         made["metadata"]["labels"] |= {"kubernetes.io/hostname": name}
         made["status"]["addresses"][0]["address"], made["status"]["addresses"][1]["address"] = address, name
@@ -43,7 +43,7 @@ class Nodes:
         self.by_name[name].up.set()
 
     def lose(self, name: str) -> None:
-        """The kubelet has not been heard of for the grace period: Ready Unknown, and the taints that follow."""
+        """Mark a node as lost, as after the grace period without a heartbeat: Ready Unknown, with the taints."""
         self.by_name[name].up.clear()
         self.by_name[name].exec_answer = "no route to host"
 
@@ -62,11 +62,11 @@ class Nodes:
         self._store.edit("nodes", "", name, change)
         for pod in self._store.list("pods"):
             if pod["spec"].get("nodeName") == name:
-                # What the node lifecycle controller does: the pod is not Ready, its phase still says Running.
+                # Like the node lifecycle controller: the pod is not Ready, its phase stays Running.
                 self._store.edit("pods", pod["metadata"]["namespace"], pod["metadata"]["name"], _not_ready)
 
-    def find_again(self, name: str) -> None:
-        """The kubelet is back."""
+    def restore(self, name: str) -> None:
+        """Mark a node as ready again."""
         good = {c["type"]: c for c in document("node.json")["status"]["conditions"]}
 
         def change(node: Json) -> None:

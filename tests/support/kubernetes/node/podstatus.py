@@ -1,11 +1,11 @@
-"""A pod's status, written from what its worker sees."""
+"""A pod's status, computed from its worker's state."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import TYPE_CHECKING
 
-from tests.support.kubernetes.api.answers import Json, copied
+from tests.support.kubernetes.api.answers import Json, deep_copy
 from tests.support.kubernetes.node.container import Container
 from tests.support.kubernetes.store.store import set_condition
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def _container_status(worker: PodWorker, container: Container) -> Json:
     seed = f"{worker.uid}{container.name}{container.restarts}".encode()
     identity = f"containerd://{hashlib.sha256(seed).hexdigest()}"
-    state = copied(container.state)
+    state = deep_copy(container.state)
     if container in worker.main.values() and worker.initial and not worker.initialized and "waiting" in state:
         state = {"waiting": {"reason": "PodInitializing"}}
     made: Json = {
         "name": container.name,
         "image": container.spec["image"],
         "imageID": "",
-        "lastState": copied(container.last_state),
+        "lastState": deep_copy(container.last_state),
         "ready": container.ready and container.running,
         "restartCount": container.restarts,
         "started": container.running,
@@ -49,7 +49,7 @@ def _phase(worker: PodWorker) -> str:
 
 
 def qos(pod: Json) -> str:
-    """BestEffort, Burstable or Guaranteed, of cpu and memory alone."""
+    """Return the QoS class, which depends only on cpu and memory: BestEffort, Burstable or Guaranteed."""
     limits, requests, whole = [], [], True
     for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
         resources = container.get("resources", {})
@@ -64,8 +64,8 @@ def qos(pod: Json) -> str:
 
 
 def status_of(worker: PodWorker, pod: Json) -> Json:
-    """The whole status; what the scheduler wrote into it stays."""
-    made: Json = {"status": copied(pod.get("status", {}))}
+    """Return the pod's status, including the conditions written by the scheduler."""
+    made: Json = {"status": deep_copy(pod.get("status", {}))}
     phase = _phase(worker)
     unready = [container.name for container in worker.main.values() if not (container.ready and container.running)]
     if phase == "Succeeded":

@@ -1,4 +1,4 @@
-"""One pod's life on its node: image, volumes, containers, probes, restarts, and every way it can end."""
+"""One pod's life cycle on its node: image, volumes, containers, probes, restarts, and termination."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _KILL_WAIT_SEC = 30.0
 _RESTART_SEC, _RETRY_SEC = 1.0, 0.5  # both are longer on a real cluster
-_ENTRYPOINT, _COMMAND = ("tini", "--"), ("sleep", "infinity")  # of every image, which is run as root
+_IMAGE_ENTRYPOINT, _IMAGE_COMMAND = ("tini", "--"), ("sleep", "infinity")  # every image runs as root
 
 
 class PodWorker:
-    """Owns the pod's processes. All that others may do is `look()`, `evict()` and `oom_kill()`."""
+    """Owner of a pod's processes. Other objects call only `notify_changed`, `evict` and `oom_kill`."""
 
     def __init__(self, kubelet: Kubelet, node: Node, pod: Json) -> None:
         self.kubelet, self.node, self.pod = kubelet, node, pod
@@ -44,50 +44,50 @@ class PodWorker:
         self.main = {c["name"]: Container(name=c["name"], spec=c) for c in spec["containers"]}
         self.containers = {**self.initial, **self.main}
         self._starts: list[asyncio.Task[None]] = []
-        self._look = asyncio.Event()
+        self._changed = asyncio.Event()
         self._evicted = asyncio.Event()
-        self.task = asyncio.create_task(self._guard())
+        self.task = asyncio.create_task(self._supervise())
 
-    def look(self) -> None:
-        """The pod's object has changed."""
-        self._look.set()
+    def notify_changed(self) -> None:
+        """Notify the worker that the pod's object has changed."""
+        self._changed.set()
 
     def evict(self, reason: str, message: str) -> None:
         self.reason, self.message, self.disrupted = reason, message, "TerminationByKubelet"
         self._evicted.set()
 
     def oom_kill(self) -> None:
-        """Kill the first container's PID 1 as the kernel does when its memory limit is reached."""
+        """Kill the first container's PID 1, like the kernel at its memory limit."""
         container = next(iter(self.main.values()))
-        container.death = "OOMKilled"
+        container.kill_reason = "OOMKilled"
         container.kill()
 
     def event(self, reason: str, message: str, *, kind: str = "Normal", container: str = "") -> None:
         current = self._current() or self.pod
-        self.kubelet.events.say(
+        self.kubelet.events.record(
             "pods", current, reason, message, by="kubelet", kind=kind, host=self.node.name, container=container
         )
 
     def _current(self) -> Json | None:
-        found = self.kubelet.store.find("pods", self.namespace, self.name)
-        return found if found is not None and found["metadata"]["uid"] == self.uid else None
+        stored = self.kubelet.store.find("pods", self.namespace, self.name)
+        return stored if stored is not None and stored["metadata"]["uid"] == self.uid else None
 
     async def report(self) -> None:
-        """Write the status once the node can."""
+        """Write the status as soon as the node is connected."""
         await self.node.up.wait()
         if self._current() is not None:
             self.kubelet.store.edit(
                 "pods", self.namespace, self.name, lambda pod: pod.update(status=status_of(self, pod))
             )
 
-    async def _guard(self) -> None:
-        """Run the pod beside everything that may end it early; then see it out."""
-        life = asyncio.create_task(self._life())
+    async def _supervise(self) -> None:
+        """Run the pod until it ends, is deleted or evicted, or exceeds its deadline; then stop and remove it."""
+        life = asyncio.create_task(self._run())
         ends = [asyncio.create_task(wait()) for wait in (self._deletion, self._evicted.wait, self._deadline)]
         try:
             await asyncio.wait([life, *ends], return_when=asyncio.FIRST_COMPLETED)
             if life.done():
-                await life  # an error of ours must not pass for an ended pod
+                await life  # raise our own errors
         finally:
             for task in (life, *ends[1:]):
                 task.cancel()
@@ -112,14 +112,14 @@ class PodWorker:
         return float(current["metadata"].get("deletionGracePeriodSeconds", 0)) if current else 0.0
 
     async def _deletion(self) -> None:
-        """Return when the pod is to go, as far as this node can know."""
+        """Wait until the connected node sees that the pod is deleted."""
         while True:
-            self._look.clear()
+            self._changed.clear()
             await self.node.up.wait()
             current = self._current()
             if current is None or current["metadata"].get("deletionTimestamp"):
                 return
-            await self._look.wait()
+            await self._changed.wait()
 
     async def _deadline(self) -> None:
         limit = self.pod["spec"].get("activeDeadlineSeconds")
@@ -130,7 +130,7 @@ class PodWorker:
         self.event(self.reason, self.message)
 
     async def _stop(self, grace: float) -> None:
-        """TERM, then KILL after `grace` seconds, for every container that runs."""
+        """Send SIGTERM to every running container, and SIGKILL after `grace` seconds."""
         await asyncio.gather(*self._starts)
         alive = [container for container in self.containers.values() if container.running]
         for container in alive:
@@ -143,25 +143,25 @@ class PodWorker:
             container.kill()
         await asyncio.wait_for(ends, _KILL_WAIT_SEC)
 
-    async def _life(self) -> None:
+    async def _run(self) -> None:
         self.address = self.kubelet.address()
         self.kubelet.names.add(self.pod, self.address)
         await self.report()
         for container in self.initial.values():
-            await self._bring_up(container)
+            await self._start_container(container)
             await container.ended.wait()
             if container.exit_code != 0:
                 self.finished = True
                 return
         self.initialized = True
         policy = self.pod["spec"].get("restartPolicy", "Always")
-        await asyncio.gather(*(self._keep(container, policy) for container in self.main.values()))
+        await asyncio.gather(*(self._run_container(container, policy) for container in self.main.values()))
         self.finished = True
 
-    async def _keep(self, container: Container, policy: str) -> None:
-        """Run a container, again and again if its policy says so."""
+    async def _run_container(self, container: Container, policy: str) -> None:
+        """Run a container, and restart it according to its policy."""
         while True:
-            await self._bring_up(container)
+            await self._start_container(container)
             probe = asyncio.create_task(self._probe(container))
             try:
                 await container.ended.wait()
@@ -180,22 +180,22 @@ class PodWorker:
                     "message": f"back-off {_RESTART_SEC:g}s restarting failed container={container.name} pod={where}",
                 }
             }
-            said = f"Back-off restarting failed container {container.name} in pod {where}"
-            self.event("BackOff", said, kind="Warning", container=container.name)
+            message = f"Back-off restarting failed container {container.name} in pod {where}"
+            self.event("BackOff", message, kind="Warning", container=container.name)
             await self.report()
             await asyncio.sleep(_RESTART_SEC)
 
-    async def _bring_up(self, container: Container) -> None:
+    async def _start_container(self, container: Container) -> None:
         spec = container.spec
         await self._pull(container)
         variables, folders = await self._configure(container)
-        command = [expand(word, variables) for word in spec.get("command", [])]
-        words = [expand(word, variables) for word in spec.get("args", [])]
-        argv = [*command, *words] if command else [*_ENTRYPOINT, *(words or _COMMAND)]
+        command = [expand(text, variables) for text in spec.get("command", [])]
+        arguments = [expand(text, variables) for text in spec.get("args", [])]
+        argv = [*command, *arguments] if command else [*_IMAGE_ENTRYPOINT, *(arguments or _IMAGE_COMMAND)]
         self.event("Created", f"Created container: {container.name}", container=container.name)
         start = asyncio.create_task(container.start(self._sandbox(spec, folders, variables, argv)))
         self._starts.append(start)
-        await asyncio.shield(start)  # a pod that ends meanwhile must still find the process to kill it
+        await asyncio.shield(start)  # not cancelled with the pod, so that its process is known and can be killed
         if container.running:
             container.ready = "readinessProbe" not in spec
             self.event("Started", f"Started container {container.name}", container=container.name)
@@ -206,7 +206,7 @@ class PodWorker:
         await self.report()
 
     def _sandbox(self, container: Json, folders: list[Json], variables: dict[str, str], argv: list[str]) -> Json:
-        """The specification that sandbox.py takes."""
+        """Return the specification for sandbox.py."""
         security = self.pod["spec"].get("securityContext", {}) | container.get("securityContext", {})
         uid = security.get("runAsUser", 0)
         fs_group = [security["fsGroup"]] if "fsGroup" in security else []
@@ -253,7 +253,7 @@ class PodWorker:
         self.event("Pulled", pulled, container=name)
 
     async def _configure(self, container: Container) -> tuple[dict[str, str], list[Json]]:
-        """The environment and the mounts, as soon as all they refer to exists."""
+        """Wait until all referenced objects exist; return the environment and the mounts."""
         kubelet, spec = self.kubelet, container.spec
         while True:
             pod = self._current() or self.pod
@@ -262,8 +262,8 @@ class PodWorker:
                 folders = mounts(kubelet.store, pod, spec, kubelet.state, kubelet.disk_bytes)
             except CannotMount as error:
                 volume = next(v["name"] for v in pod["spec"].get("volumes", []))
-                said = f'MountVolume.SetUp failed for volume "{volume}" : {error}'
-                self.event("FailedMount", said, kind="Warning")
+                message = f'MountVolume.SetUp failed for volume "{volume}" : {error}'
+                self.event("FailedMount", message, kind="Warning")
                 await asyncio.sleep(_RETRY_SEC)
                 continue
             try:
@@ -283,12 +283,12 @@ class PodWorker:
             where = f'pod: "{self.name}_{self.namespace}({self.uid})", container: {container.name}'
             raise CannotConfigure(f"container has runAsNonRoot and image will run as root ({where})")
 
-    def _get(self, container: Container, asked: Json) -> tuple[bool, bytes]:
-        """Whether the pod's address answers with a status from 200 to 399, as a kubelet asks."""
-        ports = {one.get("name"): one["containerPort"] for one in container.spec.get("ports", [])}
-        link = http.client.HTTPConnection(self.address, ports.get(asked["port"], asked["port"]), timeout=5)
+    def _http_probe(self, container: Container, probe: Json) -> tuple[bool, bytes]:
+        """Run an HTTP probe, which passes with a status from 200 to 399; return this and the failure's message."""
+        ports = {port.get("name"): port["containerPort"] for port in container.spec.get("ports", [])}
+        link = http.client.HTTPConnection(self.address, ports.get(probe["port"], probe["port"]), timeout=5)
         try:
-            link.request("GET", asked.get("path", "/"))
+            link.request("GET", probe.get("path", "/"))
             status = link.getresponse().status
             return 200 <= status < 400, f"HTTP probe failed with statuscode: {status}".encode()
         except OSError as error:
@@ -297,21 +297,21 @@ class PodWorker:
             link.close()
 
     async def _probe(self, container: Container) -> None:
-        """A readiness probe by command or HTTP; other kinds of probe are taken as passed."""
+        """Run the readiness probe, a command or HTTP; other kinds of probe always pass."""
         probe = container.spec.get("readinessProbe", {})
         if not probe:
             return
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         while True:
-            passed, said = True, b""
+            passed, output = True, b""
             if "exec" in probe:
                 process = await container.execute(probe["exec"]["command"], stdin=False)
                 out, err = await process.communicate()
-                passed, said = process.returncode == 0, out + err
+                passed, output = process.returncode == 0, out + err
             if "httpGet" in probe:
-                passed, said = await asyncio.to_thread(self._get, container, probe["httpGet"])
+                passed, output = await asyncio.to_thread(self._http_probe, container, probe["httpGet"])
             if not passed:
-                failed = f"Readiness probe failed: {said.decode(errors='replace')}"
+                failed = f"Readiness probe failed: {output.decode(errors='replace')}"
                 self.event("Unhealthy", failed, kind="Warning", container=container.name)
             if passed != container.ready and container.running:
                 container.ready = passed

@@ -1,12 +1,12 @@
-"""What a container is here: a process in namespaces of its own, seeing the machine's programs and the pod's folders.
+"""Sandbox of a container: a process in its own namespaces with the machine's programs and the pod's folders.
 
-Run as a script with the specification (JSON) on standard input; stays as the parent of the container's PID 1, as
-containerd's shim does, and tells on file descriptor `report` what happened, one JSON line each:
-{"pid": N}, {"error": why it did not start}, {"exit": code}.
+Runs as a script with the specification (JSON) on standard input. It stays as the parent of the container's PID 1, like
+containerd's shim, and writes JSON lines to the file descriptor in its first argument: {"pid": N}, {"error": reason,
+"file": program}, {"exit": code}.
 
-Own namespaces: mounts, processes, host name, IPC. Shared with the machine: the network, users, the kernel's limits.
-Of the machine the container sees /usr, /bin, /lib, /etc, /opt and the folders of `image_paths`, all read-only.
-Everything dies with the parent of this process, so nothing outlives a killed test run.
+Own namespaces: mounts, processes, host name, IPC. Shared with the machine: network, users, kernel limits. The container
+sees the machine's /usr, /bin, /lib, /etc, /opt and the folders of `image_paths`, all read-only. All processes die with
+the parent of this process, so none survives a killed test run.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ def _devices(root: str) -> None:
 
 
 def _build(spec: dict[str, Any]) -> None:
-    """Assemble the container's tree at `root`; only this mount namespace sees it."""
+    """Mount the container's file tree at `root`, visible only in this mount namespace."""
     root = spec["root"]
     _mount("", "/", "", _REC | _PRIVATE)
     _mount(root, root, "", _BIND)
@@ -91,8 +91,8 @@ def _build(spec: dict[str, Any]) -> None:
     os.makedirs(root + spec["cwd"], exist_ok=True)
 
 
-def _become(spec: dict[str, Any]) -> None:
-    """In the child: PID 1 of the container. Returns only by raising."""
+def _start_command(spec: dict[str, Any]) -> None:
+    """Become PID 1 of the container, in the child. Raises OSError; does not return."""
     root = spec["root"]
     _mount("proc", f"{root}/proc", "proc", _NOSUID_NODEV)
     if spec["read_only_root"]:
@@ -110,10 +110,10 @@ def _become(spec: dict[str, Any]) -> None:
 
 def main() -> None:
     spec = json.loads(sys.stdin.buffer.read())
-    report = int(sys.argv[1])
+    report_fd = int(sys.argv[1])
 
-    def tell(**what: Any) -> None:
-        os.write(report, json.dumps(what).encode() + b"\n")
+    def report(**fields: Any) -> None:
+        os.write(report_fd, json.dumps(fields).encode() + b"\n")
 
     _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != spec["parent"]:
@@ -122,25 +122,25 @@ def main() -> None:
     try:
         _call("unshare", _NEWNS | _NEWUTS | _NEWIPC | _NEWPID)
         _build(spec)
-        started, starting = os.pipe()  # closed by the exec itself, so its end means that PID 1 is the command
+        started, starting = os.pipe()  # closed by a successful exec
         pid = os.fork()
         if pid == 0:
             try:
                 os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-                os.set_inheritable(report, False)
-                _become(spec)
+                os.set_inheritable(report_fd, False)
+                _start_command(spec)
             except OSError as error:
                 os.write(starting, json.dumps({"error": error.strerror, "file": spec["argv"][0]}).encode())
             os._exit(127)
     except OSError as error:
-        tell(error=str(error), file="")
+        report(error=str(error), file="")
         return
     os.close(starting)
     failed = os.read(started, 65536)
-    tell(**(json.loads(failed) if failed else {"pid": pid}))
+    report(**(json.loads(failed) if failed else {"pid": pid}))
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    tell(exit=code if code >= 0 else 128 - code)
+    report(exit=code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

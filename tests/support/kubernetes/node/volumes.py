@@ -1,4 +1,4 @@
-"""A pod's volumes as folders, and its environment: everything that comes from its spec and from other objects."""
+"""A pod's volumes as folders, and its environment, from its spec and the objects that it references."""
 
 import base64
 import os
@@ -8,22 +8,22 @@ from pathlib import Path
 
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.selectors import field_of
-from tests.support.kubernetes.controllers.quantities import number
+from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.store.store import Store
 
 
 class CannotMount(Exception):
-    """A volume that is not to be had; the message is the FailedMount event's."""
+    """Raised if a volume is unavailable, with the FailedMount event's message."""
 
 
 class CannotConfigure(Exception):
-    """An environment that is not to be had; the message is CreateContainerConfigError's."""
+    """Raised if the environment is invalid, with CreateContainerConfigError's message."""
 
 
-def field(pod: Json, path: str) -> str:
-    """What the downward API gives for `path`."""
-    if found := re.match(r"metadata\.(labels|annotations)\['(.+)'\]$", path):
-        return str(pod["metadata"].get(found[1], {}).get(found[2], ""))
+def downward_value(pod: Json, path: str) -> str:
+    """Return the downward API's value of `path`."""
+    if match := re.match(r"metadata\.(labels|annotations)\['(.+)'\]$", path):
+        return str(pod["metadata"].get(match[1], {}).get(match[2], ""))
     return field_of(pod, path)
 
 
@@ -38,7 +38,7 @@ def _data(store: Store, key: str, namespace: str, name: str) -> dict[str, bytes]
 
 
 def _files(store: Store, pod: Json, source: Json) -> tuple[dict[str, bytes], int]:
-    """The files of a configMap, secret, downwardAPI or projected source, and their mode."""
+    """Return the files of a configMap, secret, downwardAPI or projected source, and their mode."""
     namespace = pod["metadata"]["namespace"]
     kind, spec = next((kind, spec) for kind, spec in source.items() if kind != "name")
     mode = spec.get("defaultMode", 0o644)
@@ -48,7 +48,9 @@ def _files(store: Store, pod: Json, source: Json) -> tuple[dict[str, bytes], int
             made |= _files(store, pod, inner)[0]
         return made, mode
     if kind == "downwardAPI":
-        return {item["path"]: field(pod, item["fieldRef"]["fieldPath"]).encode() for item in spec["items"]}, mode
+        return {
+            item["path"]: downward_value(pod, item["fieldRef"]["fieldPath"]).encode() for item in spec["items"]
+        }, mode
     if kind == "serviceAccountToken":
         return {spec["path"]: b"no-token"}, mode
     key = "secrets" if kind == "secret" else "configmaps"
@@ -77,12 +79,12 @@ def _fill(folder: Path, files: dict[str, bytes], mode: int) -> None:
 
 
 def _prepare(store: Store, pod: Json, volume: Json, state: Path, disk_bytes: int | None) -> Json:
-    """One volume's `source` folder or `tmpfs` options."""
+    """Create a volume; return its `source` folder or `tmpfs` options."""
     namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
     folder = state / "pods" / uid / "volumes" / volume["name"]
     if "emptyDir" in volume:
         limit = volume["emptyDir"].get("sizeLimit")
-        size = number(limit) if limit and volume["emptyDir"].get("medium") == "Memory" else disk_bytes
+        size = parse_quantity(limit) if limit and volume["emptyDir"].get("medium") == "Memory" else disk_bytes
         if volume["emptyDir"].get("medium") == "Memory" or disk_bytes:
             return {"tmpfs": f"mode=1777,size={int(size or 2**28)}"}
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,11 +103,11 @@ def _prepare(store: Store, pod: Json, volume: Json, state: Path, disk_bytes: int
         files, mode = _files(store, pod, volume)
         _fill(folder, files, mode)
         return {"source": str(folder), "read_only": True}
-    raise CannotMount(f"this server has no volumes of kind {next(k for k in volume if k != 'name')}")
+    raise CannotMount(f"this server does not support volumes of kind {next(k for k in volume if k != 'name')}")
 
 
 def mounts(store: Store, pod: Json, container: Json, state: Path, disk_bytes: int | None) -> list[Json]:
-    """The sandbox's mounts for one container. Raises CannotMount."""
+    """Return the sandbox's mounts for one container. Raises CannotMount."""
     by_name = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
     made = []
     for mount in container.get("volumeMounts", []):
@@ -123,9 +125,9 @@ def mounts(store: Store, pod: Json, container: Json, state: Path, disk_bytes: in
     return made
 
 
-def _from(store: Store, pod: Json, source: Json) -> str:
+def _resolve_value(store: Store, pod: Json, source: Json) -> str:
     if "fieldRef" in source:
-        return field(pod, source["fieldRef"]["fieldPath"])
+        return downward_value(pod, source["fieldRef"]["fieldPath"])
     for ref, key in (("secretKeyRef", "secrets"), ("configMapKeyRef", "configmaps")):
         if ref in source:
             name, wanted = source[ref]["name"], source[ref]["key"]
@@ -133,19 +135,19 @@ def _from(store: Store, pod: Json, source: Json) -> str:
             if data is None:
                 raise CannotConfigure(f'{key[:-1]} "{name}" not found')
             if wanted not in data:
-                what = "Secret" if key == "secrets" else "ConfigMap"
-                raise CannotConfigure(f"couldn't find key {wanted} in {what} {pod['metadata']['namespace']}/{name}")
+                kind = "Secret" if key == "secrets" else "ConfigMap"
+                raise CannotConfigure(f"couldn't find key {wanted} in {kind} {pod['metadata']['namespace']}/{name}")
             return data[wanted].decode()
-    raise CannotConfigure(f"this server cannot answer {', '.join(source)}")
+    raise CannotConfigure(f"this server does not support {', '.join(source)}")
 
 
 def expand(text: str, known: dict[str, str]) -> str:
-    """`$(NAME)` as the kubelet expands it; unknown names stay as written."""
-    return re.sub(r"\$\(([\w.-]+)\)", lambda found: known.get(found[1], found[0]), text)
+    """Expand `$(NAME)` like the kubelet; unknown names stay unchanged."""
+    return re.sub(r"\$\(([\w.-]+)\)", lambda match: known.get(match[1], match[0]), text)
 
 
 def environment(store: Store, pod: Json, container: Json, base: dict[str, str]) -> dict[str, str]:
-    """The container's variables over those of its image. Raises CannotConfigure."""
+    """Return the container's variables on top of its image's. Raises CannotConfigure."""
     made = dict(base)
     for source in container.get("envFrom", []):
         ref, key = ("secretRef", "secrets") if "secretRef" in source else ("configMapRef", "configmaps")
@@ -156,7 +158,7 @@ def environment(store: Store, pod: Json, container: Json, base: dict[str, str]) 
         made |= {source.get("prefix", "") + name: value.decode() for name, value in (data or {}).items()}
     for entry in container.get("env", []):
         if "valueFrom" in entry:
-            made[entry["name"]] = _from(store, pod, entry["valueFrom"])
+            made[entry["name"]] = _resolve_value(store, pod, entry["valueFrom"])
         else:
             made[entry["name"]] = expand(entry.get("value", ""), made)
     return made

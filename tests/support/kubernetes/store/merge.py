@@ -1,17 +1,17 @@
-"""The three patches that are not apply: strategic merge, JSON merge (RFC 7386) and JSON patch (RFC 6902)."""
+"""Patches other than apply: strategic merge, JSON merge (RFC 7386) and JSON patch (RFC 6902)."""
 
 from typing import Any
 
-from tests.support.kubernetes.api.answers import Json, Refusal, copied
+from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy
 from tests.support.kubernetes.store.schema import child, items
 
 _DIRECTIVES = ("$patch", "$retainKeys")
 
 
 def merge_patch(live: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Apply a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
-        return copied(patch)
+        return deep_copy(patch)
     made = dict(live) if isinstance(live, dict) else {}
     for name, value in patch.items():
         if value is None:
@@ -24,8 +24,8 @@ def merge_patch(live: Any, patch: Any) -> Any:
 def strategic(live: Json, patch: Json, schema: Json) -> Json:
     """Apply a strategic merge patch; lists merge by the schema's keys."""
     if patch.get("$patch") == "replace":
-        return {k: copied(v) for k, v in patch.items() if k not in _DIRECTIVES}
-    made = copied(live)
+        return {k: deep_copy(v) for k, v in patch.items() if k not in _DIRECTIVES}
+    made = deep_copy(live)
     if "$retainKeys" in patch:
         made = {k: v for k, v in made.items() if k in patch["$retainKeys"]}
     for name, value in patch.items():
@@ -44,7 +44,7 @@ def strategic(live: Json, patch: Json, schema: Json) -> Json:
         elif isinstance(value, list) and "merge" in below.get("x-kubernetes-patch-strategy", ""):
             made[name] = _merge_lists(made.get(name) or [], value, below)
         else:
-            made[name] = copied(value)
+            made[name] = deep_copy(value)
     for name, order in patch.items():
         if name.startswith("$setElementOrder/"):
             _reorder(made, name.partition("/")[2], order, schema)
@@ -56,8 +56,8 @@ def _merge_lists(live: list[Any], patch: list[Any], schema: Json) -> list[Any]:
     if not key:
         return live + [value for value in patch if value not in live]
     if any(item.get("$patch") == "replace" for item in patch):
-        return [copied(item) for item in patch if "$patch" not in item]
-    made = copied(live)
+        return [deep_copy(item) for item in patch if "$patch" not in item]
+    made = deep_copy(live)
     for item in patch:
         at = next((i for i, old in enumerate(made) if old.get(key) == item.get(key)), None)
         if item.get("$patch") == "delete":
@@ -70,36 +70,36 @@ def _merge_lists(live: list[Any], patch: list[Any], schema: Json) -> list[Any]:
 
 
 def _reorder(made: Json, field: str, order: list[Any], schema: Json) -> None:
-    """Sort a list as the patch names its elements; what it does not name keeps its place at the end."""
+    """Sort a list in the patch's order; elements that the patch does not name come last, in their old order."""
     if field not in made:
         return
     key = (child(schema, field) or {}).get("x-kubernetes-patch-merge-key")
     names = [item.get(key) if isinstance(item, dict) else item for item in order]
 
-    def place(item: Any) -> int:
+    def position(item: Any) -> int:
         name = item.get(key) if isinstance(item, dict) else item
         return names.index(name) if name in names else len(names)
 
-    made[field] = sorted(made[field], key=place)
+    made[field] = sorted(made[field], key=position)
 
 
 def json_patch(live: Json, operations: list[Json]) -> Json:
-    """RFC 6902, without `copy` and `move`. Raises Refusal (422) when a test or a path fails."""
-    made = copied(live)
+    """Apply a JSON patch (RFC 6902), without `copy` and `move`. Raises Refusal (422) if a test or a path fails."""
+    made = deep_copy(live)
     for step in operations:
         *way, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
         at: Any = made
         try:
             for part in way:
                 at = at[int(part)] if isinstance(at, list) else at[part]
-            _one(at, last, step)
+            _apply_operation(at, last, step)
         except (KeyError, IndexError, ValueError, TypeError):
             message = f"the server rejected our request due to an error in our request: {step}"
             raise Refusal(422, "Invalid", message) from None
     return made
 
 
-def _one(at: Any, last: str, step: Json) -> None:
+def _apply_operation(at: Any, last: str, step: Json) -> None:
     index: Any = last
     if isinstance(at, list):
         index = len(at) if last == "-" else int(last)
@@ -109,7 +109,7 @@ def _one(at: Any, last: str, step: Json) -> None:
         case "add":
             at[index] = step["value"]
         case "replace":
-            at[index]  # it must be there
+            at[index]  # raises if it does not exist
             at[index] = step["value"]
         case "remove":
             del at[index]

@@ -1,4 +1,4 @@
-"""Which manager owns which field: sets of paths, kept in `metadata.managedFields` in the FieldsV1 form."""
+"""Field ownership: sets of paths per manager, stored in `metadata.managedFields` in the FieldsV1 form."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.store.schema import child, items, list_keys
 
 Path = tuple[str, ...]
-"""Steps as FieldsV1 writes them: `f:spec`, `k:{"name":"main"}`, `v:"x"`."""
+"""Steps in the FieldsV1 form: `f:spec`, `k:{"name":"main"}`, `v:"x"`."""
 
 _METADATA = ("labels", "annotations", "finalizers", "ownerReferences")
 
@@ -17,33 +17,33 @@ def _compact(value: Any) -> str:
 
 
 def key_of(item: Json, keys: list[str]) -> str:
-    """The step of one item of a list with keys; a port without protocol is a TCP port."""
-    found = {key: item.get(key, "TCP" if key == "protocol" else None) for key in keys}
-    return "k:" + _compact({key: value for key, value in found.items() if value is not None})
+    """Return the step of an item in a keyed list; a port without protocol is a TCP port."""
+    values = {key: item.get(key, "TCP" if key == "protocol" else None) for key in keys}
+    return "k:" + _compact({key: value for key, value in values.items() if value is not None})
 
 
 def paths(value: Any, schema: Json, at: Path = ()) -> dict[Path, Any]:
-    """Every path that owning `value` means, with the value there; items of keyed lists count by themselves too."""
+    """Return every path below `value` with its value; items of keyed lists are paths too."""
     if isinstance(value, dict) and value and schema.get("x-kubernetes-map-type") != "atomic":
-        found: dict[Path, Any] = {}
+        values: dict[Path, Any] = {}
         for name, inner in value.items():
-            found |= paths(inner, child(schema, name) or {}, (*at, f"f:{name}"))
-        return found
+            values |= paths(inner, child(schema, name) or {}, (*at, f"f:{name}"))
+        return values
     if isinstance(value, list) and value:
         if keys := list_keys(schema):
-            found = {}
+            values = {}
             for item in value:
                 step = (*at, key_of(item, keys))
-                found[step] = None
-                found |= paths(item, items(schema), step)
-            return found
+                values[step] = None
+                values |= paths(item, items(schema), step)
+            return values
         if schema.get("x-kubernetes-list-type") == "set":
             return {(*at, f"v:{_compact(item)}"): item for item in value}
     return {at: value}
 
 
 def owned(obj: Json, schema: Json) -> dict[Path, Any]:
-    """The paths of an object that can be owned: not its identity, not its status."""
+    """Return the paths of an object that can be owned: all but its identity and its status."""
     metadata = {name: value for name, value in obj.get("metadata", {}).items() if name in _METADATA}
     rest = {name: value for name, value in obj.items() if name not in ("apiVersion", "kind", "metadata", "status")}
     if metadata:
@@ -51,9 +51,9 @@ def owned(obj: Json, schema: Json) -> dict[Path, Any]:
     return paths(rest, schema) if rest else {}
 
 
-def to_fields(found: set[Path]) -> Json:
+def to_fields(owned_paths: set[Path]) -> Json:
     made: Json = {}
-    for path in sorted(found):
+    for path in sorted(owned_paths):
         at = made
         for step in path:
             at = at.setdefault(step, {})
@@ -63,19 +63,19 @@ def to_fields(found: set[Path]) -> Json:
 
 
 def from_fields(fields: Json, at: Path = ()) -> set[Path]:
-    found: set[Path] = set()
+    owned_paths: set[Path] = set()
     for step, inner in fields.items():
         if step == ".":
-            found.add(at)
+            owned_paths.add(at)
         elif inner:
-            found |= from_fields(inner, (*at, step))
+            owned_paths |= from_fields(inner, (*at, step))
         else:
-            found.add((*at, step))
-    return found
+            owned_paths.add((*at, step))
+    return owned_paths
 
 
-def shown(path: Path) -> str:
-    """As conflicts name it: `.spec.containers[name="main"].image`."""
+def format_path(path: Path) -> str:
+    """Format a path for a conflict's message: `.spec.containers[name="main"].image`."""
     text = ""
     for step in path:
         kind, _, rest = step.partition(":")
@@ -89,7 +89,7 @@ def shown(path: Path) -> str:
 
 
 def remove(value: Any, path: Path, schema: Json) -> None:
-    """Take the field at `path` out of `value`, and nothing else."""
+    """Remove only the field at `path` from `value`."""
     step, rest = path[0], path[1:]
     kind, _, name = step.partition(":")
     if kind == "f" and isinstance(value, dict) and name in value:

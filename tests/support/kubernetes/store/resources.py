@@ -1,4 +1,4 @@
-"""Which kinds this server knows, read from the discovery documents it serves."""
+"""Kinds that this server supports, read from the discovery documents that it serves."""
 
 import json
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Resource:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a request's path points at."""
+    """The resource, namespace, name and subresource in a request's path."""
 
     resource: Resource
     namespace: str = ""
@@ -40,14 +40,14 @@ class Target:
 
 @cache
 def document(name: str) -> Any:
-    """A JSON document of the data folder."""
+    """Load a JSON document of the data folder."""
     return json.loads((DATA / name).read_text())
 
 
 @cache
 def known() -> dict[tuple[str, str, str], Resource]:
-    """(group, version, plural) to resource."""
-    found = {}
+    """Map (group, version, plural) to the resource."""
+    resources = {}
     for part in ("discovery-api.json", "discovery-apis.json"):
         for group in document(part)["items"]:
             name = group["metadata"].get("name", "")
@@ -60,44 +60,44 @@ def known() -> dict[tuple[str, str, str], Resource]:
                         plural=entry["resource"],
                         namespaced=entry["scope"] == "Namespaced",
                     )
-                    found[name, resource.version, resource.plural] = resource
-    return found
+                    resources[name, resource.version, resource.plural] = resource
+    return resources
 
 
 GROUPS: tuple[tuple[str, str], ...] = tuple(sorted({(group, version) for group, version, _ in known() if group}))
 
 
 def resource_list(path: str) -> Any:
-    """The APIResourceList of one group version, as clients ask for that do not know the aggregated documents."""
+    """Return the APIResourceList of a group version, for clients without support for aggregated discovery."""
     group, version = ("", "v1") if path == "/api/v1" else path.removeprefix("/apis/").split("/")
-    found = []
+    entries = []
     for part in ("discovery-api.json", "discovery-apis.json"):
         for entry in document(part)["items"]:
             for about in entry["versions"] if entry["metadata"].get("name", "") == group else []:
                 if about["version"] == version:
-                    found = about["resources"]
+                    entries = about["resources"]
     listed = []
-    for entry in found:
-        one = {"name": entry["resource"], "singularName": entry["singularResource"], "verbs": entry["verbs"]}
-        one |= {"namespaced": entry["scope"] == "Namespaced", "kind": entry["responseKind"]["kind"]}
-        listed.append(one | ({"shortNames": entry["shortNames"]} if "shortNames" in entry else {}))
+    for entry in entries:
+        listing = {"name": entry["resource"], "singularName": entry["singularResource"], "verbs": entry["verbs"]}
+        listing |= {"namespaced": entry["scope"] == "Namespaced", "kind": entry["responseKind"]["kind"]}
+        listed.append(listing | ({"shortNames": entry["shortNames"]} if "shortNames" in entry else {}))
         for inner in entry.get("subresources", []):
             name = f"{entry['resource']}/{inner['subresource']}"
-            about = {key: value for key, value in inner["responseKind"].items() if value}  # drain looks for the group
-            listed.append({**one, "name": name, "singularName": "", **about, "verbs": inner["verbs"]})
+            about = {key: value for key, value in inner["responseKind"].items() if value}  # drain needs the group
+            listed.append({**listing, "name": name, "singularName": "", **about, "verbs": inner["verbs"]})
     group_version = f"{group}/{version}" if group else version
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": listed}
 
 
 @cache
 def by_key(key: str) -> Resource:
-    """`pods` or `jobs.batch`."""
+    """Return the resource of a key such as `pods` or `jobs.batch`."""
     plural, _, group = key.partition(".")
     return next(r for r in known().values() if r.plural == plural and r.group == group)
 
 
 def target(path: str) -> Target | None:
-    """The target of `/api/v1/...` or `/apis/GROUP/VERSION/...`; None when nothing known is there."""
+    """Parse `/api/v1/...` or `/apis/GROUP/VERSION/...`; None for unknown paths."""
     parts = path.strip("/").split("/")
     if parts[0] == "api":
         group, version, rest = "", *parts[1:2], parts[2:]

@@ -1,4 +1,4 @@
-"""The schemas of Kubernetes 1.34, as the package kubernetes-validate ships them: what a field is and how it merges."""
+"""Schemas of Kubernetes 1.34, from the package kubernetes-validate: types of fields, and how they merge."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 
 @cache
 def _definitions() -> Json:
-    package = find_spec("kubernetes_validate")  # not imported: of its program nothing is needed
+    package = find_spec("kubernetes_validate")  # located without importing it: only its data is needed
     assert package is not None
     assert package.origin is not None
     file = Path(package.origin).with_name("kubernetes-json-schema") / _RELEASE / "_definitions.json"
@@ -25,7 +25,7 @@ def _definitions() -> Json:
 
 
 def resolved(schema: Json) -> Json:
-    """Follow a `$ref`; what stands beside it (merge keys) is kept."""
+    """Follow a `$ref`; keep the keys next to it (merge keys)."""
     if "$ref" not in schema:
         return schema
     name = schema["$ref"].rpartition("/")[2]
@@ -33,14 +33,14 @@ def resolved(schema: Json) -> Json:
 
 
 def schema_of(resource: Resource) -> Json:
-    """The schema of a kind; an empty one, which allows everything, where the package has none."""
+    """Return the schema of a kind; an empty one, which allows everything, if the package has none."""
     group = resource.group.split(".")[0] or "core"
     name = f"io.k8s.api.{group}.{resource.version}.{resource.kind}"
     return {**_definitions()[name], "name": name} if name in _definitions() else {}
 
 
 def child(schema: Json, field: str) -> Json | None:
-    """The schema of a field; None when it is not declared, an empty one when anything goes."""
+    """Return the schema of a field; None if it is not declared, an empty one if it may hold any value."""
     if field in schema.get("properties", {}):
         return resolved(schema["properties"][field])
     more = schema.get("additionalProperties")
@@ -54,7 +54,7 @@ def items(schema: Json) -> Json:
 
 
 def list_keys(schema: Json) -> list[str]:
-    """The keys by which items of a list are told apart; empty for lists that are replaced whole."""
+    """Return the keys that identify the items of a list; empty for lists that are replaced as a whole."""
     return list(schema.get("x-kubernetes-list-map-keys", [])) if schema.get("x-kubernetes-list-type") == "map" else []
 
 
@@ -96,15 +96,15 @@ def _check_type(schema: Json, value: Any, owner: str, path: str) -> None:
     types = _types(schema) - {"null"}
     if not types or value is None:
         return
-    fitting = tuple(one for kind in types for one in _FITS[kind])
+    fitting = tuple(python_type for kind in types for python_type in _FITS[kind])
     if not isinstance(value, fitting) or (isinstance(value, bool) and bool not in fitting):
-        said = f"{owner}.{path}" if path else owner
+        go_field = f"{owner}.{path}" if path else owner
         got = _JSON_NAMES[type(value)]
-        raise ValueError(f"json: cannot unmarshal {got} into Go struct field {said} of type {_go_type(schema)}")
+        raise ValueError(f"json: cannot unmarshal {got} into Go struct field {go_field} of type {_go_type(schema)}")
 
 
 def _walk(schema: Json, value: Any, owner: str, fields: str, path: str) -> Iterator[str]:
-    """Unknown fields below `value`. Raises ValueError at the first value of a wrong type."""
+    """Yield the unknown fields below `value`. Raises ValueError at the first value of a wrong type."""
     _check_type(schema, value, owner, fields)
     if isinstance(value, dict) and schema.get("name") != _QUANTITY:
         struct = str(schema.get("name", owner)).rpartition(".")[2] if "properties" in schema else owner
@@ -121,7 +121,7 @@ def _walk(schema: Json, value: Any, owner: str, fields: str, path: str) -> Itera
 
 
 def unknown_fields(resource: Resource, obj: Json) -> list[str]:
-    """Paths of undeclared fields. Raises Refusal (400) for a value of a wrong type, in the API server's words."""
+    """Return the paths of undeclared fields. Raises Refusal (400) with the API server's message for a wrong type."""
     try:
         return list(_walk(schema_of(resource), obj, resource.kind, "", ""))
     except ValueError as error:
@@ -133,7 +133,7 @@ def cannot_handle(resource: Resource, why: str) -> str:
 
 
 def check_strict(resource: Resource, obj: Json) -> None:
-    """What `fieldValidation=Strict` demands. Raises Refusal (400)."""
+    """Check for undeclared fields, as with `fieldValidation=Strict`. Raises Refusal (400)."""
     unknown = unknown_fields(resource, obj)
     if unknown:
         listed = ", ".join(f'unknown field "{path}"' for path in unknown)

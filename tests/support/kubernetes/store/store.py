@@ -1,4 +1,4 @@
-"""The objects, their versions, and everybody who watches them. Stored objects are never changed, only replaced."""
+"""Store of objects with versions, history and watches. Stored objects are never changed, only replaced."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.support.kubernetes.api.answers import Json, already_exists, copied, not_found, stale
+from tests.support.kubernetes.api.answers import Json, already_exists, deep_copy, not_found, stale
 
-_SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # the letters that generated names are made of
+_SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # the characters of generated names
 
 
 def now() -> str:
-    """Kubernetes time: UTC, whole seconds."""
+    """Return the time in Kubernetes' form: UTC, whole seconds."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -30,13 +30,13 @@ def suffix() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One step of the history. `old` is None when the object was made, `gone` when it was deleted."""
+    """One change of an object. `old` is None if the object was created."""
 
     version: int
     key: str
     old: Json | None
     new: Json
-    gone: bool = False
+    is_deletion: bool = False
 
 
 class Store:
@@ -52,22 +52,22 @@ class Store:
         return self._objects.get(key, {}).get((namespace, name))
 
     def get(self, key: str, namespace: str, name: str) -> Json:
-        found = self.find(key, namespace, name)
-        if found is None:
+        obj = self.find(key, namespace, name)
+        if obj is None:
             raise not_found(key, name)
-        return found
+        return obj
 
     def list(self, key: str, namespace: str = "") -> list[Json]:
-        """Objects in the order of their names; an empty namespace means all."""
-        of_kind = self._objects.get(key, {})
-        return [of_kind[at] for at in sorted(of_kind) if not namespace or at[0] == namespace]
+        """Return the objects in the order of their names; an empty namespace means all."""
+        objects = self._objects.get(key, {})
+        return [objects[at] for at in sorted(objects) if not namespace or at[0] == namespace]
 
     def keys(self) -> list[str]:
         return list(self._objects)
 
     def prepare(self, namespace: str, obj: Json) -> Json:
-        """A copy of `obj` with the metadata that only a server can give."""
-        made = copied(obj)
+        """Return a copy of `obj` with the metadata that the server sets."""
+        made = deep_copy(obj)
         metadata = made.setdefault("metadata", {})
         if "name" not in metadata and "generateName" in metadata:
             metadata["name"] = metadata["generateName"] + suffix()
@@ -85,32 +85,32 @@ class Store:
         return self._commit(key, None, made)
 
     def replace(self, key: str, old: Json, new: Json) -> Json:
-        """Put `new` in the place of `old`. The same content changes nothing, not even the version."""
+        """Replace `old` by `new`. Equal content changes nothing, not even the version."""
         metadata = old["metadata"]
         current = self.get(key, metadata.get("namespace", ""), metadata["name"])
         if current["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise stale(key, metadata["name"])
-        made = copied(new)
+        made = deep_copy(new)
         made["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"]
         if made == current:
             return current
         return self._commit(key, current, made)
 
     def edit(self, key: str, namespace: str, name: str, change: Callable[[Json], None]) -> Json | None:
-        """Apply `change` to a copy and keep it; None when the object is no longer there."""
+        """Apply `change` to a copy and store it; None if the object does not exist."""
         current = self.find(key, namespace, name)
         if current is None:
             return None
-        made = copied(current)
+        made = deep_copy(current)
         change(made)
         return self.replace(key, current, made)
 
     def remove(self, key: str, namespace: str, name: str) -> Json:
-        gone = copied(self.get(key, namespace, name))
+        gone = deep_copy(self.get(key, namespace, name))
         del self._objects[key][namespace, name]
         self.version += 1
         gone["metadata"]["resourceVersion"] = str(self.version)
-        self._announce(Change(version=self.version, key=key, old=gone, new=gone, gone=True))
+        self._announce(Change(version=self.version, key=key, old=gone, new=gone, is_deletion=True))
         return gone
 
     def _commit(self, key: str, old: Json | None, made: Json) -> Json:
@@ -130,13 +130,13 @@ class Store:
             listener(change)
 
     def listen(self, listener: Callable[[Change], None]) -> Callable[[], None]:
-        """Call `listener` on every change from now on; returns how to stop."""
+        """Call `listener` for every further change; return a function that stops this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
 
 class Watch:
-    """Changes of one kind since a version, as (type, object) pairs, seen through a filter."""
+    """Filtered changes of one kind since a version, as (type, object) pairs."""
 
     def __init__(
         self, store: Store, key: str, namespace: str, since: int | None, wanted: Callable[[Json], bool]
@@ -152,21 +152,21 @@ class Watch:
             self._past = [change for change in store.history if change.version > since]
         self.close = store.listen(self._queue.put_nowait)
 
-    def _seen(self, change: Change) -> tuple[str, Json] | None:
+    def _event(self, change: Change) -> tuple[str, Json] | None:
         if change.key != self._key or (self._namespace and change.new["metadata"].get("namespace") != self._namespace):
             return None
         before = change.old is not None and self._wanted(change.old)
-        after = not change.gone and self._wanted(change.new)
+        after = not change.is_deletion and self._wanted(change.new)
         if not (before or after):
             return None
         return ("MODIFIED" if before and after else "ADDED" if after else "DELETED"), change.new
 
     def past(self) -> Iterator[tuple[str, Json]]:
-        return (seen for change in self._past if (seen := self._seen(change)))
+        return (seen for change in self._past if (seen := self._event(change)))
 
     async def next(self) -> tuple[str, Json]:
         while True:
-            seen = self._seen(await self._queue.get())
+            seen = self._event(await self._queue.get())
             if seen:
                 return seen
 
@@ -175,13 +175,13 @@ def condition(kind: str, status: str, **more: Any) -> Json:
     return {"type": kind, "status": status, "lastTransitionTime": now(), **more}
 
 
-def held(obj: Json) -> set[str]:
-    """The conditions of an object that are True."""
-    return {one["type"] for one in obj.get("status", {}).get("conditions", []) if one["status"] == "True"}
+def true_conditions(obj: Json) -> set[str]:
+    """Return the types of an object's conditions that are True."""
+    return {entry["type"] for entry in obj.get("status", {}).get("conditions", []) if entry["status"] == "True"}
 
 
 def set_condition(obj: Json, kind: str, holds: object, **more: Any) -> None:
-    """Put a condition of an object in place; its transition time moves only when its status does."""
+    """Set a condition of an object; its transition time changes only with its status."""
     fresh = {"lastProbeTime": None, **condition(kind, "True" if holds else "False", **more)}
     conditions = obj.setdefault("status", {}).setdefault("conditions", [])
     for index, old in enumerate(conditions):
