@@ -23,16 +23,24 @@ from reports.statistics.types import Estimate, Ratio
 from reports.summary import headline, text
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
+from reports.training.comparison import paired_interval
 from tests.benchmarks import Figure, _odd_runs
-from tests.support.reports.scenarios import STEP_SEC, USEFUL, Scenario
+from tests.support.reports.scenarios import STEP_SEC, USEFUL, Floats, Scenario
 
 RUNS = int(os.environ.get("TRUST_RUNS", "400"))
 FULL = Scenario(suite="full")
 QUICK = Scenario()
+# The noise of an example's change of loss, by its number of targets. The last is an exponential distribution.
+TRAINING_NOISES: Mapping[str, Callable[[np.random.Generator, Floats], Floats]] = {
+    "per token": lambda random, targets: targets * random.normal(0.0, 0.05, len(targets)),
+    "per root of tokens": lambda random, targets: np.sqrt(targets) * random.normal(0.0, 0.5, len(targets)),
+    "heavy tails": lambda random, targets: targets * random.standard_t(3, len(targets)) * 0.03,
+    "skewed": lambda random, targets: targets * (random.exponential(1.0, len(targets)) - 1.0) * 0.05,
+}
 
 
 def main() -> list[Figure]:
-    return [*odd_configurations(), *recommendations(), *coverages(), *comparisons()]
+    return [*odd_configurations(), *trainings(), *recommendations(), *coverages(), *comparisons()]
 
 
 def odd_configurations(runs: int = 10 * RUNS) -> Iterator[Figure]:
@@ -103,6 +111,28 @@ def found_change(configurations: int, workers: int, percent: float, runs: int) -
     draw = functools.partial(_odd_runs.table, random, configurations, workers, _odd_runs.ALIKE)
     compared = [_odd_runs.changes(draw(), slower + draw())[-2] for _ in range(runs)]
     return share(compared, lambda row: row[1].verdict == "faster")  # more of a time
+
+
+def trainings(runs: int = 5 * RUNS) -> Iterator[Figure]:
+    """Measure how often equal trainings are called different, with examples of skewed lengths."""
+    for examples, sigma, noise in itertools.product((8, 30, 100), (0.7, 1.2), TRAINING_NOISES):
+        name = f"two trainings, {examples} examples, lengths {sigma:g}, {noise}: false difference"
+        goal = "-" if noise == "skewed" else "5 %"
+        yield figure(name, false_changes(examples, sigma, noise, runs), goal, runs)
+    for change in (0.01, 0.02, 0.05):
+        name = f"two trainings, 100 examples, lengths 0.7, {change:g} nats lower: found"
+        yield figure(name, false_changes(100, 0.7, "per token", runs, change=change), "-", runs)
+
+
+def false_changes(examples: int, sigma: float, noise: str, runs: int, *, change: float = 0.0) -> float:
+    """Return the share of pairs called different; `sigma` is the standard deviation of the lengths' logarithms."""
+    random, different = np.random.default_rng(11), 0
+    for _ in range(runs):
+        targets = np.maximum(1, np.round(np.exp(random.normal(4.0, sigma, examples))))
+        changes = TRAINING_NOISES[noise](random, targets) + change * targets
+        low, high = paired_interval(changes.tolist(), targets.tolist()) or (0.0, 0.0)
+        different += not low <= 0.0 <= high
+    return different / runs
 
 
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:

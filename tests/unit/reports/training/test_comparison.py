@@ -8,6 +8,7 @@ import pytest
 from bench.records.training import AdapterCheck, ServedForm
 from reports.read.run import ReportError
 from reports.training import comparison, summary
+from tests.benchmarks import statistics_power
 from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, write_run
 
@@ -30,19 +31,19 @@ def write_checked(folder: Path, examples: dict[str, float]) -> Path:
 @pytest.mark.parametrize(
     ("moves", "verdict"),
     [
-        ([-0.1, -0.2, -0.1, -0.2], "lower"),
-        ([0.1, 0.2, 0.1, 0.2], "higher"),
-        ([-0.1, 0.1, 0.0, 0.1], "not shown to differ"),
+        ([-0.1, -0.2, -0.1, -0.2, -0.1, -0.2], "lower"),
+        ([0.1, 0.2, 0.1, 0.2, 0.1, 0.2], "higher"),
+        ([-0.1, 0.1, 0.0, 0.1, -0.1, 0.1], "not shown to differ"),
     ],
 )
 def test_a_difference_is_computed_per_example(moves: list[float], verdict: str, tmp_path: Path) -> None:
-    before = {f"e{number}": float(number) for number in range(4)}  # far apart, so only pairs show the difference
+    before = {f"e{number}": float(number) for number in range(6)}  # far apart, so only pairs show the difference
     after = {name: loss + move for (name, loss), move in zip(before.items(), moves, strict=True)}
     compared = comparison.compare(
         write_checked(tmp_path / "a", before), write_checked(tmp_path / "b", after | {"another": 99.0})
     )
-    assert compared.examples == 4
-    assert compared.change == pytest.approx(sum(moves) / 4)
+    assert compared.examples == 6
+    assert compared.change == pytest.approx(sum(moves) / 6)
     assert compared.verdict == verdict
     assert ("until a held-out loss of 1.5000", "1.00 hours, $4.00", "1.00 hours, $4.00") in compared.lines
 
@@ -78,4 +79,21 @@ def test_trainings_without_common_examples_or_without_a_check_name_the_remedy(tm
     with pytest.raises(ReportError, match=r"; .*`inv adapter\.check --run=c`"):
         comparison.compare(first, write_run(tmp_path / "c"))
     single = comparison.compare(first, write_checked(tmp_path / "d", {"x": 1.5}))
-    assert (single.low, single.verdict) == (None, "not shown to differ")
+    assert (single.low, single.high) == (None, None)
+    assert single.verdict.startswith("not shown to differ (fewer than 6 ")
+
+
+def test_the_interval_is_that_of_all_subsets() -> None:
+    changes = [float(number) for number in (1, 2, 4, 8, 16, 32)]
+    # Of 63 sums of subsets over ten targets an example, the first and the last are left out.
+    assert comparison.paired_interval(changes, [10] * 6) == pytest.approx((0.1, 3.2))
+    assert comparison.paired_interval(changes[:5], [10] * 5) is None
+
+
+@pytest.mark.parametrize("examples", [8, 30])
+def test_equal_trainings_rarely_differ_although_lengths_are_skewed(examples: int) -> None:
+    assert statistics_power.false_changes(examples, 1.2, "per token", 400) <= 0.08  # 16 and 10 % by Student's t
+
+
+def test_a_change_of_many_examples_is_found() -> None:
+    assert statistics_power.false_changes(100, 0.7, "per token", 50, change=0.05) >= 0.95
