@@ -44,7 +44,7 @@ def test_a_worker_busy_with_another_operators_trial_is_waited_for_and_not_lost(l
     assert local.events_of(EventType.WORKER_LOST) == []
     reason = str(local.events_of(EventType.WORKER_BUSY)[0].reason)
     assert "worker-1: " in reason
-    assert "other_job/other.1" in reason
+    assert "theirs/other.1" in reason
 
 
 def test_a_slot_held_longer_than_any_trial_may_last_is_given_up_and_its_holder_named(local: LocalFleet) -> None:
@@ -52,7 +52,7 @@ def test_a_slot_held_longer_than_any_trial_may_last_is_given_up_and_its_holder_n
     other_job = local.start_other_job("leftover.1")
     local.fleet(local.hosts(1), limits=SHORT_TIMEOUTS).run()
     assert local.statuses() == {"fine.worker-1": "LOST"}
-    assert "other_job/leftover.1" in (local.reasons()["fine.worker-1"] or "")
+    assert "theirs/leftover.1" in (local.reasons()["fine.worker-1"] or "")
     other_job.cancel(grace_sec=1.0)
 
 

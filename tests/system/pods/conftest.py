@@ -1,4 +1,4 @@
-"""One cluster for tests that any cluster can pass: the tests' own, or the one that `--kubeconfig` names."""
+"""The cluster for tests that any cluster can pass: the tests' own, or the one of `--kubeconfig`."""
 
 import secrets
 from collections.abc import Iterator
@@ -6,19 +6,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.kubernetes.cluster import Faults
-from tests.support.kubernetes.real_cluster import AnyCluster, given_or_own
+from tests.support.kubernetes.real_cluster import AnyCluster, real_or_fake_cluster
 
 
 @pytest.fixture(scope="module")
 def kube(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyCluster]:
     """The cluster of this run."""
-    with given_or_own(pytestconfig, tmp_path_factory.mktemp("kube-cache"), nodes=2) as found:
-        yield found
+    with real_or_fake_cluster(pytestconfig, tmp_path_factory.mktemp("kube-cache"), nodes=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def namespace(kube: AnyCluster) -> Iterator[str]:
-    """A namespace of this test alone."""
+    """A namespace for one test."""
     name = f"qlora-fleet-test-{secrets.token_hex(4)}"
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
@@ -27,6 +27,6 @@ def namespace(kube: AnyCluster) -> Iterator[str]:
 
 @pytest.fixture
 def faults(kube: AnyCluster) -> Iterator[Faults]:
-    """The switches; of another cluster, those that it has."""
+    """The fault switches that the cluster has."""
     yield kube.faults
     kube.faults.clear()

@@ -1,4 +1,4 @@
-"""What kubectl must do on every cluster that is used: `pytest --kubeconfig PATH tests/cluster` asks a real one.
+"""Behaviour of kubectl required on every cluster: `pytest --kubeconfig PATH tests/system/pods` tests a real one.
 
 On a real cluster the pod's image is `--cluster-image`, which needs sh, cat, sha256sum and sleep.
 """
@@ -36,23 +36,23 @@ def worker(namespace: str, image: str) -> dict[str, Any]:
 
 @pytest.fixture
 def pod(kube: AnyCluster, namespace: str, pytestconfig: pytest.Config) -> tuple[str, ...]:
-    """The words that begin an exec into a pod that is Ready."""
+    """First arguments of an exec into a pod that is Ready."""
     kube.apply(worker(namespace, pytestconfig.getoption("cluster_image")))
     ready = kube.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/worker", "--timeout=100s")
     assert ready.returncode == 0, ready.stderr.decode()
     return ("exec", "-n", namespace, "worker", "-i", "--")
 
 
-def test_exec_carries_both_streams_and_the_exit_code(kube: AnyCluster, pod: tuple[str, ...]) -> None:
-    done = kube.kubectl(*pod, "sh", "-c", "echo out; echo err >&2; exit 7")
-    assert (done.returncode, done.stdout) == (7, b"out\n")
-    assert done.stderr.startswith(b"err\n")
+def test_exec_returns_both_streams_and_the_exit_code(kube: AnyCluster, pod: tuple[str, ...]) -> None:
+    completed = kube.kubectl(*pod, "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (completed.returncode, completed.stdout) == (7, b"out\n")
+    assert completed.stderr.startswith(b"err\n")
 
 
-def test_exec_carries_megabytes_of_input_whole(kube: AnyCluster, pod: tuple[str, ...]) -> None:
+def test_exec_sends_megabytes_of_input_completely(kube: AnyCluster, pod: tuple[str, ...]) -> None:
     sent = random.Random(4).randbytes(3_000_000)
-    done = kube.kubectl(*pod, "sh", "-c", "cat > /tmp/f; sha256sum < /tmp/f", stdin=sent)
-    assert done.stdout.split()[0].decode() == hashlib.sha256(sent).hexdigest()
+    completed = kube.kubectl(*pod, "sh", "-c", "cat > /tmp/f; sha256sum < /tmp/f", stdin=sent)
+    assert completed.stdout.split()[0].decode() == hashlib.sha256(sent).hexdigest()
 
 
 def test_exec_into_a_pod_that_is_deleted_ends_with_137(kube: AnyCluster, namespace: str, pod: tuple[str, ...]) -> None:
@@ -65,41 +65,41 @@ def test_exec_into_a_pod_that_is_deleted_ends_with_137(kube: AnyCluster, namespa
 
 
 def test_a_configuration_applied_twice_is_unchanged(kube: AnyCluster, namespace: str) -> None:
-    made = {
+    manifest = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "c", "namespace": namespace},
         "data": {"a": "1"},
     }
-    body = json.dumps(made).encode()
+    body = json.dumps(manifest).encode()
     assert kube.kubectl("apply", "-f", "-", stdin=body).stdout == b"configmap/c created\n"
     assert kube.kubectl("apply", "-f", "-", stdin=body).stdout == b"configmap/c unchanged\n"
     assert kube.kubectl("diff", "-f", "-", stdin=body).returncode == 0
 
 
-def test_a_changed_field_of_a_server_side_apply_shows_in_diff_and_a_dropped_one_goes(
+def test_a_changed_field_of_a_server_side_apply_is_in_the_diff_and_a_dropped_one_is_removed(
     kube: AnyCluster, namespace: str
 ) -> None:
-    def apply(*words: str, **data: str) -> int:
+    def apply(*arguments: str, **data: str) -> int:
         metadata = {"name": "owned", "namespace": namespace}
         body = json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}).encode()
-        return kube.kubectl(*words, "--server-side", "-f", "-", stdin=body).returncode
+        return kube.kubectl(*arguments, "--server-side", "-f", "-", stdin=body).returncode
 
-    def owned() -> dict[str, Any]:
-        return next(object for object in kube.objects("configmaps", namespace) if object["metadata"]["name"] == "owned")
+    def owned_object() -> dict[str, Any]:
+        return next(item for item in kube.objects("configmaps", namespace) if item["metadata"]["name"] == "owned")
 
     assert apply("apply", a="1", b="2") == 0
-    before = owned()
+    before = owned_object()
     assert apply("apply", a="1", b="2") == 0
-    assert owned() == before, "an unchanged apply makes no new version"
+    assert owned_object() == before, "an unchanged apply makes no new version"
     assert apply("diff", a="1", b="2") == 0
     assert apply("diff", a="1", b="3") == 1
     assert apply("apply", a="1") == 0
-    assert owned()["data"] == {"a": "1"}
+    assert owned_object()["data"] == {"a": "1"}
 
 
-def test_false_where_nothing_says_the_same_has_no_owner_and_no_conflict(kube: AnyCluster, namespace: str) -> None:
-    """So a field that was set to false by hand is taken back without a word, unlike any other."""
+def test_an_omitted_false_field_has_no_owner_and_no_conflict(kube: AnyCluster, namespace: str) -> None:
+    """So a field that was set to false by hand is overwritten without a conflict, unlike any other."""
 
     def service(**spec: Any) -> bytes:
         metadata = {"name": "s", "namespace": namespace}
@@ -107,21 +107,21 @@ def test_false_where_nothing_says_the_same_has_no_owner_and_no_conflict(kube: An
         return json.dumps({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": whole}).encode()
 
     def patch(spec: str) -> None:
-        kube.said("patch", "service", "s", "-n", namespace, "--type=merge", f'--patch={{"spec":{spec}}}')
+        kube.output("patch", "service", "s", "-n", namespace, "--type=merge", f'--patch={{"spec":{spec}}}')
 
-    words = ("apply", "--server-side", "--field-manager=ours", "-f", "-")
-    kube.said(*words, stdin=service(publishNotReadyAddresses=True))
+    argv = ("apply", "--server-side", "--field-manager=ours", "-f", "-")
+    kube.output(*argv, stdin=service(publishNotReadyAddresses=True))
     patch('{"publishNotReadyAddresses":false}')
-    (found,) = (object for object in kube.objects("services", namespace) if object["metadata"]["name"] == "s")
-    assert "publishNotReadyAddresses" not in found["spec"]
-    kube.said(*words, stdin=service(publishNotReadyAddresses=True))
+    (applied,) = (item for item in kube.objects("services", namespace) if item["metadata"]["name"] == "s")
+    assert "publishNotReadyAddresses" not in applied["spec"]
+    kube.output(*argv, stdin=service(publishNotReadyAddresses=True))
     patch('{"selector":{"app":"t"}}')
-    refused = kube.kubectl(*words, stdin=service(publishNotReadyAddresses=True))
+    refused = kube.kubectl(*argv, stdin=service(publishNotReadyAddresses=True))
     assert b"conflict" in refused.stderr
 
 
-def test_an_exec_whose_kubelet_dies_ends_with_exit_0(kube: AnyCluster, pod: tuple[str, ...], faults: Faults) -> None:
+def test_an_exec_with_a_killed_kubelet_ends_with_exit_0(kube: AnyCluster, pod: tuple[str, ...], faults: Faults) -> None:
     """The reason why exit 0 of an exec proves nothing."""
     faults.exec("close-1000-without-status", after_stdout_bytes=4)
-    done = kube.kubectl(*pod, "sh", "-c", "echo partial; sleep 0.2; exit 7")
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"part", b"")
+    completed = kube.kubectl(*pod, "sh", "-c", "echo partial; sleep 0.2; exit 7")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, b"part", b"")

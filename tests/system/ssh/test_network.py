@@ -1,4 +1,4 @@
-"""The network itself: the machines are apart, the cables can be cut, and nothing stays behind."""
+"""The test network: separate machines, cables that can be cut, and a complete cleanup."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ from tests.support.machines.network import VM, Network, running_network
 
 
 @pytest.fixture
-def network(network_of_module: Network) -> Network:
-    network_of_module.cable.mend()
-    return network_of_module
+def network(module_network: Network) -> Network:
+    module_network.cable.repair()
+    return module_network
 
 
-def test_three_machines_reach_each_other_over_ssh_and_are_gone_afterwards() -> None:
+def test_three_machines_connect_over_ssh_and_are_removed_afterwards() -> None:
     with running_network() as network:
         folder, pid = network.folder, network.vm.pid
         for name in ("vm", "far-vm", "farther-vm"):
-            said = network.laptop.run("ssh", "-oBatchMode=yes", name, "hostname; whoami; pwd").stdout
-            assert said.split() == ["vm", "ubuntu", str(network.home)]
+            output = network.laptop.run("ssh", "-oBatchMode=yes", name, "hostname; whoami; pwd").stdout
+            assert output.split() == ["vm", "ubuntu", str(network.home)]
         assert network.vm_sshd.logins() == 3
         for machine in (network.vm, network.laptop):
             machine.start("sleep", "300", start_new_session=True)
@@ -27,11 +27,11 @@ def test_three_machines_reach_each_other_over_ssh_and_are_gone_afterwards() -> N
 
 
 @pytest.mark.parametrize("how", ["down", "drop"])
-def test_a_cut_cable_carries_nothing_and_a_mended_one_does(network: Network, how: str) -> None:
+def test_a_cut_cable_carries_nothing_and_a_repaired_one_does(network: Network, how: str) -> None:
     ssh = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=1", VM, "true")
     network.cable.cut(how)  # type: ignore[arg-type]
     assert network.laptop.run(*ssh, check=False).returncode == 255
-    network.cable.mend()
+    network.cable.repair()
     assert network.laptop.run(*ssh, check=False).returncode == 0
 
 
@@ -44,8 +44,8 @@ def test_a_killed_session_ends_the_client_and_the_server_takes_the_next_one(netw
     assert network.laptop.run("ssh", "-oBatchMode=yes", "vm", "echo back").stdout == "back\n"
 
 
-def test_a_small_disk_of_the_vm_is_full_when_it_is_full(network: Network) -> None:
-    network.vm.small_disk("/mnt/small", megabytes=8, owner="ubuntu")
-    done = network.vm.run("dd", "if=/dev/zero", "of=/mnt/small/x", "bs=64k", user="ubuntu", check=False)
-    assert "No space left on device" in done.stderr
+def test_a_small_disk_of_the_vm_can_be_filled(network: Network) -> None:
+    network.vm.mount_small_disk("/mnt/small", megabytes=8, owner="ubuntu")
+    completed = network.vm.run("dd", "if=/dev/zero", "of=/mnt/small/x", "bs=64k", user="ubuntu", check=False)
+    assert "No space left on device" in completed.stderr
     assert not Path("/mnt/small").exists()
