@@ -262,7 +262,8 @@ def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
     }
     cache_to = () if spec.cache_to in (None, INLINE_CACHE) else (f"type=registry,ref={spec.cache_to},mode=max",)
     return (
-        *(spec.client.program, "build", "--progress=plain", "--file", f"{context}/image/Dockerfile"),
+        # The job writes the verified Dockerfile to standard input.
+        *(spec.client.program, "build", "--progress=plain", "--file", "-"),
         *("--target", spec.target, "--tag", spec.image, "--network", spec.network),
         *(word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")),
         *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),

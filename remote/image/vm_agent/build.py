@@ -1,10 +1,17 @@
-"""Build of an image on the build VM: assembles the plan's context and runs the engine's build."""
+"""Build of an image on the build VM: assembles the plan's context and runs the engine's build.
+
+The engine's client reads the context by its path, so files on a share may change between our check and its reading.
+The build's own stage `context` therefore compares what the engine received with what was sent: SHA256SUMS files in the
+context, whose digests are arguments of the build. The Dockerfile itself goes over standard input.
+"""
 
 import errno
 import hashlib
 import os
+import re
 import shutil
 import tarfile
+import tempfile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -12,10 +19,15 @@ from remote.image.vm_agent.client import classify_failure, query, run_logged
 from remote.image.vm_agent.job import JobLog, VmAgentError, wrap_os_errors, write_json
 from remote.image.vm_agent.secure_dir import ForeignOwner, ensure_own_folder
 from remote.jobs.host_agent.files import hash_file
-from remote.jobs.host_agent.util import read_json
+from remote.jobs.host_agent.util import read_json, write_atomic
 
 DISK_FULL_BYTES = 64 << 20  # with less free space, a build failure is attributed to the engine's disk
-RECORD_FILE = "packed.json"  # next to the context: the files that each archive was packed from
+RECORD_FILE = "packed.json"  # in our folder of jobs, which is never shared: what each archive was packed from
+DOCKERFILE = "image/Dockerfile"
+SUMS_FILE = "SHA256SUMS"
+MODELS_FOLDER = "models"
+# Printed by the Dockerfile's stage `context`.
+CONTEXT_DIFFERS = re.compile(r"#\d+ [\d.]+ context differs from what was sent: (.*)")
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +50,8 @@ def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     job_log.watched_path = job["data_root"]
     try:
         with wrap_os_errors(job["context"]):
-            assemble(job_log, job)
+            sums = assemble(job_log, job)
+            dockerfile = _read_dockerfile(job)
     except ForeignOwner as error:
         raise VmAgentError("refused", str(error)) from None
     # A local base image is used without a query, so that a build does not need the base's registry.
@@ -47,9 +60,22 @@ def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         code, lines = run_logged(job_log, [*docker, "pull", job["base"]], environment)
         if code != 0:
             raise classify_failure(lines, code)
-    code, lines = run_logged(job_log, [*docker, *job["argv"][1:]], environment)
+    *options, context = job["argv"][1:]
+    sums_arguments = (word for name, sha256 in sums.items() for word in ("--build-arg", f"{name}={sha256}"))
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(dockerfile)
+        stdin.seek(0)
+        code, lines = run_logged(job_log, [*docker, *options, *sums_arguments, context], environment, stdin=stdin)
     if code != 0:
         job_log.record_free_space()
+        if (difference := next(filter(None, map(CONTEXT_DIFFERS.match, lines)), None)) is not None:
+            # The engine's copy could be used again: it reads a file only if its size or time changed.
+            run_logged(job_log, [*docker, "builder", "prune", "--force", "--filter", "type=source.local"], environment)
+            raise VmAgentError(
+                "refused",
+                f"{context}: the engine received other files than were sent ({difference[1]}): changed by another user "
+                "or a damaged disk; check who may write there, then rerun `inv build`",
+            )
         failure = classify_failure(lines, code)
         if failure.kind == "failed" and job_log.min_free_bytes < DISK_FULL_BYTES:
             left = job_log.min_free_bytes / 1e6
@@ -68,18 +94,22 @@ def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def assemble(job_log: JobLog, job: dict[str, Any]) -> None:
-    """Make the context folder contain exactly the plan's files: our files as links, and a tar archive per slot."""
+def assemble(job_log: JobLog, job: dict[str, Any]) -> dict[str, str]:
+    """Make the context folder contain exactly the plan's files: our files as links, and a tar archive per slot.
+
+    Returns the Dockerfile's arguments with the digests of the context's SHA256SUMS files.
+    """
     context = Path(job["context"])
     ensure_own_folder(context.parent)
     if context.is_symlink():
         raise ForeignOwner(f"{context}: is a link; check and remove it, then rerun `inv build`")
+    sha256_of_code = {str(path): str(sha256) for path, sha256 in job["code"]}
     code_files = {context / path: source for path, source in _verified_code_files(job).items()}
     slots: dict[str, list[dict[str, Any]]] = {}
     for entry in job["packed"]:
         slots.setdefault(f"{entry['slot']:02d}.tar", []).append(entry)
-    archives = {context / "models" / name: entries for name, entries in slots.items()}
-    folders = {context, context / "wheels", *(path.parent for path in archives)}
+    archives = {context / MODELS_FOLDER / name: entries for name, entries in slots.items()}
+    folders = {context, context / "wheels", context / MODELS_FOLDER}
     folders |= {parent for path in code_files for parent in path.parents if context in parent.parents}
     _remove_stale_files(context, code_files, archives, folders)
     for folder in sorted(folders):
@@ -88,11 +118,13 @@ def assemble(job_log: JobLog, job: dict[str, Any]) -> None:
     job_log.add(f"context: {len(code_files)} files and {len(archives)} slots in {context}", "context")
     for path, source in code_files.items():
         source.chmod(0o644)  # the image's user must be able to read them, regardless of the umask
-        os.utime(source, (0, 0))
+        _set_time(source, sha256_of_code[path.relative_to(context).as_posix()])
         if not path.exists():
             _link_or_copy(source, path)
-    record_file = context.parent / RECORD_FILE
-    record = read_json(record_file)
+    record_file = Path.cwd().parent.parent / RECORD_FILE
+    known = read_json(record_file)
+    # One context has a record: a build with another --tmpdir packs its own archives.
+    record = known["archives"] if isinstance(known, dict) and known.get("context") == str(context) else {}
     record = record if isinstance(record, dict) else {}
     for path, entries in archives.items():
         stamps = [[entry["place"], entry["sha256"], *_file_stamp(Path(entry["source"]))] for entry in entries]
@@ -100,13 +132,50 @@ def assemble(job_log: JobLog, job: dict[str, Any]) -> None:
             continue
         job_log.add(f"packing {path.name}: {', '.join(entry['place'] for entry in entries)}", "packing")
         record.pop(path.name, None)
-        write_json(record_file, record)
+        write_json(record_file, {"context": str(context), "archives": record})
         record[path.name] = [*_write_archive(path, entries), stamps]
-        write_json(record_file, record)
+        write_json(record_file, {"context": str(context), "archives": record})
     code_folder = Path(job["code_folder"])
     for old in code_folder.parent.iterdir():
         if old != code_folder:
             shutil.rmtree(old, ignore_errors=True)
+    return {
+        "CONTEXT_SHA256": _write_sums(context, sha256_of_code),
+        "MODELS_SHA256": _write_sums(context / MODELS_FOLDER, {path.name: record[path.name][1] for path in archives}),
+    }
+
+
+def _write_sums(folder: Path, digests: dict[str, str]) -> str:
+    """Write the folder's SHA256SUMS, as `sha256sum --check` reads it. Returns the file's own sha256."""
+    lines = []
+    for path, sha256 in sorted(digests.items()):
+        escaped = path.replace("\\", "\\\\").replace("\n", "\\n")
+        lines.append(f"{'' if escaped == path else chr(92)}{sha256}  {escaped}\n")
+    content = "".join(lines).encode(errors="surrogateescape")
+    sha256 = hashlib.sha256(content).hexdigest()
+    sums_file = folder / SUMS_FILE
+    write_atomic(sums_file, content)
+    sums_file.chmod(0o644)
+    _set_time(sums_file, sha256)
+    return sha256
+
+
+def _set_time(path: Path, sha256: str) -> None:
+    """Set a modification time that depends on the content only.
+
+    The engine skips a file whose size and time did not change, and the layers' digests contain the times.
+    """
+    seconds = int(sha256[:8], 16) & 0x7FFFFFFF
+    os.utime(path, (seconds, seconds))
+
+
+def _read_dockerfile(job: dict[str, Any]) -> bytes:
+    """Read the verified Dockerfile, which the client gets over standard input."""
+    path = Path(job["code_folder"], DOCKERFILE)
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != dict(job["code"])[DOCKERFILE]:
+        raise VmAgentError("changed", f"{path}: differs from the uploaded file; upload it again with `inv build`")
+    return content
 
 
 def _verified_code_files(job: dict[str, Any]) -> dict[str, Path]:

@@ -136,10 +136,12 @@ def run_bounded(
     return subprocess.CompletedProcess(argv, process.returncode, bytes(output["stdout"]), bytes(output["stderr"]))
 
 
-def run_logged(job_log: JobLog, argv: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
+def run_logged(
+    job_log: JobLog, argv: list[str], environment: dict[str, str], *, stdin: int | IO[bytes] = subprocess.DEVNULL
+) -> tuple[int, list[str]]:
     """Run the engine's client to its end and log its output. Returns its exit code and last lines."""
     last: deque[str] = deque(maxlen=200)
-    with start_process(argv, environment, stderr=subprocess.STDOUT) as process:
+    with start_process(argv, environment, stdin=stdin, stderr=subprocess.STDOUT) as process:
         output = cast("IO[bytes]", process.stdout)
         for raw in iter(lambda: output.readline(MAX_LINE_BYTES), b""):
             line = raw.decode(errors="replace").rstrip()

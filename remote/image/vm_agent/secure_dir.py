@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import json
 import os
 import pwd
@@ -18,6 +19,8 @@ import sys
 from pathlib import Path
 
 EXIT_FOREIGN_OWNER = 4  # exit code: refused for safety
+MAX_LINKS = 40  # the kernel's limit for one path
+ACL_ATTRIBUTE = "system.posix_acl_access"
 
 
 class ForeignOwner(Exception):
@@ -27,20 +30,20 @@ class ForeignOwner(Exception):
 def ensure_own_folder(path: str | Path, *, create: bool = True) -> None:
     """Check that the folder is this user's, is not a link, and is closed to all others; `create` it if missing.
 
-    Its parents are not checked further: they are the operator's choice. Raises ForeignOwner, and OSError if it cannot
-    be created.
+    Every folder above it is checked, too: only root and this user may be able to rename or exchange it. Raises
+    ForeignOwner, and OSError if it cannot be created.
     """
     folder = Path(path)
     if create:
         folder.parent.mkdir(parents=True, exist_ok=True)
     try:
+        check_ancestors(folder)
         parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         if create:
             raise
         return  # the folder does not exist
     try:
-        _check_parent(parent, folder.parent)
         if create:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder.name, 0o700, dir_fd=parent)
@@ -85,14 +88,76 @@ def _check_folder(handle: int, folder: Path) -> None:
         os.fchmod(handle, 0o700)
 
 
-def _check_parent(handle: int, parent: Path) -> None:
-    """Reject a world-writable folder without the sticky bit: any user could replace our folder in it."""
-    status = os.fstat(handle)
-    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+def check_ancestors(path: Path) -> None:
+    """Check each folder above `path`, and each link on the way: only root and this user may exchange its entries.
+
+    Raises ForeignOwner, and OSError if a folder does not exist.
+    """
+    current, links = Path("/"), 0
+    remaining = [*reversed(path.absolute().parent.parts[1:])]
+    _check_ancestor(current, current.stat())
+    while remaining:
+        name = remaining.pop()
+        if name == "..":
+            current = current.parent
+            continue
+        entry = current / name
+        status = entry.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            if status.st_uid not in (0, os.geteuid()):
+                raise ForeignOwner(
+                    f"{entry}: is a link that belongs to {user_name(status.st_uid)}, who can change it; use a path "
+                    "without it"
+                )
+            target = entry.readlink()
+            current = Path("/") if target.is_absolute() else current
+            remaining += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        else:
+            _check_ancestor(entry, status)
+            current = entry
+
+
+def _check_ancestor(folder: Path, status: os.stat_result) -> None:
+    """Reject a folder whose entries another user could replace, ours among them."""
+    owner, mode = user_name(status.st_uid), f"mode {stat.S_IMODE(status.st_mode):04o}"
+    if status.st_uid not in (0, os.geteuid()):
         raise ForeignOwner(
-            f"{parent}: owned by {user_name(status.st_uid)}: any user can replace other users' files in it (mode "
-            f"{stat.S_IMODE(status.st_mode):04o}); run on the VM: sudo chmod +t {parent}"
+            f"{folder}: belongs to {owner}, who can replace other users' files in it; run on the VM: sudo chown root "
+            f"{folder}, or set --tmpdir to another folder"
         )
+    if status.st_mode & stat.S_ISVTX:
+        return
+    if status.st_mode & stat.S_IWOTH:
+        raise ForeignOwner(
+            f"{folder}: owned by {owner}: any user can replace other users' files in it ({mode}); run on the VM: "
+            f"sudo chmod +t {folder}"
+        )
+    if status.st_mode & stat.S_IWGRP and not _is_private_group(folder, status.st_gid):
+        raise ForeignOwner(
+            f"{folder}: owned by {owner}: the group {group_name(status.st_gid)} can replace other users' files in it "
+            f"({mode}); run on the VM: sudo chmod +t {folder}"
+        )
+
+
+def _is_private_group(folder: Path, gid: int) -> bool:
+    """Return True for root's group and a group that only has this user, as sshd in Debian accepts for its files.
+
+    An access list (ACL) also sets the group's bits in the mode, and may name any user.
+    """
+    with contextlib.suppress(OSError):  # no list, or a file system without them
+        os.getxattr(folder, ACL_ATTRIBUTE)
+        return False
+    if gid == 0:
+        return True
+    try:
+        me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    others = {user.pw_name for user in pwd.getpwall() if user.pw_gid == gid} | set(group.gr_mem)
+    return gid == me.pw_gid and group.gr_name == me.pw_name and others <= {me.pw_name}
 
 
 def _foreign_owner(folder: Path, owner: int) -> ForeignOwner:
@@ -108,6 +173,13 @@ def user_name(user: int) -> str:
         return f"{pwd.getpwuid(user).pw_name} (uid {user})" if user != os.geteuid() else pwd.getpwuid(user).pw_name
     except KeyError:
         return f"uid {user}"
+
+
+def group_name(group: int) -> str:
+    try:
+        return f"{grp.getgrgid(group).gr_name} (gid {group})"
+    except KeyError:
+        return f"gid {group}"
 
 
 def main() -> int:

@@ -284,3 +284,17 @@ def test_a_client_without_buildx_is_reported(build_vm: BuildVm) -> None:
     script.chmod(0o755)
     refused = build_vm.inv_refused("build", IMAGE_CLIENT=str(script))
     assert "; apt-get install docker-buildx" in refused
+
+
+def test_an_edit_that_keeps_a_files_size_is_in_the_image(build_vm: BuildVm) -> None:
+    build_vm.edit_bench("an edit: 1")
+    build_vm.inv("build")
+    path = build_vm.project / "bench" / "machine" / "gpu_specs.py"
+    path.write_text(path.read_text().replace("an edit: 1", "an edit: 2"))
+    build_vm.inv("build")
+    container = build_vm.docker("create", IMAGE).stdout.strip()
+    try:
+        copied = build_vm.docker("cp", f"{container}:/opt/qlora-fleet/bench/machine/gpu_specs.py", "-").stdout
+    finally:
+        build_vm.docker("rm", container)
+    assert "# an edit: 2\n" in copied

@@ -1,8 +1,11 @@
 """A share where any user may write (mode 1777), and paths of another user on it: two real users of the VM."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
-from tests.support.machines.build_vm import OTHER_UID, OTHER_USER, BuildVm
+from tests.support.machines.build_vm import MODEL, OTHER_UID, OTHER_USER, BuildVm
 
 pytestmark = pytest.mark.timeout(600)
 PLANTED = {
@@ -35,6 +38,61 @@ def test_a_work_directory_of_another_user_is_refused_by_every_task_and_links_in_
     done = build_vm.inv_on_vm_as_root("vm.engine", "--tmpdir", str(build_vm.folder / "share-2"), code=4)
     assert f"{OTHER_USER} (uid {OTHER_UID})" in done.stderr
     assert build_vm.vm.run("findmnt", "/var/lib/qlora-fleet-engine", check=False).stdout == ""
+
+
+def test_a_share_that_a_group_may_write_to_is_refused_before_anything_is_read_or_sent(build_vm: BuildVm) -> None:
+    build_vm.edit_bench("a group's share")
+    jobs = build_vm.job_folders()
+    for number, (mode, owner) in enumerate((("2775", "root"), ("1777", OTHER_USER))):
+        share = build_vm.create_shared_folder(f"group-share-{number}")
+        build_vm.run_as_other_user("true")  # the user exists
+        build_vm.vm.run("chown", f"{owner}:{OTHER_UID}", str(share))
+        build_vm.vm.run("chmod", mode, str(share))
+        for command in (("build",), ("build", "--dry-run"), ("model.fetch", "--model", "org/name"), ("vm.engine",)):
+            refused = build_vm.inv_refused(*command, "--tmpdir", str(share), code=4)
+            assert f"{share}: " in refused
+            assert "run on the VM: sudo ch" in refused
+        assert not (share / "qlora-fleet").exists()
+    assert build_vm.job_folders() == jobs
+
+
+# What changes as the engine's client starts, after every check of ours.
+EXCHANGES = {
+    "a file of ours": "printf '# mallory' >> {context}/bench/machine/gpu_specs.py",
+    "a file of ours, with its size and time": (
+        "f={context}/bench/machine/gpu_specs.py; touch -r $f {context}/../time; "
+        "sed s/#/@/ $f > {context}/../other; cat {context}/../other > $f; touch -r {context}/../time $f"
+    ),
+    "one more file": "touch {context}/bench/mallory.py",
+    "one more archive": "touch {context}/models/07.tar",
+    "the folder": "mv {context} {context}.ours; cp -a {context}.ours {context}; echo '# mallory' >> "
+    "{context}/image/selfcheck.py",
+    "the Dockerfile": "mv {context} {context}.ours; cp -a {context}.ours {context}; "
+    "echo 'RUN touch /workspace/mallory' >> {context}/image/Dockerfile",
+    "a byte of the weights": ("printf x | dd of={context}/models/00.tar bs=1 seek=5000 conv=notrunc status=none"),
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_an_image_of_other_files_than_were_sent_is_not_built(build_vm: BuildVm, exchange: str) -> None:
+    folder = Path(build_vm.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
+    if not folder.exists():
+        build_vm.put_model()
+    flags = build_vm.model_flags(MODEL)
+    build_vm.inv(*flags, "build")
+    before = build_vm.docker("image", "inspect", "qlora-fleet:tiny", "--format", "{{.Id}}").stdout
+    context = f"{build_vm.tmpdir}/qlora-fleet/context"
+    client = build_vm.gated_client("build", before=EXCHANGES[exchange].format(context=context), is_open=True)
+    build_vm.edit_bench(f"an exchange: {exchange}")
+    if exchange == "a byte of the weights":  # the engine reads archives again whose time changed
+        for path in Path(context, "models").glob("*.tar"):
+            path.unlink()
+    done = build_vm.inv(*flags, "build", code=4, IMAGE_CLIENT=client)
+    assert f"{context}: " in done.stderr
+    assert "`inv build`" in done.stderr
+    assert build_vm.docker("image", "inspect", "qlora-fleet:tiny", "--format", "{{.Id}}").stdout == before
+    shutil.rmtree(f"{context}.ours", ignore_errors=True)
+    assert "is built" in build_vm.inv(*flags, "build").stdout
 
 
 def test_a_login_ignores_other_users_files_with_its_prefix(build_vm: BuildVm) -> None:

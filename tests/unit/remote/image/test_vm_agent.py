@@ -76,7 +76,9 @@ def test_an_image_id_is_the_digest_of_config_or_manifest() -> None:
 
 @pytest.fixture
 def job_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobLog:
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "jobs" / "build-x"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
     return JobLog()
 
 
@@ -118,8 +120,10 @@ def test_the_context_contains_exactly_the_planned_files(job_log: JobLog, job: di
     build.assemble(job_log, job)
     context = tmp_path / "context"
     assert sorted(str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()) == [
+        "SHA256SUMS",
         "bench/a.py",
         "models/00.tar",
+        "models/SHA256SUMS",
     ]
     assert (context / "bench" / "a.py").stat().st_mode & 0o777 == 0o644
     assert (context / "wheels").is_dir()
@@ -154,7 +158,7 @@ def test_changed_and_missing_files_are_reported_and_no_archive_is_kept(
     source.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with raises_agent_error("refused", rf"^{source}: .*sha256.*; .*`inv model\.fetch`"):
         build.assemble(job_log, job)
-    assert list((tmp_path / "context" / "models").iterdir()) == []
+    assert not list((tmp_path / "context" / "models").glob("*.tar*"))
     source.unlink()
     source.write_bytes(content[:-1])
     with raises_agent_error("refused", rf"^{source}: .*sha256.*; .*`inv model\.fetch`"):
@@ -181,6 +185,17 @@ def test_an_archive_that_is_damaged_or_without_a_record_is_packed_again(
         record.write_text(record_text)
         build.assemble(job_log, job)
         assert packed.read_bytes() == intact
+
+
+def test_an_edit_that_keeps_the_size_changes_the_time_by_which_the_engine_notices_it(
+    job_log: JobLog, job: dict[str, Any], tmp_path: Path
+) -> None:
+    times = set()
+    for text in ("a = 1\n", "a = 2\n", "a = 1\n"):
+        Path(job["code_folder"], "bench", "a.py").write_text(text)
+        build.assemble(job_log, {**job, "code": [["bench/a.py", hashlib.sha256(text.encode()).hexdigest()]]})
+        times.add((tmp_path / "context" / "bench" / "a.py").stat().st_mtime_ns)
+    assert len(times) == 2
 
 
 def test_a_context_that_is_a_link_is_refused_and_its_target_is_kept(

@@ -4,12 +4,14 @@ The other user is simulated with `chown`, so some tests need root; tests/system/
 """
 
 import os
+import re
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from remote.image.vm_agent import archive
+from remote.image.vm_agent import archive, secure_dir
 from remote.image.vm_agent.scripts import engine
 from remote.image.vm_agent.secure_dir import ForeignOwner, ensure_own_folder
 
@@ -81,6 +83,60 @@ def test_a_world_writable_share_without_sticky_bit_is_refused(share: Path) -> No
     share.chmod(0o777)
     with pytest.raises(ForeignOwner, match=rf"^{share}: .*; .*sudo chmod \+t {share}"):
         ensure_own_folder(share / "qlora-fleet")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("group", "mode", "owner", "token"),
+    [
+        (OTHER, 0o2775, 0, "sudo chmod +t {share}"),
+        (OTHER, 0o775, 0, "sudo chmod +t {share}"),
+        (OTHER, 0o1777, OTHER, "sudo chown root {share}"),
+        (OTHER, 0o755, OTHER, "sudo chown root {share}"),
+    ],
+)
+@pytest.mark.parametrize("below", ["", "team"])
+def test_a_share_in_which_another_user_could_exchange_our_folder_is_refused(
+    share: Path, below: str, group: int, mode: int, owner: int, token: str
+) -> None:
+    ours = share / below / "qlora-fleet"
+    ensure_own_folder(ours)
+    os.chown(share, owner, group)
+    share.chmod(mode)
+    for create in (True, False):
+        with pytest.raises(ForeignOwner, match=rf"^{share}: .*\b{OTHER}\b.*; .*{re.escape(token.format(share=share))}"):
+            ensure_own_folder(ours, create=create)
+
+
+@needs_root
+def test_a_link_of_another_user_on_the_way_to_our_folder_is_refused(share: Path) -> None:
+    (share / "real").mkdir()
+    link = share / "link"
+    link.symlink_to("real")
+    ensure_own_folder(link / "a" / "qlora-fleet")
+    assert (share / "real" / "a" / "qlora-fleet").is_dir()
+    os.lchown(link, OTHER, OTHER)
+    with pytest.raises(ForeignOwner, match=rf"^{link}: .*link.*{OTHER}"):
+        ensure_own_folder(link / "a" / "qlora-fleet")
+    loop = share / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(OSError, match="link"):
+        ensure_own_folder(loop / "qlora-fleet")
+
+
+@pytest.mark.parametrize(
+    ("members", "has_list", "is_private"), [([], False, True), (["mallory"], False, False), ([], True, False)]
+)
+def test_the_users_own_group_may_write_unless_it_has_other_members_or_an_access_list(
+    share: Path, monkeypatch: pytest.MonkeyPatch, members: list[str], has_list: bool, is_private: bool
+) -> None:
+    me = SimpleNamespace(pw_name="ubuntu", pw_gid=OTHER)
+    monkeypatch.setattr(secure_dir.pwd, "getpwuid", lambda _: me)
+    monkeypatch.setattr(secure_dir.pwd, "getpwall", lambda: [me])
+    monkeypatch.setattr(secure_dir.grp, "getgrgid", lambda _: SimpleNamespace(gr_name="ubuntu", gr_mem=members))
+    if has_list:
+        monkeypatch.setattr(os, "getxattr", lambda *_: b"")
+    assert secure_dir._is_private_group(share, OTHER) is is_private
 
 
 def test_an_engines_disk_that_does_not_belong_to_root_is_refused(tmp_path: Path) -> None:
