@@ -121,7 +121,7 @@ class MergedWeights:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(read_regular(path, most_bytes=MAX_CONFIG_BYTES))
+        config = json.loads(read_regular(path, max_bytes=MAX_CONFIG_BYTES))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):

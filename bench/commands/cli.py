@@ -302,9 +302,9 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.profile is not None:
-        from bench.machine.isolation import require_gpu_of
+        from bench.machine.isolation import require_gpus_for
 
-        require_gpu_of(arguments.profile)
+        require_gpus_for(arguments.profile)
     model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
     check_trials(_read_trials(arguments))
     model_facts = {name: getattr(model, name) for name in ("path", "sha256", "parameters", "bytes", "files")}
@@ -323,7 +323,7 @@ def _read_text(path: Path) -> str:
     if str(path) == "-":
         return sys.stdin.read()
     try:
-        return read_regular(path, most_bytes=MAX_BYTES).decode("utf-8")
+        return read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TrialError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
 
@@ -344,7 +344,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 def _forecast(arguments: argparse.Namespace) -> int:
     from bench.data.tokenizer import load_tokenizer
-    from bench.machine.isolation import require_gpu_of
+    from bench.machine.isolation import require_gpus_for
     from bench.predict.forecast import forecast
     from bench.train.check import build_report
 
@@ -352,7 +352,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
     (trial,) = read_trials(_read_text(arguments.trial), source)
     if trial.training is None:
         raise TrialError(f"{source}: kind: expected finetune, found {trial.kind}")
-    require_gpu_of(trial.profile)
+    require_gpus_for(trial.profile)
     prediction, model = forecast(trial), Path(trial.model)
     row_tokens = trial.micro_batch_size * trial.max_seq_len
     data = build_report(
@@ -394,9 +394,9 @@ def _selfcheck(arguments: argparse.Namespace) -> int:
 
 
 def _sample(_arguments: argparse.Namespace) -> int:
-    from bench.machine.nvml import sample
+    from bench.machine.nvml import current_sample
 
-    return _print_json(sample())
+    return _print_json(current_sample())
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -28,8 +28,8 @@ from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_T
 from bench.records.checksummed import ResultError
 from bench.records.paths import CHECKPOINTS_FOLDER, ORDER_VARIABLE, RESULT_FILE
 from bench.records.result import TrialResult, TrialStatus
-from bench.records.run import Order, OrderEnd
-from bench.records.training import is_at_its_limit
+from bench.records.run import TrainingJobEnd, TrainingJobSpec
+from bench.records.training import is_limit_reached
 from bench.workloads.distributed.torchrun import START_TIMED_OUT
 
 RETRY_DELAY_SEC = 2.0
@@ -40,7 +40,7 @@ EXIT_STOPPED = 143
 class JobRunner:
     """Runner of one pod's attempts. `rank` counts from 0, `service` is the headless Service that names the pods."""
 
-    def __init__(self, order: Order, rank: int, service: str) -> None:
+    def __init__(self, order: TrainingJobSpec, rank: int, service: str) -> None:
         self.order, self.rank, self._service = order, rank, service
         self.folder = Path(order.shared) / order.run_id
         self._child: subprocess.Popen[str] | None = None
@@ -50,7 +50,7 @@ class JobRunner:
         """Run attempts until the end and return the exit code: 0 SUCCEEDED, 143 stopped, else 1. Raises OSError."""
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
-        while (end := OrderEnd.found(self.folder, self.order.turn)) is None and not self._is_stopped:
+        while (end := TrainingJobEnd.read_or_none(self.folder, self.order.turn)) is None and not self._is_stopped:
             # The first pod numbers its attempts by their folders; the other pods write no folder.
             number = 1 + max(attempt_numbers(self.folder, self.order.planned.trial_id), default=0)
             code, last_line = self._run_attempt(number)
@@ -121,7 +121,7 @@ class JobRunner:
         elif result is None:
             self._record_loss(number, f"exit {code}, without a result")
         elif result.status is TrialStatus.LOST or (
-            result.status is TrialStatus.PREEMPTED and not is_at_its_limit(result.reason)
+            result.status is TrialStatus.PREEMPTED and not is_limit_reached(result.reason)
         ):
             self._record_loss(number, result.reason or result.status.value)
         else:
@@ -152,7 +152,7 @@ class JobRunner:
             return None
 
     def _write_end(self, number: int, end: TrialStatus, reason: str | None) -> None:
-        OrderEnd(attempt=number, end=end, reason=reason).write(self.folder, self.order.turn)
+        TrainingJobEnd(attempt=number, end=end, reason=reason).write(self.folder, self.order.turn)
 
 
 def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
@@ -161,12 +161,12 @@ def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def read_order(environment: Mapping[str, str]) -> Order:
+def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:
     """Parse the order in the pod's environment. Raises InputError."""
     text = environment.get(ORDER_VARIABLE, "")
     try:
         document: Any = json.loads(text)
-        return schema.from_json(Order, document, ORDER_VARIABLE)
+        return schema.from_json(TrainingJobSpec, document, ORDER_VARIABLE)
     except ValueError as error:
         raise InputError(
             f"{ORDER_VARIABLE}: not a training's order: {error}; start the training with `inv train --job`"

@@ -22,7 +22,7 @@ from bench import torch_stack
 from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.inputs import ConversationStats, InputError
 from bench.data.trial_inputs import check_trial
-from bench.machine.isolation import require_gpu_of
+from bench.machine.isolation import require_gpus_for
 from bench.qlora import recipes
 from bench.qlora.session import TorchSession
 from bench.qlora.step import TrainingStep, choose_placement, load_base
@@ -34,9 +34,9 @@ from bench.workloads.decoding import FastPath, prepare_model
 KERNEL_KINDS = (
     ("attention", r"flash|fmha|attention|attend_row|sdpa|cudnn"),
     ("products over NF4", r"nf4_products"),
-    ("products in 8 bits", r"_eight_product"),
-    ("to 8 bits: activations", r"_eight_rows|_eight_swiglu"),
-    ("NF4 dequantization", r"dequantize|_eight_weight"),
+    ("products in 8 bits", r"_int8_matmul"),
+    ("to 8 bits: activations", r"_int8_quantize_rows|_int8_swiglu"),
+    ("NF4 dequantization", r"dequantize|_int8_weight"),
     ("LoRA, the small products", r"_lora_"),
     ("norm, rope, activation", r"_rms_norm|_rope_|_swiglu|liger"),
     ("cross entropy", r"cross_entropy|softmax|nll_loss"),
@@ -118,7 +118,7 @@ def profile(trial: Trial, *, with_adapters: bool = False) -> StepProfile:
 
     Raises InputError and any error of the torch stack.
     """
-    require_gpu_of(trial.profile)
+    require_gpus_for(trial.profile)
     model, _, conversations = check_trial(trial)
     if trial.kind == "inference":
         inference.check_length(trial, trial.new_tokens, model.max_position_embeddings)

@@ -51,17 +51,17 @@ def run(request: Request) -> int:
         check_checkpoints_flag(trial, request.checkpoints)
         nodes = NodeList.from_environment() if trial.kind in RANKED else None
         if nodes is not None and nodes.rank > 0:
-            with telemetry.of_gpus(request, trial):
+            with telemetry.serve_gpu_metrics(request, trial):
                 workload = importlib.import_module(WORKLOAD_MODULES[trial.kind])
                 return workload.follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
         check_not_finished(request.out)
         inputs = _check(trial)
-        environment = isolation.look_around(trial, strict=request.strict)
+        environment = isolation.check_gpus(trial, strict=request.strict)
         prepare_folder(request.out)
         record = Record(request, trial, clock)
         record.fingerprint.update(environment.facts)
         record.flags += environment.flags
-        with telemetry.beside(record):
+        with telemetry.record_telemetry(record):
             status, reason = _execute(record, inputs, stops)
         if request.strict and record.flags and status is TrialStatus.SUCCEEDED:
             status, reason = TrialStatus.FAILED, f"refused by --strict: {record.flags[0]}"

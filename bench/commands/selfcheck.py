@@ -11,7 +11,7 @@ from bench import torch_stack
 from bench.data import demo_tiny
 from bench.data.inputs import InputError
 from bench.machine import fingerprint
-from bench.machine.isolation import require_gpu_of
+from bench.machine.isolation import require_gpus_for
 from bench.machine.preflight import check
 from bench.records import Trial, suite
 from bench.records.checksummed import ResultError
@@ -41,7 +41,7 @@ def selfcheck() -> int:
 
 def preflight() -> int:
     """Print the GPU and the versions for trials of the profile gpu as one JSON line. Raises InputError."""
-    require_gpu_of("gpu")
+    require_gpus_for("gpu")
     modules = _load_stack()
     for trial in suite("recipes", "gpu", "MODEL", "DATA"):
         check(modules, trial)
@@ -85,7 +85,7 @@ def _run_two_steps(folder: Path) -> int:
     )
     (folder / "trial.json").write_text(json.dumps(trial.to_json()), encoding="utf-8")
     argv = (sys.executable, "-m", "bench", "run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
-    paths = [str(fingerprint.CODE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(fingerprint.PACKAGE_FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     try:
         subprocess.run(argv, env=variables, timeout=TRIAL_SEC, check=False)

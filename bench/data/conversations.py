@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.data.inputs import ConversationStats, DataFacts, InputError
 from bench.records.atomic_files import open_regular
-from bench.records.schema import kind
+from bench.records.schema import type_name
 
 
 def read_data(path: Path) -> tuple[DataFacts, list[ConversationStats]]:
@@ -60,7 +60,7 @@ def _parse_messages(location: str, line: bytes) -> list[dict[str, str]]:
             raise InputError(f"{location}: messages[{index}]: expected role and content, found {_describe(message)}")
         for key in ("role", "content"):
             if not isinstance(message[key], str):
-                raise InputError(f"{location}: messages[{index}].{key}: expected text, found {kind(message[key])}")
+                raise InputError(f"{location}: messages[{index}].{key}: expected text, found {type_name(message[key])}")
         kept.append({"role": message["role"], "content": message["content"]})
     return kept
 
@@ -69,4 +69,4 @@ def _describe(value: object) -> str:
     """Describe a value that is not a chat or a message: an object's keys, or the kind of value."""
     if isinstance(value, dict) and value:
         return f"keys {', '.join(list(value)[:6])}" + (", ..." if len(value) > 6 else "")
-    return f"an empty {'object' if isinstance(value, dict) else 'list'}" if value in ({}, []) else kind(value)
+    return f"an empty {'object' if isinstance(value, dict) else 'list'}" if value in ({}, []) else type_name(value)

@@ -18,7 +18,7 @@ from bench.data.inputs import InputError, ModelFacts
 from bench.data.safetensors_header import WeightsError, read_shapes
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
-from bench.records.schema import kind
+from bench.records.schema import type_name
 
 ARCHITECTURES = ("llama", "mistral")
 # Formats that can run code when they are read: rejected anywhere in the folder.
@@ -88,7 +88,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise InputError(f"{path}: invalid JSON, truncated or damaged; fetch or make the model again") from None
     if not isinstance(document, dict):
-        raise InputError(f"{path}: expected a JSON object, found {kind(document)}")
+        raise InputError(f"{path}: expected a JSON object, found {type_name(document)}")
     return document
 
 
@@ -97,7 +97,7 @@ def _get_count(path: Path, config: dict[str, Any], key: str, default: int | None
     if value is None and default is not None:
         return default
     if type(value) is not int or not 1 <= value <= MAX_COUNT:
-        actual = value if type(value) is int else kind(value)
+        actual = value if type(value) is int else type_name(value)
         raise InputError(f"{path}: {key}: expected a whole number above 0, found {actual}"[:200])
     return value
 

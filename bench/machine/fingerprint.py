@@ -118,7 +118,7 @@ def device_facts(torch: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
-    """Write environment.json into `folder`, atomically: `fingerprint` and `full_facts`. Raises OSError.
+    """Write environment.json into `folder`, atomically: `fingerprint` and `environment_facts`. Raises OSError.
 
     It takes 0.2 s, before anything is measured, so that a trial that dies has one too.
     """

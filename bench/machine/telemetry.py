@@ -65,7 +65,7 @@ def record_telemetry(record: Record) -> Iterator[None]:
         return
     phases = sampler.stdin.fileno() if sampler.stdin is not None else -1
     os.set_blocking(phases, False)  # a sampler that hangs in the driver must not hang the trial
-    cpu_waits = _CpuWaitWindow(leave_out=sampler.pid)
+    cpu_waits = _CpuWaitWindow(excluded_pid=sampler.pid)
 
     def on_phase(phase: str) -> None:
         cpu_waits.on_phase(phase)
@@ -117,8 +117,8 @@ def serve_gpu_metrics(request: Request, trial: Trial) -> Iterator[None]:
 class _CpuWaitWindow:
     """CPU contention in the measured window."""
 
-    def __init__(self, *, leave_out: int) -> None:
-        self._leave_out = leave_out
+    def __init__(self, *, excluded_pid: int) -> None:
+        self._excluded_pid = excluded_pid
         self._ends: list[cpu_contention.CpuCounters] = []
 
     def on_phase(self, phase: str) -> None:
@@ -126,7 +126,7 @@ class _CpuWaitWindow:
         is_end = len(self._ends) == 1 and phase != MEASURE_PHASE
         if is_end or (not self._ends and phase == MEASURE_PHASE):
             with contextlib.suppress(OSError):  # a process ended while its threads were listed: the wait stays unknown
-                self._ends.append(cpu_contention.read_counters(os.getpid(), excluded_pid=self._leave_out))
+                self._ends.append(cpu_contention.read_counters(os.getpid(), excluded_pid=self._excluded_pid))
 
     def summary(self) -> TelemetrySummary:
         if len(self._ends) < 2:

@@ -124,6 +124,6 @@ def sample_lengths(model: str, data: str, conversations: list[ConversationStats]
 
 def _gpu() -> dict[str, Any] | None:
     """Return name and memory of the GPU that a trial would use; None without a GPU."""
-    nvml.order_like_the_library()
-    gpus = nvml.gpus_here()
+    nvml.number_gpus_by_bus()
+    gpus = nvml.visible_gpus()
     return {"name": gpus[0].name, "memory_bytes": gpus[0].read().memory_total_bytes} if gpus else None

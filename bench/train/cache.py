@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.atomic_files import replacing, sha256_of
-from bench.records.checksummed import ResultError, read_sealed, write_sealed
+from bench.records.atomic_files import open_atomic, sha256_of
+from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.training_data import ConversationPreview, DataFinding, FileFacts
 from bench.train.dataset import Dataset
 from bench.train.masking import Example
@@ -44,7 +44,7 @@ def load(folder: Path, key: str) -> Dataset | None:
     """Load the examples cached under this key; None if they are missing or damaged."""
     entry = folder / key
     try:
-        index = read_sealed(Index, entry / INDEX_FILE, "examples")
+        index = read_checksummed(Index, entry / INDEX_FILE, "examples")
         if (index.key, index.byte_order) != (key, sys.byteorder) or sha256_of(
             entry / EXAMPLES_FILE
         ) != index.examples_sha256:
@@ -87,7 +87,7 @@ def save(folder: Path, key: str, dataset: Dataset) -> None:
     # Hash the data written here, not the file: another machine may replace the file at the same moment.
     digest = hashlib.sha256()
     pieces: list[Any] = [facts, *(example.ids for example in examples), *(example.targets for example in examples)]
-    with replacing(entry / EXAMPLES_FILE) as file:
+    with open_atomic(entry / EXAMPLES_FILE) as file:
         for piece in pieces:
             file.write(piece)
             digest.update(piece)
@@ -104,4 +104,4 @@ def save(folder: Path, key: str, dataset: Dataset) -> None:
         left_out=dataset.left_out,
         shown=dataset.shown,
     )
-    write_sealed(entry / INDEX_FILE, "examples", index)
+    write_checksummed(entry / INDEX_FILE, "examples", index)

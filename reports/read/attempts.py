@@ -93,7 +93,7 @@ def _duration_sec(attempt: AttemptSpan, now: float) -> float:
 def _read_ledger(run_folder: Path) -> bytes:
     """Read the ledger's bytes; b"" if it is missing. Raises OSError."""
     try:
-        return read_regular(run_folder / LEDGER_FILE, most_bytes=_MAX_LEDGER_BYTES, follow=False)
+        return read_regular(run_folder / LEDGER_FILE, max_bytes=_MAX_LEDGER_BYTES, follow=False)
     except FileNotFoundError:
         return b""
 

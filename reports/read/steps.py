@@ -18,7 +18,7 @@ def read(path: Path) -> tuple[TrainedSteps, list[Evaluation]]:
     Skips invalid lines, such as a truncated last line.
     """
     try:
-        lines = read_regular(path, most_bytes=_MAX_STEPS_BYTES, follow=False).splitlines()
+        lines = read_regular(path, max_bytes=_MAX_STEPS_BYTES, follow=False).splitlines()
     except FileNotFoundError:
         lines = []
     rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}

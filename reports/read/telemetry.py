@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bench.records.atomic_files import read_regular, regular_size
+from bench.records.atomic_files import read_regular, regular_file_size
 
 NUMBERS = (
     "elapsed_sec",
@@ -44,7 +44,7 @@ _MAX_ELAPSED_SEC, _MAX_VALUE = 1e9, 1e18
 def unusable_reason(path: Path) -> str | None:
     """Return why the file at `path` cannot be used; None if it can, or does not exist."""
     try:
-        if regular_size(path, follow=False) > _MAX_TELEMETRY_BYTES:
+        if regular_file_size(path, follow=False) > _MAX_TELEMETRY_BYTES:
             return f"it is larger than {_MAX_TELEMETRY_BYTES / 1e6:.0f} MB"
         with path.open("rb") as file:
             columns = file.readline(_MAX_LINE_BYTES).strip().split(b",")
@@ -61,7 +61,7 @@ def read(path: Path) -> pd.DataFrame | None:
     Skips truncated rows and rows with an invalid time: the last row of a killed trial is often truncated.
     """
     try:
-        return _frame(csv.reader(_lines(read_regular(path, most_bytes=_MAX_TELEMETRY_BYTES, follow=False))))
+        return _frame(csv.reader(_lines(read_regular(path, max_bytes=_MAX_TELEMETRY_BYTES, follow=False))))
     except (OSError, csv.Error):
         return None
 

@@ -141,7 +141,7 @@ def _parse(content: bytes) -> object:
 def read_table(path: Path, *, today: date) -> PriceTable:
     """Read the table at `path`. Raises PriceError if it is unreadable or invalid, or has a date after `today`."""
     try:
-        document = _parse(read_regular(path, most_bytes=_MAX_TABLE_BYTES))
+        document = _parse(read_regular(path, max_bytes=_MAX_TABLE_BYTES))
     except OSError as error:
         raise PriceError(f"{path}: cannot be read: {error.strerror}; check cost.prices") from None
     except RecursionError:

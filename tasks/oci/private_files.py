@@ -4,14 +4,14 @@ import datetime
 import os
 from pathlib import Path
 
-from bench.records.atomic_files import replacing
+from bench.records.atomic_files import open_atomic
 
 
 def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Write `content` atomically; its permissions never exceed `mode`. Follows a symbolic link. Raises OSError."""
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with replacing(target, mode=mode) as file:  # 0600 until it is complete
+    with open_atomic(target, mode=mode) as file:  # 0600 until it is complete
         file.write(content)
 
 

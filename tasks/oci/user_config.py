@@ -50,7 +50,7 @@ def _user_config_path() -> Path:
 
 def _read(path: Path) -> str:
     try:
-        return read_regular(path, most_bytes=_MAX_BYTES).decode("utf-8")
+        return read_regular(path, max_bytes=_MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from bench.data.inputs import InputError
 from bench.records import Trial, schema
 from bench.records.paths import ORDER_VARIABLE
 from bench.records.result import TrialResult, TrialStatus
-from bench.records.run import TrainingJobSpec, TrainingJobEnd, PlannedTrial
+from bench.records.run import PlannedTrial, TrainingJobEnd, TrainingJobSpec
 
 # For each attempt: exit code, and the result's status and reason (None: no result).
 Script = list[tuple[int, TrialStatus | None, str | None]]
@@ -26,7 +26,9 @@ def run_script(
     monkeypatch.setattr(job_runner, "RETRY_DELAY_SEC", 0.0)
     monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
 
-    def run(script: Script, *, max_restarts: int = 2, turn: int = 1, after: int = 0) -> tuple[int, TrainingJobEnd | None]:
+    def run(
+        script: Script, *, max_restarts: int = 2, turn: int = 1, after: int = 0
+    ) -> tuple[int, TrainingJobEnd | None]:
         planned = PlannedTrial(trial_id="train", trial=make_trial())
         order = TrainingJobSpec(
             run_id="r1", planned=planned, shared=str(tmp_path), turn=turn, after=after, max_restarts=max_restarts,

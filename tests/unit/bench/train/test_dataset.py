@@ -121,7 +121,7 @@ def test_cached_examples_equal_the_built_ones_until_a_byte_changes(
     for damaged in (content[:-1], content + b"\0", bytes([content[0] ^ 1]) + content[1:], b""):
         (tmp_path / "k" / cache.EXAMPLES_FILE).write_bytes(damaged)
         assert cache.load(tmp_path, "k") is None
-    monkeypatch.setattr(schema, "MOST_VALUES", 100)  # more examples than a record may hold values
+    monkeypatch.setattr(schema, "MAX_VALUES", 100)  # more examples than a record may hold values
     cache.save(tmp_path, "k", data)
     cached = cache.load(tmp_path, "k")
     assert cached is not None
