@@ -98,7 +98,7 @@ class Agent:
             payload=payload,
             on_bytes=split_lines,
             bulk=bulk,
-            proves_itself=False,
+            is_self_verifying=False,
             timeout_sec=timeout_sec,
             idle_timeout_sec=idle_timeout_sec,
         )
@@ -121,7 +121,7 @@ class Agent:
         payload: object,
         on_bytes: Callable[[bytes], None],
         bulk: ByteReader | None = None,
-        proves_itself: bool = True,
+        is_self_verifying: bool = True,
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class Agent:
         head = b"" if payload is None else json.dumps(payload).encode()
         arguments = {**arguments, "stdin_bytes": len(head)}
         argv = (*self.host.python, *PYTHON_FLAGS, self.path(f"{HOST_AGENT}.__main__"), verb, json.dumps(arguments))
-        command = Command(argv=argv, is_self_verifying=proves_itself)
+        command = Command(argv=argv, is_self_verifying=is_self_verifying)
 
         def run() -> Completed:
             return self.host.run(

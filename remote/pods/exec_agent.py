@@ -53,11 +53,13 @@ def read_exactly(size: int) -> bytes:
 class Relay:
     """Relay between the caller and one command, until the command has ended or is killed."""
 
-    def __init__(self, deadline_sec: float, idle_sec: float | None, heartbeat_sec: float, proves_itself: bool) -> None:
+    def __init__(
+        self, deadline_sec: float, idle_sec: float | None, heartbeat_sec: float, is_self_verifying: bool
+    ) -> None:
         self.started_at = self.last_output_at = self.last_sent_at = time.monotonic()
         self.beat_sec = heartbeat_sec
-        self.can_splice = proves_itself and hasattr(os, "splice")  # from Python 3.10
-        self.checksums = {b"e": 0} if proves_itself else {b"o": 0, b"e": 0}
+        self.can_splice = is_self_verifying and hasattr(os, "splice")  # from Python 3.10
+        self.checksums = {b"e": 0} if is_self_verifying else {b"o": 0, b"e": 0}
         self.deadline, self.idle_sec = self.started_at + deadline_sec, idle_sec
         self.pid = 0
         self.status: int | None = None
@@ -307,12 +309,12 @@ def save_copy(path: str, content: bytes) -> None:
 def main(path: str, content: bytes | None) -> None:
     """Run the request on standard input. `content` is this program if `path` has no copy yet."""
     request = read_exactly(int.from_bytes(read_exactly(4), "big")).split(b"\0")
-    nonce, deadline, idle, beat, folder, takes_input, proves_itself, count = request[:8]
+    nonce, deadline, idle, beat, folder, takes_input, is_self_verifying, count = request[:8]
     for pair in request[8 : 8 + int(count)]:
         name, _, value = pair.partition(b"=")
         os.environb[name] = value
     os.set_blocking(OUTPUT, False)
-    relay = Relay(float(deadline), float(idle) if idle else None, float(beat), bool(proves_itself))
+    relay = Relay(float(deadline), float(idle) if idle else None, float(beat), bool(is_self_verifying))
     relay.output_queue += nonce + b"\n"
     relay.spawn(request[8 + int(count) :], folder, bool(takes_input))
     relay.run()

@@ -78,7 +78,7 @@ def encode_request(
 class Reply:
     """Decoder of the reply to one command. `on_stdout` receives its standard output, else `stdout` stores it.
 
-    `name` is the host's, for messages. Output that `proves_itself` has no checksum here.
+    `name` is the host's, for messages. Output that `is_self_verifying` has no checksum here.
     """
 
     def __init__(
