@@ -8,7 +8,7 @@ import pytest
 from remote.fleet.fleet import Fleet
 
 
-@pytest.mark.usefixtures("signals_given_back")
+@pytest.mark.usefixtures("restored_signals")
 def test_a_worker_that_still_works_when_ctrl_c_comes_is_waited_for() -> None:
     may_end, done = threading.Event(), threading.Event()
 
