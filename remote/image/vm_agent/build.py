@@ -1,7 +1,7 @@
 """Build of an image on the build VM: assembles the plan's context and runs the engine's build.
 
 The engine's client reads the context by its path, so files on a share may change between our check and its reading.
-The build's own stage `context` therefore compares what the engine received with what was sent: SHA256SUMS files in the
+The build's own stage `received` therefore compares what the engine received with what was sent: SHA256SUMS files in the
 context, whose digests are arguments of the build. The Dockerfile itself goes over standard input.
 """
 
@@ -26,7 +26,7 @@ RECORD_FILE = "packed.json"  # in our folder of jobs, which is never shared: wha
 DOCKERFILE = "image/Dockerfile"
 SUMS_FILE = "SHA256SUMS"
 MODELS_FOLDER = "models"
-# Printed by the Dockerfile's stage `context`.
+# Printed by the Dockerfile's stage `received`.
 CONTEXT_DIFFERS = re.compile(r"#\d+ [\d.]+ context differs from what was sent: (.*)")
 
 
