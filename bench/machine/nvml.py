@@ -101,6 +101,11 @@ class Gpu:
         return _text(self._query("nvmlDeviceGetName"))
 
     @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        version = self._query("nvmlDeviceGetCudaComputeCapability")
+        return None if version is None else (int(version[0]), int(version[1]))
+
+    @property
     def uuid(self) -> str | None:
         return _text(self._query("nvmlDeviceGetUUID"))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.model_folder import read_config
+from bench.data.recipe_support import as_stock, built_recipe, unsupported_reason
 from bench.data.trial_inputs import check_trial_model
 from bench.machine import gpu_specs, nvml
 from bench.predict import flops, memory, throughput
@@ -24,9 +25,15 @@ ACHIEVABLE_SHARE = 0.70
 def forecast(trial: Trial) -> Forecast:
     """Predict memory and time. Raises InputError for a model that cannot be used or does not suit the trial."""
     model, config = check_trial_model(trial), read_config(Path(trial.model))
-    nvml.order_like_the_library()
-    gpus = nvml.gpus_here()
+    nvml.number_gpus_by_bus()
+    gpus = nvml.visible_gpus()
     gpu = gpus[0] if gpus else None
+    reason = None
+    if trial.recipe == "fast":
+        reason = unsupported_reason(config, trial, None if gpu is None else gpu.compute_capability)
+    recipe = built_recipe(trial, reason)
+    if reason is not None:
+        trial = as_stock(trial)
     return Forecast(
         model_sha256=model.sha256,
         gpu=None if gpu is None else gpu.name,
@@ -35,6 +42,7 @@ def forecast(trial: Trial) -> Forecast:
         peak_bytes=None if gpu is None else memory.peak_bytes(config, trial),
         adapter_weights=flops.adapter_weights(config, trial.lora_rank, trial.lora_targets),
         row_sec=None if gpu is None else _row_sec(trial, config, gpu.name),
+        recipe=recipe,
     )
 
 

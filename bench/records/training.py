@@ -106,7 +106,7 @@ class Forecast:
     """A worker's forecast of a training before it starts.
 
     `peak_bytes` is GPU memory, `row_sec` one GPU's estimated time per packed row without communication; both are None
-    without a GPU or its published figures.
+    without a GPU or its published figures. `recipe` is the one that will be built, with the reason for a fallback.
     """
 
     model_sha256: str
@@ -117,6 +117,7 @@ class Forecast:
     adapter_weights: int
     row_sec: float | None
     data: DataReport | None = None
+    recipe: str | None = None  # None from a worker of an older version
 
 
 @dataclass(frozen=True, kw_only=True)

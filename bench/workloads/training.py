@@ -12,6 +12,7 @@ from bench import torch_stack
 from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.inputs import InputError, Inputs
 from bench.data.model_folder import read_config
+from bench.data.recipe_support import as_stock
 from bench.harness.phase_timer import PHASES
 from bench.harness.record import Record
 from bench.harness.termination import NonFiniteLoss, StopSignals
@@ -69,9 +70,7 @@ def _add_prediction(record: Record) -> None:
     trial = record.trial
     built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
     if built != trial.recipe:
-        trial = dataclasses.replace(
-            trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0, matmul="bf16"
-        )
+        trial = as_stock(trial)
     elif str(record.fingerprint.get("recipe_notes")).startswith("matmul bf16"):
         trial = dataclasses.replace(trial, matmul="bf16")
     captured = record.fingerprint.get("step_captured") == "yes"

@@ -190,6 +190,7 @@ def lines(training: TrainingReport) -> list[SummaryRow]:
     return [
         ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.reason or record.stop or 'stopped'})"),
         ("workers", f"{record.world_size}, on {training.device}"),
+        *([("recipe", recipe)] if (recipe := record.fingerprint.get("recipe")) is not None else []),
         *(
             (f"held-out loss, step {evaluation.step:,}", _loss(evaluation, lowest))
             for evaluation in _notable_evaluations(record.evaluations, lowest)

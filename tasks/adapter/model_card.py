@@ -47,7 +47,9 @@ def render(trained: TrainedAdapter, check: AdapterCheck | None, *, base: str | N
         parts.append("\n".join([title, "", header, *rows]))
     data = [f"| {formatting.markdown(path)} | `{sha256}` |" for path, sha256 in trained.data_sha256s.items()]
     parts.append("## Data\n\n" + "\n".join(["| file | sha256 |", "|---|---|", *data]))
-    values = [f"| {name} | {formatting.markdown(str(getattr(trial, name)))} |" for name in SHOWN_SETTINGS]
+    settings = {name: getattr(trial, name) for name in SHOWN_SETTINGS}
+    settings["recipe"] = record.fingerprint.get("recipe") or trial.recipe  # the one that was built after a fallback
+    values = [f"| {name} | {formatting.markdown(str(value))} |" for name, value in settings.items()]
     parts.append("## Settings\n\n" + "\n".join(["| | |", "|---|---|", *values]))
     return "\n\n".join(parts) + "\n"
 

@@ -57,7 +57,8 @@ class TrainingForecast:
     """A predicted training. `seconds` is the time of all steps, None if unknown; `basis` names the source of the time.
 
     `peak_bytes` is None without a GPU. `all_reduce_sec` is the gradient all-reduce of one step, None with one worker or
-    without a measured bandwidth. `max_hours` is the limit set by `limiting_setting`.
+    without a measured bandwidth. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that will be
+    built instead of the trial's, with the reason.
     """
 
     steps: int
@@ -72,6 +73,7 @@ class TrainingForecast:
     all_reduce_sec: float | None
     max_hours: float | None = None
     limiting_setting: str = LIMIT_SETTINGS[0]
+    fallback: str | None = None
 
     @property
     def steps_within_limit(self) -> int | None:
@@ -215,6 +217,7 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         all_reduce_sec=all_reduce,
         max_hours=training.max_hours,
         limiting_setting=training.limited_by,
+        fallback=None if probe.forecast.recipe in (None, trial.recipe) else probe.forecast.recipe,
     )
 
 

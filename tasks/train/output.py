@@ -63,7 +63,7 @@ def data_lines(report: DataReport, settings: Settings) -> list[str]:
 
 
 def headline(predicted: TrainingForecast) -> list[str]:
-    """Return lines about time, dollars, memory and communication."""
+    """Return lines about time, dollars, memory, communication and a fallback of the recipe."""
     title = f"{count(predicted.steps, 'step')} on {count(predicted.workers, 'worker')}"
     if predicted.seconds is None:
         lines = [f"{title}; the time is unknown: {predicted.basis}"]
@@ -85,7 +85,8 @@ def headline(predicted: TrainingForecast) -> list[str]:
         lines.append(
             f"predicted peak memory of the longest batch: {predicted.peak_bytes / 2**30:.2f}{gpu_memory} GiB per GPU"
         )
-    return [*lines, *_communication(predicted)]
+    lines += _communication(predicted)
+    return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
 
 
 def _communication(predicted: TrainingForecast) -> list[str]:
@@ -118,7 +119,7 @@ def show_plan(
         "model": trial.model,
         "data": ", ".join(file.path for file in probe.data.files),
         "examples": f"{probe.data.examples:,}, {probe.data.validation_examples:,} held out",
-        "recipe": f"{trial.recipe}, {trial.base_precision}, {trial.optimizer}",
+        "recipe": f"{probe.forecast.recipe or trial.recipe}, {trial.base_precision}, {trial.optimizer}",
         "adapters": f"rank {trial.lora_rank} on {', '.join(trial.lora_targets)}",
         "row": f"{trial.micro_batch_size} x {trial.max_seq_len} tokens",
     }

@@ -14,6 +14,7 @@ adapters: new LoRA adapters created by peft
 import importlib
 from typing import Any
 
+from bench.data.recipe_support import built_recipe
 from bench.qlora.step import Placement, TrainingStep
 from bench.records import Trial
 from bench.torch_stack import Stack
@@ -24,25 +25,12 @@ def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: A
 
     If `fast` does not support this model or device, `stock` is built; the step's `recipe` gives the reason.
     """
-    fallback_note = ""
+    reason = None
     if recipe == "fast":
         reason = importlib.import_module("bench.qlora.recipes.fast").unsupported_reason(stack, trial, placement, base)
-        if reason is not None:
-            recipe, fallback_note = "stock", f" (fast is not supported: {reason}{_unsupported_options(trial)})"
-    step: TrainingStep = importlib.import_module(f"bench.qlora.recipes.{recipe}").build(stack, trial, placement, base)
-    step.recipe = recipe + fallback_note
-    if fallback_note:
+    name = recipe if reason is None else "stock"
+    step: TrainingStep = importlib.import_module(f"bench.qlora.recipes.{name}").build(stack, trial, placement, base)
+    step.recipe = name if reason is None else built_recipe(trial, reason)
+    if reason is not None:
         step.flags = (f"recipe {step.recipe}",)
     return step
-
-
-def _unsupported_options(trial: Trial) -> str:
-    """Name the trial's options that `stock` lacks, as the end of a sentence."""
-    options = {
-        "checkpoint_every": trial.checkpoint_every > 1,
-        "offload_checkpoints": trial.offload_checkpoints,
-        "held_layers": trial.held_layers > 0,
-        f"matmul {trial.matmul}": trial.matmul != "bf16",
-    }
-    names = [name for name, is_set in options.items() if is_set]
-    return f"; without {', '.join(names)}" if names else ""

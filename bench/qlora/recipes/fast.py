@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from bench.data import recipe_support
 from bench.kernels import nf4
 from bench.kernels.attention import Samples
 from bench.kernels.loss import IGNORED, head_loss, head_losses
@@ -39,10 +40,7 @@ from bench.qlora.step import Placement, TrainingStep, make_optimizer
 from bench.records import Trial
 from bench.torch_stack import Stack
 
-ARCHITECTURES = ("llama", "mistral")
-MIN_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
 MIN_TORCH = (2, 10)
-MAX_HEAD_WIDTH = 256  # FlashAttention 2's limit
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # RoPE types whose angles change with the length
 FUSED_LINEARS = {
     "qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
@@ -58,30 +56,18 @@ def unsupported_reason(stack: Stack, trial: Trial, placement: Placement, base: A
 
 
 def _unsupported_model(base: Any) -> str | None:
-    config = base.config
-    if config.model_type not in ARCHITECTURES:
-        return f"architecture {config.model_type}, not {' or '.join(ARCHITECTURES)}"
-    if config.hidden_act != "silu":
-        return f"activation {config.hidden_act}, not silu"
-    if getattr(config, "attention_dropout", 0.0):
-        return f"dropout of {config.attention_dropout} inside attention"
     for name, module in base.named_modules():
         if name.endswith("_proj") and getattr(module, "bias", None) is not None:
             return f"a bias on {name}"
-    heads = _heads(config)
-    if heads.query % heads.key:
-        return f"{heads.query} query heads, not a multiple of {heads.key} key heads"
-    if heads.width % 8 or heads.width > MAX_HEAD_WIDTH:
-        return f"heads {heads.width} wide, not a multiple of 8 up to {MAX_HEAD_WIDTH}"
-    return None
+    return recipe_support.unsupported_model(base.config.to_dict())
 
 
 def _unsupported_device(stack: Stack, placement: Placement) -> str | None:
     if not placement.is_cuda:
         return None
     capability = stack.torch.cuda.get_device_capability(placement.device)
-    if capability < MIN_CAPABILITY:
-        return f"a GPU of compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 (A100, A10) or newer"
+    if (reason := recipe_support.unsupported_capability(capability)) is not None:
+        return reason
     version = tuple(int(part) for part in stack.torch.__version__.split("+")[0].split(".")[:2])
     if version < MIN_TORCH:
         return f"torch {stack.torch.__version__}; the recipe needs the operators of 2.10"
@@ -89,8 +75,8 @@ def _unsupported_device(stack: Stack, placement: Placement) -> str | None:
 
 
 def _unsupported_base(trial: Trial, base: Any) -> str | None:
-    if trial.base_precision != "nf4":
-        return f"a base in {trial.base_precision}, not NF4"
+    if (reason := recipe_support.unsupported_precision(trial)) is not None:
+        return reason
     try:
         for name, linear in _linears(base.model.layers[0]):
             width = nf4.from_bitsandbytes(linear.weight).shape[1]

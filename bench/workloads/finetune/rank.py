@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
+from bench.data import recipe_support
 from bench.data.inputs import InputError
+from bench.data.model_folder import read_config
 from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import peak_rss_bytes
 from bench.records import schema
@@ -38,8 +40,15 @@ class FinetuneRank(RankProcess):
         self.training = training_set.training_of(self.trial)
         self._was_signalled = False
         signal.signal(signal.SIGTERM, self._on_signal)
-        if self.trial.recipe != "fast":  # required for cuBLAS to add in the same order each time
+        if self._uses_stock_kernels():  # required for cuBLAS to add in the same order each time
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    def _uses_stock_kernels(self) -> bool:
+        """Return whether another recipe than `fast` will be built; `fast` sums in a fixed order by itself."""
+        if self.trial.recipe != "fast":
+            return True
+        config = read_config(Path(self.trial.model))
+        return recipe_support.unsupported_reason(config, self.trial, capability=None) is not None
 
     def _on_signal(self, _number: int, _frame: Any) -> None:
         self._was_signalled = True

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from bench import torch_stack
+from bench.data import recipe_support
 from bench.data.collate import Batch, make_batches, rows_per_batch
+from bench.data.model_folder import read_config
 from bench.data.packing import Row, pack_whole_samples
 from bench.qlora import recipes
 from bench.qlora.recipes import fast
@@ -398,6 +400,9 @@ def test_a_model_that_fast_does_not_support_trains_with_stock_and_a_reason(modul
     step, trial = build("fast", model, **changes)
     assert step.recipe == f"stock (fast is not supported: {reason})"
     assert step.flags == (f"recipe {step.recipe}",)
+    # The forecast names the same fallback before a model is loaded.
+    expected = recipe_support.unsupported_reason(read_config(Path(trial.model)), trial, capability=None)
+    assert step.recipe == recipe_support.built_recipe(trial, expected)
     assert float(step(iter(batches(modules, trial, padded(*samples(24, 9, 17)))), 1)) > 0
 
 
@@ -418,5 +423,4 @@ def test_a_device_that_fast_does_not_support_is_named(monkeypatch, capability, t
 
 
 def test_another_architecture_is_named():
-    base = SimpleNamespace(config=SimpleNamespace(model_type="falcon"))
-    assert fast._unsupported_model(base) == "architecture falcon, not llama or mistral"
+    assert recipe_support.unsupported_model({"model_type": "falcon"}) == "architecture falcon, not llama or mistral"

@@ -26,6 +26,9 @@ def test_the_numbers_of_a_training_with_a_restart_and_changed_settings(tmp_path:
     assert lines["workers"] == "2, on NVIDIA A10"
     assert lines["worker time"].startswith("2.00 hours ")
     assert lines["cost"] == "$4.00 at $2.00"
+    fallback = {"recipe": "stock (fast is not supported: a base in bf16, not NF4)"}
+    record = dataclasses.replace(training.record, fingerprint=fallback)
+    assert dict(summary.lines(dataclasses.replace(training, record=record)))["recipe"] == fallback["recipe"]
     attempts = [dataclasses.replace(attempt, workers=1280) for attempt in training.attempts]
     many = dataclasses.replace(training, attempts=attempts)
     assert dict(summary.lines(many))["worker time"].startswith("1,280 hours ")

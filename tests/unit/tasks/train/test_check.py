@@ -7,6 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
+from bench.records.training import Forecast
 from bench.records.training_data import ConversationPreview, DataFinding, DataPart, DataReport, FileFacts
 from reports.summary.cost import Amount, Price
 from tasks.errors import RetryableError
@@ -108,6 +109,29 @@ def test_unknown_figures_have_one_line_with_the_reason() -> None:
     assert time.endswith(f": {basis}")
     assert dollars.startswith("dollars: unknown")
     assert dollars.endswith("$2.00 per GPU hour (list price)")
+
+
+def test_a_fallback_of_the_recipe_is_a_warning_and_stands_in_the_plan(settings: MakeSettings) -> None:
+    fallback = "stock (fast is not supported: a base in bf16, not NF4)"
+    trial = trial_spec.make_trial(settings(base_precision="bf16"), None, workers=1, max_hours=None)
+    answer = Forecast(
+        model_sha256="0" * 64,
+        gpu=None,
+        gpus=0,
+        gpu_memory_bytes=None,
+        peak_bytes=None,
+        adapter_weights=9,
+        row_sec=None,
+        recipe=fallback,
+    )
+    probe = forecast.ProbeResult(forecast=answer, data=REPORT)
+    predicted = forecast.predict(settings(), trial, probe)
+    assert f"! recipe {fallback}" in output.headline(predicted)
+    out = Console(file=io.StringIO(), width=120)
+    output.show_plan(out, trial, probe, predicted, ["worker-0"])
+    assert f"{fallback}, bf16" in " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
+    same = dataclasses.replace(answer, recipe=trial.recipe)
+    assert forecast.predict(settings(), trial, dataclasses.replace(probe, forecast=same)).fallback is None
 
 
 @pytest.mark.parametrize(("max_hours", "left"), [(None, None), (1.0, None), (0.5, 1), (1e-9, 0)])
