@@ -6,6 +6,8 @@ from bench.records.validation import TrialError, expect_one_of
 
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")
+BAD_LINES = ("refuse", "skip")
+MAX_SKIPPED_SHARE = 0.01  # of a file's lines; more bad lines are a fault of the file
 MAX_WEIGHT = 100.0
 
 
@@ -14,8 +16,8 @@ class TrainingData:
     """Data files and how they become examples.
 
     `weights`: repetitions of each file's lines per epoch, one per file. `validation_share` of the lines is held out,
-    selected by each line's digest, unless `validation_file` names a separate file. `labels` and `too_long`
-    are explained in `bench.train.masking`.
+    selected by each line's digest, unless `validation_file` names a separate file. `labels` and `too_long` are
+    explained in `bench.train.masking`, `bad_lines` in `bench.train.bad_lines`.
     """
 
     files: list[str]
@@ -25,6 +27,7 @@ class TrainingData:
     validation_file: str | None = None
     labels: str = "assistant"
     too_long: str = "drop"
+    bad_lines: str = "refuse"
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
@@ -41,7 +44,7 @@ class TrainingData:
             raise TrialError(f"validation_share: expected from 0 to below 1, found {self.validation_share:g}")
         if self.validation_file is not None and self.validation_share:
             raise TrialError("validation_share: validation_file is set too; set only one of them")
-        for name, known in (("labels", LABELS), ("too_long", TOO_LONG)):
+        for name, known in (("labels", LABELS), ("too_long", TOO_LONG), ("bad_lines", BAD_LINES)):
             expect_one_of(getattr(self, name), known, name)
 
 

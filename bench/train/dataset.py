@@ -18,11 +18,15 @@ from bench.data.tokenizer import use_all_cores
 from bench.records import schema
 from bench.records.training_data import ConversationPreview, DataFinding, DataPart, FileFacts, TrainingData
 from bench.train import readers, sampler
-from bench.train.masking import DROPPED_KINDS, DataFindings, Example, ExampleBuilder
+from bench.train.bad_lines import BadLines
+from bench.train.masking import DROPPED_KINDS, SKIPPED, DataFindings, Example, ExampleBuilder
 from bench.train.readers import DataFile, RawConversation
 
 IN_VALIDATION = "also occurs in the validation data: not trained on"
 DUPLICATE = "repeats another line of the data"
+UNREAD_KEY = "key {} is not read"
+OTHER_UNREAD_KEYS = "other keys are not read"
+MAX_UNREAD_KEYS = 50  # keys with a finding of their own
 PREVIEW_COUNT = 3
 CACHE_VERSION = 3  # part of the cache key; changes when the same data and settings give other examples
 
@@ -49,8 +53,9 @@ class Dataset:
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
     """Read the data files, and the validation file if there is one. Raises InputError."""
-    files = [readers.read(Path(path)) for path in spec.files]
-    return files, readers.read(Path(spec.validation_file)) if spec.validation_file is not None else None
+    files = [readers.read(Path(path), spec.bad_lines) for path in spec.files]
+    held_out = None if spec.validation_file is None else readers.read(Path(spec.validation_file), spec.bad_lines)
+    return files, held_out
 
 
 def cache_key(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256: str) -> str:
@@ -83,8 +88,18 @@ def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
 
 def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, tokenizer: Any) -> Dataset:
     """Build the examples. Raises InputError without any training example, or without a requested validation example."""
-    builder = ExampleBuilder(tokenizer, max_seq_len=spec.max_seq_len, labels=spec.labels, too_long=spec.too_long)
+    all_files = (*files, held_out) if held_out is not None else files
+    bad_lines = _merge_bad_lines(spec, all_files)
+    lines = sum(len(file.conversations) for file in all_files) + bad_lines.count
+    builder = ExampleBuilder(
+        tokenizer,
+        max_seq_len=spec.max_seq_len,
+        labels=spec.labels,
+        too_long=spec.too_long,
+        on_bad_line=lambda error: bad_lines.add(error, lines=lines),
+    )
     findings = builder.findings
+    _add_unread_keys(all_files, findings)
     conversations = split(spec, files, held_out, findings)
     repetitions = {(conversation.file, conversation.line): count for conversation, count in conversations.training}
     with use_all_cores():
@@ -94,17 +109,23 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
             for copy in range(repetitions[example.file, example.line])
         ]
         validation = list(builder.build(conversations.validation))
+    bad_lines.check(lines)
+    findings.add_skipped(SKIPPED, bad_lines)
     left_out = sum(findings.counts[kind] for kind in DROPPED_KINDS)
     if not training:
-        first = next(iter(findings.locations.items()), None)
-        why = f": {first[1][0]}: {first[0]}" if first else ": all lines are held out; raise train.data_weights"
+        kinds = (kind for kind in (*DROPPED_KINDS, IN_VALIDATION) if findings.counts[kind])
+        first = max(kinds, key=lambda kind: findings.counts[kind], default=None)
+        why = (
+            f": {findings.locations[first][0]}: {first}"
+            if first
+            else ": all lines are held out; raise train.data_weights"
+        )
         raise InputError(f"{', '.join(spec.files)}: no example is left to train on{why}")
     if not validation and (spec.validation_share or held_out is not None):
         raise InputError(
             f"{spec.validation_file or spec.files[0]}: no example is held out for validation; "
             "raise train.validation_fraction, or set train.validation_file"
         )
-    all_files = (*files, held_out) if held_out is not None else files
     return Dataset(
         files=[_facts(file, weight) for file, weight in zip(all_files, chain(spec.weights, [1.0]), strict=False)],
         training=training,
@@ -116,6 +137,26 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
         left_out=left_out,
         shown=[_preview(example, tokenizer) for example in training[:PREVIEW_COUNT]],
     )
+
+
+def _merge_bad_lines(spec: TrainingData, files: Sequence[DataFile]) -> BadLines:
+    """Return the skipped lines of all files, to which those that the template rejects are added."""
+    merged = BadLines(source=", ".join(file.path for file in files), policy=spec.bad_lines)
+    for file in files:
+        merged.count += file.bad_lines.count
+        merged.errors += file.bad_lines.errors
+    return merged
+
+
+def _add_unread_keys(files: Sequence[DataFile], findings: DataFindings) -> None:
+    keys: set[str] = set()
+    for conversation in chain.from_iterable(file.conversations for file in files):
+        for key in conversation.unread_keys:
+            if key in keys or len(keys) < MAX_UNREAD_KEYS:
+                keys.add(key)
+                findings.add(UNREAD_KEY.format(readers.shorten(key)), conversation)
+            else:
+                findings.add(OTHER_UNREAD_KEYS, conversation)
 
 
 def _facts(file: DataFile, weight: float) -> FileFacts:

@@ -26,13 +26,14 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 from bench.data.inputs import InputError
 from bench.data.tokenizer import ChatTemplate, Messages, TemplateTimeout
+from bench.train.bad_lines import BadLines
 from bench.train.readers import RawConversation
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
@@ -69,6 +70,12 @@ class DataFindings:
 
     _latest: dict[str, str] = field(default_factory=dict)
 
+    def add_skipped(self, kind: str, bad_lines: BadLines) -> None:
+        """Count lines that were left out because they cannot be used, with the reason of each."""
+        if bad_lines.count:
+            self.counts[kind] += bad_lines.count
+            self.locations[kind] = [*self.locations.get(kind, []), *bad_lines.places()][:MAX_LOCATIONS]
+
     def add(self, kind: str, conversation: RawConversation) -> None:
         """Count a conversation, once for each kind, however many of its answers are concerned."""
         if self._latest.get(kind) == conversation.location:
@@ -80,7 +87,8 @@ class DataFindings:
             locations.append(conversation.location)
 
 
-# Kinds of findings. The first three drop the conversation.
+# Kinds of findings. The first four drop the conversation.
+SKIPPED = "cannot be used: skipped by train.bad_lines"
 NO_TARGET = "has no answer to train on"
 TOO_LONG_DROPPED = "is longer than max_seq_len: dropped"
 FIRST_ANSWER_TOO_LONG = "its first answer does not fit max_seq_len: dropped"
@@ -93,7 +101,7 @@ OTHER_PROMPT = "the template writes another text than as a prompt: rendered with
 OTHER_EOS = "ends with another token than the tokenizer's end of sequence"
 DOUBLED_BOS = "begins with two start-of-sequence tokens"
 SPANNING_TOKEN = "a token spans the prompt's end and the answer's beginning: not a target"  # noqa: S105 - not a password
-DROPPED_KINDS = (NO_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
+DROPPED_KINDS = (SKIPPED, NO_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 # What a prompt may add that the template does not write before an answer: space, an open or an empty thought.
 PROMPT_ADDITION = re.compile(r"\s*(<think>\s*(</think>\s*)?|<\|channel>thought\s*<channel\|>\s*)?")
@@ -120,22 +128,34 @@ class _Rendered(NamedTuple):
 class ExampleBuilder:
     """Builder of examples with one tokenizer. `findings` counts dropped, cut and unusual conversations."""
 
-    def __init__(self, tokenizer: Any, *, max_seq_len: int, labels: str = "assistant", too_long: str = "drop") -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        max_seq_len: int,
+        labels: str = "assistant",
+        too_long: str = "drop",
+        on_bad_line: Callable[[InputError], None] | None = None,
+    ) -> None:
         if tokenizer.eos_token_id is None:
             raise InputError("tokenizer_config.json: eos_token: missing; add it, it ends each answer")
         self.findings = DataFindings()
         self._tokenizer, self._template, self._max_seq_len = tokenizer, ChatTemplate(tokenizer), max_seq_len
-        self._labels, self._too_long = labels, too_long
+        self._labels, self._too_long, self._on_bad_line = labels, too_long, on_bad_line
         self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id  # cached: slow properties
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(key for key, token in added.items() if token.special)}
 
     def build(self, conversations: Iterable[RawConversation]) -> Iterator[Example]:
-        """Build examples in the conversations' order. Raises InputError if the template rejects a conversation."""
+        """Build examples in the conversations' order.
+
+        A conversation that the template rejects raises InputError, or is passed to `on_bad_line` and left out.
+        """
         self._check_template()
         source = iter(conversations)
         while batch := list(islice(source, TOKENIZE_BATCH)):
-            yield from self._tokenize([rendered for conversation in batch for rendered in self._render(conversation)])
+            texts = [rendered for conversation in batch for rendered in self._render_if_accepted(conversation)]
+            yield from self._tokenize(texts)
 
     def _check_template(self) -> None:
         """Raise InputError for a template that writes no text: it would train on empty answers."""
@@ -150,14 +170,30 @@ class ExampleBuilder:
                 "images; use a model with a chat template for text"
             )
 
+    def _render_if_accepted(self, conversation: RawConversation) -> list[_Rendered]:
+        try:
+            return list(self._render(conversation))
+        except TemplateTimeout:
+            raise
+        except InputError as error:
+            if self._on_bad_line is None:
+                raise
+            self._on_bad_line(error)
+            return []
+
     def _render(self, conversation: RawConversation) -> Iterator[_Rendered]:
-        answers = _answer_turns(conversation.turns)
+        answers = conversation.answers
         if not answers:
             self.findings.add(NO_TARGET, conversation)
             return
         turns, messages = len(conversation.turns), conversation.messages
         if self._labels == "all":
             whole = self._whole_text(conversation, messages)
+            if conversation.untrained:
+                raise InputError(
+                    f"{conversation.location}: turn {conversation.untrained[0] + 1}: excluded by its weight, train or "
+                    "loss, but every token is trained on; set train.label_mask: assistant, or remove the key"
+                )
             yield _Rendered(source=conversation, turns=turns, text=whole, answers=((0, len(whole)),))
             return
         spans = [self._answer_span(conversation, messages[: turn + 1]) for turn in answers]
@@ -306,7 +342,7 @@ class ExampleBuilder:
             self.findings.add(TOO_LONG_DROPPED, source)
             return
         # Earlier answers of a split conversation have examples of their own.
-        answers = [] if rendered.is_split else _answer_turns(source.turns[: rendered.turns - 1])
+        answers = [] if rendered.is_split else [turn for turn in source.answers if turn < rendered.turns - 1]
         for last in reversed(answers):
             shorter = replace(source, turns=source.turns[: last + 1])
             examples = list(self._without_findings().build([shorter]))
@@ -328,11 +364,6 @@ class ExampleBuilder:
         last = targets.rindex(1)
         if self._labels == "assistant" and ids[last] != self._eos:
             self.findings.add(OTHER_EOS, rendered.source)
-
-
-def _answer_turns(turns: Sequence[tuple[str, str]]) -> list[int]:
-    """List the indices of the assistant's turns that are not blank."""
-    return [index for index, (role, text) in enumerate(turns) if role == "assistant" and text.strip()]
 
 
 def _token_at(encoding: Any, tokens: int, character: int) -> int:

@@ -138,6 +138,7 @@ class TrainSection(Section):
     )
     label_mask: Literal["assistant", "all"] = "assistant"
     too_long: Literal["drop", "cut"] = "drop"
+    bad_lines: Literal["refuse", "skip"] = "refuse"
     max_seq_len: int = Field(default=512, ge=8, le=1_048_576)
     validation_fraction: float = Field(default=0.02, ge=0, le=0.5)
     validation_file: Text | None = Field(default=None, description="a file's path")

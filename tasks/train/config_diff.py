@@ -20,7 +20,8 @@ from tasks.train import trial_spec
 # Settings without influence on the result: the current value always applies.
 OPERATOR_SETTINGS = {"workers", "max_restarts", "replacement_timeout_sec", "elastic", "budget_usd", "max_hours"}
 DATA_SETTINGS = {
-    *("data", "data_weights", "label_mask", "too_long", "max_seq_len", "validation_fraction", "validation_file"),
+    *("data", "data_weights", "label_mask", "too_long", "bad_lines", "max_seq_len"),
+    *("validation_fraction", "validation_file"),
     "data.path",
 }
 TRAINING_FIELDS = {trial_spec.SETTING_NAMES.get(name, name): name for name in trial_spec.TRAINING_FIELDS}  # by setting

@@ -102,6 +102,7 @@ def training_data(settings: Settings) -> TrainingData:
             validation_file=train.validation_file,
             labels=train.label_mask,
             too_long=train.too_long,
+            bad_lines=train.bad_lines,
         )
 
 

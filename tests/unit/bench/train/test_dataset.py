@@ -75,6 +75,45 @@ def test_weights_set_the_repetitions_of_a_files_lines_per_epoch(tmp_path: Path, 
     assert len({example.digest for example in data.training}) == len(data.training)
 
 
+def test_a_line_that_the_template_rejects_is_listed_or_skipped(tmp_path: Path, build) -> None:
+    path = Path(write(tmp_path / "d.jsonl", range(200)))
+    bad = json.dumps({"messages": [{"role": "assistant", "content": "no question"}]})
+    good = [json.dumps({"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "x"}]})
+            for n in range(200)]  # fmt: skip
+    path.write_text("\n".join([bad, *good[:99], bad, *good[99:]]))
+    with pytest.raises(InputError, match=r"2 lines .*line 1: .*line 101: "):
+        build(spec_of(str(path)))
+    data = build(spec_of(str(path), bad_lines="skip"))
+    assert (len(data.training), data.left_out, count(data, masking.SKIPPED)) == (200, 2, 2)
+    (skipped,) = [finding for finding in data.findings if finding.what == masking.SKIPPED]
+    assert [f"line {number}: turn 1" in place for number, place in zip((1, 101), skipped.places, strict=True)] == [
+        True
+    ] * 2
+    path.write_text("\n".join(["{", bad, *good]))
+    assert build(spec_of(str(path), bad_lines="skip")).left_out == 2
+    path.write_text("\n".join(["{", bad, bad, *good]))
+    with pytest.raises(InputError, match=r"\.bad_lines"):
+        build(spec_of(str(path), bad_lines="skip"))
+
+
+def test_keys_that_are_not_read_are_findings(tmp_path: Path, build) -> None:
+    lines = [{"prompt": f"{n}?", "completion": "x", "id": n} | ({f"k{n}": n} if n % 2 else {}) for n in range(200)]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = build(spec_of(str(tmp_path / "d.jsonl")))
+    assert count(data, dataset.UNREAD_KEY.format("id")) == 200
+    assert count(data, dataset.UNREAD_KEY.format("k1")) == 1
+    assert count(data, dataset.OTHER_UNREAD_KEYS) == 100 - dataset.MAX_UNREAD_KEYS + 1
+    assert len(data.findings) == dataset.MAX_UNREAD_KEYS + 1
+
+
+def test_a_file_without_answers_is_rejected_for_that_and_not_for_its_repeated_lines(tmp_path: Path, build) -> None:
+    with pytest.raises(InputError, match=masking.NO_TARGET):
+        build(spec_of(write(tmp_path / "d.jsonl", [1, 1, 1, 2], answer=" ")))
+    path = write(tmp_path / "t.jsonl", [1, 1, 1])
+    with pytest.raises(InputError, match=dataset.IN_VALIDATION):
+        build(spec_of(path, validation_file=write(tmp_path / "v.jsonl", [1, 2])))
+
+
 def test_data_without_an_example_is_rejected_with_the_first_reason(tmp_path: Path, build) -> None:
     path = write(tmp_path / "d.jsonl", range(3), answer=" ")
     with pytest.raises(InputError, match=rf"d\.jsonl: .*line 1: {masking.NO_TARGET}"):
@@ -93,6 +132,7 @@ INVALID = [
     ({"validation_share": 0.1, "validation_file": "v"}, "^validation_"),
     ({"labels": "some"}, "^labels: .* assistant, all, found 'some'"),
     ({"too_long": "split"}, "^too_long: .* drop, cut"),
+    ({"bad_lines": "keep"}, "^bad_lines: .* refuse, skip"),
 ]
 
 

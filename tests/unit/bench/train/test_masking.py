@@ -1,5 +1,6 @@
 """Targets are exactly the answers and the token that ends each of them, as the template renders them."""
 
+import dataclasses
 import hashlib
 import signal
 from bisect import bisect_left
@@ -118,6 +119,16 @@ def test_an_answer_after_a_prompt_with_an_open_thought_ends_the_thought(
     assert targets(tokenizer, example) == target
     assert tokenizer.decode(example.ids) == f"<s>[INST]s[INST]a?[/INST]<think>\n{target}"
     assert findings.counts[masking.THOUGHT_ADDED] == ("</think>" not in answer)
+
+
+def test_answers_of_the_prompt_and_excluded_turns_are_no_targets(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of("chatml")
+    for marks in ({"prompt_turns": 3}, {"untrained": (1,)}):
+        source = dataclasses.replace(conversation(TWO), **marks)
+        (example,) = ExampleBuilder(tokenizer, max_seq_len=4096).build([source])
+        assert targets(tokenizer, example) == "B.<|im_end|>"
+    with pytest.raises(InputError, match="turn 2: "):
+        list(ExampleBuilder(tokenizer, max_seq_len=4096, labels="all").build([source]))
 
 
 def test_an_answer_without_an_end_token_gets_one(tokenizer_of: Callable[..., Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.data.inputs import InputError
-from bench.train import readers
+from bench.train import bad_lines, readers
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
 SAME_TURNS: dict[str, dict[str, Any]] = {
@@ -49,6 +49,71 @@ def test_a_prompt_may_be_a_list_of_messages(tmp_path: Path) -> None:
     assert conversation.turns == (("system", "s"), ("user", "u"), ("assistant", "a"))
 
 
+def read_one(tmp_path: Path, line: object) -> readers.RawConversation:
+    (conversation,) = readers.read(write(tmp_path / "d.jsonl", line)).conversations
+    return conversation
+
+
+def test_null_is_the_same_as_a_missing_optional_key(tmp_path: Path) -> None:
+    optional = dict.fromkeys(("input", "system", "tools", "weight", "train", "label", "reasoning_content"))
+    conversation = read_one(tmp_path, SAME_TURNS["Alpaca"] | optional)
+    assert (conversation.turns, conversation.unread_keys) == (TURNS, ())
+    turns = [turn | {"weight": None, "tool_calls": None} for turn in SAME_TURNS["messages"]["messages"]]
+    assert read_one(tmp_path, {"messages": turns}).answers == [1]
+
+
+def test_both_lists_of_turns_have_either_pair_of_keys(tmp_path: Path) -> None:
+    sharegpt, messages = SAME_TURNS["ShareGPT"]["conversations"], SAME_TURNS["messages"]["messages"]
+    assert read_one(tmp_path, {"conversations": messages}).turns == TURNS
+    assert read_one(tmp_path, {"messages": sharegpt}).turns == TURNS
+
+
+@pytest.mark.parametrize("kind", SAME_TURNS)
+def test_a_system_text_of_a_line_is_its_first_turn(kind: str, tmp_path: Path) -> None:
+    assert read_one(tmp_path, SAME_TURNS[kind] | {"system": "s"}).turns == (("system", "s"), *TURNS)
+
+
+def test_answers_in_the_prompt_are_not_trained_on(tmp_path: Path) -> None:
+    prompt = [*SAME_TURNS["messages"]["messages"], {"role": "user", "content": "3 + 3?"}]
+    for completion in ("6", [{"role": "assistant", "content": "6"}]):
+        assert read_one(tmp_path, {"prompt": prompt, "completion": completion, "system": "s"}).answers == [4]
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": False, "weight": 0}])
+def test_a_turn_that_its_line_excludes_is_not_trained_on(mark: dict[str, object], tmp_path: Path) -> None:
+    asked, answered = SAME_TURNS["messages"]["messages"]
+    turns = [asked, answered | mark, asked, answered | {"weight": 1, "train": True}]
+    assert read_one(tmp_path, {"messages": turns}).answers == [3]
+
+
+def test_unknown_keys_are_listed(tmp_path: Path) -> None:
+    asked, answered = SAME_TURNS["messages"]["messages"]
+    line = {"messages": [asked | {"name": "Ann"}, answered], "id": 7, "images": []}
+    assert read_one(tmp_path, line).unread_keys == ("id", "messages[].name")
+
+
+def test_bad_lines_are_listed_at_once(tmp_path: Path) -> None:
+    good, bad = SAME_TURNS["Alpaca"], ["{", {"text": "x"}, {**SAME_TURNS["Alpaca"], "weight": 0}]
+    path = write(tmp_path / "d.jsonl", good, *bad, *[good] * 200)
+    with pytest.raises(InputError) as caught:
+        readers.read(path)
+    assert [f"line {number}: " in str(caught.value) for number in range(1, 6)] == [False, True, True, True, False]
+    assert str(caught.value).startswith(f"{path}: 3 lines ")
+    with pytest.raises(InputError) as caught:
+        readers.read(write(path, good, *["{"] * 50))
+    assert str(caught.value).count(": not JSON") == bad_lines.MAX_LISTED
+    assert "\n" not in str(caught.value)
+
+
+def test_few_bad_lines_are_skipped(tmp_path: Path) -> None:
+    good = SAME_TURNS["Alpaca"]
+    data = readers.read(write(tmp_path / "d.jsonl", *[good] * 197, "{", *[good] * 2), "skip")
+    assert (len(data.conversations), data.bad_lines.count) == (199, 1)
+    assert data.bad_lines.places() == [f"{tmp_path / 'd.jsonl'}: line 198: not JSON"]
+    with pytest.raises(InputError, match=r": 3 of 202 .*line 1: .*line 2: .*line 3: .*train\.bad_lines"):
+        readers.read(write(tmp_path / "d.jsonl", *["{"] * 3, *[good] * 199), "skip")
+
+
 TOOL = {"role": "tool", "content": "{}"}
 TOOL_CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
 KEYS = "messages, or conversations, or instruction and output, or prompt and completion, "
@@ -69,6 +134,34 @@ INVALID: dict[str, tuple[object, str]] = {
     "a number": ({"messages": [{"role": "user", "content": 4}]}, "messages[0]: content: expected text, found a whole"),
     "a tool's turn": ({"messages": [TOOL]}, "messages[0]: role tool: "),
     "a tool's call": ({"messages": [TOOL_CALL]}, "messages[0]: tool_calls: "),
+    "a key twice": ('{"prompt": "x", "completion": "a", "completion": "b"}', "line 2: completion: "),
+    "a turn's key twice": ('{"messages": [{"role": "user", "role": "assistant", "content": "x"}]}', "line 2: role: "),
+    "weight of a line": ({**SAME_TURNS["messages"], "weight": 0}, "line 2: weight: "),
+    "train of a line": ({**SAME_TURNS["messages"], "train": False}, "line 2: train: "),
+    "an answer labelled bad": ({**SAME_TURNS["messages"], "label": False}, "line 2: label: "),
+    "a rejected answer": ({**SAME_TURNS["messages"], "rejected": "5"}, "line 2: rejected: "),
+    "tools": ({**SAME_TURNS["messages"], "tools": [{"type": "function"}]}, "line 2: tools: "),
+    "images": ({**SAME_TURNS["messages"], "images": ["a.png"]}, "line 2: images: "),
+    "template options": (
+        {**SAME_TURNS["messages"], "chat_template_kwargs": {"x": 1}},
+        "line 2: chat_template_kwargs: ",
+    ),
+    "history": ({**SAME_TURNS["messages"], "history": [["a", "b"]]}, "line 2: history: "),
+    "a thought": (
+        {"messages": [{"role": "assistant", "content": "x", "reasoning_content": "hm"}]},
+        "reasoning_content: ",
+    ),
+    "images of a turn": ({"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, "messages[0]: images: "),
+    "weight of a turn": ({"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}, "messages[0]: weight: "),
+    "train of a turn": ({"messages": [{"role": "assistant", "content": "x", "train": "no"}]}, "messages[0]: train: "),
+    "a question trained on": ({"messages": [{"role": "user", "content": "x", "train": True}]}, "messages[0]: train: "),
+    "contradiction": (
+        {"messages": [{"role": "assistant", "content": "x", "train": True, "weight": 0}]},
+        "messages[0]: weight, train, loss: ",
+    ),
+    "two pairs": ({"messages": [{"role": "user", "content": "x", "value": "y"}]}, "messages[0]: has keys of "),
+    "two systems": ({"messages": [{"role": "system", "content": "x"}], "system": "y"}, "messages[0]: role system: "),
+    "a system of numbers": ({**SAME_TURNS["messages"], "system": 5}, "line 2: system: content: expected text"),
     "lone surrogate": ({"messages": [{"role": "user", "content": "\ud83d"}]}, "(\\ud800 to \\udfff); remove it"),
     "a late system": (
         {"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]},
