@@ -59,29 +59,29 @@ def execute(argv: list[str], fault: dict[str, object]) -> int:
     def feed() -> None:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            while piece := os.read(0, 1 << 15):
-                process.stdin.write(piece)
+            while chunk := os.read(0, 1 << 15):
+                process.stdin.write(chunk)
                 process.stdin.flush()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
 
     threading.Thread(target=feed, daemon=True).start()
     assert process.stdout is not None
-    while piece := os.read(process.stdout.fileno(), 1 << 15):
-        if kind in ("cut", "freeze", "flip", "skip") and len(piece) > left:
+    while chunk := os.read(process.stdout.fileno(), 1 << 15):
+        if kind in ("cut", "freeze", "flip", "skip") and len(chunk) > left:
             if kind == "flip":
-                piece = piece[:left] + bytes([piece[left] ^ 1]) + piece[left + 1 :]
+                chunk = chunk[:left] + bytes([chunk[left] ^ 1]) + chunk[left + 1 :]
                 kind = None
             elif kind == "skip":
-                piece, kind = piece[:left] + piece[left + 10 :], None
+                chunk, kind = chunk[:left] + chunk[left + 10 :], None
             else:
-                os.write(1, piece[:left])
+                os.write(1, chunk[:left])
                 if kind == "freeze":
                     time.sleep(60)
                 os._exit(0)
-        left -= len(piece)
-        while piece:
-            piece = piece[os.write(1, piece) :]
+        left -= len(chunk)
+        while chunk:
+            chunk = chunk[os.write(1, chunk) :]
     if kind == "linger":
         time.sleep(60)
     os._exit(process.wait() & 0x7F)

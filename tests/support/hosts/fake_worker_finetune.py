@@ -3,7 +3,8 @@
 `install_fake_finetune` replaces the real module in a copy of the project, for tests of restarts, transfers of
 checkpoints, and limits. Process, record, stops, progress and result are real. A step takes STEP_SEC and adds its number
 to the "weights", so the adapter shows whether each step was counted once. A checkpoint is written every
-CHECKPOINT_EVERY steps. While the file `hold` exists, the training stays in its next step.
+CHECKPOINT_EVERY steps. While the file `hold` exists, the training stays in its next step; it fails there if the file
+`fail` exists.
 
 With several nodes, each node has a connection to the first one, as in the real module.
 
@@ -33,7 +34,7 @@ from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeH
 from bench.workloads.finetune import training_set
 
 STEP_SEC, CHECKPOINT_EVERY, TOKENS, SILENCE_SEC = 0.05, 5, 64, 5.0
-HOLD = Path(__file__).with_name("hold")
+HOLD, FAIL = Path(__file__).with_name("hold"), Path(__file__).with_name("fail")
 ADAPTER = "adapter_model.safetensors"
 
 
@@ -106,6 +107,8 @@ def measure(record: Record, _: Inputs, stops: StopSignals) -> None:
                     time.sleep(STEP_SEC)
                     stops.check()
                     check_nodes()
+                if FAIL.exists():
+                    raise RuntimeError("the step has failed")
                 stops.check()
                 check_nodes()
             except Stopped:

@@ -72,11 +72,11 @@ class BreakingStream:
         self._source, self._left, self._head = source, left, True
 
     def read(self, size: int, /) -> bytes:
-        piece = self._source.read(size if self._head else min(size, self._left) or 1)
+        chunk = self._source.read(size if self._head else min(size, self._left) or 1)
         if self._head:
             self._head = False
-            return piece
+            return chunk
         if self._left == 0:
             raise HostUnreachable("the stream broke")
-        self._left -= len(piece)
-        return piece
+        self._left -= len(chunk)
+        return chunk

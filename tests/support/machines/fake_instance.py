@@ -63,9 +63,9 @@ class FakeInstance:
         return (404, b"not found") if content is None else (200, content)
 
     def _issue_token(self, headers: Mapping[str, str], request: Mapping[str, Any], body: bytes) -> tuple[int, bytes]:
-        why = self._authentication_error(headers, request, body)
-        if why is not None:
-            return 401, json.dumps({"code": "NotAuthenticated", "message": why}).encode()
+        reason = self._authentication_error(headers, request, body)
+        if reason is not None:
+            return 401, json.dumps({"code": "NotAuthenticated", "message": reason}).encode()
         session = serialization.load_der_public_key(base64.b64decode(request["publicKey"]))
         assert isinstance(session, rsa.RSAPublicKey)
         now = time.time()

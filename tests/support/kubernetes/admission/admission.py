@@ -25,10 +25,10 @@ def _check_namespace(store: Store, resource: Resource, namespace: str, name: str
     if stored is None:
         raise not_found("namespaces", namespace)
     if stored["metadata"].get("deletionTimestamp"):
-        why = f"unable to create new content in namespace {namespace} because it is being terminated"
+        reason = f"unable to create new content in namespace {namespace} because it is being terminated"
         message = f"namespace {namespace} is being terminated"
         cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
-        raise forbidden(resource.key, name, why, causes=[cause])
+        raise forbidden(resource.key, name, reason, causes=[cause])
 
 
 def _check_name(resource: Resource, name: str) -> None:
@@ -61,12 +61,12 @@ def _pod_causes(spec: Json, at: str) -> list[tuple[str, str, str]]:
 def _resource_causes(resources: Json, where: str) -> list[tuple[str, str, str]]:
     causes = []
     limits = resources.get("limits", {})
-    for name, asked in resources.get("requests", {}).items():
-        if "/" in name and name in limits and parse_quantity(asked) != parse_quantity(limits[name]):
-            message = f'Invalid value: "{asked}": must be equal to {name} limit of {limits[name]}'
+    for name, requested in resources.get("requests", {}).items():
+        if "/" in name and name in limits and parse_quantity(requested) != parse_quantity(limits[name]):
+            message = f'Invalid value: "{requested}": must be equal to {name} limit of {limits[name]}'
             causes.append(("FieldValueInvalid", message, f"{where}.resources.requests"))
-        elif name in limits and parse_quantity(asked) > parse_quantity(limits[name]):
-            message = f'Invalid value: "{asked}": must be less than or equal to {name} limit of {limits[name]}'
+        elif name in limits and parse_quantity(requested) > parse_quantity(limits[name]):
+            message = f'Invalid value: "{requested}": must be less than or equal to {name} limit of {limits[name]}'
             causes.append(("FieldValueInvalid", message, f"{where}.resources.requests"))
     return causes
 
@@ -145,8 +145,8 @@ def admit(store: Store, resource: Resource, obj: Json) -> None:
     spec = obj["spec"]
     account = spec.get("serviceAccountName", "default")
     if account != "default" and store.find("serviceaccounts", namespace, account) is None:
-        why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
-        raise forbidden("pods", name, why)
+        reason = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
+        raise forbidden("pods", name, reason)
     priority = spec.get("priorityClassName")
     if priority and store.find("priorityclasses.scheduling.k8s.io", "", priority) is None:
         raise forbidden("pods", name, f"no PriorityClass with name {priority} was found")

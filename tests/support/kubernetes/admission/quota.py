@@ -19,15 +19,15 @@ def requests(spec: Json) -> dict[str, Fraction]:
 
 def _quota_usage(spec: Json, hard: Json) -> dict[str, Fraction]:
     """Return a pod's usage of each line of a quota."""
-    asked = requests(spec)
+    requested = requests(spec)
     counted = {}
     for line in hard:
         if line in ("pods", "count/pods"):
             counted[line] = Fraction(1)
         else:
             name = line.removeprefix("requests.").removeprefix("limits.")
-            if asked.get(name):
-                counted[line] = asked[name]
+            if requested.get(name):
+                counted[line] = requested[name]
     return counted
 
 
@@ -44,16 +44,16 @@ def check(store: Store, namespace: str, name: str, spec: Json) -> None:
     """Check that the pod fits into the quotas of its namespace. Raises Refusal (403)."""
     for quota in store.list("resourcequotas", namespace):
         hard = quota["spec"].get("hard", {})
-        taken, asked = used_by_namespace(store, namespace, hard), _quota_usage(spec, hard)
-        over = sorted(line for line, value in asked.items() if taken[line] + value > parse_quantity(hard[line]))
+        taken, requested = used_by_namespace(store, namespace, hard), _quota_usage(spec, hard)
+        over = sorted(line for line, value in requested.items() if taken[line] + value > parse_quantity(hard[line]))
         if over:
-            wanted = ",".join(f"{line}={format_quantity(asked[line])}" for line in over)
+            wanted = ",".join(f"{line}={format_quantity(requested[line])}" for line in over)
             now_used = ",".join(f"{line}={format_quantity(taken[line])}" for line in over)
             limits = ",".join(f"{line}={hard[line]}" for line in over)
-            why = (
+            reason = (
                 f"exceeded quota: {quota['metadata']['name']}, requested: {wanted}, used: {now_used}, limited: {limits}"
             )
-            raise forbidden("pods", name, why)
+            raise forbidden("pods", name, reason)
 
 
 def refresh(store: Store) -> None:

@@ -68,9 +68,9 @@ def unauthorized() -> Refusal:
     return Refusal(401, "Unauthorized", "Unauthorized")
 
 
-def forbidden(key: str, name: str, why: str, **more: Any) -> Refusal:
+def forbidden(key: str, name: str, reason: str, **more: Any) -> Refusal:
     """Return the 403 of admission: `pods "q" is forbidden: exceeded quota: ...`."""
-    return Refusal(403, "Forbidden", f'{key} "{name}" is forbidden: {why}', details(key, name, **more))
+    return Refusal(403, "Forbidden", f'{key} "{name}" is forbidden: {reason}', details(key, name, **more))
 
 
 def not_allowed(user: str, verb: str, key: str, subresource: str, namespace: str, name: str) -> Refusal:

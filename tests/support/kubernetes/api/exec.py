@@ -92,17 +92,17 @@ class Session:
         await self._send(_ERROR, json.dumps(status, separators=(",", ":")).encode())
         await self._ws.close(code=1000)
 
-    async def _send_dial_error(self, address: str, why: str) -> None:
+    async def _send_dial_error(self, address: str, reason: str) -> None:
         namespace, name = self._pod["metadata"]["namespace"], self._pod["metadata"]["name"]
-        if why == "silence":
+        if reason == "silence":
             await self._over.wait()
             return
-        if why == "no route to host":
+        if reason == "no route to host":
             await asyncio.sleep(_DIAL_WAIT_SEC)
         command = "&".join(f"command={word}" for word in self._argv)
         url = f"https://{address}:10250/exec/{namespace}/{name}/{self._name}?{command}&error=1&output=1"
         await self._finish(
-            internal_error(f'error sending request: Post "{url}": dial tcp {address}:10250: connect: {why}')
+            internal_error(f'error sending request: Post "{url}": dial tcp {address}:10250: connect: {reason}')
         )
 
     async def _run_in_container(self) -> None:
@@ -257,14 +257,14 @@ def _keep_draining(done: asyncio.Future[object], process: asyncio.subprocess.Pro
         done.add_done_callback(_left_running.discard)
 
 
-def pick_container(pod: Json, asked: str) -> str:
+def pick_container(pod: Json, requested: str) -> str:
     """Return the container of an exec or log request. Raises Refusal."""
     names = [container["name"] for container in pod["spec"]["containers"]]
-    if not asked:
+    if not requested:
         if len(names) > 1:
             choose = f"choose one of: [{' '.join(names)}]"
             raise bad_request(f"a container name must be specified for pod {pod['metadata']['name']}, {choose}")
         return names[0]
-    if asked not in names + [c["name"] for c in pod["spec"].get("initContainers", [])]:
-        raise bad_request(f"container {asked} is not valid for pod {pod['metadata']['name']}")
-    return asked
+    if requested not in names + [c["name"] for c in pod["spec"].get("initContainers", [])]:
+        raise bad_request(f"container {requested} is not valid for pod {pod['metadata']['name']}")
+    return requested

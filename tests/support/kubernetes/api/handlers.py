@@ -93,8 +93,8 @@ class Api:
         return {"kind": resource.kind, "apiVersion": resource.api_version, **obj}
 
     async def _watch(self, request: web.Request, at: Target, holds: Any, as_table: bool) -> web.StreamResponse:
-        asked = request.query.get("resourceVersion", "")
-        since = int(asked) if asked not in ("", "0") else None
+        requested = request.query.get("resourceVersion", "")
+        since = int(requested) if requested not in ("", "0") else None
         deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -144,8 +144,8 @@ class Api:
         self._check_budgets(self.store.get("pods", at.namespace, at.name))
 
         def disrupt(changed: Json) -> None:
-            why = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
-            set_condition(changed, "DisruptionTarget", True, **why)
+            reason = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+            set_condition(changed, "DisruptionTarget", True, **reason)
 
         self.store.edit("pods", at.namespace, at.name, disrupt)
         self.delete("pods", at.namespace, at.name, options)

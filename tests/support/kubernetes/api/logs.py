@@ -31,8 +31,8 @@ def _log_of(container: Container, pod: Json, *, previous: bool) -> Log:
         return container.previous_log
     waiting = container.state.get("waiting")
     if waiting and not container.restarts:
-        why = _WHY.get(waiting["reason"], waiting["reason"])
-        raise bad_request(f'container "{container.name}" in pod "{name}" is waiting to start: {why}')
+        reason = _WHY.get(waiting["reason"], waiting["reason"])
+        raise bad_request(f'container "{container.name}" in pod "{name}" is waiting to start: {reason}')
     return container.log
 
 

@@ -111,8 +111,8 @@ class Writer:
         return self._store_update(at, live, made, dry)
 
     def _check_version(self, at: Target, live: Json, made: Json) -> None:
-        asked = made.get("metadata", {}).get("resourceVersion")
-        if asked and asked != live["metadata"]["resourceVersion"]:
+        requested = made.get("metadata", {}).get("resourceVersion")
+        if requested and requested != live["metadata"]["resourceVersion"]:
             raise stale(at.resource.key, at.name)
 
     def _store_update(self, at: Target, live: Json, made: Json, dry: bool) -> Json:

@@ -150,11 +150,11 @@ class Scheduler:
         """Return the insufficient resources, each with whether an empty node would have enough."""
         allocatable = node["status"]["allocatable"]
         short = {}
-        for name, asked in requests(pod["spec"]).items():
+        for name, requested in requests(pod["spec"]).items():
             whole = parse_quantity(allocatable.get(name, "0"))
             taken = sum((requests(other["spec"]).get(name, Fraction(0)) for other in here), Fraction(0))
-            if asked > whole - taken:
-                short[name] = asked <= whole
+            if requested > whole - taken:
+                short[name] = requested <= whole
         return short
 
     def _bind(self, pod: Json, node: str) -> None:

@@ -69,12 +69,12 @@ def status_of(worker: PodWorker, pod: Json) -> Json:
     phase = _phase(worker)
     unready = [container.name for container in worker.main.values() if not (container.ready and container.running)]
     if phase == "Succeeded":
-        why: Json = {"reason": "PodCompleted"}
+        reason: Json = {"reason": "PodCompleted"}
     elif phase == "Failed":
-        why = {"reason": "PodFailed"}
+        reason = {"reason": "PodFailed"}
     else:
         message = f"containers with unready status: [{' '.join(unready)}]"
-        why = {"reason": "ContainersNotReady", "message": message} if unready else {}
+        reason = {"reason": "ContainersNotReady", "message": message} if unready else {}
     is_over = phase in ("Succeeded", "Failed")
     set_condition(made, "PodReadyToStartContainers", worker.address and not is_over)
     initialized = worker.initialized or not worker.initial
@@ -82,7 +82,7 @@ def status_of(worker: PodWorker, pod: Json) -> Json:
     lacking = {"reason": "ContainersNotInitialized", "message": f"containers with incomplete status: [{names}]"}
     set_condition(made, "Initialized", initialized, **({} if initialized else lacking))
     for kind in ("Ready", "ContainersReady"):
-        set_condition(made, kind, not (unready or is_over), **why)
+        set_condition(made, kind, not (unready or is_over), **reason)
     if worker.disrupted:
         set_condition(made, "DisruptionTarget", True, reason=worker.disrupted, message=worker.message.strip())
     status: Json = made["status"]

@@ -128,8 +128,8 @@ def unknown_fields(resource: Resource, obj: Json) -> list[str]:
         raise bad_request(cannot_handle(resource, str(error))) from None
 
 
-def cannot_handle(resource: Resource, why: str) -> str:
-    return f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}'
+def cannot_handle(resource: Resource, reason: str) -> str:
+    return f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {reason}'
 
 
 def check_strict(resource: Resource, obj: Json) -> None:
