@@ -112,7 +112,7 @@ def test_a_failed_push_is_one_line_with_a_remedy(bare_project, pushing: Path, re
         (("--oci", where), {"INVOKE_REGISTRY_PASSWORD_FILE": str(wrong)}, 2, f"user {USER} for team/adapter"),
         (("--oci", f"127.0.0.1:{free_ports()}/team/adapter:2"), {}, 3, "`inv adapter.push "),
     ):
-        assert token in bare_project.refused("adapter.push", *argv, code=code, **environment)
+        assert token in bare_project.inv_error("adapter.push", *argv, code=code, **environment)
     (pushing / "adapter_model.safetensors").write_bytes(b"other weights")
-    refused = bare_project.refused("adapter.push", "--oci", where, code=4)
+    refused = bare_project.inv_error("adapter.push", "--oci", where, code=4)
     assert "training.json" in refused

@@ -151,7 +151,8 @@ def test_the_password_is_in_the_secret_and_nowhere_else(operator: Operator, tmp_
 
 
 def test_a_refused_secret_is_not_printed(operator: Operator) -> None:
-    operator.cluster.faults.answer(path="*/secrets/*", nth=2, times=9, status=500, message=f"cannot store {PASSWORD}")
+    fault = {"path": "*/secrets/*", "nth": 2, "times": 9, "status": 500, "message": f"cannot store {PASSWORD}"}
+    operator.cluster.faults.fail_requests(**fault)
     output = operator.inv("deploy", stdin=f"{operator.password}\n", code=1)
     assert PASSWORD not in output
     assert "***" in output

@@ -21,25 +21,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def assert_each_trial_ended_once_as(project, end: str) -> None:
-    ends = project.ends()
+    ends = project.statuses()
     assert set(ends.values()) == {end}
     statuses = {name: (result.trial_id, result.status.value) for name, result in project.results().items()}
     assert statuses == {trial_id: (trial_id, end) for trial_id in ends}
 
 
-def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, hold: Path) -> None:
-    hold.touch()
+def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, hold_file: Path) -> None:
+    hold_file.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
     project.kill(first)
     assert len(project.trainers()) == 2, "the trials go on without their operator"
 
     second = project.start("bench", "--resume")
-    hold.unlink()
+    hold_file.unlink()
     project.wait_until(lambda: project.events("ended"), "the first end")
-    hold.touch()
+    hold_file.touch()
     project.kill(second)
-    hold.unlink()
+    hold_file.unlink()
 
     project.inv("bench", f"--resume={project.run_folder().name}")
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
@@ -49,47 +49,47 @@ def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, 
     assert "nothing to resume" in project.inv("bench", "--resume").stdout
 
 
-def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold: Path) -> None:
-    hold.touch()
+def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold_file: Path) -> None:
+    hold_file.touch()
     interrupted = project.start("bench", "--quick")
     project.wait_until(
         lambda: [progress for progress in project.progress() if progress["phase"] != "import"], "a trial under way"
     )
     assert "--resume=" in project.interrupt(interrupted)
     assert not project.trainers()
-    assert list(project.ends().values()) == ["CANCELLED"] * 4
+    assert list(project.statuses().values()) == ["CANCELLED"] * 4
 
-    hold.unlink()
+    hold_file.unlink()
     project.inv("bench", "--resume")
     last = {event["trial_id"]: event["end"] for event in project.events("ended")}
     assert set(last.values()) == {"SUCCEEDED"}
     assert len(project.events("reopened")) == 4
 
 
-def test_a_second_inv_bench_is_refused_with_the_process_that_holds_the_lock(project, hold: Path) -> None:
-    hold.touch()
+def test_a_second_inv_bench_is_refused_with_the_process_that_holds_the_lock(project, hold_file: Path) -> None:
+    hold_file.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: project.events("started"), "the first to have started")
-    assert f"process {first.pid} of " in project.refused("bench", "--quick", code=4)
+    assert f"process {first.pid} of " in project.inv_error("bench", "--quick", code=4)
     assert not first.poll()
 
 
-def test_a_new_run_does_not_start_while_an_abandoned_one_is_running(project, hold: Path) -> None:
-    hold.touch()
+def test_a_new_run_does_not_start_while_an_abandoned_one_is_running(project, hold_file: Path) -> None:
+    hold_file.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
     project.kill(first)
     run = project.run_folder().name
 
-    assert f"inv bench --resume={run}" in project.refused("bench", "--quick", code=3)
+    assert f"inv bench --resume={run}" in project.inv_error("bench", "--quick", code=3)
     assert project.run_folder().name == run
 
     project.inv("cancel")
     assert not project.trainers()
-    assert list(project.ends().values()) == ["CANCELLED"] * 4
+    assert list(project.statuses().values()) == ["CANCELLED"] * 4
 
 
-@pytest.mark.usefixtures("hold")
+@pytest.mark.usefixtures("hold_file")
 def test_a_trial_killed_while_measuring_is_tried_once_more(project) -> None:
     run = project.start("bench", "--quick", "--only=baseline", INVOKE_FLEET_SIZE="1", INVOKE_BENCH_MEASURED_STEPS="200")
     project.wait_until(
@@ -104,7 +104,7 @@ def test_a_trial_killed_while_measuring_is_tried_once_more(project) -> None:
     project.interrupt(run)
 
 
-@pytest.mark.usefixtures("hold")
+@pytest.mark.usefixtures("hold_file")
 def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     long = {"INVOKE_FLEET_SIZE": "1", "INVOKE_BENCH_MEASURED_STEPS": "2000", "INVOKE_BENCH_DEADLINE_SEC": "4"}
     project.inv("bench", "--quick", "--only=optimized", "collect", "report", code=1, **long)
@@ -114,7 +114,7 @@ def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     assert "deadline" in page
 
 
-@pytest.mark.parametrize("trials", ["hold", pytest.param("forked_trials", marks=only_thorough)])
+@pytest.mark.parametrize("trials", ["hold_file", pytest.param("forked_trials", marks=only_thorough)])
 def test_every_trial_of_the_full_suite_is_measured_and_collected(
     project, trials: str, request: pytest.FixtureRequest
 ) -> None:
@@ -146,7 +146,7 @@ def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> N
     assert set(kinds.values()) <= set(summary["measurements"])
 
 
-@pytest.mark.usefixtures("hold")
+@pytest.mark.usefixtures("hold_file")
 def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     project.inv("bench", "--quick", "--only=optimized", "collect")
     (project.run_folder() / "SHA256SUMS").unlink()
@@ -224,7 +224,7 @@ def break_input(project, tmp_path: Path, fault: str) -> dict[str, str]:
 def test_bad_input_is_refused_in_one_line_before_anything_starts(
     project, tmp_path: Path, fault: str, token: str
 ) -> None:
-    assert token in project.refused("bench", "--quick", **break_input(project, tmp_path, fault))
+    assert token in project.inv_error("bench", "--quick", **break_input(project, tmp_path, fault))
     assert not (project.folder / "results").exists()
 
 
@@ -245,7 +245,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(
     ],
 )
 def test_bad_usage_is_refused_in_one_line(project, argv: tuple[str, ...], token: str) -> None:
-    assert token in project.refused(*argv)
+    assert token in project.inv_error(*argv)
 
 
 def test_a_read_only_results_folder_is_an_error_before_anything_starts(project) -> None:
@@ -253,11 +253,11 @@ def test_a_read_only_results_folder_is_an_error_before_anything_starts(project) 
         (project.folder / "results").write_text("a file where the folder should be")
     else:
         (project.folder / "results").mkdir(mode=0o500)
-    assert "results.folder" in project.refused("bench", "--quick")
+    assert "results.folder" in project.inv_error("bench", "--quick")
     assert not project.processes()
 
 
-def test_a_results_folder_that_is_full_loses_nothing(project, hold: Path) -> None:
+def test_a_results_folder_that_is_full_loses_nothing(project, hold_file: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("a small file system is mounted, which needs root")
     results = project.folder / "results"
@@ -265,7 +265,7 @@ def test_a_results_folder_that_is_full_loses_nothing(project, hold: Path) -> Non
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(results)], check=False)
     if mounted.returncode != 0:
         pytest.skip("this machine does not let root mount a tmpfs")
-    hold.touch()
+    hold_file.touch()
     try:
         run = project.start("bench", "--quick", "--only=optimized")
         project.wait_until(lambda: len(project.events("started")) == 2, "both trials to have started")
@@ -276,12 +276,12 @@ def test_a_results_folder_that_is_full_loses_nothing(project, hold: Path) -> Non
                     file.write(b"\0" * 4096)
             except OSError:
                 pass
-        hold.unlink()
-        assert "inv bench --resume=" in project.ended(run, code=3)[1]
+        hold_file.unlink()
+        assert "inv bench --resume=" in project.wait_for_exit(run, code=3)[1]
         filler.unlink()
         project.inv("bench", "--resume")
         assert_each_trial_ended_once_as(project, "SUCCEEDED")
         assert len(project.events("started")) == 2
     finally:
-        project.clear_away()
+        project.clean_up()
         subprocess.run(["umount", str(results)], check=True)

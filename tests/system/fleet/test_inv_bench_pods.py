@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import inv_pods
-from tests.support.hosts.fake_worker_training import put_into
+from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.kubernetes import Cluster
 from tests.support.thorough import only_thorough
 
@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS = 4
 
 
-workspace, cluster = inv_pods.fixtures(PODS, put_into)
+workspace, cluster = inv_pods.fixtures(PODS, install_fake_training)
 
 
 @pytest.fixture
 def pods(project, cluster: Cluster, workspace: Path, request: pytest.FixtureRequest):
     """A project whose fleet is the cluster's pods."""
-    inv_pods.await_pods(cluster, PODS)
+    inv_pods.wait_for_pods(cluster, PODS)
     settings = inv_pods.settings_of(cluster, workspace, f"b{abs(hash(request.node.name))}")
     (project.folder / "pods.yaml").write_text(json.dumps(settings))
     project.environment["INVOKE_BENCH_SPREAD"] = "shard"
@@ -46,7 +46,7 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
     cluster.faults.delete_pod(inv_pods.pod_of(cluster, victim["worker"]), grace=0)
 
     pods.inv("bench", "--resume")
-    assert set(pods.ends().values()) == {"SUCCEEDED"}
+    assert set(pods.statuses().values()) == {"SUCCEEDED"}
     assert len([event for event in pods.events("started") if event["trial_id"] == other["trial_id"]]) == 1
 
     cluster.faults.delete_pod(inv_pods.pod_of(cluster, other["worker"]), grace=0)  # it was done; only its pod is gone
@@ -57,7 +57,7 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
         assert pods.results()[event["trial_id"]].worker.startswith("worker-")
 
     (pods.folder / "pods.yaml").write_text((pods.folder / "pods.yaml").read_text().replace('"default"', '"other"'))
-    assert "was started with cluster.namespace: default, found other" in pods.refused("bench", "--resume")
+    assert "was started with cluster.namespace: default, found other" in pods.inv_error("bench", "--resume")
 
 
 @only_thorough
@@ -65,7 +65,7 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
 def test_a_distributed_trial_has_a_rank_in_each_pod(pods, ranks: int) -> None:
     """Ranks of a training meet in two pods in every run of the suite: tests/system/train/test_inv_train_pods.py."""
     pods.inv("bench", "--suite=distributed", f"--only=ddp-{ranks}", INVOKE_FLEET_SIZE="4")
-    assert pods.ends() == {f"ddp-{ranks}": "SUCCEEDED"}
+    assert pods.statuses() == {f"ddp-{ranks}": "SUCCEEDED"}
     assert {event["worker"] for event in pods.events("started")} == {"worker-0"}
     assert_each_rank_measured(pods, ranks)
 
@@ -89,8 +89,8 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
 
     pods.wait_until(lambda: ranks("worker-0") and ranks("worker-1"), "ranks in both pods")
     cluster.faults.delete_pod(inv_pods.pod_of(cluster, "worker-1"), grace=0)
-    pods.ended(running, within_sec=300)
-    assert pods.ends() == {"ddp-2": "SUCCEEDED"}
+    pods.wait_for_exit(running, timeout_sec=300)
+    assert pods.statuses() == {"ddp-2": "SUCCEEDED"}
     (retried,) = pods.events("retried")
     assert "rank 1" in retried["reason"]
     assert [event["attempt"] for event in pods.events("started")] == [1, 2]
@@ -108,13 +108,14 @@ def test_credentials_that_expired_are_refused_before_anything_starts(pods, clust
 
 def test_a_credential_program_that_fails_is_an_error_of_bench_and_of_monitor(pods, cluster: Cluster) -> None:
     settings = pods.folder / "pods.yaml"
-    settings.write_text(settings.read_text().replace(f'"{cluster.kubeconfig}"', f'"{cluster.by_program()}"'))
+    kubeconfig = cluster.kubeconfig_with_program()
+    settings.write_text(settings.read_text().replace(f'"{cluster.kubeconfig}"', f'"{kubeconfig}"'))
     cluster.break_program()
     try:
-        bench_error = pods.refused("bench", "--quick")
-        monitor_error = pods.refused("monitor", "--once", code=3)
+        bench_error = pods.inv_error("bench", "--quick")
+        monitor_error = pods.inv_error("monitor", "--once", code=3)
     finally:
-        cluster.mend_program()
+        cluster.repair_program()
     for line in (bench_error, monitor_error):
         assert "getting credentials: exec: executable" in line
         assert "the kubeconfig's credential program fails: log in again" in line
@@ -122,12 +123,12 @@ def test_a_credential_program_that_fails_is_an_error_of_bench_and_of_monitor(pod
 
 
 def test_a_run_is_planned_through_an_api_server_that_restarts(pods, cluster: Cluster) -> None:
-    cluster.faults.server_gone(seconds=3.0)
+    cluster.faults.stop_server(seconds=3.0)
     planned = pods.inv("bench", "--quick", "--dry-run")
     (line,) = (line for line in planned.stdout.splitlines() if "fleet.lost_after_sec" in line)
     assert "60 s" in line
 
 
 def test_too_few_pods_for_a_gang_are_refused_before_anything_starts(pods) -> None:
-    refused = pods.refused("bench", "--suite=distributed", "--dry-run", INVOKE_FLEET_SIZE="2")
+    refused = pods.inv_error("bench", "--suite=distributed", "--dry-run", INVOKE_FLEET_SIZE="2")
     assert "ddp-4 has 4 ranks, one in each pod, and the fleet has 2 pods" in refused

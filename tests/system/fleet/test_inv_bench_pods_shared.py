@@ -20,7 +20,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
 from reports.summary.cost import worker_time
 from tests.support import inv_pods
-from tests.support.hosts.fake_worker_training import held_by, put_into
+from tests.support.hosts.fake_worker_training import hold_file, install_fake_training
 from tests.support.kubernetes import Cluster
 from tests.support.pods import hosts_of, pods_of
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS, OFFSET_SEC = 2, 7 * 3600
 
 
-workspace, cluster = inv_pods.fixtures(PODS, put_into, clock_offset_sec=OFFSET_SEC)
+workspace, cluster = inv_pods.fixtures(PODS, install_fake_training, clock_offset_sec=OFFSET_SEC)
 
 
 def use_pods(project: Any, cluster: Cluster, workspace: Path) -> Any:
@@ -46,7 +46,7 @@ def operators(project, cluster: Cluster, workspace: Path, tmp_path: Path) -> Ite
     second = type(project)(folder, project.server)
     second.environment |= {name: project.environment[name] for name in ("INVOKE_MODEL_PATH", "INVOKE_DATA_PATH")}
     yield use_pods(project, cluster, workspace), use_pods(second, cluster, workspace)
-    second.clear_away()
+    second.clean_up()
     cluster.faults.clear()
 
 
@@ -59,7 +59,7 @@ def running_trials(cluster: Cluster, pod: str) -> set[str]:
 
 
 def assert_exactly_its_own_trials(project: Any) -> None:
-    assert set(project.ends().values()) == {"SUCCEEDED"}
+    assert set(project.statuses().values()) == {"SUCCEEDED"}
     assert {result.run_id for result in project.results().values()} == {project.run_folder().name}
     assert project.events("retried") == []
 
@@ -114,7 +114,7 @@ def test_deadlines_and_heartbeats_of_jobs_do_not_depend_on_the_pods_clock(cluste
         slow, quick = (Job(Agent(host), f"/scratch/clock/{name}") for name in ("slow", "quick"))
         quick.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=0.5, grace_sec=0.5))
         slow.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=600.0, grace_sec=0.5, heartbeat_sec=0.1))
-        ended = quick.watch(lambda _: None, every_sec=0.1, for_sec=60.0)
+        ended = quick.watch(lambda _: None, interval_sec=0.1, duration_sec=60.0)
         assert (ended.state, ended.why) == (JobState.ENDED, "deadline")
         assert 0 <= (ended.wall_time_sec or 0) < 60
         alive = slow.status()
@@ -127,7 +127,7 @@ def test_expired_credentials_stop_a_collect_in_one_line(operators: tuple[Any, An
     first, _ = operators
     first.inv("bench", "--quick", "--only=baseline", "--spread=shard")
     cluster.faults.expire_credentials()
-    refused = first.refused("collect")
+    refused = first.inv_error("collect")
     cluster.faults.clear()
     assert "renew the kubeconfig" in refused
     first.inv("collect")
@@ -137,13 +137,13 @@ def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_lin
     operators: tuple[Any, Any], workspace: Path
 ) -> None:
     first, second = operators
-    hold = held_by(workspace)
+    hold = hold_file(workspace)
     hold.touch()
     running = first.start("bench", "--only=baseline", "--quick")
     first.wait_until(lambda: first.events("started"), "a trial to begin")
-    line = second.refused("bench", "--quick", "--only=baseline", code=3)
+    line = second.inv_error("bench", "--quick", "--only=baseline", code=3)
     hold.unlink()
-    first.ended(running, within_sec=300)
+    first.wait_for_exit(running, timeout_sec=300)
     run_id = first.run_folder().name
     assert f"of run {run_id}" in line
     assert "`inv monitor`" in line

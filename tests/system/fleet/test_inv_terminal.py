@@ -24,8 +24,8 @@ CHAINS = {
 def test_no_command_prints_an_escaped_sequence_on_a_terminal(project) -> None:
     environment = {**project.environment, "TERM": "xterm-256color", "COLUMNS": "100", "INVOKE_FLEET_SIZE": "1"}
     runs: list[str] = []
-    for name, words in CHAINS.items():
-        arguments = [word.format(first="".join(runs[:1]), second="".join(runs[-1:])) for word in words]
+    for name, chain in CHAINS.items():
+        arguments = [word.format(first="".join(runs[:1]), second="".join(runs[-1:])) for word in chain]
         terminal = PseudoTerminal(
             lambda arguments=arguments, **streams: project.server.start_inv(
                 *arguments, cwd=project.folder, env=environment, **streams

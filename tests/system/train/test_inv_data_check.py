@@ -45,4 +45,4 @@ def test_data_that_cannot_be_used_is_one_line_and_nothing_hangs(project: Project
     ):
         if content is not None:
             path.write_text(content)
-        assert message in project.refused("data.check", INVOKE_DATA_PATH=str(path))
+        assert message in project.inv_error("data.check", INVOKE_DATA_PATH=str(path))

@@ -17,11 +17,11 @@ import pytest
 
 from bench.records.training import TrainingRecord
 from tests.support import inv_pods
-from tests.support.hosts.fake_worker_finetune import put_into
-from tests.support.hosts.local_fleet import wait_for_words
+from tests.support.hosts.fake_worker_finetune import install_fake_finetune
+from tests.support.hosts.local_fleet import wait_for_line
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
-from tests.support.pods import EVICTION
+from tests.support.pods import EVICTION_SCALE
 from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -29,7 +29,7 @@ PODS, STEPS = 2, 60
 LONG = 800  # steps, enough for all faults of a seed to occur during the training
 
 
-workspace, cluster = inv_pods.fixtures(PODS, put_into, grace_sec=30, toleration_scale=EVICTION)
+workspace, cluster = inv_pods.fixtures(PODS, install_fake_finetune, grace_sec=30, toleration_scale=EVICTION_SCALE)
 
 
 class Training:
@@ -37,7 +37,7 @@ class Training:
 
     def __init__(self, project: Any, cluster: Cluster, workspace: Path, label: str) -> None:
         self.project, self.cluster, self.label = project, cluster, label
-        self.hold = put_into(workspace)
+        self.hold = install_fake_finetune(workspace)
         self.settings: dict[str, Any] = inv_pods.settings_of(cluster, workspace, label)
         self.settings["fleet"] |= {"size": PODS, "lost_after_sec": 21.0}  # 15 s of these are for the last attempt
         self.settings["train"] = {"max_steps": STEPS, "max_seq_len": 256}
@@ -69,7 +69,7 @@ class Training:
         return inv_pods.pod_of(self.cluster, worker)
 
     def assert_succeeds(self, process: Any) -> str:
-        out, err = self.project.ended(process, within_sec=300)
+        out, err = self.project.wait_for_exit(process, timeout_sec=300)
         assert [event["end"] for event in self.project.events("ended")][-1] == "SUCCEEDED"
         assert "verified" in out
         adapter = self.project.run_folder() / "adapter" / "adapter_model.safetensors"
@@ -81,8 +81,8 @@ class Training:
 @pytest.fixture
 def training(project: Any, cluster: Cluster, workspace: Path, request: pytest.FixtureRequest) -> Iterator[Training]:
     for node in cluster.objects("nodes"):
-        cluster.faults.find_node(node["metadata"]["name"])
-    inv_pods.await_pods(cluster, PODS)
+        cluster.faults.restore_node(node["metadata"]["name"])
+    inv_pods.wait_for_pods(cluster, PODS)
     made = Training(project, cluster, workspace, f"t{abs(hash(request.node.name))}")
     yield made
     made.hold.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def test_every_step_counts_once_when_pods_a_node_and_operators_are_lost_in_turn(
     project, faults = training.project, training.cluster.faults
     operator = project.start("train")
     training.run_to(5)
-    assert "`inv monitor`" in project.refused("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
+    assert "`inv monitor`" in project.inv_error("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
 
     faults.delete_pod(training.pod_of("worker-1"))  # as a drain does it, with time to write a checkpoint
     project.wait_until(lambda: len(project.events("started")) == 2, "a second attempt")
@@ -107,10 +107,10 @@ def test_every_step_counts_once_when_pods_a_node_and_operators_are_lost_in_turn(
 
     node = training.node_of("worker-0")
     operator = project.start("train", "--resume")
-    wait_for_words(operator, "reattached")
+    wait_for_line(operator, "reattached")
     faults.silence_node(node)
     assert "worker-0: worker lost" in operator.stdout.readline()
-    faults.find_node(node)
+    faults.restore_node(node)
     training.hold.unlink()
     training.assert_succeeds(operator)
     assert len(project.events("started")) == 4, "a node that is silent for a while causes no restart"
@@ -134,11 +134,11 @@ def test_every_step_counts_once_with_faults_at_random_times(training: Training, 
         node = training.node_of(a_worker())
         faults.silence_node(node)
         time.sleep(rng.uniform(0.0, 4.0))
-        faults.find_node(node)
+        faults.restore_node(node)
 
     def second() -> None:
         training.hold.touch()
-        project.refused("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
+        project.inv_error("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
 
     def killed() -> None:
         nonlocal operator
@@ -157,7 +157,7 @@ def test_every_step_counts_once_with_faults_at_random_times(training: Training, 
         return training.checkpoint > before
 
     for inject in faults_to_inject:
-        inv_pods.await_pods(training.cluster, PODS)
+        inv_pods.wait_for_pods(training.cluster, PODS)
         training.hold.unlink(missing_ok=True)
         project.wait_until(partial(has_new_checkpoint, training.checkpoint), "a new checkpoint")
         time.sleep(rng.uniform(0.0, 1.0))
@@ -186,7 +186,7 @@ def test_without_a_volume_checkpoints_come_home_and_an_elastic_training_goes_on_
     )
     assert "worker-1" in project.kill(operator)
     operator = project.start("train", "--resume")
-    wait_for_words(operator, "reattached")
+    wait_for_line(operator, "reattached")
     training.hold.unlink()
     training.assert_succeeds(operator)
 

@@ -31,7 +31,7 @@ from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.pods import job, volume
 from tests.support.thorough import only_thorough
-from tests.system.conftest import Project, made_project
+from tests.system.conftest import Project, project_copy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(14_400), only_thorough]
 RANKS, STEPS, KILLS = 4, 12, int(os.environ.get("KILLS", "10"))
@@ -59,7 +59,7 @@ def projects(real: tuple[Path, Path], inv_server: Any, tmp_path_factory: Any) ->
     opened = []
 
     def make() -> Project:
-        opened.append(made_project(tmp_path_factory.mktemp("project"), inv_server))
+        opened.append(project_copy(tmp_path_factory.mktemp("project"), inv_server))
         project = opened[-1].__enter__()
         inputs = {"INVOKE_MODEL_PATH": str(real[0]), "INVOKE_DATA_PATH": str(real[1])}
         project.environment |= inputs | {"INVOKE_FLEET_SIZE": str(RANKS)}
@@ -151,7 +151,7 @@ class KilledTraining(ABC):
                 self.wait_until(lambda before=before: not set(before) <= set(self.ranks()), f"the effect of {name}")
 
     def wait_for_record(self) -> TrainingRecord:
-        self.project.ended(self.operator, within_sec=2 * WAIT_TIMEOUT_SEC)
+        self.project.wait_for_exit(self.operator, timeout_sec=2 * WAIT_TIMEOUT_SEC)
         assert [event["end"] for event in self.project.events("ended")] == ["SUCCEEDED"]
         return TrainingRecord.read(self.project.run_folder() / "training.json")
 
@@ -194,11 +194,11 @@ class PodTraining(KilledTraining):
         return folders[0] if folders else Path("none yet")
 
     def ranks(self) -> list[int]:
-        pods = inv_pods.live(self.cluster)
+        pods = inv_pods.live_pods(self.cluster)
         return [pid for pod in pods for pid in self.cluster.processes(pod) if is_rank(int(pid))]
 
     def delete_pod(self, worker: str, grace: int | None) -> None:
-        inv_pods.await_pods(self.cluster, RANKS)
+        inv_pods.wait_for_pods(self.cluster, RANKS)
         self.cluster.faults.delete_pod(inv_pods.pod_of(self.cluster, worker), grace=grace)
 
     @property
@@ -258,7 +258,7 @@ def cluster(real: tuple[Path, Path], workspace: Path) -> Iterator[Cluster]:
     seen = [real[0], real[1].parent, workspace]
     with Cluster(nodes=RANKS, image_paths=seen, image_environment=inv_pods.LOOPBACK) as cluster:
         cluster.apply(*volume(), job(RANKS, grace_sec=30))
-        inv_pods.await_pods(cluster, RANKS)
+        inv_pods.wait_for_pods(cluster, RANKS)
         yield cluster
 
 

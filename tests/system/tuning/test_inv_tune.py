@@ -27,18 +27,18 @@ def ended_trials(project, run_id: str) -> list[str]:
     return [json.loads(line)["trial_id"] for line in lines if json.loads(line)["event"] == "ended"]
 
 
-def test_a_killed_search_is_resumed_and_its_answer_can_be_run(project, hold: Path) -> None:
+def test_a_killed_search_is_resumed_and_its_answer_can_be_run(project, hold_file: Path) -> None:
     (project.folder / "holding.yaml").write_text(HOLDING)
     project.options = ("-f", "holding.yaml")
     planned = project.inv("tune", "--dry-run", **SMALL)
     assert "60 candidates of 88 tokens" in " ".join(planned.stdout.split())
     assert not (project.folder / "results").exists()
 
-    hold.touch()
+    hold_file.touch()
     running = project.start("tune", **SMALL)
     project.wait_until(lambda: len(project.events("started")) == 2, "both trials' start")
     project.kill(running)
-    hold.unlink()
+    hold_file.unlink()
     folder = search_folder(project)
     record = json.loads((folder / "tune.json").read_text())
     (wave,) = record["waves"]
@@ -73,16 +73,17 @@ def test_a_killed_search_is_resumed_and_its_answer_can_be_run(project, hold: Pat
     ],
 )
 def test_bad_usage_is_refused_in_one_line(project, argv, token) -> None:
-    assert token in project.refused(*argv)
+    assert token in project.inv_error(*argv)
     assert not (project.folder / "results").exists()
 
 
-def test_a_search_is_not_resumed_on_other_data(project, hold: Path, tmp_path: Path) -> None:
-    hold.touch()
+def test_a_search_is_not_resumed_on_other_data(project, hold_file: Path, tmp_path: Path) -> None:
+    hold_file.touch()
     running = project.start("tune", **SMALL)
     project.wait_until(lambda: project.events("started"), "a trial")
-    project.interrupt(running, within_sec=120)
+    project.interrupt(running, timeout_sec=120)
     other = tmp_path / "other.jsonl"
     lines = Path(project.environment["INVOKE_DATA_PATH"]).read_text().splitlines()
     other.write_text("\n".join(lines[:200]) + "\n")
-    assert "the data (sha256) was" in project.refused("tune", "--resume", code=4, INVOKE_DATA_PATH=str(other), **SMALL)
+    message = project.inv_error("tune", "--resume", code=4, INVOKE_DATA_PATH=str(other), **SMALL)
+    assert "the data (sha256) was" in message

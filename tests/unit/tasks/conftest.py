@@ -4,6 +4,6 @@ from tests.support.project_copy import (
     context,
     no_settings_from_this_machine,
 )
-from tests.support.project_copy import settled as project
+from tests.support.project_copy import project_folder as project
 
 __all__ = ["context", "no_settings_from_this_machine", "project"]

@@ -170,7 +170,7 @@ def test_a_kubectl_that_stays_after_the_end_is_killed(stand_in: FakePod) -> None
 def test_an_error_of_kubectl_has_its_exception_and_remedy(
     stand_in: FakePod, stderr: str, kind: type[Exception], token: str
 ) -> None:
-    stand_in.fault("deaf", words=stderr)
+    stand_in.fault("error", stderr=stderr)
     with pytest.raises(kind, match=token) as caught:
         stand_in.run("true")
     assert type(caught.value) is kind
