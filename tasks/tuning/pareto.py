@@ -3,23 +3,26 @@
 Price is not a third axis: on one kind of GPU at one price, the fastest per useful token is the cheapest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.records import Trial
 from bench.records.result import TrialResult, TrialStatus
-from reports.statistics.per_config import measure
-from reports.statistics.per_process import ProcessSteps
+from reports.statistics import crossed
+from reports.statistics.per_config import estimate, measure, samples
+from reports.statistics.per_process import ProcessSteps, describe
 from reports.statistics.types import Estimate
+
+RATE = "useful_tokens_per_sec"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCandidate:
     """One candidate measured in full. Rates are per GPU; `useful_tokens_per_sec` excludes padding.
 
-    `interval` is the 95 % interval of the rate as in the report, Student's t over workers or processes. It is None for
-    a single process, which does not show the variation between processes.
+    `interval` is the 95 % interval of the rate, Student's t over workers or processes. It is None for a single process,
+    which does not show the variation between processes.
     """
 
     trial: Trial
@@ -31,14 +34,34 @@ class MeasuredCandidate:
     processes: int
 
 
+def adjusted_rates(results: Iterable[TrialResult]) -> dict[str, Estimate]:
+    """Map each candidate's trial id to its useful tokens per second on the mean worker; {} if it cannot be known.
+
+    The worker's own speed is removed: finalists run on different workers.
+    """
+    processes: dict[str, list[ProcessSteps]] = {}
+    for result in filter(_is_measured, results):
+        processes.setdefault(result.trial.trial_id, []).append(ProcessSteps.from_result(result))
+    described = {trial_id: describe(steps) for trial_id, steps in processes.items()}
+    means = crossed.adjusted_means({trial_id: samples(each, RATE) for trial_id, each in described.items()})
+    return {
+        trial_id: estimate(mean, sum(process.n_steps for process in described[trial_id]))
+        for trial_id, mean in means.items()
+    }
+
+
 def summarize(
-    trial: Trial, results: Sequence[TrialResult], predicted_bytes: int | None, price_usd_per_gpu_hour: float | None
+    trial: Trial,
+    results: Sequence[TrialResult],
+    predicted_bytes: int | None,
+    price_usd_per_gpu_hour: float | None,
+    adjusted: Estimate | None = None,
 ) -> MeasuredCandidate | None:
-    """Summarize the candidate's successful results; None without any."""
-    succeeded = [result for result in results if result.status is TrialStatus.SUCCEEDED and result.metrics is not None]
+    """Summarize the candidate's successful results; None without any. `adjusted` is its rate on the mean worker."""
+    succeeded = [result for result in results if _is_measured(result)]
     if not succeeded:
         return None
-    rate = measure([ProcessSteps.from_result(result) for result in succeeded]).useful_tokens_per_sec
+    rate = adjusted or measure([ProcessSteps.from_result(result) for result in succeeded]).useful_tokens_per_sec
     peaks = [result.metrics.peak_vram_bytes for result in succeeded if result.metrics is not None]
     known = [peak for peak in peaks if peak is not None]
     usd = None if price_usd_per_gpu_hour is None else price_usd_per_gpu_hour / 3600.0 / rate.value * 1e6
@@ -51,6 +74,10 @@ def summarize(
         usd_per_million_useful_tokens=usd,
         processes=len(succeeded),
     )
+
+
+def _is_measured(result: TrialResult) -> bool:
+    return result.status is TrialStatus.SUCCEEDED and result.metrics is not None
 
 
 def front(candidates: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:

@@ -5,13 +5,17 @@ can be resumed.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from bench.records import Trial
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult, TrialStatus
+from bench.records.run import PlannedTrial
 from remote.hosts.host import Host
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, translate_errors
 from tasks.fleet import runner
+from tasks.fleet.plan import plan_trials
 from tasks.settings.load import Settings
 from tasks.tuning import pareto
 from tasks.tuning.output import show_answer
@@ -96,7 +100,11 @@ def _run_candidates(
         trials = [candidate.full_trial(settings) if is_final else candidate.trial for candidate in candidates]
         bench = settings.bench.model_copy(update={"spread": "shard", "repeats": repeats})
         settings = settings.model_copy(update={"bench": bench})
-        run = runner.plan_run(settings, name, trials, hosts, inputs=record.inputs)
+        names = [host.name for host in hosts]
+        planned = plan_trials(trials, names, "shard", repeats, is_over_pods=settings.fleet.kind == "pods")
+        if is_final:
+            planned = assign_finalists(planned, names, repeats)
+        run = runner.new_record(settings, name, planned, names, inputs=record.inputs)
         run, folder, ledger = runner.write_plan(settings, run)
         record.add_run(run.run_id, is_final=is_final)  # write it before the start, so that a resume finds it
         runner.run_trials(settings, run, folder, ledger, hosts, plain=plain)
@@ -104,6 +112,24 @@ def _run_candidates(
     except SomeTrialsFailed as error:
         print(error)  # a trial that fails or does not fit is a result, too
         return run_id or (record.final if is_final else record.waves[-1]) or ""
+
+
+def assign_finalists(planned: Sequence[PlannedTrial], workers: Sequence[str], repeats: int) -> list[PlannedTrial]:
+    """Assign the repeats of each finalist to different workers, each finalist beginning at the next worker.
+
+    At most as many workers are used as leave one repeat to measure the noise when the workers' own speeds are removed
+    (`pareto.adjusted_rates`). A single repeat runs on any worker.
+    """
+    if repeats < 2 or len(workers) < 2:
+        return list(planned)
+    finalists = list(dict.fromkeys(plan.trial for plan in planned))
+    used = workers[: max(repeats, len(finalists) * (repeats - 1))]
+    turns: dict[Trial, int] = {trial: index for index, trial in enumerate(finalists)}
+    assigned = []
+    for plan in planned:
+        assigned.append(replace(plan, worker=used[turns[plan.trial] % len(used)]))
+        turns[plan.trial] += 1
+    return assigned
 
 
 def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
@@ -152,11 +178,16 @@ def _write_answer(
     limit = record.memory_limit(_memory_observations(settings, record))
     results = list(_results(settings, run_id))
     measured: list[pareto.MeasuredCandidate] = []
+    rates = pareto.adjusted_rates(results)
     for candidate in (*record.candidates, *held_variants):
         own_results = [result for result in results if result.trial.trial_id == candidate.key]
         predicted = limit.corrected_peak(candidate) if record.limit_bytes is not None else None
         summary = pareto.summarize(
-            candidate.full_trial(settings), own_results, predicted, settings.cost.price_usd_per_gpu_hour
+            candidate.full_trial(settings),
+            own_results,
+            predicted,
+            settings.cost.price_usd_per_gpu_hour,
+            rates.get(candidate.key),
         )
         if summary is not None:
             measured.append(summary)

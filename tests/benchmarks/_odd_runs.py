@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from reports.comparison.tests import SPEED, STEP_PARTS, Hypothesis, Verdict, judge
 from reports.statistics import per_config, pooling
 from reports.statistics.per_config import Mean, Sample
+from reports.statistics.per_process import CONFIDENCE
 
 Floats = NDArray[np.float64]
 NOISE, WORKER_SPREAD = 0.005, 0.01
@@ -49,7 +50,7 @@ def ratios(logs: Floats, *, one_worker: bool = False) -> list[Mean]:
             samples[label],
             samples["0"],
             noises=(spreads[label], spreads["0"]),
-            level=(1.0 - per_config.CONFIDENCE) / (len(samples) - 1),
+            level=(1.0 - CONFIDENCE) / (len(samples) - 1),
         )
         for label in list(samples)[1:]
     ]

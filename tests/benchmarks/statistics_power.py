@@ -19,12 +19,17 @@ import numpy as np
 
 from reports.comparison.compare import Comparison, compare
 from reports.read.run import Run
+from reports.statistics.crossed import adjusted_means
+from reports.statistics.per_config import Sample, mean_of_logs
 from reports.statistics.types import Estimate, Ratio
 from reports.summary import headline, text
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from reports.training.comparison import paired_interval
+from tasks.fleet.plan import plan_trials
+from tasks.tuning.search_loop import assign_finalists
 from tests.benchmarks import Figure, _odd_runs
+from tests.support.reports import synthetic
 from tests.support.reports.scenarios import STEP_SEC, USEFUL, Floats, Scenario
 
 RUNS = int(os.environ.get("TRUST_RUNS", "400"))
@@ -40,7 +45,7 @@ TRAINING_NOISES: Mapping[str, Callable[[np.random.Generator, Floats], Floats]] =
 
 
 def main() -> list[Figure]:
-    return [*odd_configurations(), *trainings(), *recommendations(), *coverages(), *comparisons()]
+    return [*odd_configurations(), *trainings(), *searches(), *recommendations(), *coverages(), *comparisons()]
 
 
 def odd_configurations(runs: int = 10 * RUNS) -> Iterator[Figure]:
@@ -133,6 +138,33 @@ def false_changes(examples: int, sigma: float, noise: str, runs: int, *, change:
         low, high = paired_interval(changes.tolist(), targets.tolist()) or (0.0, 0.0)
         different += not low <= 0.0 <= high
     return different / runs
+
+
+def searches(runs: int = 5 * RUNS) -> Iterator[Figure]:
+    """Measure the finalists' intervals, and how often the fastest by 2 % is named, on workers that are 1 % apart."""
+    for workers, count, repeats in itertools.product((2, 4, 8), (2, 4), (2, 3)):
+        coverage, named = finalists(workers, count, repeats, runs)
+        name = f"search, {workers} workers, {count} finalists, {repeats} repeats"
+        yield figure(f"{name}: coverage", coverage, "93 %", runs)
+        yield figure(f"{name}: fastest by 2 % named", named, "-", runs)
+
+
+def finalists(workers: int, count: int, repeats: int, runs: int) -> tuple[float, float]:
+    """Return the coverage of the first finalist's interval, and how often it is the fastest, 2 % above the others."""
+    random, held, named = np.random.default_rng(12), 0, 0
+    names, rates = [f"w{index}" for index in range(workers)], np.log([1.02, *[1.0] * (count - 1)])
+    trials = [synthetic.trial(f"c{index}") for index in range(count)]
+    planned = assign_finalists(plan_trials(trials, names, "shard", repeats), names, repeats)
+    for _ in range(runs):
+        speeds = dict(zip(names, random.normal(0.0, 0.01, workers), strict=True))
+        samples: dict[str, list[Sample]] = {trial.name: [] for trial in trials}
+        for plan in planned:
+            log = rates[trials.index(plan.trial)] + speeds[plan.worker or ""] + random.normal(0.0, 0.005)
+            samples[plan.trial.name].append(Sample(worker=plan.worker or "", log=log, error=0.0))
+        means = adjusted_means(samples) or {label: mean_of_logs(each) for label, each in samples.items()}
+        held += _odd_runs.holds(means["c0"], rates[0])
+        named += max(means, key=lambda label: means[label].value) == "c0"
+    return held / runs, named / runs
 
 
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:

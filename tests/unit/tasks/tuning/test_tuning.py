@@ -15,8 +15,10 @@ from bench.records import ALL_LINEAR, Trial
 from bench.records.result import Steps, TrialResult, TrialStatus
 from bench.records.run import PlannedTrial
 from tasks.errors import UsageError
+from tasks.fleet.plan import plan_trials
 from tasks.settings.load import Settings
 from tasks.tuning import output, pareto, search, search_state, space, surrogate
+from tasks.tuning.search_loop import assign_finalists
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 from tests.support.reports import synthetic
 
@@ -374,6 +376,30 @@ def test_small_amounts_keep_their_digits(tmp_path, capsys):
     output.show_answer(Settings(root=tmp_path), record, [candidate], {"tried": 1, "worker_sec": 60.0})
     assert " 12.3 " in (out := capsys.readouterr().out)
     assert "0.00185" in out
+
+
+def test_the_repeats_of_a_finalist_run_on_different_workers():
+    trials, names = [candidate.trial for candidate in predicted_candidates()[:3]], [f"w{index}" for index in range(4)]
+    planned = assign_finalists(plan_trials(trials, names, "shard", 2), names, 2)
+    places = {trial.trial_id: [plan.worker for plan in planned if plan.trial == trial] for trial in trials}
+    assert list(places.values()) == [["w0", "w1"], ["w1", "w2"], ["w2", "w0"]]
+    single = plan_trials(trials, names, "shard", 1)
+    assert assign_finalists(single, names, 1) == single
+
+
+def test_a_finalist_is_not_fastest_because_of_its_workers():
+    trials, speeds = [candidate.trial for candidate in predicted_candidates()[:2]], {"a": 1.1, "b": 1.0, "c": 0.9}
+    places = ((trials[0], 100.0, "abb"), (trials[1], 102.0, "bcc"))
+    measured = [
+        dataclasses.replace(result(trial, rate * speeds[worker], None), worker=worker)
+        for trial, rate, workers in places
+        for worker in workers
+    ]
+    rates = pareto.adjusted_rates(measured)
+    assert rates[trials[1].trial_id].value / rates[trials[0].trial_id].value == pytest.approx(1.02)
+    own = [each for each in measured if each.trial == trials[1]]
+    summary = pareto.summarize(trials[1], own, None, None, rates[trials[1].trial_id])
+    assert (summary.processes, summary.interval) == (3, rates[trials[1].trial_id])
 
 
 def test_a_failed_candidate_has_no_figures():
