@@ -152,7 +152,7 @@ def check(context: Context, tmpdir: str | None = None) -> None:
         "size-gb": "maximum size of the engine's data in GB (default: 150)",
     }
 )
-def engine(context: Context, tmpdir: str | None = None, size_gb: str = "150") -> None:
+def engine(context: Context, tmpdir: str | None = None, size_gb: str | None = None) -> None:
     """Start an engine on the VM with its data on the share."""
     from tasks.image.vm import start_engine
 

@@ -17,6 +17,8 @@ from tasks.settings.load import load
 
 MOUNT = "/var/lib/qlora-fleet-engine"
 SOCKET = "/run/qlora-fleet-engine.sock"
+BRIDGE = "qlora-fleet0"
+DEFAULT_SIZE_GB = "150"
 LOG = "/var/log/qlora-fleet-engine.log"
 START_TIMEOUT_SEC = 900.0  # covers mkfs on a busy share and dockerd's first start
 
@@ -44,15 +46,18 @@ def check_vm(context: Context, tmpdir: str | None) -> None:
         raise TaskFailed(f"{host.name}: unusable; {problems[0]}")
 
 
-def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
+def start_engine(context: Context, tmpdir: str | None, size_gb: str | None) -> None:
     """Start an engine whose data-root is an ext4 file on the share, loop-mounted.
 
     Meant for VMs whose own disk is too small, or whose data-root is on NFS, where BuildKit cannot run. The VM's own
-    engine is not touched. Rerun the command after a reboot to restore mount and engine.
+    engine and its network are not touched. Rerun the command after a reboot to restore mount and engine.
     """
     settings = load(context)
     size = parse_number(
-        "vm.engine: --size-gb", size_gb, "a number from 1 to 100000", lambda value: 1 <= value <= 100_000
+        "vm.engine: --size-gb",
+        DEFAULT_SIZE_GB if size_gb is None else size_gb,
+        "a number from 1 to 100000",
+        lambda value: 1 <= value <= 100_000,
     )
     with build_vm(settings, "inv vm.engine") as host:
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
@@ -60,10 +65,12 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
             "owner": workdir.claim(host, tmp_folder),
             "file": f"{workdir.workdir_path(tmp_folder)}/engine.ext4",
             "size_bytes": int(size * 1e9),
+            "is_size_given": size_gb is not None,
             "mount": MOUNT,
             "socket": SOCKET,
             "log": LOG,
             "group": "docker",
+            "bridge": BRIDGE,
         }
         id_command = Command(argv=("id", "-u"))
         is_root = check(host, id_command, host.run(id_command, timeout_sec=60.0)).stdout.strip() == b"0"

@@ -229,11 +229,20 @@ def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and
     socket = "/run/qlora-fleet-engine.sock"
     # The work directory belongs to the user who created it, so root's engine needs another one than the user's builds.
     command = ("vm.engine", "--tmpdir", str(build_vm.folder / "root's share"))
+    build_vm.vm.run("ip", "link", "add", "docker0", "type", "bridge")
     try:
         output = build_vm.inv_on_vm_as_root(*command, "--size-gb", "3").stdout
         assert f"set image.engine: unix://{socket}" in output
         assert "engine started" in output
         assert "engine already running" in build_vm.inv_on_vm_as_root(*command).stdout
+        build_vm.vm.run("ip", "link", "show", "docker0")  # the bridge of the VM's own engine
+        # Neither another folder nor another size is silently ignored.
+        other = build_vm.folder / "root's other share"
+        for flags in (("--tmpdir", str(other)), (*command[1:], "--size-gb", "4")):
+            refused = build_vm.inv_on_vm_as_root("vm.engine", *flags, code=2).stderr
+            assert "root's share/qlora-fleet/engine.ext4" in refused
+            assert "; " in refused
+        assert not list(other.rglob("*.ext4*"))
         disk = build_vm.folder / "root's share" / "qlora-fleet" / "engine.ext4"
         assert [path.stat().st_mode & 0o777 for path in (disk, disk.parent)] == [0o600, 0o700]
         mounted = build_vm.vm.run("findmnt", "-n", "-o", "OPTIONS", "/var/lib/qlora-fleet-engine").stdout
@@ -262,6 +271,7 @@ def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and
         assert UP_TO_DATE in build_vm.inv("build", IMAGE_ENGINE=f"unix://{socket}").stdout
     finally:
         build_vm.stop_share_engine()
+        build_vm.vm.run("ip", "link", "delete", "docker0")
 
 
 def test_a_second_engine_is_refused_without_root_or_space(build_vm: BuildVm) -> None:

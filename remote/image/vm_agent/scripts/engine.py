@@ -1,7 +1,7 @@
 """Program that starts, as root, a second container engine with its data on a share that engines cannot use directly.
 
-    python -c THIS '{"file": ".../engine.ext4", "owner": UID, "size_bytes": N, "mount": "...", "socket": "...",
-                    "log": "...", "group": "docker"}'
+    python -c THIS '{"file": ".../engine.ext4", "owner": UID, "size_bytes": N, "is_size_given": false, "mount": "...",
+                    "socket": "...", "log": "...", "group": "docker", "bridge": "..."}'
 
 Loop-mounts an ext4 file system that is one file on the share; a second dockerd stores its data there. Existing parts
 are kept, so the same command restores everything after a reboot. Prints one JSON line, or the cause on standard error
@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT_SEC = 60.0
+# A network of documentation addresses (RFC 5737), which no route uses: builds run in the host's network or in none.
+BRIDGE_ADDRESS = "198.51.100.1/30"
 LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_GET_FREE = 0x4C00, 0x4C01, 0x4C82  # linux/loop.h
 
 
@@ -46,11 +48,12 @@ def main() -> int:
             raise EngineSetupError(
                 "a separate engine needs root; allow this user to run `sudo -n python3`, or log in as root"
             )
-        for program in ("dockerd", "mkfs.ext4", "mount"):
+        for program in ("dockerd", "ip", "mkfs.ext4", "mount"):
             if shutil.which(program) is None:
-                raise EngineSetupError(f"{program}: not found; apt-get install docker.io e2fsprogs mount")
+                raise EngineSetupError(f"{program}: not found; apt-get install docker.io e2fsprogs iproute2 mount")
         file, folder = Path(request["file"]), open_folder(Path(request["file"]).parent, request["owner"])
-        created = create_disk(file, folder, request["size_bytes"])
+        check_mounted(file, Path(request["mount"]))
+        created = create_disk(file, folder, request["size_bytes"], is_size_given=request["is_size_given"])
         mount(file, folder, Path(request["mount"]))
         started = not is_engine_up(request["socket"])
         if started:
@@ -81,10 +84,34 @@ def open_folder(folder: Path, owner: int) -> int:
     return handle
 
 
-def create_disk(file: Path, folder: int, size_bytes: int) -> bool:
+def check_mounted(file: Path, mount_point: Path) -> None:
+    """Check that `file`, and no other, is mounted if anything is. Raises EngineSetupError."""
+    if not os.path.ismount(mount_point):
+        return
+    device = mount_point.stat().st_dev
+    try:
+        backing = (
+            Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/loop/backing_file").read_text().rstrip("\n")
+        )
+    except OSError:
+        backing = "another disk"
+    if not (file.exists() and os.path.realpath(file) == backing):
+        folder = Path(backing).parent.parent
+        raise EngineSetupError(
+            f"{mount_point}: {backing} is mounted there, not {file}; use --tmpdir {folder}, or stop that engine and "
+            f"unmount its data on the VM: sudo umount {mount_point}"
+        )
+
+
+def create_disk(file: Path, folder: int, size_bytes: int, *, is_size_given: bool) -> bool:
     """Create the file with its file system if missing. The file is sparse: it only uses the space of its content."""
     with contextlib.suppress(FileNotFoundError):
-        os.stat(file.name, dir_fd=folder, follow_symlinks=False)
+        existing = os.stat(file.name, dir_fd=folder, follow_symlinks=False)
+        if is_size_given and existing.st_size != size_bytes:
+            raise EngineSetupError(
+                f"{file}: already there with {existing.st_size / 1e9:.1f} GB, --size-gb says {size_bytes / 1e9:.1f}; "
+                "omit --size-gb, or remove the file on the VM, and the engine's images with it"
+            )
         return False
     filesystem = os.fstatvfs(folder)
     free = filesystem.f_bavail * filesystem.f_frsize
@@ -151,8 +178,22 @@ def check_disk(file: Path, status: os.stat_result) -> None:
         )
 
 
+def create_bridge(name: str) -> None:
+    """Create the engine's own network bridge if missing.
+
+    Without one (`--bridge=none`) a starting dockerd deletes docker0, which the VM's own engine uses.
+    """
+    if name not in (interface for _, interface in socket.if_nameindex()):
+        run("ip", "link", "add", name, "type", "bridge")
+    run("ip", "address", "replace", BRIDGE_ADDRESS, "dev", name)
+
+
 def start_engine(request: dict[str, Any]) -> None:
     """Start dockerd detached: as a systemd unit if systemd runs, otherwise in a new session."""
+    create_bridge(request["bridge"])
+    # From Docker 27 on the engine also manages IPv6 rules by default; versions before 20.10 do not know the option.
+    options = subprocess.run(("dockerd", "--help"), capture_output=True, check=True, timeout=60).stdout
+    ipv6 = ("--ip6tables=false",) if b"--ip6tables" in options else ()
     folder, name = Path(request["mount"]), Path(request["socket"]).stem
     for subfolder in ("data", "tmp"):
         (folder / subfolder).mkdir(exist_ok=True)
@@ -161,12 +202,12 @@ def start_engine(request: dict[str, Any]) -> None:
         *("--pidfile", f"/run/{name}.pid"),
         *("-H", f"unix://{request['socket']}", "-G", request["group"]),
         # Only the first engine manages networks and firewall rules: two engines would overwrite each other's.
-        *("--bridge=none", "--iptables=false", "--ip-masq=false"),
+        *("--bridge", request["bridge"], "--iptables=false", *ipv6, "--ip-masq=false", "--ip-forward=false"),
     )
     variables = {"DOCKER_TMPDIR": str(folder / "tmp")}
     if Path("/run/systemd/system").is_dir() and shutil.which("systemd-run"):
-        options = (f"--setenv={key}={value}" for key, value in variables.items())
-        run("systemd-run", f"--unit={name}", "--collect", *options, *daemon)
+        assignments = (f"--setenv={key}={value}" for key, value in variables.items())
+        run("systemd-run", f"--unit={name}", "--collect", *assignments, *daemon)
     else:
         with Path(request["log"]).open("ab") as log:
             subprocess.Popen(
