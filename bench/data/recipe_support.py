@@ -33,7 +33,7 @@ def unsupported_reason(config: Mapping[str, Any], trial: Trial, capability: tupl
 
 
 def unsupported_model(config: Mapping[str, Any]) -> str | None:
-    """Return the first reason in a model's config; None if there is none."""
+    """Return the first reason in a model's config; None if `fast` supports it."""
     if config.get("model_type") not in ARCHITECTURES:
         return f"architecture {config.get('model_type')}, not {' or '.join(ARCHITECTURES)}"
     activation, dropout = config.get("hidden_act") or "silu", config.get("attention_dropout")
@@ -51,14 +51,14 @@ def unsupported_model(config: Mapping[str, Any]) -> str | None:
 
 
 def unsupported_capability(capability: tuple[int, int]) -> str | None:
-    """Return the reason in a GPU's compute capability; None if there is none."""
+    """Return the reason in a GPU's compute capability; None if it suffices."""
     if capability >= MIN_CAPABILITY:
         return None
     return f"a GPU of compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 (A100, A10) or newer"
 
 
 def unsupported_precision(trial: Trial) -> str | None:
-    """Return the reason in the base's precision; None if there is none."""
+    """Return the reason in the base's precision; None if it is NF4."""
     return None if trial.base_precision == "nf4" else f"a base in {trial.base_precision}, not NF4"
 
 

@@ -68,6 +68,8 @@ def run_bench(context: Context, options: BenchOptions) -> None:
     settings = settings.model_copy(update={"bench": bench, "fleet": fleet})
     suite_name = "quick" if options.quick else "full" if options.full else options.suite or settings.bench.suite
     run, hosts = _plan(settings, suite_name, options.only, options.trial_file)
+    if (warning := plan.shared_cores_warning(settings)) is not None:
+        print(f"! {warning}")
     if options.dry_run:
         _print_plan(settings, run)
         return

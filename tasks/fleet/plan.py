@@ -12,6 +12,7 @@ from bench.records.atomic_files import read_regular
 from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.trial import MAX_BYTES
+from reports import formatting
 from tasks.cli.git import run_git
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import newest_results
@@ -148,6 +149,18 @@ def _threads_per_core(settings: Settings, workers: int) -> float:
     if settings.fleet.kind != "local" or settings.bench.profile != "tiny":
         return 1.0
     return max(1.0, workers * settings.fleet.local.threads / (os.cpu_count() or 1))
+
+
+def shared_cores_warning(settings: Settings) -> str | None:
+    """Return a warning if the fleet's workers share cores; None if each has its own."""
+    workers = settings.fleet.size
+    if _threads_per_core(settings, workers) <= 1.0:
+        return None
+    threads = formatting.count(settings.fleet.local.threads, "thread")
+    return (
+        f"fleet.size: {formatting.count(workers, 'worker')} of {threads} each "
+        f"share {formatting.count(os.cpu_count() or 1, 'core')} and slow each other; set fleet.size to auto"
+    )
 
 
 def expected_total_sec(run: RunRecord, expected_by_trial: Mapping[str, float | None]) -> float | None:

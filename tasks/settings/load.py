@@ -20,16 +20,19 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from bench.records.paths import IMAGE_FILE
-from remote.hosts.local import expanded
+from remote.hosts.local import expand_user
 from tasks.errors import UsageError
 from tasks.settings import renamed, sources
 from tasks.settings.schema import (
+    AUTO,
+    AUTO_WORKERS,
     LEAVES,
     TWO_SETTINGS,
     Section,
     Sections,
     expected_text,
     field,
+    local_workers,
     section_type,
     value_type,
 )
@@ -69,7 +72,7 @@ class Settings(Sections):
 
     def resolve_path(self, path: str) -> Path:
         """Resolve a path from a setting: relative to the project's folder, unless absolute or with a leading ~."""
-        return self.root / expanded(path)
+        return self.root / expand_user(path)
 
     def resolve_typed_path(self, path: str) -> Path:
         """Resolve a path from the command line: relative to the working directory, else to the project's folder."""
@@ -92,11 +95,25 @@ def load(context: Context) -> Settings:
         strongest = layers.strongest(keys)
         if strongest is not None and strongest.environment:
             sources.set_value(merged, keys, _cast(strongest.get(keys), field(keys)))
+    _resolve_auto_size(merged)
     try:
         sections = Sections.model_validate(merged)
     except ValidationError as error:
         raise UsageError(_first_problem(error, layers)) from None
     return Settings(root=layers.root, **{name: getattr(sections, name) for name in Sections.model_fields})
+
+
+def _resolve_auto_size(merged: dict[str, Any]) -> None:
+    """Replace `fleet.size: auto`, or a missing size, by the number of workers. Validation reports other mistakes."""
+    fleet = merged.get("fleet", {})
+    if not isinstance(fleet, Mapping) or fleet.get("size", AUTO) != AUTO:
+        return
+    local, bench = fleet.get("local"), merged.get("bench")
+    threads = local.get("threads") if isinstance(local, Mapping) else None
+    profile = bench.get("profile") if isinstance(bench, Mapping) else None
+    threads = threads if type(threads) is int and threads > 0 else 1
+    size = AUTO_WORKERS if fleet.get("kind") == "pods" else local_workers(threads, uses_gpus=profile == "gpu")
+    merged["fleet"] = {**fleet, "size": size}
 
 
 INVOKE_DEFAULTS: dict[str, Any] = Config.global_defaults()  # run, sudo, tasks, timeouts, ...

@@ -1,8 +1,10 @@
 """Schema of the settings: type, range and default of each, by section. The comments in `invoke.yaml` explain them."""
 
+import os
 import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -18,9 +20,11 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from remote.cluster.quantities import amount
+from remote.cluster.quantities import parse_quantity
 from tasks.settings.sources import Keys
 
+AUTO = "auto"
+AUTO_WORKERS = 4  # the most workers of `fleet.size: auto` on one machine, and the number over pods
 _EXPONENT = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}")
 
 
@@ -67,6 +71,16 @@ class ResultsSection(Section):
     folder: Text = Field(default="results", description="a folder's path")
 
 
+def local_workers(threads: int = 1, *, uses_gpus: bool = False) -> int:
+    """Return the number of workers of this machine: one per GPU, else one per `threads` cores; at most 4.
+
+    Workers that share a core or a GPU measure each other.
+    """
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*"))) if uses_gpus else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(AUTO_WORKERS, gpus or cores // threads))
+
+
 class LocalSection(Section):
     folder: Text = Field(default=".workers", description="a folder's path")
     threads: int = Field(default=1, ge=1, le=256)
@@ -85,7 +99,8 @@ class PodsSection(Section):
 
 class FleetSection(Section):
     kind: Literal["local", "pods"] = "local"
-    size: int = Field(default=4, ge=1, le=1024)
+    # `auto` in a file or in the environment is resolved by `tasks.settings.load`, so that all others read a number.
+    size: int = Field(default_factory=local_workers, ge=1, le=1024, description="auto, or a whole number")
     workspace: Text | None = Field(default=None, description="a folder's path")
     lost_after_sec: float = Field(default=60.0, ge=1, le=86_400)
     reconnect_timeout_sec: float = Field(default=600.0, ge=1, le=604_800)
@@ -139,6 +154,7 @@ class TrainSection(Section):
     label_mask: Literal["assistant", "all"] = "assistant"
     too_long: Literal["drop", "cut"] = "drop"
     bad_lines: Literal["refuse", "skip"] = "refuse"
+    special_tokens: Literal["text", "keep"] = "text"
     max_seq_len: int = Field(default=512, ge=8, le=1_048_576)
     validation_fraction: float = Field(default=0.02, ge=0, le=0.5)
     validation_file: Text | None = Field(default=None, description="a file's path")
@@ -299,7 +315,7 @@ class ClusterSection(Section):
 
     @model_validator(mode="after")
     def _check_shm(self) -> Self:
-        if amount(self.shm) > amount(self.memory):
+        if parse_quantity(self.shm) > parse_quantity(self.memory):
             context = {"at": ("cluster", "shm"), "name": "cluster.shm", "found": self.shm}
             raise PydanticCustomError(
                 TWO_SETTINGS, f"at most cluster.memory, {self.memory}, of which it is a part", context
@@ -308,7 +324,7 @@ class ClusterSection(Section):
 
     @model_validator(mode="after")
     def _check_cpu_limit(self) -> Self:
-        if self.cpu_limit is not None and amount(self.cpu_limit) < amount(self.cpu):
+        if self.cpu_limit is not None and parse_quantity(self.cpu_limit) < parse_quantity(self.cpu):
             context = {"at": ("cluster", "cpu_limit"), "name": "cluster.cpu_limit", "found": self.cpu_limit}
             raise PydanticCustomError(TWO_SETTINGS, f"at least cluster.cpu, {self.cpu}", context)
         return self

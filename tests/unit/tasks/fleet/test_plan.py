@@ -16,6 +16,7 @@ from bench.records.run import PlannedTrial
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import launcher
 from tasks.errors import UsageError
+from tasks.fleet import plan
 from tasks.fleet.plan import (
     KINDS_WITH_STEPS,
     expected_sec,
@@ -199,3 +200,22 @@ def test_an_invalid_trial_file_is_an_error_and_never_blocks(
     message = str(error_info.value)
     assert message.startswith("bench: --trial-file: t.json: ")
     assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("fleet", "warns"),
+    [
+        ({"size": 4}, True),
+        ({"size": 2}, False),
+        ({"size": 64, "kind": "pods"}, False),
+        ({"size": 2, "local": {"threads": 2}}, True),
+    ],
+)
+def test_workers_that_share_cores_are_a_warning(
+    context: Callable[..., Context], fleet: dict[str, Any], warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    settings = load(context(text=json.dumps({"fleet": fleet})))
+    warning = plan.shared_cores_warning(settings)
+    assert (warning is not None) == warns
+    assert not warns or "fleet.size" in str(warning)

@@ -16,7 +16,7 @@ from tasks.errors import UsageError
 from tasks.settings import renamed
 from tasks.settings.load import SYNONYMS, Settings, load
 from tasks.settings.renamed import RENAMED, RENAMED_VALUES
-from tasks.settings.schema import LEAVES, FleetSection, Sections
+from tasks.settings.schema import LEAVES, FleetSection, Sections, local_workers
 from tasks.tuning.space import RECIPES
 
 Make = Callable[..., Context]
@@ -39,8 +39,33 @@ def refusal(context: Context) -> str:
 def test_the_shipped_file_has_every_default(project: Path, context: Make) -> None:
     shipped = yaml.safe_load((project / "invoke.yaml").read_text())
     del shipped["tasks"]
+    assert shipped["fleet"]["size"] == "auto"
+    shipped["fleet"]["size"] = local_workers()
     assert shipped == Sections().model_dump(mode="json")
     assert load(context()).public() == shipped
+
+
+@pytest.mark.parametrize(
+    ("text", "cores", "size"),
+    [
+        ("", 1, 1),
+        ("", 2, 2),
+        ("fleet: {size: auto}", 64, 4),
+        ("fleet: {size: auto, local: {threads: 4}}", 8, 2),
+        ("fleet: {size: auto, local: {threads: 16}}", 8, 1),
+        ("fleet: {kind: pods}", 1, 4),
+        ("fleet: {size: 3}", 1, 3),
+    ],
+)
+def test_auto_is_one_worker_per_core_and_four_pods(
+    context: Make, monkeypatch: pytest.MonkeyPatch, text: str, cores: int, size: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
+    settings = load(context(text=text)) if text else load(context())
+    assert settings.fleet.size == size
+    assert settings.public()["fleet"]["size"] == size, "a plan has the number"
+    monkeypatch.setenv("INVOKE_FLEET_SIZE", "auto")
+    assert load(context(text=text or "{}")).fleet.size == (size if text != "fleet: {size: 3}" else 3)
 
 
 def test_every_setting_in_the_shipped_file_has_a_comment(project: Path) -> None:
@@ -110,9 +135,9 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
     [
         ("f.json", '{\n\t"fleet": {"size": 5}}', 5),
         ("f.yml", "fleet: {size: 6}", 6),
-        ("f.yaml", "# nothing here yet\n", 4),
-        ("f.yaml", "run: {echo: true, something_new: 1}\ntimeouts: {command: 5}\n", 4),  # Invoke's own
-        ("../home/.invoke.yaml", "sphinx: {target: x}\n", 4),  # another project's
+        ("f.yaml", "# nothing here yet\n", local_workers()),
+        ("f.yaml", "run: {echo: true, something_new: 1}\ntimeouts: {command: 5}\n", local_workers()),  # Invoke's own
+        ("../home/.invoke.yaml", "sphinx: {target: x}\n", local_workers()),  # another project's
     ],
 )
 def test_files_of_every_kind_are_read_and_foreign_keys_are_ignored(
@@ -122,7 +147,7 @@ def test_files_of_every_kind_are_read_and_foreign_keys_are_ignored(
     assert load(context(file if file.startswith("f.") else None)).fleet.size == size
 
 
-SIZE = "a whole number from 1 to 1024"
+SIZE = "auto, or a whole number from 1 to 1024"
 SECTIONS = ", ".join(Sections.model_fields)
 FLEET = ", ".join(FleetSection.model_fields)
 PATH_NEEDED = "a folder's path"
@@ -294,7 +319,7 @@ def test_every_setting_that_is_suggested_exists() -> None:
 
 def test_a_variable_of_invoke_itself_is_accepted(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_RUN_ECHO", "1")
-    assert load(context()).fleet.size == 4
+    assert load(context()).fleet.size == local_workers()
 
 
 def test_the_layer_that_set_the_value_is_the_one_named(

@@ -13,5 +13,5 @@ MakeSettings = Callable[..., Settings]
 
 @pytest.fixture
 def settings(context: Callable[..., Context]) -> MakeSettings:
-    """The settings with these of the section train."""
-    return lambda **train: load(context(text=json.dumps({"train": train})))
+    """Return the settings of four workers with these of the section train."""
+    return lambda **train: load(context(text=json.dumps({"fleet": {"size": 4}, "train": train})))
