@@ -29,6 +29,15 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
+# Messages of gloo, NCCL, torch's store and torchrun's rendezvous for a broken connection between ranks.
+_CONNECTION_LOST = re.compile(
+    r"gloo/transport|connection (closed|reset|refused|timed out)|broken pipe|timed out waiting \d+ ?ms"
+    r"|Dist(Network|Store)Error|Rendezvous(Timeout|Connection|Closed)Error|socket has timed out"
+    r"|ncclRemoteError|ncclSystemError|unhandled system error|remote process exited|watchdog .*timeout",
+    re.IGNORECASE,
+)
+
+
 class Stopped(BaseException):
     """Stop of the trial by a signal or the deadline. A BaseException, so that no library handles it as a failure."""
 
@@ -104,13 +113,20 @@ def classify_error(error: BaseException, record: Record | None = None) -> tuple[
         return TrialStatus.LOST, message[:300]
     if is_out_of_memory(error):
         return TrialStatus.OUT_OF_MEMORY, message[:300] if record is None else _explain_out_of_memory(message, record)
-    return TrialStatus.FAILED, f"{type(error).__name__}: {message}"[:300]
+    message = f"{type(error).__name__}: {message}"
+    is_lost = isinstance(error, RuntimeError) and is_connection_error(message)
+    return TrialStatus.LOST if is_lost else TrialStatus.FAILED, message[:300]
 
 
 def _explain_out_of_memory(message: str, record: Record) -> str:
     vram = record.peak_vram_bytes
     peak = (record.peak_rss_bytes or peak_rss_bytes(), "RSS") if vram is None else (vram, "VRAM")
     return out_of_memory.explain(record.trial, record.phase, message, *peak)
+
+
+def is_connection_error(text: str) -> bool:
+    """Check whether an error's text reports a broken connection between ranks."""
+    return _CONNECTION_LOST.search(text) is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -76,8 +76,11 @@ def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
         yield results
 
 
-def resume_command(run_id: str) -> str:
-    """Return the command that resumes a run; the run's id names its suite."""
+def resume_command(run: RunRecord | str) -> str:
+    """Return the command that resumes a run. An id names its suite; whether a Job runs it is in its record only."""
+    run_id = run if isinstance(run, str) else run.run_id
+    if isinstance(run, RunRecord) and "job" in run.provenance.get("inputs", {}):
+        return f"inv {TRAIN} --job --resume={run_id}"
     return f"inv {TRAIN if run_id.split('-')[2:3] == [TRAIN] else 'bench'} --resume={run_id}"
 
 

@@ -24,7 +24,7 @@ from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.retry_policy import LoginTimeout, RetryLimits
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
-from remote.jobs.job import slot_of
+from remote.jobs.job import slot_path
 from reports import formatting
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.worker_queries import query_all
@@ -92,7 +92,7 @@ def resume(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -
         ledger = Ledger.create(folder / LEDGER_FILE, trial_ids)
         for trial_id in trial_ids:
             if ledger.needs_work(trial_id) and not ledger.is_open(trial_id):
-                ledger.reopened(trial_id)
+                ledger.reopen(trial_id)
         if ledger.open_trials():
             run_trials(settings, run, folder, ledger, hosts, plain=plain)
             return
@@ -106,7 +106,7 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     Two runs on one worker would disturb each other's measurements. Two runs that start at the same time may both pass
     this check; their trials then take turns (`remote.fleet.retry_policy`).
     """
-    holders = query_all(settings, hosts, lambda host: Agent(host).holder(slot_of(host)))
+    holders = query_all(settings, hosts, lambda host: Agent(host).holder(slot_path(host)))
     jobs = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
     if not jobs:
         return
@@ -190,25 +190,25 @@ def make_fleets(
             run=run,
             run_folder=folder,
             ledger=ledger,
-            launch=launcher(settings, run.run_id, strict=strict),
+            make_command=launcher(settings, run.run_id, strict=strict),
             on_event=on_event,
             limits=RetryLimits(
                 lost_after_sec=max(1.0, settings.fleet.lost_after_sec - SILENCE_TIMEOUT_SEC[settings.fleet.kind]),
                 reconnect_timeout_sec=reconnect_timeout_sec,
                 login_timeout_sec=settings.fleet.login_timeout_sec,
                 max_attempts=max_attempts,
-                streams=MAX_STREAMS[settings.fleet.kind],
+                max_streams=MAX_STREAMS[settings.fleet.kind],
             ),
-            shared=settings.shared_results,
-            agents=group.make_agent,
-            only=group.trial_ids,
-            keeper=checkpoint_sync,
+            shared_folder=settings.shared_results,
+            make_agent=group.make_agent,
+            trial_ids=group.trial_ids,
+            checkpoint_sync=checkpoint_sync,
         )
 
 
 def report_outcome(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
     """Print the outcome if every trial succeeded. Otherwise raise Interrupted or SomeTrialsFailed."""
-    counts = Counter(entry.end for entry in ledger.entries.values() if entry.end is not None)
+    counts = Counter(entry.status for entry in ledger.entries.values() if entry.status is not None)
     total = len(ledger.entries)
     summary = ", ".join(f"{count} {end.value}" for end, count in counts.most_common())
     if interrupted:
@@ -217,7 +217,7 @@ def report_outcome(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None
         print(f"run {run.run_id}: {'the trial' if total == 1 else f'all {total} trials'} SUCCEEDED")
         return
     for reason, count in Counter(
-        entry.reason for entry in ledger.entries.values() if entry.end is TrialStatus.LOST
+        entry.reason for entry in ledger.entries.values() if entry.status is TrialStatus.LOST
     ).most_common(5):
         print(f"LOST: {formatting.count(count, 'trial')}: {escape_controls(reason or 'unknown reason')}")
     is_resumable = any(end.is_resumable for end in counts)
@@ -228,15 +228,15 @@ def report_outcome(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None
 
 
 @contextlib.contextmanager
-def ledger_errors(run_id: str) -> Iterator[None]:
+def ledger_errors(run: RunRecord | str) -> Iterator[None]:
     """Translate errors of login, ledger and file system to RetryableError with the command that resumes the run."""
     try:
         yield
     except LoginTimeout as error:
         raise RetryableError(
-            f"{error}; jobs on the workers continue: log in, then run `{resume_command(run_id)}`"
+            f"{error}; jobs on the workers continue: log in, then run `{resume_command(run)}`"
         ) from None
     except (LedgerError, OSError) as error:
         raise RetryableError(
-            f"{error}; jobs on the workers continue: fix that, then run `{resume_command(run_id)}`"
+            f"{error}; jobs on the workers continue: fix that, then run `{resume_command(run)}`"
         ) from None

@@ -20,7 +20,7 @@ from tasks.train import trial_spec
 # Settings without influence on the result: the current value always applies.
 OPERATOR_SETTINGS = {"workers", "max_restarts", "replacement_timeout_sec", "elastic", "budget_usd", "max_hours"}
 DATA_SETTINGS = {
-    *("data", "data_weights", "label_mask", "too_long", "bad_lines", "max_seq_len"),
+    *("data", "data_weights", "label_mask", "too_long", "bad_lines", "special_tokens", "max_seq_len"),
     *("validation_fraction", "validation_file"),
     "data.path",
 }
@@ -78,7 +78,7 @@ def raise_if_changed(run: RunRecord, changes: Sequence[SettingChange], *, is_all
         texts = "; ".join(change.text for change in changes)
         raise UsageError(
             f"run {run.run_id}: {texts}; restore the planned values, or resume with the current settings: "
-            f"`{resume_command(run.run_id)} --changed`"
+            f"`{resume_command(run)} --changed`"
         )
 
 

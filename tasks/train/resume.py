@@ -1,7 +1,8 @@
 """`inv train --resume`: reattach to a training, or restart it from its last checkpoint.
 
 It continues as planned. Changed settings and changed content of data or model are errors, field by field. With
---changed they are applied, and the ledger and the training's record list them.
+--changed they are applied, and the ledger and the training's record list them. A training that has failed is resumed
+unchanged with --retry-failed only.
 """
 
 import contextlib
@@ -61,13 +62,15 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
 
 
 def _can_resume(entry: Entry, options: TrainOptions) -> bool:
-    """Check whether a failed training may restart: its last attempt was rejected at the start, or --changed is set."""
-    return was_rejected(entry) or (options.changed and entry.status is not TrialStatus.SUCCEEDED)
+    """Check whether a failed training may restart: its last attempt was rejected, or a flag asks for it."""
+    is_requested = options.changed or options.retry_failed
+    return was_rejected(entry) or (is_requested and entry.status is not TrialStatus.SUCCEEDED)
 
 
-def _rejection_note(entry: Entry) -> list[str]:
-    """Return the ledger's note on a restart after a rejected attempt: the reason, as the fix is unknown."""
-    return [f"retried after {entry.reason}"] if was_rejected(entry) else []
+def _retry_note(entry: Entry, changes: Sequence[str]) -> list[str]:
+    """Return the ledger's note on a restart after a failure without a known change: the reason of the failure."""
+    has_failed = entry.status is not None and not entry.status.is_resumable
+    return [f"retried after {entry.reason}"] if was_rejected(entry) or (has_failed and not changes) else []
 
 
 def _print_state(settings: Settings, run: RunRecord, entry: Entry | None) -> None:
@@ -130,7 +133,7 @@ def _reopen(settings: Settings, session: TrainingSession, options: TrainOptions)
         for note in notes:
             print(f"changed: {note}")
     trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
-    notes += _rejection_note(session.ledger.entries[TRIAL_ID])
+    notes += _retry_note(session.ledger.entries[TRIAL_ID], notes)
     if notes or trial != previous or session.run.workers != [host.name for host in hosts[:count]]:
         session.replan(trial, notes)
     else:
@@ -166,10 +169,10 @@ def _updated_record(run: RunRecord, settings: Settings, inputs: dict[str, Any]) 
 
 def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, options: TrainOptions) -> None:
     """Submit another Job for a training that Kubernetes did not finish: its next turn."""
-    run_id, job_command = run.run_id, f"inv train --job --resume={run.run_id}"
+    run_id, job_command = run.run_id, resume_command(run)
     if not options.job or options.workers is not None:
         raise UsageError(f"run {run_id} runs as a Job with a fixed number of pods; resume it with `{job_command}`")
-    with runner.ledger_errors(run_id):
+    with runner.ledger_errors(run):
         if Ledger(folder / LEDGER_FILE).is_open(TRIAL_ID):
             if is_job_active(settings, run):
                 raise RetryableError(
@@ -186,7 +189,8 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
         if not (ledger.needs_work(TRIAL_ID) or _can_resume(entry, options)):
             end = "unknown" if entry.status is None else f"{entry.status.value}: {entry.reason}"
             raise UsageError(
-                f"run {run_id}: it has ended as {end}; change what made it fail, then run `{job_command} --changed`"
+                f"run {run_id}: it has ended as {end}; `{job_command} --retry-failed` retries it unchanged from its "
+                "last checkpoint, --changed with the current settings"
             )
         changes = config_diff.diff(run, settings)
         config_diff.raise_if_changed(run, changes, is_allowed=options.changed)
@@ -195,7 +199,8 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
         def on_accepted() -> None:
             next_run.write(folder)
             if entry.status is not None:
-                ledger.reopen(TRIAL_ID, [*(change.text for change in changes), *_rejection_note(entry)])
+                notes = [change.text for change in changes]
+                ledger.reopen(TRIAL_ID, [*notes, *_retry_note(entry, notes)])
 
         submit_job.submit(settings, next_run, options, on_accepted)
     submit_job.print_submitted(run_id, options)

@@ -16,12 +16,12 @@ from bench.records import Trial
 from bench.records.paths import CHECKPOINTS_FOLDER
 from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
-from bench.records.training import is_at_its_limit
+from bench.records.training import is_limit_reached
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Entry, Ledger
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
-from remote.jobs.job import Job, slot_of
+from remote.jobs.job import Job, slot_path
 from reports.summary.cost import Price
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import checkpoint_folder
@@ -92,7 +92,7 @@ class TrainingSession:
             self.settings, self.run, self.folder, self.ledger, self.hosts, view.handle, checkpoint_sync=checkpoint_sync
         )
         for fleet in fleets:
-            fleet.run(stops_when_interrupted=False)
+            fleet.run(cancel_on_interrupt=False)
         checkpoint_sync.wait()
 
     def _make_checkpoint_sync(self) -> CheckpointSync:
@@ -100,15 +100,15 @@ class TrainingSession:
         usd_per_sec = None if self.price is None else self.trial.world_size * self.price.usd_per_gpu_hour / 3600.0
         return CheckpointSync(
             ledger=self.ledger,
-            place=checkpoint_folder(self.settings, self.run.run_id),
-            home=self.folder / CHECKPOINTS_FOLDER if copies_home else None,
+            remote_folder=checkpoint_folder(self.settings, self.run.run_id),
+            local_folder=self.folder / CHECKPOINTS_FOLDER if copies_home else None,
             usd_per_sec=usd_per_sec,
         )
 
     def _replan_with_reachable(self, view: TrainingView) -> bool:
         """Replan an elastic training with the reachable workers if one was not replaced in time. True if replanned."""
         entry = self.ledger.entries[TRIAL_ID]
-        if not self.settings.train.elastic or entry.end is not TrialStatus.LOST:
+        if not self.settings.train.elastic or entry.status is not TrialStatus.LOST:
             return False
         reachable, planned = reachable_workers(self.hosts), self.run.workers
         if not reachable or all(name in [host.name for host in reachable] for name in planned):
@@ -136,34 +136,37 @@ class TrainingSession:
         planned = dataclasses.replace(before, trial=trial, worker=names[0])
         self.run = dataclasses.replace(self.run, workers=names, planned=[planned])
         self.run.write(self.folder)
-        self.ledger.reopened(TRIAL_ID, changes)
+        self.ledger.reopen(TRIAL_ID, changes)
         for attempt in attempts:
-            self.ledger.retried(TRIAL_ID, attempt.number, "the training was replanned")
+            self.ledger.record_retry(TRIAL_ID, attempt.number, "the training was replanned")
 
     def report_outcome(self) -> None:
         """Collect the adapter of a successful training. Otherwise raise an error with the command that resumes it."""
         entry, run_id = self.ledger.entries[TRIAL_ID], self.run.run_id
         reason, command = entry.reason or "", f"`{resume_command(run_id)}`"
-        if entry.end is TrialStatus.SUCCEEDED:
+        if entry.status is TrialStatus.SUCCEEDED:
             print(f"run {run_id}: trained")
             collect_run(self.settings, self.run, self.folder, self.hosts)
             return
-        if is_at_its_limit(reason):
+        if is_limit_reached(reason):
             raise RetryableError(f"run {run_id}: {reason}, with a checkpoint; raise that limit, then run {command}")
         if was_rejected(entry):
             error_type = ConfirmationRequired if reason.startswith(REFUSED_PREFIX) else UsageError
             raise error_type(f"run {run_id}: {reason.partition(': ')[2]}. Fix that, then run {command}")
-        if entry.end is not None and entry.end.is_resumable:
+        if entry.status is not None and entry.status.is_resumable:
             raise RetryableError(
-                f"run {run_id}: {entry.end.value}: {reason}; {command} resumes it from its last checkpoint"
+                f"run {run_id}: {entry.status.value}: {reason}; {command} resumes it from its last checkpoint"
             )
-        end = "not ended" if entry.end is None else entry.end.value
-        raise SomeTrialsFailed(f"run {run_id}: {end}: {reason}; `inv collect report` shows the results so far")
+        end = "not ended" if entry.status is None else entry.status.value
+        raise SomeTrialsFailed(
+            f"run {run_id}: {end}: {reason}; `{resume_command(run_id)} --retry-failed` retries it unchanged from its "
+            "last checkpoint, --changed with other settings, and `inv collect report` shows the results so far"
+        )
 
 
 def was_rejected(entry: Entry) -> bool:
     """Check whether the last attempt did not start because of something fixable: data, model, a full disk."""
-    return entry.end is TrialStatus.FAILED and (entry.reason or "").startswith((BAD_INPUT_PREFIX, REFUSED_PREFIX))
+    return entry.status is TrialStatus.FAILED and (entry.reason or "").startswith((BAD_INPUT_PREFIX, REFUSED_PREFIX))
 
 
 def reachable_workers(hosts: Sequence[Host]) -> list[Host]:
@@ -171,7 +174,7 @@ def reachable_workers(hosts: Sequence[Host]) -> list[Host]:
 
     def is_reachable(host: Host) -> bool:
         try:
-            Agent(host).holder(slot_of(host))
+            Agent(host).holder(slot_path(host))
         except HostError:
             return False
         return True

@@ -38,8 +38,9 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
         is_bare = options.resume is True  # type: ignore[comparison-overlap] # Invoke's bare optional value
         resume.resume(settings, None if is_bare else options.resume, options)
         return
-    if options.changed:
-        raise UsageError("train: --changed applies to a resumed training; pass it with --resume")
+    for flag, is_set in (("--changed", options.changed), ("--retry-failed", options.retry_failed)):
+        if is_set:
+            raise UsageError(f"train: {flag} applies to a resumed training; pass it with --resume")
     configured = settings
     settings, file_trial = trial_spec.apply_trial_file(settings, options.trial_file)
     count = trial_spec.worker_count(settings, options.workers)

@@ -55,6 +55,7 @@ class TrainOptions:
     elastic: bool
     resume: str | None
     changed: bool
+    retry_failed: bool
     dry_run: bool
     plain: bool
     job: bool
@@ -103,6 +104,7 @@ def training_data(settings: Settings) -> TrainingData:
             labels=train.label_mask,
             too_long=train.too_long,
             bad_lines=train.bad_lines,
+            special_tokens=train.special_tokens,
         )
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError, InputRejected
+from bench.harness import termination
 from bench.harness.termination import Stopped, WorkerGone
 from bench.records import Trial
 from bench.records.result import TrialStatus
@@ -45,11 +46,15 @@ class RankFailed(RuntimeError):
 
 
 class RankKilled(RankFailed):
-    """Error for a rank that was ended by a signal or went silent, which the trial itself did not cause."""
+    """Error for a rank that was ended by a signal, went silent or hangs, which the trial itself did not cause."""
 
 
 class RankGone(WorkerGone):
     """Error for a rank whose machine is lost; the message begins with the rank."""
+
+
+class RanksDisconnected(RankGone):
+    """Error for ranks that lost their connections to each other, while none of them is known to have failed."""
 
 
 class RankStopped(RankGone):
@@ -156,7 +161,10 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             on_line(line)
 
     def check_progress(self) -> None:
-        """Read the ranks' heartbeats. Raises RankFailed for a silent rank or a step that never ends."""
+        """Read the ranks' heartbeats.
+
+        Raises RankKilled or RankGone for a silent rank or a step that never ends: a rank's own error comes earlier.
+        """
         now = time.monotonic()
         for rank, sample in enumerate(self._samples):
             heartbeat = read_object(self.folder / f"rank-{rank}.json")
@@ -178,10 +186,15 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         last_progress = max(sample.last_progress for sample in self._samples)
         in_steps = all(sample.heartbeat.get("step") for sample in self._samples)
         if in_steps and now - last_progress > self._limits.step_sec:
-            raise RankFailed(self._stuck_message())
+            # With several machines, a broken network between two of them leaves every rank alive and waiting.
+            has_other_machines = len(self._local_ranks) < len(self._samples)
+            raise (RanksDisconnected if has_other_machines else RankKilled)(self._stuck_message())
 
     def failure(self) -> Exception:
-        """Return the error that ended torchrun: the first rank failed by a signal, its own report or its exit code."""
+        """Return the error that ended torchrun: the first rank failed by a signal, its own report or its exit code.
+
+        A lost connection counts only if no rank has another error, because it follows from the end of any other rank.
+        """
         failures = self.local_failures()
         for path in self.folder.glob("failures-*.json"):
             for name, more in read_object(path).items():
@@ -203,19 +216,30 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             for rank in range(self._trial.world_size)
             if (error := read_object(self.folder / f"error-{rank}.json"))
         ]
-        if errors:
-            first = min(errors, key=lambda error: float(error["at"]))
-            if first["kind"] in ("input", "rejected"):
-                return (InputRejected if first["kind"] == "rejected" else InputError)(first["reason"])
-            message = f"rank {first['rank']}: {first['reason']} (in {self._samples[first['rank']].position})"
-            if first["kind"] == TrialStatus.OUT_OF_MEMORY.value:
-                return RankOutOfMemory(message, first.get("vram_bytes"), first.get("rss_bytes"))
-            return RankFailed(message)
+        errors.sort(key=lambda error: float(error["at"]))
+        for error in errors:
+            if error["kind"] != TrialStatus.LOST.value:
+                return self._reported_error(error)
+        disconnected = {int(error["rank"]) for error in errors}
         for rank, code in failures.get("ranks", []):
+            if rank in disconnected or (errors and code == -signal.SIGTERM):
+                continue
             name = f"signal {-code}" if code < 0 else f"code {code}"
             return RankFailed(f"rank {rank} ended with {name} in {self._samples[rank].position}{self.last_line(rank)}")
+        if errors:
+            return self._reported_error(errors[0])
         tail = failures.get("torchrun") or " ".join(_tail(self.folder / "torchrun.log")[-1:]) or "no output"
-        return RankFailed(f"torchrun ended with code {self._process.returncode}: {tail}")
+        message = f"torchrun ended with code {self._process.returncode}: {tail}"
+        return RanksDisconnected(message) if termination.is_connection_error(tail) else RankFailed(message)
+
+    def _reported_error(self, report: dict[str, Any]) -> Exception:
+        """Return the error that a rank has reported in its error file."""
+        if report["kind"] in ("input", "rejected"):
+            return (InputRejected if report["kind"] == "rejected" else InputError)(report["reason"])
+        message = f"rank {report['rank']}: {report['reason']} (in {self._samples[report['rank']].position})"
+        if report["kind"] == TrialStatus.OUT_OF_MEMORY.value:
+            return RankOutOfMemory(message, report.get("vram_bytes"), report.get("rss_bytes"))
+        return (RanksDisconnected if report["kind"] == TrialStatus.LOST.value else RankFailed)(message)
 
     def local_failures(self) -> dict[str, Any]:
         """Return torchrun's report of failed ranks on this machine; empty if none failed."""

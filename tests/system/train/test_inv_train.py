@@ -187,6 +187,21 @@ def test_changes_since_the_plan_stop_the_resume_unless_requested(project, hold_f
     assert trial.training.may_differ == ("data", "learning_rate")
 
 
+def test_a_failed_training_is_resumed_unchanged_on_request_only(project, hold_file: Path) -> None:
+    operator = project.start("train")
+    wait_for_checkpoint(project)
+    fail_file = hold_file.with_name("fail")
+    fail_file.touch()
+    assert "--retry-failed`" in project.wait_for_exit(operator, code=1)[1]
+    fail_file.unlink()
+    project.inv("train", "--resume", code=1)
+    assert len(project.events("started")) == 1
+    project.inv("train", "--resume", "--retry-failed")
+    (reopened,) = project.events("reopened")
+    assert "the step has failed" in reopened["changed"][0]
+    assert collected_adapter(project) == SUM_OF_STEPS
+
+
 def test_data_replaced_before_the_first_checkpoint_is_not_trained_on(project, hold_file: Path) -> None:
     data = project.folder / "mine.jsonl"
     content = Path(project.environment["INVOKE_DATA_PATH"]).read_bytes()

@@ -25,7 +25,14 @@ from bench.workloads.distributed.distributed import (
     visible_gpus,
 )
 from bench.workloads.distributed.rank import Heartbeat
-from bench.workloads.distributed.torchrun import RankFailed, RankKilled, RankOutOfMemory, RankStopped, Torchrun
+from bench.workloads.distributed.torchrun import (
+    RankFailed,
+    RankKilled,
+    RankOutOfMemory,
+    RanksDisconnected,
+    RankStopped,
+    Torchrun,
+)
 from tests.support.faults import full_disk, wait_for
 
 
@@ -167,7 +174,7 @@ def test_a_rank_that_hangs_is_named(monkeypatch, ranks, position, seconds, alive
 @pytest.fixture
 def _connection_lost(ranks) -> None:
     """Let rank 0 report that its connection was closed."""
-    error = {"rank": 0, "kind": "FAILED", "reason": "RuntimeError: connection closed by peer", "at": 1.0}
+    error = {"rank": 0, "kind": "LOST", "reason": "RuntimeError: connection closed by peer", "at": 1.0}
     (ranks.folder / "error-0.json").write_text(json.dumps(error))
 
 
@@ -188,6 +195,46 @@ def test_a_stopped_machine_is_named_before_the_rank_that_failed_because_of_it(ra
     error = ranks.failure()
     assert type(error) is RankStopped
     assert "rank 1 " in str(error)
+
+
+@pytest.mark.usefixtures("_connection_lost")
+def test_a_ranks_own_error_is_named_before_the_connections_that_broke_because_of_it(ranks):
+    report = {"rank": 1, "kind": "FAILED", "reason": "ValueError: no", "at": 2.0}
+    (ranks.folder / "error-1.json").write_text(json.dumps(report))
+    error = ranks.failure()
+    assert type(error) is RankFailed
+    assert "ValueError: no" in str(error)
+
+
+@pytest.mark.usefixtures("_connection_lost")
+@pytest.mark.parametrize(
+    ("failures", "raised"),
+    [
+        pytest.param({}, RanksDisconnected, id="only connections broke"),
+        pytest.param({"ranks": [(0, 1), (1, -signal.SIGTERM)]}, RanksDisconnected, id="torchrun ended the other"),
+        pytest.param({"ranks": [(0, 1), (1, 70)]}, RankFailed, id="the other ended with a code of its own"),
+    ],
+)
+def test_broken_connections_without_a_failed_rank_are_lost(ranks, failures, raised):
+    (ranks.folder / torchrun.FAILURES_FILE).write_text(json.dumps(failures))
+    error = ranks.failure()
+    assert type(error) is raised
+    assert (termination.classify_error(error)[0] is TrialStatus.LOST) == (raised is RanksDisconnected)
+
+
+@pytest.mark.parametrize(("local_ranks", "raised"), [(range(2), RankKilled), (range(1), RanksDisconnected)])
+def test_a_step_that_no_rank_ends_is_lost_as_no_rank_is_known_to_have_failed(monkeypatch, ranks, local_ranks, raised):
+    monkeypatch.setattr(ranks, "_local_ranks", local_ranks)
+    for rank in (0, 1):
+        write_heartbeat(ranks, rank, phase="train", step=17)
+    ranks.check_progress()
+    later = time.monotonic() + 11
+    monkeypatch.setattr(torchrun.time, "monotonic", lambda: later)
+    for rank in (0, 1):
+        write_heartbeat(ranks, rank, phase="train", step=17, count=2)
+    with pytest.raises(raised, match=r"^rank 0 and rank 1 .*train step 17") as raised_error:
+        ranks.check_progress()
+    assert type(raised_error.value) is raised
 
 
 @pytest.mark.parametrize(

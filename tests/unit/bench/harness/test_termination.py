@@ -74,3 +74,30 @@ def test_a_reason_is_one_short_line_and_never_empty():
     assert reason.startswith("RuntimeError: first second xxx")
     assert len(reason) == 300
     assert classify_error(ValueError()) == (TrialStatus.FAILED, "ValueError: no message")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4242",
+        "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 60000ms for recv operation",
+        "NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error, NCCL version 2.27.5",
+        "NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled system error, NCCL version 2.27.5",
+        "The client socket has timed out after 180000ms while trying to connect to (10.0.0.7, 21000).",
+        "Broken pipe",
+    ],
+)
+def test_a_broken_connection_between_ranks_is_lost_and_not_failed(message):
+    assert classify_error(RuntimeError(message))[0] is TrialStatus.LOST
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled cuda error, NCCL version 2.27.5"),
+        RuntimeError("the size of tensor a (4) must match the size of tensor b (5)"),
+        ValueError("Connection closed by peer"),
+    ],
+)
+def test_other_errors_of_a_rank_are_failures(error):
+    assert classify_error(error)[0] is TrialStatus.FAILED

@@ -2,25 +2,27 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from invoke import Context
 
-from bench.records.paths import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.result import TrialStatus
-from bench.records.run import PlannedTrial
+from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.ledger import Ledger
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
-from tasks.train import resume, trial_spec
+from tasks.train import resume, submit_job, train, trial_spec
 from tasks.train.trial_spec import TRIAL_ID, TrainOptions
 from tests.support.reports import synthetic
 from tests.unit.tasks.train.conftest import MakeSettings
 
 RUN = "20260101-000000-train"
 DRY_RUN = TrainOptions(
-    workers=None, trial_file=None, elastic=False, resume=RUN, changed=False, dry_run=True, plain=True, job=False,
-    yes=False, discard_results=False,
+    workers=None, trial_file=None, elastic=False, resume=RUN, changed=False, retry_failed=False, dry_run=True,
+    plain=True, job=False, yes=False, discard_results=False,
 )  # fmt: skip
 
 
@@ -51,8 +53,35 @@ def test_a_resumed_job_that_has_ended_prints_its_end_and_the_next_command(
     assert line.startswith(f"run {RUN}: {resume.ALREADY_DONE}; `inv collect --run={RUN}` ")
     (folder / LEDGER_FILE).unlink()
     write_training(configured, TrialStatus.FAILED, "the loss is nan at step 3", job={"overlay": "job-1gpu"})
-    with pytest.raises(UsageError, match=rf"FAILED: the loss is nan at step 3; .*`inv train --job --resume={RUN} --ch"):
+    with pytest.raises(
+        UsageError, match=rf"FAILED: the loss is nan at step 3; .*`inv train --job --resume={RUN} --ret"
+    ):
         resume.resume(configured, RUN, options)
+
+
+@pytest.mark.parametrize("flag", ["retry_failed", "changed"])
+@pytest.mark.parametrize("status", [TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMED_OUT])
+def test_a_failed_job_with_equal_settings_is_submitted_again_on_request(
+    status: TrialStatus, flag: str, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured = settings()
+    options = dataclasses.replace(DRY_RUN, job=True, dry_run=False, **{flag: True})
+    job = {"overlay": "job-1gpu", "turn": 1, "after": 0, "shared": "/results"}
+    folder = write_training(configured, status, "no rank has ended its step", job=job)
+    before = RunRecord.read(folder / RUN_FILE).planned
+    monkeypatch.setattr(submit_job, "submit", lambda _settings, _run, _options, on_accepted: on_accepted())
+    resume.resume(configured, RUN, options)
+    run, ledger = RunRecord.read(folder / RUN_FILE), Ledger(folder / LEDGER_FILE)
+    assert run.provenance["inputs"]["job"]["turn"] == 2
+    assert (run.planned == before) == (flag == "retry_failed")  # what --changed allows to differ is in the plan
+    assert ledger.is_open(TRIAL_ID)
+
+
+@pytest.mark.parametrize("flag", ["changed", "retry_failed"])
+def test_flags_of_a_resume_need_one(flag: str, context: Callable[..., Context]) -> None:
+    options = dataclasses.replace(DRY_RUN, resume=None, **{flag: True})
+    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} "):
+        train.train_fleet(context(), options)
 
 
 def write_training(configured: Settings, end: TrialStatus | None, reason: str | None, **inputs: object) -> Path:
@@ -65,7 +94,7 @@ def write_training(configured: Settings, end: TrialStatus | None, reason: str | 
     folder.mkdir(parents=True, exist_ok=True)
     run.write(folder)
     ledger = Ledger.create(folder / LEDGER_FILE, [TRIAL_ID])
-    ledger.started(TRIAL_ID, 1, "worker-0", "/job")
+    ledger.record_start(TRIAL_ID, 1, "worker-0", "/job")
     if end is not None:
-        ledger.ended(TRIAL_ID, end, reason, 1)
+        ledger.record_end(TRIAL_ID, end, reason, 1)
     return folder

@@ -1,0 +1,204 @@
+"""A training on three simulated machines, whose network between two of them is cut for shorter or longer than a step.
+
+Real ranks below three parents, in one network namespace: a cut drops the packets of all connections between the
+processes of two machines, and a repair lets TCP go on. Needs root. Not covered: NCCL, whose watchdog ends a rank.
+"""
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import torch_stack
+from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.result import TrialResult, TrialStatus
+from bench.records.training import TrainingRecord
+from bench.workloads.distributed.torchrun import descendant_pids
+from tests.support import tiny_training
+from tests.support.hosts.local_fleet import wait_for
+from tests.support.hosts.rank_pids import alive, kill_trials
+from tests.support.machines.machine import Machine, require
+from tests.support.machines.ports import free_ports
+
+WAIT_SEC = 240.0
+NODES, STEPS, HELD_AFTER = 3, 8, 2
+SILENCE_SEC, SHORT_CUT_SEC = 8, 3.0  # a step may take 5 s longer than a rank may be silent
+# The process enters the machines' network, with a short limit for a row. Its training pauses after the step HELD_AFTER
+# until the gate file exists, so that the test cuts the network while the ranks are connected.
+PROGRAM = """
+import ctypes, os, runpy, sys, time
+from pathlib import Path
+from bench.workloads.finetune import finetune
+from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager
+
+network, last, gate = os.open(sys.argv[1], os.O_RDONLY), int(sys.argv[2]), Path(sys.argv[3])
+save = CheckpointManager.save
+assert ctypes.CDLL(None, use_errno=True).setns(network, 0x40000000) == 0, os.strerror(ctypes.get_errno())
+finetune.MIN_TOKENS_PER_SEC["tiny"] = 1000.0
+
+def held_save(manager, state, history, *, wait=False):
+    while state.step > last and not gate.exists():
+        time.sleep(0.01)
+    return save(manager, state, history, wait=True)
+
+CheckpointManager.save = held_save
+sys.argv[1:] = sys.argv[4:]
+runpy.run_module("bench", run_name="__main__", alter_sys=True)
+"""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Network:
+    """The machines' common network: `cut` drops all packets between the processes of two machines."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.path = machine, f"/proc/{machine.pid}/ns/net"
+        self._rules: list[tuple[str, ...]] = []
+
+    def cut(self, one: set[int], other: set[int]) -> None:
+        ports = self._connections(one, other)
+        assert ports
+        for local, peer in ports:
+            for source, destination in ((local, peer), (peer, local)):
+                rule = ("INPUT", "-p", "tcp", "--sport", source, "--dport", destination, "-j", "DROP")
+                self.machine.run("iptables", "-w", "-I", *rule)
+                self._rules.append(rule)
+
+    def repair(self) -> None:
+        for rule in self._rules:
+            self.machine.run("iptables", "-w", "-D", *rule)
+        self._rules.clear()
+
+    def _connections(self, one: set[int], other: set[int]) -> set[tuple[str, str]]:
+        """Return the ports of the connections between two sets of processes: of the first set's end, and the peer's."""
+        ends: dict[tuple[str, str], set[int]] = {}
+        for line in self.machine.run("ss", "-tnpH", "state", "established").stdout.splitlines():
+            _, _, local, peer, *users = line.split()
+            ports = local.rpartition(":")[2], peer.rpartition(":")[2]
+            ends[ports] = {int(pid) for pid in re.findall(r"pid=(\d+)", " ".join(users))}
+        return {
+            (local, peer)
+            for (local, peer), pids in ends.items()
+            if pids & one and ends.get((peer, local), set()) & other
+        }
+
+
+class Training:
+    """The attempts of one training: three processes each, with a common folder of checkpoints."""
+
+    def __init__(
+        self, home: Path, server, environment: dict[str, str], inputs: tuple[Path, Path], network: Network
+    ) -> None:
+        self.home, self.server, self.environment, self.inputs, self.network = home, server, environment, inputs, network
+        self.number, self.started = 0, list[subprocess.Popen[str]]()
+
+    @property
+    def out(self) -> Path:
+        return self.home / f"out-{self.number}-0"
+
+    @property
+    def gate(self) -> Path:
+        return self.home / f"gate-{self.number}"
+
+    def start(self, *, held_after: int = STEPS) -> list[subprocess.Popen[str]]:
+        self.number += 1
+        training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": NODES, "evaluate_every": 0}
+        trial = tiny_training.plan(*self.inputs, world_size=NODES, training=training)
+        self.home.mkdir(exist_ok=True)
+        (self.home / "trial.json").write_text(trial.to_text())
+        shared = {NODE_COUNT: str(NODES), NODE_ADDRESS: "127.0.0.1", NODE_PORT: str(free_ports(2)), NODE_TOKEN: "word"}
+        nodes = []
+        for node in range(NODES):
+            temporary = self.home / f"tmp-{self.number}-{node}"
+            temporary.mkdir()
+            variables = {
+                NODE_RANK: str(node),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "TMPDIR": str(temporary),
+                "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC),
+            }
+            argv = (
+                *("-c", PROGRAM, self.network.path, str(held_after), str(self.gate), "run"),
+                *("--trial", str(self.home / "trial.json"), "--out", str(self.home / f"out-{self.number}-{node}")),
+                *("--checkpoints", str(self.home / "checkpoints"), "--attempt", str(self.number)),
+            )
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            process = self.server.start(
+                *argv, env=self.environment | shared | variables, start_new_session=True, **pipes
+            )
+            self.started.append(process)
+            nodes.append(process)
+        return nodes
+
+    def wait_for_checkpoint(self, nodes: list[subprocess.Popen[str]], step: int) -> None:
+        def is_written() -> bool:
+            assert all(node.poll() is None for node in nodes), [node.communicate() for node in nodes if node.poll()]
+            return (self.home / "checkpoints" / f"step-{step:08}").is_dir()
+
+        wait_for(is_written, f"a checkpoint of step {step}", WAIT_SEC)
+
+    def wait(self, nodes: list[subprocess.Popen[str]]) -> TrialResult:
+        descendants = [pid for node in nodes for pid in processes_of(node)]
+        for node in nodes:
+            node.communicate(timeout=WAIT_SEC)
+        assert alive(descendants) == []
+        return TrialResult.read(self.out / "result.json")
+
+
+def processes_of(node: subprocess.Popen[str]) -> set[int]:
+    return {node.pid, *descendant_pids(node.pid)}
+
+
+@pytest.fixture(scope="module")
+def trainings(bench_environment, bench_server, tmp_path_factory) -> Iterator[dict[str, Training]]:
+    """Trainings by name, made when first used."""
+    require("iptables", "ss")
+    root = tmp_path_factory.mktemp("network")
+    folder = tiny_training.make_folder(torch_stack.load(), root / "models" / "tiny--tiny", layers=1)
+    inputs = folder, tiny_training.make_data(root / "chats.jsonl")
+    with Machine("machines", root) as machine:
+
+        class Trainings(dict):
+            def __missing__(self, name: str) -> Training:
+                self[name] = Training(root / name, bench_server, bench_environment, inputs, Network(machine))
+                return self[name]
+
+        made = Trainings()
+        yield made
+        kill_trials([process for training in made.values() for process in training.started])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trainings) -> TrainingRecord:
+    training = trainings["undisturbed"]
+    assert training.wait(training.start()).status is TrialStatus.SUCCEEDED
+    return TrainingRecord.read(training.out / "training.json")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [pytest.param(1, 2, id="followers"), pytest.param(0, 1, id="leader and follower")]
+)
+def test_a_cut_network_costs_no_step_and_never_the_training(trainings, undisturbed, one: int, other: int) -> None:
+    training = trainings[f"{one}-{other}"]
+    nodes = training.start(held_after=HELD_AFTER)
+    training.wait_for_checkpoint(nodes, HELD_AFTER)
+    training.network.cut(processes_of(nodes[one]), processes_of(nodes[other]))
+    training.gate.touch()
+    lost = training.wait(nodes)  # longer than a step
+    training.network.repair()
+    assert lost.status is TrialStatus.LOST, lost.reason
+
+    nodes = training.start(held_after=HELD_AFTER + 2)
+    training.wait_for_checkpoint(nodes, HELD_AFTER + 2)
+    training.network.cut(processes_of(nodes[one]), processes_of(nodes[other]))
+    training.gate.touch()
+    time.sleep(SHORT_CUT_SEC)
+    training.network.repair()
+    assert training.wait(nodes).status is TrialStatus.SUCCEEDED
+    record = TrainingRecord.read(training.out / "training.json")
+    assert [restart.from_step >= HELD_AFTER for restart in record.restarts] == [True]
+    assert record.adapter_sha256 == undisturbed.adapter_sha256
+    assert record.steps.step == list(range(1, STEPS + 1))
