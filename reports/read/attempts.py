@@ -6,9 +6,9 @@ node's clock.
 Not covered: a job that its host started later than the ledger says, because the host could not be reached.
 """
 
-import io
+import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,12 +16,18 @@ from pathlib import Path
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.paths import LEDGER_FILE
+from reports import formatting
 
 # (trial_id, attempt) -> seconds since 1970
 Starts = Mapping[tuple[str, int], float]
 
 _MAX_LEDGER_BYTES = 64_000_000  # a run of 10,000 trials writes 6 MB
 _MAX_LINE_BYTES = 100_000
+_ENCODING_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 _MAX_RESTART_COST = 1e12  # limit of step, lost_sec and usd
 
 
@@ -47,7 +53,7 @@ class AttemptSpan:
 def read(run_folder: Path, trial_id: str) -> list[AttemptSpan]:
     """Read one trial's attempts in order; [] without a ledger. Skips unreadable lines. Raises OSError."""
     spans: dict[int, AttemptSpan] = {}
-    for line in _read_ledger(run_folder).splitlines():
+    for line in _to_utf8(_read_ledger(run_folder))[0].splitlines():
         try:
             event = json.loads(line)
             if event["trial_id"] == trial_id:
@@ -57,23 +63,53 @@ def read(run_folder: Path, trial_id: str) -> list[AttemptSpan]:
     return list(spans.values())
 
 
-def read_starts(run_folder: Path) -> Starts:
-    """Read when each trial's attempts were started; {} without a ledger. Raises OSError.
+@dataclass(frozen=True, kw_only=True)
+class LedgerStarts:
+    """The start times of the attempts. `fault` says what is wrong with the ledger's file, or is None."""
 
-    Skips invalid lines, such as a last line cut by a crash: callers then use the worker's clock for that attempt.
+    starts: Starts
+    fault: str | None = None
+
+
+def read_starts(run_folder: Path) -> LedgerStarts:
+    """Read when each trial's attempts were started; none without a ledger. Raises OSError.
+
+    Damaged lines, such as a last one cut by a crash, are skipped and counted: callers then use the worker's clock for
+    that attempt. A repeated line counts once. A ledger in UTF-16, as some editors write, is read.
     """
-    times = {}
-    for line in io.BytesIO(_read_ledger(run_folder)):
-        # Most lines of a large ledger record other events.
-        if b'"started"' not in line or len(line) > _MAX_LINE_BYTES:
+    content = _read_ledger(run_folder)
+    content, encoding = _to_utf8(content)
+    times: dict[tuple[str, int], float] = {}
+    lines = content.splitlines()
+    damaged = 0
+    for line in lines:
+        # Most lines of a large ledger record other events; parsing them all would take seconds.
+        is_start = b'"started"' in line
+        if not is_start or len(line) > _MAX_LINE_BYTES:
+            damaged += bool(line.strip()) and not (line.startswith(b"{") and line.rstrip().endswith(b"}"))
             continue
         try:
             event = schema.parse(line)
             if event["event"] == "started":
                 times[event["trial_id"], event["attempt"]] = datetime.fromisoformat(event["time"]).timestamp()
         except (ValueError, KeyError, TypeError, OverflowError):
-            continue
-    return times
+            damaged += 1
+    repeated = len(lines) - len(set(lines))
+    faults = [
+        *([f"is in {encoding} instead of UTF-8"] if encoding else []),
+        *([f"{damaged:,} of {formatting.count(len(lines), 'line')} cannot be read"] if damaged else []),
+        *([f"{formatting.count(repeated, 'line is', 'lines are')} repeated"] if repeated else []),
+        *(["is empty"] if not lines and (run_folder / LEDGER_FILE).exists() else []),
+    ]
+    used = f"; {formatting.count(len(times), 'start was', 'starts were')} read" if faults else ""
+    return LedgerStarts(starts=times, fault=f"{formatting.join_with_and(faults)}{used}" if faults else None)
+
+
+def unlisted_fault(starts: Starts, ran: Iterable[tuple[str, int]]) -> str | None:
+    """Return how many of the attempts that ended have no start in the ledger, as if lines were lost; else None."""
+    attempts = list(ran)
+    lost = sum(attempt not in starts for attempt in attempts)
+    return f"has no start of {lost:,} of {formatting.count(len(attempts), 'result')}" if lost and starts else None
 
 
 def total_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
@@ -88,6 +124,18 @@ def worker_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
 
 def _duration_sec(attempt: AttemptSpan, now: float) -> float:
     return max(0.0, (now if attempt.ended is None else attempt.ended) - attempt.began)
+
+
+def _to_utf8(content: bytes) -> tuple[bytes, str | None]:
+    """Return the content in UTF-8, and the name of its encoding if it is another one."""
+    for mark, name in _ENCODING_MARKS:
+        if content.startswith(mark):
+            text = content.removeprefix(mark).decode(name, errors="replace")
+            return text.encode(errors="replace"), None if name == "utf-8" else "UTF-16"
+    for name, nul in (("utf-16-le", content[1:2]), ("utf-16-be", content[:1])):
+        if nul == b"\0":
+            return content.decode(name, errors="replace").encode(errors="replace"), "UTF-16"
+    return content, None
 
 
 def _read_ledger(run_folder: Path) -> bytes:

@@ -38,7 +38,11 @@ def load(folder: Path) -> Run:
     rejected += refused
     started: attempts.Starts = {}
     try:
-        started = attempts.read_starts(folder)
+        ledger = attempts.read_starts(folder)
+        started = ledger.starts
+        ran = [(result.trial_id, result.attempt) for result in results.values() if result.worker is not None]
+        if (fault := ledger.fault or attempts.unlisted_fault(started, ran)) is not None:
+            rejected.append(Rejected(file=LEDGER_FILE, reason=fault))
     except OSError as error:
         rejected.append(Rejected(file=LEDGER_FILE, reason=f"cannot be read: {error.strerror}"))
     if (reason := _misleading_reason(record, results)) is not None:
@@ -111,6 +115,10 @@ def _read_results(
             if name not in plans:
                 file = _relative_path(path.parent, folder)
                 rejected.append(Rejected(file=file, reason="not a trial of this run's plan"))
+            continue
+        if path.parent.is_symlink():
+            reason = "its folder is a symbolic link, so its files may be another run's"
+            rejected.append(Rejected(file=_relative_path(path, folder), reason=reason))
             continue
         try:
             result = TrialResult.read(path)

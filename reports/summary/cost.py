@@ -10,11 +10,12 @@ not measured. Not covered: the control plane, the build VM, and interruptions of
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime
+from datetime import date
 from statistics import median
 from typing import Self
 
 from bench.records.result import TrialResult
+from reports.read import clocks
 from reports.read.attempts import Starts
 from reports.statistics.types import Estimate
 
@@ -219,7 +220,7 @@ def worker_time(results: Iterable[TrialResult], starts: Starts | None = None) ->
     by_phase: dict[str, float] = {}
     useful = 0.0
     for trial in ran:
-        began = ledger[trial.trial_id, trial.attempt] if is_in_ledger else _timestamp(trial.started_at)
+        began = ledger[trial.trial_id, trial.attempt] if is_in_ledger else clocks.timestamp(trial.started_at)
         if began is None or trial.worker is None or trial.wall_time_sec is None:
             continue
         spans.setdefault(trial.worker, []).append((began, began + trial.wall_time_sec))
@@ -279,11 +280,3 @@ def _fine_tuning(rate: Estimate, price: Price, scaling: ScalingCost, startup: fl
         boot_volume_usd=None if price.boot_volume is None else total.value * volume_usd_per_sec,
         usd_billed=total.times(gpu_usd_per_sec + volume_usd_per_sec),
     )
-
-
-def _timestamp(iso: str | None) -> float | None:
-    """Parse an ISO 8601 timestamp to Unix time; None if it is missing or invalid."""
-    try:
-        return None if iso is None else datetime.fromisoformat(iso).timestamp()
-    except (ValueError, OverflowError):  # OverflowError: the year 1, at which some clocks start
-        return None

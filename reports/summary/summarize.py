@@ -1,5 +1,6 @@
 """Computation of a summary from a loaded run and prices. Pure: all of the report's numbers are computed here."""
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
@@ -8,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from bench.records.result import TrialResult, TrialStatus
-from reports.read import fingerprint
+from reports.read import clocks, fingerprint
 from reports.read.run import Configuration, Run
 from reports.statistics import per_config, per_process
 from reports.statistics.types import MeasuredRate, Process, Ratio
@@ -106,7 +107,14 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         second_finding=text.second_finding(rows, baseline),
         profile_note=PROFILE_NOTES.get(run.record.profile),
         cautions=warnings.cautions(
-            rows, others, baseline, hosts, priced[0] if priced else None, len(run.rejected), run.results
+            rows,
+            others,
+            baseline,
+            hosts,
+            priced[0] if priced else None,
+            len(run.rejected),
+            run.results,
+            clocks.faults(run.record.created_at, run.results, run.started, time.time()),
         ),
         hosts=hosts,
         prices=priced,

@@ -55,14 +55,16 @@ def cautions(
     price: Price | None,
     rejected: int,
     results: Sequence[TrialResult],
+    dates: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return every warning as text, the most important first."""
+    """Return every warning as text, the most important first. `dates` are those of `reports.read.clocks`."""
     measured = {row.label: row.measured.processes for row in rows if row.measured is not None}
     groups = _group_flags(results)
     slow = _slow_workers(measured)
     warnings = [
         *_run_warnings(rows, others, baseline, rejected),
         *_stopped_warnings(results),
+        *(RunWarning(text=sentence, weight=0.35) for sentence in dates),
         *_machine_warnings(hosts, price),
         *_other_worker_warnings(measured, baseline),
         *_slow_worker_warnings(slow, groups, results),

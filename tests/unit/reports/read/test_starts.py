@@ -1,11 +1,14 @@
 """Start times of attempts from the fleet's ledger."""
 
+import dataclasses
 import time
+
+import pytest
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialStatus
 from remote.fleet.ledger import Ledger
-from reports.read import attempts
+from reports.read import attempts, clocks
 from reports.read.load import load
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -18,7 +21,7 @@ def test_the_report_reads_starts_from_the_ledger_that_a_fleet_writes(tmp_path):
     ledger.record_retry("a", 1, "the pod was gone; it had started")
     ledger.record_start("a", 2, "worker-2", "/jobs/a.2")
     ledger.record_end("a", TrialStatus.SUCCEEDED, None, 2)
-    starts = attempts.read_starts(tmp_path)
+    starts = attempts.read_starts(tmp_path).starts
     assert list(starts) == [("a", 1), ("a", 2)]
     assert before - 0.002 <= starts["a", 1] <= starts["a", 2] <= time.time()  # written in whole milliseconds
 
@@ -27,14 +30,80 @@ def test_a_truncated_or_invalid_line_is_skipped(tmp_path):
     whole = '{"time": "2026-03-01T10:00:00.500+00:00", "event": "started", "trial_id": "a", "attempt": 1}'
     lines = [whole, '{"event": "started", "trial_id": "b"}', '["started"]', whole.replace('"a"', '"c"')[:-20]]
     (tmp_path / LEDGER_FILE).write_text("\n".join(lines))
-    assert attempts.read_starts(tmp_path) == {("a", 1): 1772359200.5}
+    ledger = attempts.read_starts(tmp_path)
+    assert ledger.starts == {("a", 1): 1772359200.5}
+    assert ledger.fault.startswith("3 of 4 lines ")
 
 
 def test_worker_time_uses_the_ledger_and_names_a_missing_one(tmp_path):
     record = synthetic.write_run(tmp_path)
-    assert attempts.read_starts(tmp_path) == {}
+    assert attempts.read_starts(tmp_path) == attempts.LedgerStarts(starts={})
     assert "ledger" in summarize(load(tmp_path)).billed.unknown[-1]
     ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
     for plan in record.planned:
         ledger.record_start(plan.trial_id, 1, plan.worker, "/jobs")
     assert "ledger" not in " ".join(summarize(load(tmp_path)).billed.unknown)
+
+
+LINES = [
+    f'{{"time": "2026-03-01T10:00:0{number}.500+00:00", "event": "started", "trial_id": "{name}", "attempt": 1}}\n'
+    for number, name in enumerate("abcd")
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "read", "token"),
+    [
+        ("".join(LINES).encode()[:-30], 3, "1 of 4 lines"),
+        ("".join(LINES).encode("utf-16"), 4, "UTF-16"),
+        ("".join(LINES).encode("utf-16-be"), 4, "UTF-16"),
+        ("".join(LINES + LINES[:2]).encode(), 4, "2 lines are repeated"),
+        ("".join(LINES[:2]).encode() + b"\xff\x00 not JSON\n" + LINES[2].encode(), 3, "1 of 4 lines"),
+        (b"", 0, "is empty"),
+    ],
+)
+def test_a_damaged_ledger_is_named_and_read_as_far_as_possible(content, read, token, tmp_path):
+    (tmp_path / LEDGER_FILE).write_bytes(content)
+    ledger = attempts.read_starts(tmp_path)
+    assert len(ledger.starts) == read
+    assert token in ledger.fault
+
+
+def test_the_report_lists_a_cut_ledger_as_a_file(tmp_path):
+    record = synthetic.write_run(tmp_path)
+    ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
+    for plan in record.planned:
+        ledger.record_start(plan.trial_id, 1, plan.worker, "/jobs")
+    assert [entry.file for entry in load(tmp_path).rejected] == []
+    lines = (tmp_path / LEDGER_FILE).read_bytes().splitlines(keepends=True)
+    (tmp_path / LEDGER_FILE).write_bytes(b"".join(lines[:-1]))  # a cut that leaves whole lines
+    (entry,) = load(tmp_path).rejected
+    assert (entry.file, f"1 of {len(record.planned)} results" in entry.reason) == (LEDGER_FILE, True)
+
+
+def test_a_trial_folder_that_is_a_link_is_rejected(tmp_path):
+    record = synthetic.write_run(tmp_path / "run")
+    folder = tmp_path / "run" / "trials" / record.planned[0].trial_id
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    run = load(tmp_path / "run")
+    assert [(entry.file, "symbolic link" in entry.reason) for entry in run.rejected] == [
+        (f"trials/{folder.name}/result.json", True)
+    ]
+    assert [missing.trial_id for missing in run.missing] == [folder.name]
+
+
+def test_results_from_the_future_and_clocks_that_disagree_are_said(tmp_path):
+    record = synthetic.write_run(tmp_path)
+    first, *others = load(tmp_path).results
+    future = dataclasses.replace(first, started_at="2099-01-01T00:00:00+00:00", worker="w")
+    now = clocks.timestamp(record.created_at) + 3600.0
+    assert clocks.faults(record.created_at, [first, *others], {}, now) == []
+    (sentence,) = clocks.faults(record.created_at, [future, *others], {}, now)
+    assert (future.trial_id in sentence, "2099-01-01" in sentence) == (True, True)
+    old = dataclasses.replace(first, started_at="1970-01-02T00:00:00+00:00", worker="w")
+    (sentence,) = clocks.faults(record.created_at, [old, *others], {}, now)
+    assert (" w " in sentence, "years behind" in sentence) == (True, True)
+    starts = {(first.trial_id, first.attempt): clocks.timestamp(first.started_at) - 20 * 86_400.0}
+    (sentence,) = clocks.faults(record.created_at, [first], starts, now)
+    assert "20 days ahead of" in sentence
