@@ -7,7 +7,8 @@ from bench.records.validation import TrialError, expect_one_of
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")
 BAD_LINES = ("refuse", "skip")
-MAX_SKIPPED_SHARE = 0.01  # of a file's lines; more bad lines are a fault of the file
+SPECIAL_TOKENS = ("keep", "text")
+MAX_SKIPPED_SHARE = 0.01  # share of a file's lines; more bad lines are a fault of the file
 MAX_WEIGHT = 100.0
 
 
@@ -17,7 +18,8 @@ class TrainingData:
 
     `weights`: repetitions of each file's lines per epoch, one per file. `validation_share` of the lines is held out,
     selected by each line's digest, unless `validation_file` names a separate file. `labels` and `too_long` are
-    explained in `bench.train.masking`, `bad_lines` in `bench.train.bad_lines`.
+    explained in `bench.train.masking`, `bad_lines` in `bench.train.bad_lines`, `special_tokens` in
+    `bench.train.control_tokens`.
     """
 
     files: list[str]
@@ -28,6 +30,7 @@ class TrainingData:
     labels: str = "assistant"
     too_long: str = "drop"
     bad_lines: str = "refuse"
+    special_tokens: str = "keep"  # plans of versions without this field kept them
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
@@ -44,7 +47,13 @@ class TrainingData:
             raise TrialError(f"validation_share: expected from 0 to below 1, found {self.validation_share:g}")
         if self.validation_file is not None and self.validation_share:
             raise TrialError("validation_share: validation_file is set too; set only one of them")
-        for name, known in (("labels", LABELS), ("too_long", TOO_LONG), ("bad_lines", BAD_LINES)):
+        choices = {
+            "labels": LABELS,
+            "too_long": TOO_LONG,
+            "bad_lines": BAD_LINES,
+            "special_tokens": SPECIAL_TOKENS,
+        }
+        for name, known in choices.items():
             expect_one_of(getattr(self, name), known, name)
 
 

@@ -47,7 +47,7 @@ class BadLines:
 
     def _error(self, count: str) -> InputError:
         prefix = f"{self.source}: "
-        reasons = [place.removeprefix(prefix)[:MAX_REASON_CHARS] for place in self.places()[:MAX_LISTED]]
+        reasons = [text.removeprefix(prefix)[:MAX_REASON_CHARS] for text in self.places()[:MAX_LISTED]]
         share = f"{MAX_SKIPPED_SHARE:.0%}".replace("%", " %")
         remedy = f"or set train.bad_lines: skip, which leaves out at most {share} of the lines"
         if self.policy == "skip":

@@ -96,6 +96,7 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
         max_seq_len=spec.max_seq_len,
         labels=spec.labels,
         too_long=spec.too_long,
+        special_tokens=spec.special_tokens,
         on_bad_line=lambda error: bad_lines.add(error, lines=lines),
     )
     findings = builder.findings

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 from bench.data.inputs import InputError
 from bench.data.tokenizer import ChatTemplate, Messages, TemplateTimeout
 from bench.train.bad_lines import BadLines
+from bench.train.control_tokens import ControlTokens
 from bench.train.readers import RawConversation
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
@@ -101,6 +102,8 @@ OTHER_PROMPT = "the template writes another text than as a prompt: rendered with
 OTHER_EOS = "ends with another token than the tokenizer's end of sequence"
 DOUBLED_BOS = "begins with two start-of-sequence tokens"
 SPANNING_TOKEN = "a token spans the prompt's end and the answer's beginning: not a target"  # noqa: S105 - not a password
+TYPED_TOKEN = "has the control token {} in its text: tokenized as text"  # noqa: S105 - not a password
+TYPED_TOKEN_KEPT = "has the control token {} in its text: kept as a control token"  # noqa: S105 - not a password
 DROPPED_KINDS = (SKIPPED, NO_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 # What a prompt may add that the template does not write before an answer: space, an open or an empty thought.
@@ -115,7 +118,7 @@ class _PromptDiffers(InputError):
 class _Rendered(NamedTuple):
     """Rendered text of the first `turns` turns, with its answers as (first character, end character).
 
-    `is_split`: it is one of several examples of its conversation.
+    `is_split`: it is one of several examples of its conversation. `hides_tokens`: typed control tokens are replaced.
     """
 
     source: RawConversation
@@ -123,6 +126,7 @@ class _Rendered(NamedTuple):
     text: str
     answers: tuple[tuple[int, int], ...]
     is_split: bool = False
+    hides_tokens: bool = False
 
 
 class ExampleBuilder:
@@ -135,6 +139,7 @@ class ExampleBuilder:
         max_seq_len: int,
         labels: str = "assistant",
         too_long: str = "drop",
+        special_tokens: str = "keep",
         on_bad_line: Callable[[InputError], None] | None = None,
     ) -> None:
         if tokenizer.eos_token_id is None:
@@ -142,6 +147,7 @@ class ExampleBuilder:
         self.findings = DataFindings()
         self._tokenizer, self._template, self._max_seq_len = tokenizer, ChatTemplate(tokenizer), max_seq_len
         self._labels, self._too_long, self._on_bad_line = labels, too_long, on_bad_line
+        self._control_tokens, self._keeps_typed_tokens = ControlTokens(tokenizer), special_tokens == "keep"
         self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id  # cached: slow properties
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(key for key, token in added.items() if token.special)}
@@ -186,7 +192,21 @@ class ExampleBuilder:
         if not answers:
             self.findings.add(NO_TARGET, conversation)
             return
-        turns, messages = len(conversation.turns), conversation.messages
+        messages = conversation.messages
+        typed_tokens = self._control_tokens.find(conversation)
+        for token in typed_tokens:
+            self.findings.add(
+                (TYPED_TOKEN_KEPT if self._keeps_typed_tokens else TYPED_TOKEN).format(token), conversation
+            )
+        if hides_tokens := bool(typed_tokens) and not self._keeps_typed_tokens:
+            messages = self._control_tokens.hide(conversation)
+        for rendered in self._render_messages(conversation, messages, answers):
+            yield rendered._replace(hides_tokens=hides_tokens)
+
+    def _render_messages(
+        self, conversation: RawConversation, messages: Messages, answers: Sequence[int]
+    ) -> Iterator[_Rendered]:
+        turns = len(messages)
         if self._labels == "all":
             whole = self._whole_text(conversation, messages)
             if conversation.untrained:
@@ -304,8 +324,7 @@ class ExampleBuilder:
         if not texts:
             return
         # The template writes the special tokens itself; adding them again would double the start of every example.
-        encoded = self._tokenizer([text.text for text in texts], add_special_tokens=False, **IDS_ONLY)
-        for rendered, ids, encoding in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
+        for rendered, (ids, encoding) in zip(texts, self._encode(texts), strict=True):
             targets, has_end = self._mark_targets(rendered, ids, encoding)
             if not has_end and ids and self._labels == "assistant":
                 self.findings.add(EOS_ADDED, rendered.source)
@@ -319,6 +338,15 @@ class ExampleBuilder:
             self._check_special_tokens(rendered, ids, targets)
             source = rendered.source
             yield Example(file=source.file, line=source.line, ids=array("I", ids), targets=bytes(targets))
+
+    def _encode(self, texts: Sequence[_Rendered]) -> Iterator[tuple[list[int], Any]]:
+        """Tokenize texts; return token ids and encoding of each."""
+        as_written = [text.text for text in texts if not text.hides_tokens]
+        hiding = [text.text for text in texts if text.hides_tokens]
+        encoded = self._tokenizer(as_written, add_special_tokens=False, **IDS_ONLY) if as_written else None
+        pairs = iter(zip(encoded["input_ids"], encoded.encodings, strict=True) if encoded is not None else ())
+        hiding_pairs = iter(self._control_tokens.encode(hiding) if hiding else ())
+        return (next(hiding_pairs if text.hides_tokens else pairs) for text in texts)
 
     def _mark_targets(self, rendered: _Rendered, ids: list[int], encoding: Any) -> tuple[bytearray, bool]:
         """Return (target mask, whether the last answer has an end token)."""

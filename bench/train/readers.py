@@ -146,7 +146,7 @@ def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tupl
         line=number,
         turns=tuple(turns),
         digest=_digest(location, turns),
-        prompt_turns=sum(raw.key == "prompt" for raw in raw_turns),
+        prompt_turns=sum(raw.key == "prompt" for raw in raw_turns) if "prompt" in reader.keys else 0,
         untrained=tuple(untrained),
         unread_keys=tuple(sorted(unread)),
     )
@@ -255,7 +255,7 @@ def _expected_keys() -> str:
 
 
 class RawTurn(NamedTuple):
-    """Unchecked turn: where it is, the key of the line it comes from, and its object if it is one."""
+    """Unchecked turn: where it is, the key of the line it comes from, and its object if that has other keys."""
 
     location: str
     key: str
@@ -306,11 +306,11 @@ def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
             raise InputError(
                 f"{turn_location}: expected an object with role and content, found {schema.type_name(turn)}"
             )
-        pairs = [pair for pair in TURN_KEYS if any(map(turn.__contains__, pair))]
-        if len(pairs) > 1:
+        pair, other = TURN_KEYS if "role" in turn or "content" in turn else TURN_KEYS[::-1]
+        if any(map(turn.__contains__, other)):
             raise InputError(f"{turn_location}: has keys of role, content and of from, value; keep one pair")
-        role, content = pairs[0] if pairs else TURN_KEYS[0]
-        yield RawTurn(turn_location, key, turn.get(role), turn.get(content), turn)
+        role, content = map(turn.get, pair)
+        yield RawTurn(turn_location, key, role, content, turn if len(turn) > len(pair) else None)
 
 
 @dataclass(frozen=True)
