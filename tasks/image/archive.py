@@ -27,7 +27,7 @@ def save_archive(context: Context, path: str) -> None:
 
 def load_archive(context: Context, path: str) -> None:
     outcome = _archive_job(context, "load", path, f"inv image.load {path}")
-    print(f"{outcome.facts['path']} is loaded: {outcome.facts['image_id']}")
+    print(f"{outcome.facts['path']} is loaded: {', '.join(outcome.facts['names'])} {outcome.facts['image_id']}")
 
 
 def _archive_job(context: Context, action: str, path: str, retry_command: str) -> Outcome:

@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 
 from remote.image.vm_agent.client import MAX_OUTPUT_BYTES, classify_failure, query, run_bounded, start_process
 from remote.image.vm_agent.job import JobLog, VmAgentError, wrap_os_errors
+from remote.image.vm_agent.secure_dir import ForeignOwner, check_links, user_name
 from remote.jobs.host_agent.files import CHUNK_BYTES
 
 # The first installed one is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
@@ -33,6 +34,7 @@ DECOMPRESSORS = {".zst": ("zstd",), ".gz": ("pigz", "gzip")}
 IMAGE_COMMENT = "# image "  # sha256sum --check ignores such lines
 LOG_INTERVAL_MIB = 512
 MAX_CHECKSUM_FILE_BYTES = 4096
+LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")  # a line of `docker load`
 HELD_CHUNKS = 2  # two, because the last one may be short
 
 
@@ -53,22 +55,27 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     name, options, suffix = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
     path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + suffix)
     checksum = path.with_name(f"{path.name}.sha256")
+    part, checksum_part = (target.with_name(f".{target.name}.part") for target in (path, checksum))
+    try:
+        check_links(path)
+    except ForeignOwner as error:
+        raise VmAgentError("refused", str(error)) from None
     path.parent.mkdir(parents=True, exist_ok=True)
+    for target in (path, checksum, part, checksum_part):
+        check_replaceable(target)
     if is_own_file(path) and is_own_file(checksum) and read_checksum(checksum)[1] == image_id:
         job_log.add(f"{path}: already has this image", "archive")
         return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": None}
     checksum.unlink(missing_ok=True)
-    part = path.with_name(f".{path.name}.part")
     job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
     try:
         digest = run_pipeline(job_log, [*docker, "save", job["image"]], [name, *options], environment, part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    part = checksum.with_name(f".{checksum.name}.part")
-    with create_file(part) as file:
+    with create_file(checksum_part) as file:
         file.write(f"{digest}  {path.name}\n{IMAGE_COMMENT}{image_id}\n".encode())
-    os.replace(part, checksum)
+    os.replace(checksum_part, checksum)
     job_log.add(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
     return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": name}
 
@@ -86,6 +93,7 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
     if program is None:
         raise VmAgentError("failed", f"{path}: no program to unpack {path.suffix or 'it'} is installed; install zstd")
+    tags = image_tags(docker, environment)
     job_log.add(f"{program} -dc {path} | docker load", "load")
     with path.open("rb") as file, subprocess.Popen([program, "-dc"], stdin=PIPE, stdout=PIPE, stderr=PIPE) as unpack:
         output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
@@ -108,9 +116,44 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         raise classify_failure(lines, loaded.returncode)
     if unpack.returncode != 0:
         raise VmAgentError("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
-    if image_id is not None and query(docker, environment, "image", "inspect", image_id) is None:
-        raise VmAgentError("failed", f"{path} was loaded, but the engine has no image {image_id}")
-    return {"path": str(path), "image_id": image_id}
+    names = [match[1] for line in lines if (match := LOADED.match(line))]
+    loaded_ids = {name: loaded_id(docker, environment, name) for name in names}
+    if not names or (image_id is not None and set(loaded_ids.values()) != {image_id}):
+        restore_tags(job_log, docker, environment, names, tags)
+        contents = ", ".join(f"{name} {identity}" for name, identity in loaded_ids.items()) or "no image"
+        expected = "" if image_id is None else f", not the image {image_id} of {checksum.name}"
+        raise VmAgentError("refused", f"{path}: contains {contents}{expected}; copy both files again")
+    return {"path": str(path), "image_id": loaded_ids[names[0]], "names": names}
+
+
+def loaded_id(docker: list[str], environment: dict[str, str], name: str) -> str:
+    """Return the id of an image that was just loaded."""
+    images = query(docker, environment, "image", "inspect", name)
+    if images is None:
+        raise VmAgentError("failed", f"{name} was loaded, but the engine has no such image")
+    return str(images[0]["Id"])
+
+
+def image_tags(docker: list[str], environment: dict[str, str]) -> dict[str, str]:
+    """Map each image name of the engine to its id."""
+    listed = run_bounded(
+        [*docker, "image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"], environment
+    )
+    lines = listed.stdout.decode(errors="replace").splitlines()
+    if listed.returncode != 0:
+        raise classify_failure(listed.stderr.decode(errors="replace").splitlines(), listed.returncode)
+    return dict(line.rsplit(" ", 1) for line in lines if " " in line)
+
+
+def restore_tags(
+    job_log: JobLog, docker: list[str], environment: dict[str, str], names: list[str], tags: dict[str, str]
+) -> None:
+    """Undo a load: give each of these names the image that it had before, or remove it."""
+    for name in names:
+        undo = ("tag", tags[name], name) if name in tags else ("rmi", name)
+        done = run_bounded([*docker, *undo], environment)
+        if done.returncode != 0:
+            job_log.add(f"docker {' '.join(undo)}: {done.stderr.decode(errors='replace').strip()}")
 
 
 class VerifyingFeeder(threading.Thread):
@@ -162,6 +205,18 @@ def is_own_file(path: Path) -> bool:
         status = path.lstat()
         return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
     return False
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse another user's file at `path`, which a sticky folder would not let us replace. Raises VmAgentError."""
+    try:
+        owner = path.lstat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != os.geteuid():
+        raise VmAgentError(
+            "refused", f"{path}: belongs to {user_name(owner)}; have it removed, or choose another folder"
+        )
 
 
 def create_file(path: Path) -> IO[bytes]:

@@ -18,6 +18,10 @@ import stat
 import sys
 from pathlib import Path
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 EXIT_FOREIGN_OWNER = 4  # exit code: refused for safety
 MAX_LINKS = 40  # the kernel's limit for one path
 ACL_ATTRIBUTE = "system.posix_acl_access"
@@ -93,9 +97,26 @@ def check_ancestors(path: Path) -> None:
 
     Raises ForeignOwner, and OSError if a folder does not exist.
     """
+    for entry, status in _walk(path):
+        _check_link(entry, status) if stat.S_ISLNK(status.st_mode) else _check_ancestor(entry, status)
+
+
+def check_links(path: Path) -> None:
+    """Check that no link on the way to `path` belongs to another user, who could lead us to any folder of ours.
+
+    Raises ForeignOwner. Folders that do not exist yet are no error.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for entry, status in _walk(path):
+            if stat.S_ISLNK(status.st_mode):
+                _check_link(entry, status)
+
+
+def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield each folder and each link that the kernel passes on the way to `path`, which is not included."""
     current, links = Path("/"), 0
     remaining = [*reversed(path.absolute().parent.parts[1:])]
-    _check_ancestor(current, current.stat())
+    yield current, current.stat()
     while remaining:
         name = remaining.pop()
         if name == "..":
@@ -103,21 +124,23 @@ def check_ancestors(path: Path) -> None:
             continue
         entry = current / name
         status = entry.lstat()
-        if stat.S_ISLNK(status.st_mode):
-            links += 1
-            if links > MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            if status.st_uid not in (0, os.geteuid()):
-                raise ForeignOwner(
-                    f"{entry}: is a link that belongs to {user_name(status.st_uid)}, who can change it; use a path "
-                    "without it"
-                )
-            target = entry.readlink()
-            current = Path("/") if target.is_absolute() else current
-            remaining += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-        else:
-            _check_ancestor(entry, status)
+        yield entry, status
+        if not stat.S_ISLNK(status.st_mode):
             current = entry
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = entry.readlink()
+        current = Path("/") if target.is_absolute() else current
+        remaining += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+
+
+def _check_link(link: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise ForeignOwner(
+            f"{link}: is a link that belongs to {user_name(status.st_uid)}, who can change it; use a path without it"
+        )
 
 
 def _check_ancestor(folder: Path, status: os.stat_result) -> None:

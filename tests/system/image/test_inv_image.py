@@ -1,9 +1,10 @@
 """`inv image.*` on a laptop: the image's content, its size, and archives for an air gap."""
 
+import hashlib
 import json
 from pathlib import Path
 
-from tests.support.machines.build_vm import BuildVm
+from tests.support.machines.build_vm import DOCKER, OTHER_UID, OTHER_USER, BuildVm
 from tests.support.machines.network import USER
 
 IMAGE = "qlora-fleet:tiny"
@@ -74,11 +75,48 @@ def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built_vm: BuildVm)
     built_vm.docker("rmi", "--force", IMAGE)
     assert expected_id in built_vm.inv("image.load", str(path)).stdout
     assert image_id(built_vm) == expected_id
-    content = path.read_bytes()
+    # An archive of another image, with the id of ours in its checksum file, moves no name.
+    content, checksum = path.read_bytes(), path.with_name(f"{path.name}.sha256")
+    built_vm.docker("tag", "standin:base", "qlora-fleet:other")
+    foreign = Path(folder, "foreign.tar.gz")
+    built_vm.vm.run("sh", "-c", f"{DOCKER} save standin:base qlora-fleet:other | gzip -1 > '{foreign}'")
+    digest = hashlib.sha256(foreign.read_bytes()).hexdigest()
+    foreign.with_name("foreign.tar.gz.sha256").write_text(
+        checksum.read_text().replace(checksum.read_text().split()[0], digest)
+    )
+    built_vm.docker("rmi", "qlora-fleet:other")
+    refused = built_vm.inv("image.load", str(foreign), code=4)
+    assert "is loaded" not in refused.stdout
+    assert f"{foreign}: " in refused.stderr
+    assert expected_id in refused.stderr
+    assert built_vm.docker("image", "inspect", "qlora-fleet:other", check=False).returncode != 0
+    assert image_id(built_vm) == expected_id
     path.write_bytes(content[: len(content) // 2])
     assert f"{path.name}.sha256; " in built_vm.inv("image.load", str(path), code=4).stderr
     path.unlink()
     assert f"{path}: not found" in built_vm.inv("image.load", str(path), code=4).stderr
+
+
+def test_an_archive_in_a_folder_of_all_users_is_refused_where_another_user_prepared_it(built_vm: BuildVm) -> None:
+    share = built_vm.create_shared_folder("archives-of-all")
+    valuable = built_vm.network.home / "valuable"
+    valuable.mkdir()
+    built_vm.chown_to_user(valuable)
+    built_vm.inv("image.archive", str(valuable))
+    (path,) = valuable.glob("*.tar.*[!6]")
+    path.write_text("content")
+    path.with_name(f"{path.name}.sha256").unlink()
+    for name in (path.name, f"{path.name}.sha256", f".{path.name}.part"):
+        built_vm.run_as_other_user(f"touch '{share}/{name}'")
+        refused = built_vm.inv("image.archive", str(share), code=4).stderr
+        assert f"{share}/{name}: " in refused
+        assert f"{OTHER_USER} (uid {OTHER_UID})" in refused
+        built_vm.run_as_other_user(f"rm '{share}/{name}'")
+    built_vm.run_as_other_user(f"ln -s '{valuable}' '{share}/mine'")
+    refused = built_vm.inv("image.archive", f"{share}/mine", code=4).stderr
+    assert f"{share}/mine: " in refused
+    assert path.read_text() == "content"
+    built_vm.inv("image.archive", str(share))
 
 
 def test_a_failed_docker_save_leaves_no_archive(built_vm: BuildVm) -> None:

@@ -54,11 +54,14 @@ def test_an_archive_is_read_once_and_a_damaged_one_never_reaches_the_engine_comp
     elif damage == "its end":
         path.write_bytes(intact[: 2 * archive.CHUNK_BYTES])
     engine = tmp_path / "docker"
-    engine.write_text(f"#!/bin/sh\nexec cat > '{tmp_path}/received'\n")
+    engine.write_text(
+        f"#!/bin/sh\ncase $1-$2 in load-) cat > '{tmp_path}/received'; echo 'Loaded image: x:1';;\n"
+        """image-inspect) echo '[{"Id": "sha256:x"}]';; esac\n"""
+    )
     engine.chmod(0o755)
     job = {"action": "load", "path": str(path), "docker": [str(engine)], "environment": {}}
     if damage == "nothing":
-        archive.run(job_log, job)
+        assert archive.run(job_log, job)["image_id"] == "sha256:x"
         assert (tmp_path / "received").read_bytes() == content
         return
     with raises_agent_error("refused", rf"^{path}: .*image\.tar\.gz\.sha256; "):
