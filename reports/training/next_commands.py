@@ -2,19 +2,25 @@
 
 import json
 
+from bench.records.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
 from reports.training.summary import TrainingReport
 
-SETTINGS_FILE = "settings.json"
+SETTINGS_FILE, TRIAL_FILE = "settings.json", "trial.json"
+# Fields of a trial that a trial file sets: those with a setting of the same name, and those without a setting.
+CONFIGURATION = (
+    *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer"),
+    *("lora_rank", "lora_alpha", "lora_dropout", "gradient_checkpointing"),
+)
+FILE_ONLY = ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul")
 REPEATED_SECTIONS = ("model", "data", "train")  # these settings determine the result
 
 
 def commands(training: TrainingReport) -> list[tuple[str, str]]:
     """Return pairs of purpose and command, the most useful first."""
     run_id = training.folder.name
-    repeat = (
-        "repeat it with the same settings",
-        f"inv -f {training.folder.parent.name}/{run_id}/report/{SETTINGS_FILE} train",
-    )
+    report = f"{training.folder.parent.name}/{run_id}/report"
+    trial = f" --trial-file={report}/{TRIAL_FILE}" if has_trial_file(training) else ""
+    repeat = ("repeat it with the same settings", f"inv -f {report}/{SETTINGS_FILE} train{trial}")
     if not training.has_succeeded:
         return [("resume from the last checkpoint", f"inv train --resume={run_id}"), repeat]
     if not training.record.evaluations:  # adapter.check needs held-out data
@@ -27,7 +33,34 @@ def commands(training: TrainingReport) -> list[tuple[str, str]]:
 
 
 def repeat_settings(training: TrainingReport) -> bytes:
-    """Return a file for `inv -f`: the run's REPEATED_SECTIONS and profile."""
-    sections = {name: training.run.settings[name] for name in REPEATED_SECTIONS if name in training.run.settings}
-    sections |= {"bench": {"profile": training.run.profile}}
+    """Return a file for `inv -f`: the run's REPEATED_SECTIONS, profile, number of workers and their working folder.
+
+    A budget in dollars needs the price, too.
+    """
+    settings, workers = training.run.settings, training.run.planned[0].trial.world_size
+    sections = {name: settings[name] for name in REPEATED_SECTIONS if name in settings}
+    sections |= {"bench": {"profile": training.run.profile}, "fleet": {"size": workers}}
+    if (workspace := settings.get("fleet", {}).get("workspace")) is not None:
+        sections["fleet"]["workspace"] = workspace
+    if sections.get("train", {}).get("budget_usd") is not None and "cost" in settings:
+        sections["cost"] = settings["cost"]
+    if sections.get("train", {}).get("workers") is not None:
+        sections["train"] = {**sections["train"], "workers": workers}
     return (json.dumps(sections, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def has_trial_file(training: TrainingReport) -> bool:
+    """Return whether the training had a trial file: its configuration is not that of the settings."""
+    trial, settings = training.run.planned[0].trial, training.run.settings.get("train", {})
+    default = Trial(**{name: getattr(trial, name) for name in ("name", "reason", "suite", "profile", "model", "data")})
+    targets = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}.get(settings.get("lora_targets", ""))
+    return (
+        any(name in settings and settings[name] != getattr(trial, name) for name in CONFIGURATION)
+        or any(getattr(trial, name) != getattr(default, name) for name in FILE_ONLY)
+        or targets not in (None, trial.lora_targets)
+    )
+
+
+def repeat_trial(training: TrainingReport) -> bytes:
+    """Return a file for `inv train --trial-file` with the configuration of the training."""
+    return training.run.planned[0].trial.to_text().encode()

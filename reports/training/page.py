@@ -1,4 +1,5 @@
-"""Files of a training's report: index.html, report.md, settings.json, steps.csv, evaluations.csv and two figures.
+"""Files of a training's report: index.html, report.md, settings.json, steps.csv, evaluations.csv and two figures;
+and trial.json if the training had a trial file.
 
 The page is one file without scripts. All text from a run (prompts, answers, reasons) is untrusted and escaped.
 """
@@ -42,6 +43,7 @@ class Report:
 def build(run_folder: Path) -> Report:
     """Write the report of a training. Raises ReportError; ReportWriteError if its folder cannot be written."""
     training = summary.read(run_folder)
+    has_trial_file = next_commands.has_trial_file(training)
     drawn = {LOSS_FIGURE: loss_curves.draw(training), TIMELINE_FIGURE: timeline.draw(training)}
     contents = {
         "steps.csv": _csv(training, _steps(training)),
@@ -50,6 +52,7 @@ def build(run_folder: Path) -> Report:
         ),
         "report.md": _markdown(training).encode(),
         next_commands.SETTINGS_FILE: next_commands.repeat_settings(training),
+        **({next_commands.TRIAL_FILE: next_commands.repeat_trial(training)} if has_trial_file else {}),
         INDEX_FILE: _html(training, {name: images[1] for name, images in drawn.items() if images is not None}).encode(),
     }
     for name, images in drawn.items():

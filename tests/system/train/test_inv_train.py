@@ -7,6 +7,8 @@ the sum of the step numbers, so a repeated or missing step is visible. Not cover
 import json
 import os
 import random
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -135,6 +137,15 @@ def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(project, h
     project.inv("train", "--resume")
     assert collected_adapter(project) == SUM_OF_STEPS
     assert not hold_file.exists()
+
+
+def test_the_commands_of_the_report_can_be_typed(project, hold_file: Path) -> None:
+    assert not hold_file.exists()
+    project.inv("train", "--workers", "1", "collect", "report", INVOKE_TRAIN_ROWS_PER_STEP="1")
+    report = (project.run_folder() / "report" / "report.md").read_text()
+    (repeat,) = re.findall(r"`inv (-f [^`]+ train[^`]*)`", report)
+    plan = project.inv(*shlex.split(repeat), "--dry-run", INVOKE_FLEET_SIZE="4").stdout
+    assert plan.splitlines()[-1].startswith("on worker-0; ")
 
 
 def test_restarts_end_with_max_restarts_and_the_command_that_goes_on(project, hold_file: Path) -> None:

@@ -118,7 +118,7 @@ def test_the_next_commands_and_the_settings_that_repeat_the_training(tmp_path: P
     assert next_commands.commands(stopped)[0][1] == "inv train --resume=run"
     run = dataclasses.replace(training.run, settings={"train": {"seed": 1}, "registry": {"user": "x"}})
     settings = json.loads(next_commands.repeat_settings(dataclasses.replace(training, run=run)))
-    assert settings == {"train": {"seed": 1}, "bench": {"profile": "tiny"}}
+    assert settings == {"train": {"seed": 1}, "bench": {"profile": "tiny"}, "fleet": {"size": 2}}
 
 
 @pytest.mark.parametrize(

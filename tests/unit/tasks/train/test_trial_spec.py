@@ -1,15 +1,22 @@
 """The trial of a training, built from settings, flags and a trial file; each error names the setting."""
 
+import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from invoke import Context
 
-from bench.records import choose, suite
+from bench.records import Trial, choose, suite
+from reports.training import next_commands, summary
+from reports.training.summary import TrainingReport
 from tasks.errors import UsageError
+from tasks.settings.load import Settings, load
 from tasks.train import trial_spec
+from tests.support.reports import training_run
 from tests.unit.tasks.train.conftest import MakeSettings
 
 
@@ -47,6 +54,56 @@ def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
 
 
 @pytest.mark.parametrize(
+    ("train", "workers", "file_changes"),
+    [
+        ({"rows_per_step": 2}, "2", {}),  # too few rows for the four workers of the settings
+        ({"workers": 3, "seed": 9, "base_precision": "bf16", "lora_targets": "all-linear"}, None, {}),
+        ({"workers": 3}, "1", {}),
+        ({"recipe": "fast"}, None, {"recipe": "stock", "lora_rank": 4}),
+        ({"recipe": "fast"}, None, {"recipe": "fast", "held_layers": 1}),
+        ({"recipe": "fast"}, None, {"recipe": "fast", "lora_targets": ("q_proj",)}),
+    ],
+)
+def test_the_command_on_a_trainings_page_repeats_it(
+    train: dict[str, Any],
+    workers: str | None,
+    file_changes: dict[str, Any],
+    settings: MakeSettings,
+    context: Callable[..., Context],
+    project: Path,
+) -> None:
+    configured, file_trial = settings(**train), None
+    applied = configured
+    if file_changes:
+        written = dataclasses.replace(
+            trial_spec.make_trial(configured, None, workers=1, max_hours=None), **file_changes
+        )
+        (project / "typed.json").write_text(written.to_text())
+        applied, file_trial = trial_spec.apply_trial_file(configured, str(project / "typed.json"))
+    count = trial_spec.worker_count(applied, workers)
+    trial = trial_spec.make_trial(applied, file_trial, workers=count, max_hours=None)
+    training = written_training(project / "results" / "r", configured, trial)
+
+    (command,) = [command for _, command in next_commands.commands(training) if " train" in command]
+    assert " train" in command
+    assert ("--trial-file" in command) == bool(file_changes)
+    (project / "repeat.json").write_bytes(next_commands.repeat_settings(training))
+    (project / "trial.json").write_bytes(next_commands.repeat_trial(training))
+    repeated = load(context("repeat.json"))
+    again, file_trial = trial_spec.apply_trial_file(repeated, str(project / "trial.json") if file_changes else None)
+    count = trial_spec.worker_count(again, None)
+    assert trial_spec.make_trial(again, file_trial, workers=count, max_hours=None) == trial
+
+
+def written_training(folder: Path, configured: Settings, trial: Trial) -> TrainingReport:
+    """Return a training of this trial as a report reads it."""
+    training = summary.read(training_run.write_run(folder))
+    planned = dataclasses.replace(training.run.planned[0], trial=trial)
+    run = dataclasses.replace(training.run, planned=[planned], settings=configured.public())
+    return dataclasses.replace(training, run=run)
+
+
+@pytest.mark.parametrize(
     ("train", "asked", "message"),
     [
         ({}, "9", "train: --workers: 9 workers, but the fleet has 4"),
@@ -65,10 +122,10 @@ def test_an_invalid_number_of_workers_is_an_error(
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"early_stopping_patience": 2}, "train.early_stopping_patience: expected 0 where evaluate_every is 0"),
+        ({"early_stopping_patience": 2}, "train.early_stopping_patience: expected 0"),
         (
             {"validation_fraction": 0.0, "evaluate_every": 5},
-            "train.evaluate_every: expected 0 where no data is held out",
+            "train.evaluate_every: expected 0",
         ),
         ({"data_weights": [1.0, 2.0]}, "train.data_weights: expected one for each of 1 files, found 2"),
         ({"data_weights": [-1.0]}, "train.data_weights: expected numbers above 0"),
