@@ -98,6 +98,7 @@ SPLIT_BY_ANSWER = "the template changes earlier turns: split into one example pe
 EOS_ADDED = "the template writes no end token after the answer: end of sequence added"
 PROMPT_ADDS = "the template leaves text of the prompt out once it is answered: trained after the prompt"
 THOUGHT_ADDED = "the prompt ends in an open thought: the answer is trained after an empty one"
+THOUGHT_LEFT_OUT = "the template leaves out the thought of an answer: not trained on"
 OTHER_PROMPT = "the template writes another text than as a prompt: rendered without the prompt"
 OTHER_EOS = "ends with another token than the tokenizer's end of sequence"
 DOUBLED_BOS = "begins with two start-of-sequence tokens"
@@ -249,6 +250,8 @@ class ExampleBuilder:
         text = self._render_text(conversation, messages)
         if not text.startswith(prompt_text):
             text = prompt_text + self._text_after_prompt(conversation, messages, text)
+        if THOUGHT_END in messages[-1]["content"] and THOUGHT_END not in text[len(prompt_text) :]:
+            self.findings.add(THOUGHT_LEFT_OUT, conversation)
         return len(prompt_text), text
 
     def _text_after_prompt(self, conversation: RawConversation, messages: Messages, text: str) -> str:

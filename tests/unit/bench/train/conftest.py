@@ -30,7 +30,13 @@ OPEN_THOUGHT = (
     "<s>{% for m in messages %}{% if m.role == 'assistant' %}[/INST]{{ m.content.split('</think>')[-1] }}</s>"
     "{% else %}[INST]{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[/INST]<think>\n{% endif %}"
 )
-TEMPLATES = {"chatml": CHATML, "mistral": MISTRAL, "mistral-v3": MISTRAL_V3, "open thought": OPEN_THOUGHT}
+TEMPLATES = {
+    "chatml": CHATML,
+    "mistral": MISTRAL,
+    "mistral-v3": MISTRAL_V3,
+    "open thought": OPEN_THOUGHT,
+    "thoughts left out": OPEN_THOUGHT.replace("<think>\n", ""),
+}
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,22 @@ def test_the_targets_are_the_answers_for_any_text(
     assert targets(tokenizer, example) == "".join(f"{answer}<|im_end|>" for _, answer in pairs)
 
 
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3), st.none() | texts)
+def test_each_answer_follows_its_prompt_for_any_text(
+    tokenizer_of: Callable[..., Any], pairs: list[tuple[str, str]], system: str | None
+) -> None:
+    turns = [turn for question, answer in pairs for turn in (("user", question), ("assistant", answer))]
+    turns = [*([("system", system)] if system else []), *turns]
+    for template, before in (("mistral-v3", " "), ("open thought", "\n</think>\n\n")):
+        tokenizer = tokenizer_of(template)
+        examples, _ = build(tokenizer, turns)
+        assert "".join(targets(tokenizer, example) for example in examples) == "".join(
+            f"{before}{answer}</s>" for _, answer in pairs
+        )
+        prompt = ChatTemplate(tokenizer).render("", conversation(turns[:-1]).messages, prompt=True)
+        assert tokenizer.decode(examples[-1].ids, clean_up_tokenization_spaces=False).startswith(prompt)
+
+
 def test_a_template_that_changes_earlier_turns_gives_an_example_for_each_answer(
     tokenizer_of: Callable[..., Any],
 ) -> None:
@@ -119,6 +135,12 @@ def test_an_answer_after_a_prompt_with_an_open_thought_ends_the_thought(
     assert targets(tokenizer, example) == target
     assert tokenizer.decode(example.ids) == f"<s>[INST]s[INST]a?[/INST]<think>\n{target}"
     assert findings.counts[masking.THOUGHT_ADDED] == ("</think>" not in answer)
+
+
+def test_a_thought_that_the_template_leaves_out_is_a_finding(tokenizer_of: Callable[..., Any]) -> None:
+    for template, left_out in (("open thought", 0), ("chatml", 0), ("thoughts left out", 1)):
+        _, findings = build(tokenizer_of(template), (("user", "a?"), ("assistant", "<think>hm</think>A.")))
+        assert findings.counts[masking.THOUGHT_LEFT_OUT] == left_out
 
 
 def test_answers_of_the_prompt_and_excluded_turns_are_no_targets(tokenizer_of: Callable[..., Any]) -> None:
