@@ -30,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 MODELS = Path("/models")
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 
 def locked_versions(folder: Path) -> dict[str, str]:
@@ -119,7 +120,7 @@ def inspect_model(folder: Path, *, verify: bool) -> tuple[dict[str, Any], list[s
         faults += [_file_fault(folder, entry, verify=verify) for entry in entries]
     except FileNotFoundError:
         faults.append(f"{folder.name}: has no {MANIFEST}, so it cannot be checked")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         faults.append(f"{folder.name}/{MANIFEST}: cannot be read: {error}")
     return facts, [f"models/{fault}" for fault in faults if fault]
 
@@ -130,9 +131,9 @@ def _safetensors_fault(path: Path) -> str | None:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         try:
-            header = json.loads(file.read(length)) if length <= size - 8 else {}
+            header = json.loads(file.read(length)) if length <= min(size - 8, MAX_HEADER_BYTES) else {}
             expected = 8 + length + max(tensor["data_offsets"][1] for key, tensor in header.items() if key[:2] != "__")
-        except (ValueError, TypeError, KeyError, IndexError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             return f"{path.parent.name}/{path.name}: truncated, or not a safetensors file"
     return None if size == expected else f"{path.parent.name}/{path.name}: {size} bytes, its header says {expected}"
 

@@ -208,7 +208,7 @@ def outdated_parts(spec: ImageSpec, existing: Mapping[str, str]) -> tuple[str, .
     """
     try:
         models: dict[str, str] = dict(json.loads(existing.get(f"{LABEL}.models") or "{}"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         models = {}
     revision = existing.get("org.opencontainers.image.revision", "")
     labels = _labels(replace(spec, git_sha=revision), models)

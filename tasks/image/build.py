@@ -25,7 +25,7 @@ from tasks.cli.git import run_git
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.clients.registry import configured_image
 from tasks.clients.secrets import checked_index_url, registry_password
-from tasks.errors import RetryableError, TaskFailed, UsageError, translate_errors
+from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
 
@@ -158,7 +158,10 @@ def render(plan: BuildPlan) -> str:
         *(f"  {note}" for note in plan.notes),
         *(f"  {need.folder.path}: {need.need_bytes / 1e9:.2f} GB for {need.purpose}" for need in plan.needs),
         *(f"  {disk.path}: {disk.free_bytes / 1e9:.1f} GB free on {disk.kind}" for disk in disks),
-        *(f"  slot {file.slot:02d} <- {file.source} ({file.size / 1e9:.2f} GB)" for file in plan.packed),
+        *(
+            f"  slot {file.slot:02d} <- {escape_controls(file.source)} ({file.size / 1e9:.2f} GB)"
+            for file in plan.packed
+        ),
         f"  {len(plan.code)} files of ours -> {plan.code_folder}",
         f"  {shlex.join(plan.argv)}",
     ]
@@ -170,7 +173,10 @@ def _upload_code(settings: Settings, agent: Agent, plan: BuildPlan, tmp_folder: 
     workdir.claim(agent.host, tmp_folder)
     files = {file.path: file.source for file in _context_files(settings)}
     sent = transfer.push(agent, files, plan.code_folder)
-    print(f"sent {len(sent.came)} files, {sent.byte_count / 1e6:.2f} MB; {len(sent.already)} were there", flush=True)
+    print(
+        f"sent {len(sent.transferred)} files, {sent.byte_count / 1e6:.2f} MB; {len(sent.already_present)} were there",
+        flush=True,
+    )
 
 
 def _login(settings: Settings, agent: Agent, retry_command: str) -> str | None:

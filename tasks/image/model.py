@@ -16,7 +16,7 @@ from remote.jobs.agent import Agent
 from remote.ssh.rsync import UploadProgress
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
-from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.image import jobs
 from tasks.settings.load import Settings, load
 from tasks.settings.schema import Sections
@@ -119,11 +119,19 @@ def _fetch(settings: Settings, agent: Agent, fetch: Fetch) -> None:
     facts = jobs.follow(settings, job).facts
     fetched = facts["fetched_bytes"]
     transfer = f"{fetched / 1e9:.2f} GB of it downloaded now" if fetched else "already there; nothing was downloaded"
+    size = f"{facts['files']} files, {facts['bytes'] / 1e9:.2f} GB"
     print(
-        f"{fetch.model} at {facts['revision']}: {facts['files']} files, {facts['bytes'] / 1e9:.2f} GB, all verified; "
-        f"{transfer}; {time.monotonic() - started_at:.1f} s",
+        f"{fetch.model} at {facts['revision']}: {size}, verified against {facts['verified_against']}; {transfer}; "
+        f"{time.monotonic() - started_at:.1f} s",
         flush=True,
     )
+    if without_digest := facts["without_digest"]:
+        names = escape_controls(", ".join(without_digest[:5]))
+        print(
+            f"{len(without_digest)} of them had no digest in the cache, so only their sizes were compared when they "
+            f"were copied: {names}{' ...' if len(without_digest) > 5 else ''}",
+            flush=True,
+        )
 
 
 def _hub_token(settings: Settings, fetch: Fetch) -> Secret | None:

@@ -46,6 +46,7 @@ ALLOWED_FILES = (
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _HEADROOM_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20  # the index of a model of 671 billion parameters has 9 MB
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
@@ -58,24 +59,48 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         if previous is not None and job["revision"] in (None, previous["revision"], previous.get("asked")):
             damaged = _remove_damaged(job_log, folder, previous["files"])
             if not damaged:
-                return _manifest_facts(previous, fetched_bytes=0, started_at=started_at)
+                shutil.rmtree(folder / UPLOAD_FOLDER, ignore_errors=True)  # sent again although all is there
+                return _manifest_facts(
+                    previous, fetched_bytes=0, started_at=started_at, verified_against="the manifest of its fetch"
+                )
             job_log.add(f"{', '.join(damaged)}: different from the manifest; fetching again")
             job = {**job, "revision": previous["revision"]}  # main may have moved on
         fetched_bytes, manifest = _fetch_all(job_log, folder, create_source(job_log, job, token), job, previous)
-    return _manifest_facts(manifest, fetched_bytes=fetched_bytes, started_at=started_at)
+    origins = {"hub": "the digests of the hub", "cache": "the digests in the cache"}
+    verified_against = origins.get(job["source"]["kind"], "the digests in the laptop's cache")
+    return _manifest_facts(
+        manifest, fetched_bytes=fetched_bytes, started_at=started_at, verified_against=verified_against
+    )
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = _read_json(folder / MANIFEST_FILE)
         return manifest if isinstance(manifest["files"], list) and isinstance(manifest["revision"], str) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _manifest_facts(manifest: dict[str, Any], *, fetched_bytes: int, started_at: float) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
+    """Parse a file of limited size. Raises OSError, ValueError and RecursionError."""
+    with path.open("rb") as file:
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise ValueError(f"{path}: longer than {MAX_JSON_BYTES >> 20} MiB")
+    return json.loads(content)
+
+
+def _manifest_facts(
+    manifest: dict[str, Any], *, fetched_bytes: int, started_at: float, verified_against: str
+) -> dict[str, Any]:
     size = sum(entry["size"] for entry in manifest["files"])
-    facts = {"files": len(manifest["files"]), "bytes": size, "fetched_bytes": fetched_bytes}
+    facts = {
+        "files": len(manifest["files"]),
+        "bytes": size,
+        "fetched_bytes": fetched_bytes,
+        "verified_against": verified_against,
+        "without_digest": manifest.get("without_digest", []),
+    }
     return {"revision": manifest["revision"], "wall_time_sec": round(time.monotonic() - started_at, 1), **facts}
 
 
@@ -111,6 +136,14 @@ def _fetch_all(
     size, sha256, _ = digests(folder / SUMS_FILE)
     done.append({"path": SUMS_FILE, "size": size, "sha256": sha256})
     manifest = {"model": job["model"], "revision": revision, "asked": job["revision"] or "main", "files": done}
+    fetched_names = {entry["path"] for entry in done}
+    without_digest = sorted(
+        entry["path"]
+        for entry in entries
+        if entry["path"] in fetched_names and entry.get("sha256") is None and entry.get("git_sha1") is None
+    )
+    if without_digest:
+        manifest["without_digest"] = without_digest
     write_atomic(folder / MANIFEST_FILE, (json.dumps(manifest, indent=1) + "\n").encode())
     return fetched_bytes, manifest
 
@@ -132,9 +165,8 @@ def weight_files(folder: Path, entries: list[Entry]) -> set[str]:
     if "model.safetensors.index.json" not in names:
         return {"model.safetensors"} & names
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        wanted = set(index["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        wanted = set(_read_json(folder / "model.safetensors.index.json")["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise VmAgentError("failed", "model.safetensors.index.json lists no files; choose another model") from None
     if wanted - names:
         raise VmAgentError("failed", f"{min(wanted - names)}: in the model's index, but not in the source")
@@ -206,7 +238,7 @@ def _clear_hub_cache(folder: Path, name: str) -> None:
 
 
 def _is_plain_name(name: str) -> bool:
-    return Path(name).name == name and name not in ("", ".", "..")
+    return Path(name).name == name and name not in ("", ".", "..") and name.isprintable()
 
 
 def digests(path: Path, on_chunk: Callable[[int], None] = lambda _: None) -> tuple[int, str, str]:

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,6 +119,9 @@ def main() -> int:
     except VmAgentError as failed:
         outcome = {"ok": False, "kind": failed.kind, "message": str(failed)}
         job_log.add(f"failed: {failed}")
+    except Exception as error:  # noqa: BLE001 - the job must leave an outcome; the log has the traceback
+        traceback.print_exc(file=sys.stdout)
+        outcome = {"ok": False, "kind": "failed", "message": f"{job.get('verb')}: {type(error).__name__}: {error}"}
     except KeyboardInterrupt:
         outcome = {"ok": False, "kind": "stopped", "message": "stopped"}
     job_log.write_progress()

@@ -63,7 +63,7 @@ def model_info(name: str, folder: str) -> dict[str, Any]:
     try:
         manifest = read_limited(Path(folder, "manifest.json"))
         listed = [(entry["path"], entry["size"], entry["sha256"]) for entry in json.loads(manifest)["files"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {"name": name, "folder": folder, "found": Path(folder).is_dir(), "sha256": None, "files": []}
     digest = hashlib.sha256(manifest).hexdigest()
     files: list[tuple[str, int | None, int, str]] = [("manifest.json", len(manifest), len(manifest), digest)]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ def test_only_the_files_that_a_trial_reads_are_fetched() -> None:
                  "model.safetensors.index.json", "params.json", "README.md", ".gitattributes", "tokenizer.json",
                  "pytorch_model.bin", "original/model.safetensors", "../model.safetensors", "LICENSE.txt",
                  "modeling_custom.py", "chat_template.jinja", "runs/tokenizer.json",
-                 "LICENSES/MIT.txt", "tokenizer/tokenizer.json", "LICENSE/../../x")  # fmt: skip
+                 "LICENSES/MIT.txt", "tokenizer/tokenizer.json", "LICENSE/../../x", "LICENSE\n  slot 00")  # fmt: skip
     assert [entry["path"] for entry in select_files(entries(*available))] == [
         *("config.json", "model-00001-of-00003.safetensors", "model.safetensors.index.json", "tokenizer.json"),
         *("LICENSE.txt", "chat_template.jinja"),
@@ -58,9 +59,16 @@ def test_the_weight_files_are_those_in_the_index(tmp_path: Path) -> None:
     assert weight_files(tmp_path, entries(*names)) == set(names[:2])
     with raises_agent_error("failed", r"^model-2-of-2\.safetensors: .*index"):
         weight_files(tmp_path, entries(names[0], names[3]))
-    index.write_text("{")
+    for text in ("{", "[" * 100_000, '{"weight_map": ' * 50_000):
+        index.write_text(text)
+        with raises_agent_error("failed", r"^model\.safetensors\.index\.json "):
+            weight_files(tmp_path, entries(*names))
+    with index.open("wb") as file:
+        file.truncate(4 << 30)  # sparse: read whole, it would need 4 GiB of memory
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with raises_agent_error("failed", r"^model\.safetensors\.index\.json "):
         weight_files(tmp_path, entries(*names))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
     assert weight_files(tmp_path, entries("model.safetensors", "other.safetensors")) == {"model.safetensors"}
 
 
@@ -107,7 +115,9 @@ def test_a_token_is_not_sent_without_tls_to_the_endpoint_in_the_machines_environ
         model_sources.HubSource(JobLog(), job, "token")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "null"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "null", "[" * 100_000]
+)
 def test_an_unreadable_manifest_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     assert read_manifest(tmp_path) is None

@@ -289,10 +289,11 @@ def test_progress_that_cannot_be_written_leaves_no_files(tmp_path: Path, monkeyp
             OSError(errno.EIO, "Input/output error"),
             {"ok": False, "kind": "failed", "message": "push: Input/output error"},
         ),
+        (RecursionError("too deep"), {"ok": False, "kind": "failed", "message": "push: RecursionError: too deep"}),
     ],
 )
-def test_a_disk_error_ends_the_job_with_an_outcome(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, outcome: dict[str, Any]
+def test_any_error_ends_the_job_with_an_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: dict[str, Any]
 ) -> None:
     def run(*_: Any) -> Any:
         raise error
