@@ -77,9 +77,13 @@ class DataFindings:
             self.counts[kind] += bad_lines.count
             self.locations[kind] = [*self.locations.get(kind, []), *bad_lines.places()][:MAX_LOCATIONS]
 
+    def is_latest(self, kind: str, conversation: RawConversation) -> bool:
+        """Return whether this conversation was the last one that was counted for the kind."""
+        return self._latest.get(kind) == conversation.location
+
     def add(self, kind: str, conversation: RawConversation) -> None:
         """Count a conversation, once for each kind, however many of its answers are concerned."""
-        if self._latest.get(kind) == conversation.location:
+        if self.is_latest(kind, conversation):
             return
         self._latest[kind] = conversation.location
         self.counts[kind] += 1
@@ -149,6 +153,7 @@ class ExampleBuilder:
         self._tokenizer, self._template, self._max_seq_len = tokenizer, ChatTemplate(tokenizer), max_seq_len
         self._labels, self._too_long, self._on_bad_line = labels, too_long, on_bad_line
         self._control_tokens, self._keeps_typed_tokens = ControlTokens(tokenizer), special_tokens == "keep"
+        self._is_template_checked = False
         self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id  # cached: slow properties
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(key for key, token in added.items() if token.special)}
@@ -158,7 +163,8 @@ class ExampleBuilder:
 
         A conversation that the template rejects raises InputError, or is passed to `on_bad_line` and left out.
         """
-        self._check_template()
+        if not self._is_template_checked:
+            self._check_template()
         source = iter(conversations)
         while batch := list(islice(source, TOKENIZE_BATCH)):
             texts = [rendered for conversation in batch for rendered in self._render_if_accepted(conversation)]
@@ -166,6 +172,7 @@ class ExampleBuilder:
 
     def _check_template(self) -> None:
         """Raise InputError for a template that writes no text: it would train on empty answers."""
+        self._is_template_checked = True
         turns = [{"role": "user", "content": PROBE_ANSWER}, {"role": "assistant", "content": PROBE_ANSWER}]
         try:
             text = self._template.render("", turns)
@@ -368,20 +375,22 @@ class ExampleBuilder:
 
     def _cut(self, rendered: _Rendered) -> Iterator[Example]:
         """Cut a conversation after the last whole answer that fits, if it may be cut."""
-        source = rendered.source
-        if self._too_long == "drop":
-            self.findings.add(TOO_LONG_DROPPED, source)
+        source, dropped = rendered.source, TOO_LONG_DROPPED if self._too_long == "drop" else FIRST_ANSWER_TOO_LONG
+        earlier = [turn for turn in source.answers if turn < rendered.turns - 1]
+        if rendered.is_split:  # earlier answers have examples of their own, unless the first is already too long
+            if not earlier:
+                self.findings.add(dropped, source)
+            elif not self.findings.is_latest(dropped, source):
+                self.findings.add(TOO_LONG_CUT, source)
             return
-        # Earlier answers of a split conversation have examples of their own.
-        answers = [] if rendered.is_split else [turn for turn in source.answers if turn < rendered.turns - 1]
-        for last in reversed(answers):
+        for last in reversed(earlier if self._too_long == "cut" else ()):
             shorter = replace(source, turns=source.turns[: last + 1])
             examples = list(self._without_findings().build([shorter]))
             if examples:
                 self.findings.add(TOO_LONG_CUT, source)
                 yield from examples
                 return
-        self.findings.add(FIRST_ANSWER_TOO_LONG, source)
+        self.findings.add(dropped, source)
 
     def _without_findings(self) -> ExampleBuilder:
         """Copy this builder, with separate findings, and dropping long conversations."""

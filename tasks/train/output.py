@@ -169,7 +169,7 @@ def _findings(report: DataReport) -> Table:
     table = ruled_table("lines", "finding", "first at", right=("lines",))
     for finding in sorted(report.findings, key=lambda finding: -finding.count):
         locations = "; ".join(escape_controls(location) for location in finding.places[:3])
-        table.add_row(f"{finding.count:,}", escape_controls(finding.what), Text(locations))
+        table.add_row(f"{finding.count:,}", Text(escape_controls(finding.what)), Text(locations))
     return table
 
 

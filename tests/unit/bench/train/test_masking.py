@@ -115,8 +115,12 @@ def test_a_split_conversation_that_is_too_long_repeats_no_example(
     tokenizer = tokenizer_of("mistral")
     turns = [*WITH_SYSTEM, ("user", "c?"), ("assistant", "C" * 100)]
     fitting, _ = build(tokenizer, WITH_SYSTEM)
-    examples, _ = build(tokenizer, turns, max_seq_len=80, too_long=too_long)
+    examples, findings = build(tokenizer, turns, max_seq_len=80, too_long=too_long)
     assert [targets(tokenizer, example) for example in examples] == [targets(tokenizer, each) for each in fitting]
+    assert findings.counts == {masking.SPLIT_BY_ANSWER: 1, masking.TOO_LONG_CUT: 1}
+    dropped = masking.TOO_LONG_DROPPED if too_long == "drop" else masking.FIRST_ANSWER_TOO_LONG
+    examples, findings = build(tokenizer, turns, max_seq_len=8, too_long=too_long)
+    assert (examples, findings.counts) == ([], {masking.SPLIT_BY_ANSWER: 1, dropped: 1})
 
 
 @pytest.mark.parametrize(

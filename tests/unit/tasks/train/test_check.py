@@ -27,7 +27,10 @@ REPORT = DataReport(
     lengths=[0, 4, 2, 0],
     length_edges=[64, 128, 192, 256],
     left_out=1,
-    findings=[DataFinding(what="is longer than max_seq_len: dropped", count=1, places=["d.jsonl: line 3"])],
+    findings=[
+        DataFinding(what="is longer than max_seq_len: dropped", count=1, places=["d.jsonl: line 3"]),
+        DataFinding(what="has the control token [/INST] in its text", count=1, places=["d.jsonl: line 4"]),
+    ],
     shown=[
         ConversationPreview(place="d.jsonl: line 1", tokens=9, targets=4, parts=[
             DataPart(text="Q\x1b[2J\x07?\n", is_target=False), DataPart(text="yes</s>", is_target=True),
@@ -92,6 +95,8 @@ def test_the_page_has_the_same_text_and_shows_the_targets_in_another_colour(sett
     assert page.startswith("<!DOCTYPE html>")
     assert "6 examples to train on" in page
     assert "yes&lt;/s&gt;" in page
+    assert "[/INST]" in page
+    assert "[/INST]" in report_text(settings())
     target = next(line for line in page.splitlines() if "yes&lt;/s&gt;" in line)
     assert "font-weight: bold" in target
 
