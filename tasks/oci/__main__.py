@@ -9,7 +9,7 @@ import json
 import sys
 import time
 
-from remote.hosts.local import expanded
+from remote.hosts.local import expand_user
 from tasks.errors import TaskFailed
 from tasks.oci.access.optional_sdk import require_sdk
 from tasks.oci.access.profile import read_profile
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def load_user_key(arguments: argparse.Namespace) -> SigningKey:
-    file = expanded(arguments.config_file)
+    file = expand_user(arguments.config_file)
     return load_signing_key(
         read_profile(file, arguments.profile, region=arguments.region, now=time.time()), lambda _: None
     )

@@ -18,7 +18,7 @@ from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 
 from bench.records.atomic_files import read_regular
-from remote.hosts.local import expanded
+from remote.hosts.local import expand_user
 from tasks.errors import UsageError, file_errors
 from tasks.oci.access.clients import TenancyApi, connect, resolve_compartment
 from tasks.oci.access.errors import Operation
@@ -76,7 +76,7 @@ def _target_path(settings: Settings, file: str | None) -> Path:
     if settings.cluster.kubeconfig:
         return settings.resolve_path(settings.cluster.kubeconfig)
     first = next(filter(None, os.environ.get("KUBECONFIG", "").split(os.pathsep)), "~/.kube/config")
-    return expanded(first)
+    return expand_user(first)
 
 
 def choose_cluster(clusters: Sequence[ClusterInfo], name: str | None) -> ClusterInfo:
@@ -149,7 +149,7 @@ def build_kubeconfig(fetched: Kubeconfig, cluster_info: ClusterInfo, token_progr
 def read_kubeconfig(path: Path) -> dict[str, Any]:
     """Read the kubeconfig at `path`; empty if it does not exist. Raises UsageError for an unreadable file."""
     try:
-        return _parse(read_regular(path, most_bytes=_MAX_BYTES), display_path(path))
+        return _parse(read_regular(path, max_bytes=_MAX_BYTES), display_path(path))
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import GPU
-from remote.cluster.quantities import amount
+from remote.cluster.diagnosis.nodes import GPU_RESOURCE
+from remote.cluster.quantities import parse_quantity
 from tasks.clients.cluster import open_cluster
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.fleet.pending_results import foreign_active_jobs, pending_runs
@@ -42,7 +42,7 @@ def describe_unready(pool: NodePoolInfo, nodes: Iterable[Node]) -> list[str]:
 def _readiness_problem(name: str, node: Node) -> str | None:
     status = node.get("status", {})
     try:
-        conditions, gpus = status.get("conditions") or (), amount((status.get("allocatable") or {}).get(GPU, 0))
+        conditions, gpus = status.get("conditions") or (), parse_quantity((status.get("allocatable") or {}).get(GPU_RESOURCE, 0))
         is_ready = any(
             condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
         )

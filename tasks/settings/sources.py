@@ -21,7 +21,7 @@ import yaml
 from invoke.config import Config
 
 from bench.records.atomic_files import read_regular
-from remote.hosts.local import expanded
+from remote.hosts.local import expand_user
 from tasks.errors import UsageError, translate_errors
 
 ENV_PREFIX = "INVOKE_"
@@ -105,7 +105,7 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
         _file(config, "project", project),
         *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
         _environment(variables),
-        *(_file(config, "runtime", expanded(path)) for path in [config._runtime_path] if path),
+        *(_file(config, "runtime", expand_user(path)) for path in [config._runtime_path] if path),
         SettingsLayer(data=config._overrides),
         SettingsLayer(data=config._modifications),
     ]
@@ -135,7 +135,7 @@ def env_name(keys: Keys) -> str:
 
 def display_path(path: Path) -> str:
     """Shorten a path: relative to the working directory, or with ~ for the home directory."""
-    for base, prefix in ((Path.cwd(), ""), (expanded("~"), "~/")):
+    for base, prefix in ((Path.cwd(), ""), (expand_user("~"), "~/")):
         if path.is_absolute() and path.is_relative_to(base):
             return prefix + str(path.relative_to(base))
     return str(path)
@@ -164,7 +164,7 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Set
 def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
     """Parse a file target its sections and their YAML nodes. Raises UsageError and FileNotFoundError."""
     try:
-        text = read_regular(path, most_bytes=_MAX_FILE_BYTES).decode("utf-8")
+        text = read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise
     except UnicodeDecodeError:

@@ -11,20 +11,20 @@ from pathlib import Path
 
 from bench.records.bootstrap import summarize
 from tests.benchmarks import Figure, seconds, spread
-from tests.support.forked import INV, ForkServer
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.forked import INV_LIBRARIES, ForkServer
+from tests.support.kubernetes import Cluster, unavailable_reason
 from tests.system.cluster.conftest import Operator, make_operator
 
 ROUNDS = 7
 
 
 def main() -> list[Figure]:
-    if why := unavailable():
+    if why := unavailable_reason():
         raise RuntimeError(why)
     with (
         tempfile.TemporaryDirectory() as folder,
         Cluster(nodes=4, image_back_off_sec=10.0) as cluster,
-        ForkServer(Path(folder), INV) as server,
+        ForkServer(Path(folder), INV_LIBRARIES) as server,
     ):
         operator = make_operator(cluster, Path(folder), server)
         operator.set_cluster(size=4)

@@ -11,18 +11,18 @@ import time
 from bench.records.bootstrap import summarize
 from tasks.doctor.registry import CHECKS
 from tests.benchmarks import Figure, spread
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster, unavailable_reason
 from tests.support.machines.build_vm import TIMEOUT_SEC, BuildVm, running_build_vm
-from tests.support.machines.second_cluster import seen_beside
+from tests.support.machines.second_cluster import cluster_seen_by_laptop
 from tests.support.paths import ROOT
 
 ROUNDS = 7
 
 
 def main() -> list[Figure]:
-    if why := unavailable():
+    if why := unavailable_reason():
         raise RuntimeError(why)
-    with running_build_vm() as build_vm, Cluster(nodes=2) as cluster, seen_beside(build_vm, cluster) as settings:
+    with running_build_vm() as build_vm, Cluster(nodes=2) as cluster, cluster_seen_by_laptop(build_vm, cluster) as settings:
         shutil.copytree(ROOT / "manifests", build_vm.project / "manifests")
         build_vm.inv("deploy", **settings)
         took = [_doctor(build_vm, settings) for _ in range(ROUNDS)]

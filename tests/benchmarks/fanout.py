@@ -21,7 +21,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
 from tasks.fleet.runner import SILENCE_TIMEOUT_SEC
 from tests.benchmarks import Figure, compare_with, seconds, spread
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster, unavailable_reason
 from tests.support.paths import ROOT
 from tests.support.pods import PodFleet, hosts_of, pods_of
 
@@ -32,7 +32,7 @@ TRIVIAL = Command(argv=("true",))
 
 
 def main() -> list[Figure]:
-    if why := unavailable():
+    if why := unavailable_reason():
         raise RuntimeError(why)
     with tempfile.TemporaryDirectory() as folder, Cluster(nodes=PODS) as cluster:
         pods = PodFleet(Path(folder), cluster, PODS)
@@ -143,7 +143,7 @@ def _overhead(cluster: Cluster, folder: Path) -> Figure:
     began = time.perf_counter()
     pods.pod_fleet().run()
     each = (time.perf_counter() - began) / TRIALS
-    assert set(pods.ends().values()) == {"SUCCEEDED"}
+    assert set(pods.statuses().values()) == {"SUCCEEDED"}
     by_hand = _by_hand(pods)
     return Figure(
         name="what fleet and pod add to a trial",
@@ -176,13 +176,13 @@ def _api_calls(cluster: Cluster, folder: Path) -> Figure:
     pods.folder.mkdir()
     pods.plan(*(f"slow {number}" for number in range(4)), workers=4)
     with pods.running(pods.pod_fleet()):
-        while len(pods.noted("started")) < 4:
+        while len(pods.bench_log_lines("started")) < 4:
             time.sleep(0.1)
         time.sleep(2.0)
         before = len(cluster.requests())
         time.sleep(WATCHED_SEC)
         made = len(cluster.requests()) - before
-        pods.say_go()
+        pods.release_slow_trials()
     rate = made / 4 / (WATCHED_SEC / 60)
     return Figure(
         name="API calls while trials run",
@@ -197,17 +197,17 @@ def _noticed(cluster: Cluster, folder: Path) -> Figure:
     pods.folder.mkdir()
     pods.plan("slow", workers=2)
     with pods.running(pods.pod_fleet(limits=RetryLimits(lost_after_sec=60.0 - SILENCE_TIMEOUT_SEC["pods"]))):
-        while not pods.noted("started"):
+        while not pods.bench_log_lines("started"):
             time.sleep(0.05)
-        node = str(pods.pod_of(pods.noted("started")[0].split()[3])["node"])
+        node = str(pods.pod_of(pods.bench_log_lines("started")[0].split()[3])["node"])
         time.sleep(3.0)
         cluster.faults.silence_node(node)
         began = time.perf_counter()
-        while len(pods.noted("started")) < 2:
+        while len(pods.bench_log_lines("started")) < 2:
             time.sleep(0.05)
         taken = time.perf_counter() - began
-        cluster.faults.find_node(node)
-        pods.say_go()
+        cluster.faults.restore_node(node)
+        pods.release_slow_trials()
     return Figure(name="a silent node's trial is begun elsewhere after", value=f"{taken:.1f} s", goal="60 s")
 
 

@@ -22,8 +22,8 @@ from bench.records.bootstrap import summarize
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
 from tests.benchmarks import Figure, demo_inputs, print_figures, spread
-from tests.support.forked import INV, ForkServer
-from tests.system.conftest import Project, made_project
+from tests.support.forked import INV_LIBRARIES, ForkServer
+from tests.system.conftest import Project, project_copy
 
 LIMIT_SEC = 900.0
 TRAIN = {"max_steps": 40, "rows_per_step": 2, "validation_fraction": 0.0}
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         here = Path(folder)
         tiny, data = demo_inputs(here)
         (here / "server").mkdir()
-        with ForkServer(here / "server", INV) as server, made_project(here, server, "fleet") as project:
+        with ForkServer(here / "server", INV_LIBRARIES) as server, project_copy(here, server, "fleet") as project:
             project.environment |= {"INVOKE_MODEL_PATH": str(arguments.model or tiny), "INVOKE_DATA_PATH": data}
             project.environment |= {"INVOKE_FLEET_SIZE": "1"}
             train = ON_A_CPU if arguments.model is None else ON_A_GPU

@@ -25,7 +25,7 @@ from bench.records.bootstrap import summarize
 from bench.records.training import TrainingRecord
 from tests.benchmarks import Figure, print_figures, spread
 from tests.support import tiny_training
-from tests.support.forked import BENCH, ForkServer
+from tests.support.forked import BENCH_LIBRARIES, ForkServer
 from tests.support.machines.machine import Link, Machine, require
 
 ADDRESSES = ("10.79.9.1", "10.79.9.2")
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
 
 def _server(machine: Machine) -> ForkServer:
     """Start a fork server on a machine, because importing the stack takes longer than training."""
-    return ForkServer(machine.folder, BENCH, lambda argv, **options: machine.start(*argv, **options))
+    return ForkServer(machine.folder, BENCH_LIBRARIES, lambda argv, **options: machine.start(*argv, **options))
 
 
 class Runs:

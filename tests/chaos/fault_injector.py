@@ -14,10 +14,10 @@ from remote.hosts.command import Command
 from remote.hosts.host import HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_path
-from tests.support.hosts.local_fleet import kill_kubectls
+from tests.support.hosts.local_fleet import kill_kubectl_execs
 from tests.support.kubernetes.faults import ENDINGS
-from tests.support.kubernetes.real_cluster import GivenCluster
-from tests.support.pods import PodFleet, hasty
+from tests.support.kubernetes.real_cluster import RealCluster
+from tests.support.pods import PodFleet, with_short_silence
 
 TRIALS = ("fake_bench", "--trial-id", " start ")  # substrings of command lines that may be killed in a pod
 
@@ -46,13 +46,13 @@ class FaultInjector:
             raise self.failure
 
     def _inject(self) -> None:
-        anywhere = [*[self._process] * 3, self._delete, self._quota, self._other_operator, kill_kubectls]
+        anywhere = [*[self._process] * 3, self._delete, self._quota, self._other_operator, kill_kubectl_execs]
         by_program = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
         by_switch += [self._credentials, self._rights, self._full_volume]
         throws: list[Callable[[], None]] = [*anywhere, *by_program, *by_switch]
-        if isinstance(self.pods.cluster, GivenCluster):
-            throws = [*anywhere, *(by_program if self.pods.cluster.gift.faults else [])]
+        if isinstance(self.pods.cluster, RealCluster):
+            throws = [*anywhere, *(by_program if self.pods.cluster.options.faults else [])]
         try:
             while self._left and not self._stop.wait(self.rng.uniform(0.1, 0.7)):
                 self._left -= 1
@@ -65,7 +65,7 @@ class FaultInjector:
 
     def _repair(self) -> None:
         self.pods.free_volume()
-        self.pods.mend()
+        self.pods.repair()
 
     def _pod(self) -> dict[str, object] | None:
         live = sorted(self.pods.live(), key=lambda pod: str(pod["name"]))
@@ -91,12 +91,12 @@ class FaultInjector:
                 self.faults.kill(str(pod["name"]), self.rng.choice(ours))
 
     def _server(self) -> None:
-        self.faults.server_gone(seconds=self.rng.uniform(0.2, 1.5))
+        self.faults.stop_server(seconds=self.rng.uniform(0.2, 1.5))
 
     def _black_hole(self) -> None:
-        self.faults.silence()
+        self.faults.silence_server()
         self._stop.wait(self.rng.uniform(0.2, 1.5))
-        self.faults.speak()
+        self.faults.resume_server()
 
     def _kubelet(self) -> None:
         self.faults.restart_kubelet(self.rng.choice(self.nodes), seconds=0.5)
@@ -126,7 +126,7 @@ class FaultInjector:
         node = self.rng.choice(self.nodes)
         act(node)
         self._for_a_while()
-        self.faults.find_node(node)
+        self.faults.restore_node(node)
 
     def _for_a_while(self) -> None:
         self._stop.wait(self.rng.uniform(0.3, 4.0))
@@ -148,7 +148,7 @@ class FaultInjector:
         self.faults.fail_pulls("*", "timeout")
         self._delete()
         self._for_a_while()
-        self.faults.mend_pulls("*")
+        self.faults.repair_pulls("*")
 
     def _quota(self) -> None:
         quota = {
@@ -179,7 +179,7 @@ class FaultInjector:
 
     def _other_operator(self) -> None:
         """Run another operator's trial of one second in the first pod with a free slot."""
-        host = self.rng.choice(hasty(self.pods.pod_hosts()))
+        host = self.rng.choice(with_short_silence(self.pods.pod_hosts()))
         name = f"{self.rng.randrange(10**9)}.1"
         job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=slot_path(host))
         with contextlib.suppress(HostError):  # the cluster is faulty for other operators, too

@@ -24,12 +24,12 @@ from remote.pods.pod_index import PodIndex
 from tasks.settings.schema import PodsSection
 from tests.chaos.fault_injector import TRIALS, FaultInjector
 from tests.chaos.scenario import CommandResult, run_command
-from tests.support.forked import AS_INV, INV, ForkServer
-from tests.support.hosts.fake_worker_training import put_into
-from tests.support.hosts.local_fleet import mounted, wait_for
+from tests.support.forked import INV_CODE, INV_LIBRARIES, ForkServer
+from tests.support.hosts.fake_worker_training import install_fake_training
+from tests.support.hosts.local_fleet import mounted_tmpfs, wait_for
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
-from tests.support.pods import EVICTION, PodFleet
+from tests.support.pods import EVICTION_SCALE, PodFleet
 from tests.support.small_inputs import write_data, write_model
 
 PODS = 2
@@ -66,7 +66,7 @@ class PodsTarget:
         environment = {**clean, "HOME": str(self.folder), "TMPDIR": str(self.folder / "tmp")}
         with out.open("w") as to, err.open("w") as complaints:
             return self._server.start(
-                *("-c", AS_INV, "-f", "walk.json", *command),
+                *("-c", INV_CODE, "-f", "walk.json", *command),
                 cwd=self.project,
                 env=environment,
                 text=True,
@@ -174,20 +174,20 @@ def running(folder: Path) -> Iterator[PodsTarget]:
     for name in ("tasks", "remote", "reports", "manifests"):
         (project / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "bench", project / "bench")
-    put_into(project)
+    install_fake_training(project)
     model = write_model(folder / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
     data = write_data(folder / "chats.jsonl")
     image = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     with (
-        Cluster(nodes=PODS, image_paths=[folder], image_environment=image, toleration_scale=EVICTION) as cluster,
-        ForkServer(folder, INV) as server,
+        Cluster(nodes=PODS, image_paths=[folder], image_environment=image, toleration_scale=EVICTION_SCALE) as cluster,
+        ForkServer(folder, INV_LIBRARIES) as server,
         contextlib.ExitStack() as own,
     ):
         volume = cluster.claim_folder("shared")
         volume.parent.mkdir(parents=True)
-        own.enter_context(mounted(volume, "64m")).chmod(0o777)
+        own.enter_context(mounted_tmpfs(volume, "64m")).chmod(0o777)
         settings = {
             "fleet": {
                 "kind": "pods",

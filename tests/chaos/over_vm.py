@@ -140,7 +140,7 @@ class _FaultInjector:
     def _cable(self) -> None:
         self._vm.network.cable.cut(self._chooser.choice(("down", "drop")))
         self._for_a_while()
-        self._vm.network.cable.mend()
+        self._vm.network.cable.repair()
 
     def _engine(self) -> None:
         self._vm.kill_engine()

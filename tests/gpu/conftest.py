@@ -1,6 +1,7 @@
 """Fixtures for tests on a GPU: skip if torch cannot use it, and undo the TF32 setting of training steps."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,3 +19,12 @@ def _exact_float32() -> Iterator[None]:
     torch = pytest.importorskip("torch")
     yield
     torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture(scope="session")
+def modules() -> Any:
+    """The deep-learning libraries."""
+    pytest.importorskip("torch")
+    from bench import torch_stack
+
+    return torch_stack.load()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.records.atomic_files import read_regular
 from remote.hosts.command import Secret
-from remote.hosts.local import expanded
+from remote.hosts.local import expand_user
 from tasks.errors import UsageError, file_errors
 from tasks.settings.sources import display_path
 
@@ -129,7 +129,7 @@ def check_private(path: Path, reason: str) -> None:
 def _read_section(file: Path, name: str) -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None)
     try:
-        text = read_regular(file, most_bytes=_MAX_BYTES).decode("utf-8")
+        text = read_regular(file, max_bytes=_MAX_BYTES).decode("utf-8")
         parser.read_string(text)
     except FileNotFoundError:
         raise UsageError(
@@ -153,12 +153,12 @@ def _read_section(file: Path, name: str) -> dict[str, str]:
 
 def _resolve_path(file: Path, text: str) -> Path:
     """Resolve a path of the configuration; relative paths start at the configuration's folder."""
-    return file.parent / expanded(os.path.expandvars(text))
+    return file.parent / expand_user(os.path.expandvars(text))
 
 
 def _read_file(path: Path, setting: str) -> bytes:
     with file_errors(f"{setting}: {display_path(path)}: cannot be read"):
-        return read_regular(path, most_bytes=_MAX_BYTES)
+        return read_regular(path, max_bytes=_MAX_BYTES)
 
 
 def _read_session_token(path: Path, name: str, region: str, now: float) -> Secret:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remote.hosts.host import HostError
-from remote.hosts.local import me
+from remote.hosts.local import current_user
 from remote.image import vm_jobs
 from remote.image.model_fetch import Fetch, find_job
 from remote.jobs.agent import Agent
@@ -55,7 +55,7 @@ def test_a_push_is_followed_only_by_the_same_push(agent: Agent) -> None:
             assert not vm_jobs.matches_request(job, "push", {**REQUEST, **other}), other
         line = str(jobs.busy_error(job, "inv push"))
         assert job.folder in line
-        assert me() in line
+        assert current_user() in line
         assert "; " in line
         assert "`inv push`" in line.partition("; ")[2]
         assert "`inv push --cancel`" in line
