@@ -65,9 +65,8 @@ class ControlTokens:
 
     def _make_copy(self) -> tuple[Any, dict[int, int]]:
         """Return a tokenizer that reads control tokens as text and knows their replacements, and the real ids."""
-        from tokenizers import AddedToken, Tokenizer
-
-        copy = Tokenizer.from_str(self._tokenizer.backend_tokenizer.to_str())
+        backend = self._tokenizer.backend_tokenizer
+        copy = type(backend).from_str(backend.to_str())
         copy.no_truncation()
         copy.no_padding()
         copy.encode_special_tokens = True
@@ -75,7 +74,7 @@ class ControlTokens:
         flags = ("lstrip", "rstrip", "single_word")
         copy.add_tokens(
             [
-                AddedToken(replacement, normalized=False, **{flag: getattr(token, flag) for flag in flags})
+                type(token)(replacement, normalized=False, **{flag: getattr(token, flag) for flag in flags})
                 for replacement, (_, token) in zip(real_ids, self._tokens.values(), strict=True)
             ]
         )
