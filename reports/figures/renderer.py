@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -46,7 +47,9 @@ class FigurePool(contextlib.AbstractContextManager["FigurePool"]):
         self._others = min(MAX_PROCESSES, os.cpu_count() or 1) - 1
         self._pool: ProcessPoolExecutor | None = None
         if self._others > 0:
-            self._pool = ProcessPoolExecutor(self._others, mp_context=multiprocessing.get_context("spawn"))
+            self._pool = ProcessPoolExecutor(
+                self._others, mp_context=multiprocessing.get_context("spawn"), initializer=_exit_with_parent
+            )
             for _ in range(self._others):
                 self._pool.submit(_warm_up)
 
@@ -112,6 +115,19 @@ def draw_picture(name: str, title: str, drawing: Drawing) -> Picture:
         caption=drawing.caption,
         alt=drawing.alt,
     )
+
+
+def _exit_with_parent() -> None:
+    """End this process when the one that draws the report dies, also by SIGKILL; the pool's queue would wait on."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
 
 
 def _warm_up() -> None:

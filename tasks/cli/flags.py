@@ -3,7 +3,7 @@
 Numbers are declared as text, because Invoke's own conversion ends in a traceback.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tasks.errors import UsageError
 
@@ -30,6 +30,13 @@ def parse_number(flag: str, text: str, expected: str, is_valid: Callable[[float]
     if not is_valid(value):  # always False for NaN
         raise UsageError(f"{flag}: expected {expected}, found {text!r}")
     return value
+
+
+def refuse_several(task: str, flags: Mapping[str, object]) -> None:
+    """Raise UsageError if more than one of these flags is set: each value that is not None or False counts."""
+    names = [name for name, value in flags.items() if value is not None and value is not False]
+    if len(names) > 1:
+        raise UsageError(f"{task}: {' and '.join(names)} exclude each other; pass only one of them")
 
 
 def parse_names(flag: str, values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:

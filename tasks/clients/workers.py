@@ -1,6 +1,7 @@
 """Hosts of the fleet and their commands, from the settings. No other module depends on the kind of host."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from tasks.clients.worker_queries import query_all
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.settings.load import Settings
 
+_WORKER_NAME = re.compile(r"worker-[0-9]{1,4}")  # fleet.size is at most 1024
 _SAMPLE_TIMEOUT_SEC = 15.0
 _ADAPTER_TIMEOUT_SEC = 14_400.0
 _INSPECT_TIMEOUT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
@@ -40,6 +42,14 @@ def fleet_hosts(settings: Settings) -> list[Host]:
     if not existing_path.is_dir():
         raise UsageError(f"fleet.local.folder: {existing_path} is a file; set it to a folder")
     return [LocalHost(name=name, workdir=str(folder / name)) for name in _worker_names(settings)]
+
+
+def run_hosts(settings: Settings, run: RunRecord) -> list[Host]:
+    """Return the hosts of a run's workers, also of those beyond the present fleet.size."""
+    indices = [int(name.removeprefix("worker-")) for name in run.workers if _WORKER_NAME.fullmatch(name)]
+    fleet = settings.fleet.model_copy(update={"size": max(settings.fleet.size, *(index + 1 for index in indices), 1)})
+    hosts = fleet_hosts(settings.model_copy(update={"fleet": fleet}))
+    return [host for host in hosts if host.name in run.workers]
 
 
 def _worker_names(settings: Settings) -> list[str]:

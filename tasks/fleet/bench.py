@@ -18,9 +18,10 @@ from remote.fleet.ledger import Ledger
 from remote.fleet.worker import CANCEL_UNCONFIRMED
 from remote.hosts.host import Host
 from reports import formatting
+from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.workers import fleet_hosts, inspect
+from tasks.clients.workers import fleet_hosts, inspect, run_hosts
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet import plan, runner
 from tasks.fleet.k8s_training import cancel
@@ -87,9 +88,8 @@ def _check_flags(options: BenchOptions) -> None:
         "--suite": options.suite is not None,
         "--trial-file": options.trial_file is not None,
     }
+    refuse_several("bench", suite_flags)
     flags = [name for name, is_set in suite_flags.items() if is_set]
-    if len(flags) > 1:
-        raise UsageError(f"bench: {' and '.join(flags)} exclude each other; pass only one of them")
     plan_overrides = (options.only, options.spread, options.repeats, options.workers)
     if options.resume and (flags or options.strict or any(value is not None for value in plan_overrides)):
         raise UsageError(
@@ -126,7 +126,7 @@ def cancel_run(context: Context, name: str | None) -> None:
         if is_k8s_training(run):
             cancel.cancel_training(settings, run, folder, ledger)
             return
-        for fleet in runner.make_fleets(settings, run, folder, ledger, fleet_hosts(settings)):
+        for fleet in runner.make_fleets(settings, run, folder, ledger, run_hosts(settings, run)):
             fleet.stop()
             fleet.run()
         entries = ledger.entries.values()

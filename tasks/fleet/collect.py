@@ -36,8 +36,9 @@ from remote.jobs.download import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
 from remote.jobs.transfer import TransferResult, pull
 from reports import formatting
+from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import console
-from tasks.clients.workers import fleet_hosts
+from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
 from tasks.fleet.install_adapter import install
 from tasks.fleet.k8s_training.sync_ledger import sync_ledger
@@ -76,18 +77,17 @@ class CollectedTrial:
 def collect_runs(context: Context, name: str | None, *, all_runs: bool) -> None:
     """Collect the run of this name, the newest run, or all incomplete runs."""
     settings = load(context)
-    if all_runs and name is not None:
-        raise UsageError("collect: --run and --all exclude each other; pass only one of them")
+    refuse_several("collect", {"--run": name, "--all": all_runs})
     if all_runs:
         _collect_all(settings)
         return
     run, folder = open_run(settings, name)
-    collect_run(settings, run, folder, fleet_hosts(settings))
+    collect_run(settings, run, folder, run_hosts(settings, run))
 
 
 def _collect_all(settings: Settings) -> None:
     """Collect every incomplete run, oldest first. A run that fails does not stop the others."""
-    names, hosts, failed = incomplete_runs(settings.results_folder), fleet_hosts(settings), []
+    names, failed = incomplete_runs(settings.results_folder), []
     for name in names:
         try:
             run, folder = open_run(settings, name)
@@ -95,7 +95,7 @@ def _collect_all(settings: Settings) -> None:
             print(f"skipped: {error}")
             continue
         try:
-            collect_run(settings, run, folder, hosts)
+            collect_run(settings, run, folder, run_hosts(settings, run))
         except (ConfirmationRequired, RetryableError, SomeTrialsFailed) as error:
             failed.append(error)
     if failed:
@@ -181,6 +181,10 @@ class _RunCollector:
             collected = self._fetch_from_worker(collected, entry.winner, target, excluded)
             if collected.missing_reason is not None and not collected.is_corrupt and self.shared is not None:
                 collected = self._fetch_from_volume(collected, entry.winner, target, excluded)
+            if collected.missing_reason is not None and not collected.is_corrupt:
+                present = count_verified_files(self.folder, planned.trial_id)
+                if present:  # collected before its worker was removed
+                    collected = replace(collected, missing_reason=None, present=present)
         try:
             result = TrialResult.read(target / RESULT_FILE)
             is_recorded = (result.trial_id, result.status) == (planned.trial_id, entry.status)
@@ -226,6 +230,22 @@ class _RunCollector:
                 continue
             return collected.with_files(moved) or collected
         return collected
+
+
+def count_verified_files(folder: Path, trial_id: str) -> int:
+    """Return the number of a trial's files that SHA256SUMS lists; 0 if one is missing or changed, or the run went on.
+
+    The ledger's own line in SHA256SUMS shows that nothing ended since the files were listed.
+    """
+    try:
+        rows = (folder / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+        digests = {path: digest for digest, _, path in (row.partition("  ") for row in rows)}
+        prefix = f"{TRIALS_FOLDER}/{trial_id}/"
+        listed = [path for path in digests if path == LEDGER_FILE or path.startswith(prefix)]
+        is_whole = LEDGER_FILE in listed and all(sha256_of(folder / path) == digests[path] for path in listed)
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return len(listed) - 1 if is_whole else 0
 
 
 def _write_end_record(run: RunRecord, planned: PlannedTrial, entry: Entry, target: Path) -> None:

@@ -56,10 +56,14 @@ class WorkerSample:
 
 
 def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> None:
-    """Show the workers, or the pods of the Kubernetes-run training of this name, once or until Ctrl-C."""
+    """Show the workers, those of the run of this name, or the pods of its Kubernetes-run training.
+
+    Once, or until Ctrl-C.
+    """
     settings = load(context)
-    k8s_run = None if name is None else _k8s_training(settings, name)
-    hosts: Sequence[Host] = workers.fleet_hosts(settings) if k8s_run is None else training_pods(settings, k8s_run)
+    run = None if name is None else open_run(settings, name)[0]
+    k8s_run = run if run is not None and is_k8s_training(run) else None
+    hosts = _hosts(settings, run)
     agents, training_lines = {host.name: Agent(host) for host in hosts}, TrainingLines(settings)
 
     def sample_by_name(worker: str) -> WorkerSample:
@@ -88,10 +92,11 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
         poller.close()
 
 
-def _k8s_training(settings: Settings, name: str) -> RunRecord | None:
-    """Return the run if it is a Kubernetes-run training; None if the fleet's workers run it. Raises UsageError."""
-    run, _ = open_run(settings, name)
-    return run if is_k8s_training(run) else None
+def _hosts(settings: Settings, run: RunRecord | None) -> Sequence[Host]:
+    """Return the run's workers, or the pods of a Kubernetes-run training; without a run, the fleet."""
+    if run is None:
+        return workers.fleet_hosts(settings)
+    return training_pods(settings, run) if is_k8s_training(run) else workers.run_hosts(settings, run)
 
 
 def _with_volume_state(

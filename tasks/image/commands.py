@@ -3,6 +3,8 @@
 from invoke.context import Context
 from invoke.tasks import task
 
+from tasks.cli.flags import refuse_several
+
 _TMPDIR = "folder on the VM for models, context and archives, e.g. /mnt/fss (default: build.tmpdir)"
 _DRY_RUN = "print the plan, and change nothing"
 
@@ -21,6 +23,7 @@ def build(
     """Build the offline image on the VM, or follow its build."""
     from tasks.image.build import build_image
 
+    refuse_several("build", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     build_image(context, tmpdir, dry_run=dry_run, cancel=cancel, force=force)
 
 
@@ -35,6 +38,7 @@ def push(context: Context, dry_run: bool = False, force: bool = False, cancel: b
     """Push the image and record the digest that pods run."""
     from tasks.image.push import push_image
 
+    refuse_several("push", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     push_image(context, dry_run=dry_run, force=force, cancel=cancel)
 
 

@@ -5,7 +5,7 @@ partial steps: `inv bench` fetches its trials one by one.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
-from tasks.clients.workers import fleet_hosts
+from tasks.clients.workers import run_hosts
 from tasks.fleet.k8s_training import sync_ledger as volume
 from tasks.fleet.k8s_training.volume_reader import is_k8s_training, training_pods
 from tasks.settings.load import Settings
@@ -43,7 +43,7 @@ class PartialSteps:
         entry = Ledger(self._folder / LEDGER_FILE).entries.get(self._trial_id)
         if entry is None:
             return False
-        is_running = entry.end is None
+        is_running = entry.status is None
         if not is_running and (self._folder / TRIALS_FOLDER / self._trial_id / TRAINING_FILE).exists():
             shutil.rmtree(self._folder / PARTIAL_FOLDER, ignore_errors=True)
             return False
@@ -65,7 +65,8 @@ class PartialSteps:
 
     @cached_property
     def _hosts(self) -> Mapping[str, Host]:
-        hosts = training_pods(self._settings, self._run) if is_k8s_training(self._run) else fleet_hosts(self._settings)
+        open_hosts = training_pods if is_k8s_training(self._run) else run_hosts
+        hosts: Sequence[Host] = open_hosts(self._settings, self._run)
         return {host.name: host for host in hosts}
 
     def _host(self, name: str) -> Host:

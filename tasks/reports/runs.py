@@ -9,7 +9,7 @@ from typing import Any
 from invoke.context import Context
 
 from bench.records import schema
-from bench.records.atomic_files import read_regular, regular_size
+from bench.records.atomic_files import read_regular, regular_file_size
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
 from bench.records.result import TrialStatus
@@ -27,7 +27,8 @@ _MAX_SUMMARY_BYTES = 100_000_000  # the summary of 10,000 trials takes 20 MB
 class RunInfo:
     """Overview of one run's folder. `ends` counts its trials by status; fields that could not be read are None.
 
-    `state` is "complete", "unfinished" or "damaged: REASON"; `headline` is the report's recommendation, if any.
+    `state` is "complete", "cancelled", "unfinished" or "damaged: REASON"; `headline` is the report's recommendation, if
+    any.
     """
 
     run_id: str
@@ -68,7 +69,9 @@ def _format_row(run: RunInfo) -> tuple[str, str, str, str, str]:
 def find_runs(results_folder: Path) -> list[RunInfo]:
     """Read every run's folder, newest first."""
     folders = [path.parent for path in results_folder.glob(f"*/{RUN_FILE}") if path.parent.name != LATEST]
-    runs = [_read_run(folder) for folder in folders]
+    # A folder and links to it are one run; its own name comes last and counts.
+    by_folder = {folder.resolve(): folder for folder in sorted(folders, key=lambda folder: not folder.is_symlink())}
+    runs = [_read_run(folder) for folder in by_folder.values()]
     return sorted(runs, key=lambda run: (run.created_at or "", run.run_id), reverse=True)
 
 
@@ -84,7 +87,7 @@ def _read_run(folder: Path) -> RunInfo:
     except (LedgerError, OSError, RecursionError) as error:
         state = f"damaged: {LEDGER_FILE}: {getattr(error, 'strerror', None) or error}"
     if ends is not None and sum(ends.values()) >= planned:
-        state = "complete"
+        state = "cancelled" if TrialStatus.CANCELLED.value in ends else "complete"
     return RunInfo(
         run_id=folder.name,
         state=state,
@@ -100,15 +103,15 @@ def _read_run(folder: Path) -> RunInfo:
 
 def _count_statuses(ledger: Path) -> dict[str, int]:
     """Count the trials by status. Raises LedgerError and OSError."""
-    regular_size(ledger, follow=False)  # reading a pipe would block
+    regular_file_size(ledger, follow=False)  # reading a pipe would block
     entries = Ledger(ledger).entries.values()
-    counts = Counter(entry.end for entry in entries if entry.end is not None)
+    counts = Counter(entry.status for entry in entries if entry.status is not None)
     return {status.value: counts[status] for status in TrialStatus if counts[status]}
 
 
 def _headline(summary: Path) -> str | None:
     try:
-        document: Any = schema.parse(read_regular(summary, most_bytes=_MAX_SUMMARY_BYTES, follow=False))
+        document: Any = schema.parse(read_regular(summary, max_bytes=_MAX_SUMMARY_BYTES, follow=False))
     except (OSError, ValueError):
         return None
     recommendation = document.get("recommendation") if isinstance(document, dict) else None

@@ -83,6 +83,6 @@ def test_every_printed_command_can_be_typed(parser: Parser, capsys: pytest.Captu
         count += 1
         if (problem := problem_of(parser, arguments)) is not None:
             problems[f"{path.relative_to(ROOT)}: {command}"] = problem
-    assert not problems, "\n".join(f"{place}: {problem}" for place, problem in problems.items())
+    assert not problems, "\n".join(f"{command}: {problem}" for command, problem in problems.items())
     assert count > 200
     assert capsys.readouterr().err == "", f"a renamed flag is printed: {RENAMED_FLAGS}"

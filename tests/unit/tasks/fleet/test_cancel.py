@@ -7,7 +7,7 @@ import pytest
 from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.fleet.worker import NOT_ASKED
+from remote.fleet.worker import CANCEL_UNCONFIRMED
 from tasks.errors import RetryableError
 from tasks.fleet import bench
 
@@ -19,16 +19,16 @@ def cancel(monkeypatch, tmp_path):
         run = SimpleNamespace(run_id="20261122-080000-quick", planned=planned, provenance={})
 
         def fleet(_settings, _run, _folder, ledger, *_):
-            ledger.started("baseline", 1, "worker-0", "/w/baseline.1")
-            end = {"attempt": 1, "end": TrialStatus.CANCELLED, "reason": reason}
-            yield SimpleNamespace(stop=lambda: None, run=lambda: ledger.ended("baseline", **end))
+            ledger.record_start("baseline", 1, "worker-0", "/w/baseline.1")
+            end = ("baseline", TrialStatus.CANCELLED, reason, 1)
+            yield SimpleNamespace(stop=lambda: None, run=lambda: ledger.record_end(*end))
 
         monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=tmp_path))
         monkeypatch.setattr(bench, "open_run", lambda *_: (run, tmp_path))
-        monkeypatch.setattr(bench, "fleet_hosts", lambda _: [])
+        monkeypatch.setattr(bench, "run_hosts", lambda *_: [])
         monkeypatch.setattr(bench.runner, "make_fleets", fleet)
         bench.cancel_run(SimpleNamespace(), None)  # type: ignore[arg-type]
-        assert Ledger(tmp_path / LEDGER_FILE).entries["baseline"].end is TrialStatus.CANCELLED
+        assert Ledger(tmp_path / LEDGER_FILE).entries["baseline"].status is TrialStatus.CANCELLED
 
     return run
 
@@ -39,6 +39,6 @@ def test_a_trial_that_was_stopped_is_cancelled(cancel, capsys):
 
 
 def test_an_unreachable_worker_is_not_a_success(cancel):
-    reason = f"worker-0 {NOT_ASKED}: no route to host"
+    reason = f"worker-0 {CANCEL_UNCONFIRMED}: no route to host"
     with pytest.raises(RetryableError, match=rf"\b1 trial\b.*{reason}; .*`inv bench --resume=.*`inv cancel --run="):
         cancel(reason)

@@ -1,13 +1,23 @@
 """Every run is collected, and what is still missing is counted."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from invoke import Context
 
+from bench.records.atomic_files import sha256_of
+from bench.records.paths import LEDGER_FILE
+from bench.records.result import TrialStatus
+from bench.records.run import RunRecord
+from remote.fleet.ledger import Ledger
+from remote.hosts.local import LocalHost
+from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError
 from tasks.fleet import collect
+from tasks.settings.load import load
+from tests.support.reports import synthetic
 
 
 @pytest.mark.parametrize(
@@ -30,10 +40,61 @@ def test_what_is_still_missing_is_counted_in_the_singular_or_the_plural(
             raise RetryableError(f"{run.run_id}: its worker is gone")
 
     monkeypatch.setattr(collect, "incomplete_runs", lambda _: names)
-    monkeypatch.setattr(collect, "fleet_hosts", lambda _: [])
+    monkeypatch.setattr(collect, "run_hosts", lambda *_: [])
     monkeypatch.setattr(collect, "open_run", lambda _, name: (SimpleNamespace(run_id=name), None))
     monkeypatch.setattr(collect, "collect_run", collect_run)
     with pytest.raises(RetryableError) as raised:
         collect.collect_runs(context(), None, all_runs=True)
     assert str(raised.value).startswith(count)
     assert str(raised.value).endswith(": a: its worker is gone")
+
+
+@pytest.fixture
+def gone_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, Path]:
+    """A collected run whose workers are in no fleet any more."""
+    run = synthetic.write_run(tmp_path / "r", synthetic.record(run_id="r", workers=2))
+    ledger = Ledger.create(tmp_path / "r" / LEDGER_FILE, [planned.trial_id for planned in run.planned])
+    for planned in run.planned:
+        ledger.record_start(planned.trial_id, 1, str(planned.worker), f"/gone/{planned.trial_id}")
+        ledger.record_end(planned.trial_id, TrialStatus.SUCCEEDED, None, 1)
+    collect._write_checksums(tmp_path / "r")
+    monkeypatch.setattr(collect, "is_k8s_training", lambda _: False)
+    return run, tmp_path / "r"
+
+
+def collect_again(run: RunRecord, folder: Path) -> None:
+    settings = SimpleNamespace(shared_results=None)
+    collect.collect_run(settings, run, folder, [LocalHost(name="worker-0", workdir="/gone")])  # type: ignore[arg-type]
+
+
+def test_a_complete_run_stays_complete_without_its_workers(
+    gone_run: tuple[RunRecord, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    collect_again(*gone_run)
+    output = capsys.readouterr().out
+    assert "missing" not in output
+    assert f"{len(gone_run[0].planned)} already present" in output
+
+
+@pytest.mark.parametrize("change", ["file", "absent", "sums", "ledger"])
+def test_a_run_that_changed_since_its_collection_is_not_complete(change: str, gone_run: tuple[RunRecord, Path]) -> None:
+    run, folder = gone_run
+    path = folder / "trials" / run.planned[0].trial_id / "result.json"
+    if change == "file":
+        path.write_text(path.read_text() + " ")
+    elif change == "absent":
+        path.unlink()
+    elif change == "sums":
+        (folder / "SHA256SUMS").unlink()
+    else:
+        sums = (folder / "SHA256SUMS").read_text()
+        digest = sha256_of(folder / LEDGER_FILE)
+        (folder / "SHA256SUMS").write_text(sums.replace(digest, "0" * 64))
+    with pytest.raises(RetryableError, match="inv collect --run=r"):
+        collect_again(run, folder)
+
+
+def test_the_workers_of_a_run_are_found_beyond_the_present_fleet(context: Callable[..., Context]) -> None:
+    run = synthetic.record(run_id="r", workers=["worker-1", "worker-5"])
+    hosts = run_hosts(load(context(text="fleet: {size: 2}")), run)
+    assert [host.name for host in hosts] == ["worker-1", "worker-5"]

@@ -51,7 +51,7 @@ def training(results, monkeypatch):
             "".join(json.dumps({"step": n, "loss": 1.0 / n, **ROW}) + "\n" for n in done)
         )
 
-    monkeypatch.setattr(partial_steps, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
+    monkeypatch.setattr(partial_steps, "run_hosts", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
     monkeypatch.setattr(partial_steps, "pull", pull)
     return SimpleNamespace(folder=folder, measure=lambda count: done.extend(range(len(done) + 1, count + 1)))
 

@@ -31,8 +31,8 @@ def planned(results, name, *statuses, created="2026-03-01T10:15:00+00:00"):
     record.write(folder)
     ledger = Ledger.create(folder / LEDGER_FILE, [plan.trial_id for plan in record.planned])
     for plan, status in zip(record.planned, statuses, strict=False):
-        ledger.started(plan.trial_id, 1, "worker-1", "/jobs")
-        ledger.ended(plan.trial_id, status, None, 1)
+        ledger.record_start(plan.trial_id, 1, "worker-1", "/jobs")
+        ledger.record_end(plan.trial_id, status, None, 1)
     return folder
 
 
@@ -82,3 +82,15 @@ def test_unreadable_files_are_reported_without_blocking(results):
 def test_without_a_run_it_says_what_to_type(capsys):
     runs(Context())
     assert "; type `inv bench --quick`" in capsys.readouterr().out
+
+
+def test_a_cancelled_run_is_not_complete_and_a_linked_folder_is_listed_once(results):
+    planned(results, "cancelled", TrialStatus.SUCCEEDED, TrialStatus.CANCELLED)
+    (results / "a-link").symlink_to("cancelled")
+    elsewhere = results.parent / "elsewhere"
+    planned(results, "moved", TrialStatus.SUCCEEDED, TrialStatus.FAILED).rename(elsewhere)
+    (results / "moved").symlink_to(elsewhere)
+    assert {run.run_id: run.state for run in listing.find_runs(results)} == {
+        "cancelled": "cancelled",
+        "moved": "complete",
+    }
