@@ -158,8 +158,9 @@ def run_local_ranks(
                 except Stopped:
                     if stop_after_step is not None:
                         stop_after_step(ranks.folder, poll)
-                        # Sent before these ranks are killed: otherwise the first machine would report a failure.
-                        link.send_end({} if poll() is not None else {"stopped": list(mine)})
+                    # Sent before these ranks are killed: otherwise the first machine would report a failure. With
+                    # another code than 0, torchrun was stopped as well, and its ranks may not have ended their step.
+                    link.send_end({} if poll() == 0 else {"stopped": list(mine)})
                     raise
                 poll()
                 link.send_end({"ranks": [], **ranks.local_failures()} if code else {})

@@ -1,6 +1,6 @@
 """The torchrun process of a trial: starts it, watches its ranks, names a dead or hung rank, and ends all processes.
 
-torchrun starts each rank in a separate session, so a signal to a process group reaches none of them. Instead, on Linux
+torchrun and each rank have separate sessions, so a signal to a process group reaches none of them. Instead, on Linux
 torchrun dies with the process that started it, and every rank dies with torchrun, also after a SIGKILL; otherwise
 processes are ended by pid.
 
@@ -132,7 +132,11 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         )
         with (self.folder / "torchrun.log").open("wb") as log:
             variables = rank_environment(is_single_node=nodes is None)
-            self._process = subprocess.Popen(argv, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            # In its own session: a stop signal to this process's group would make torchrun leave its exit barrier, for
+            # which the torchruns of other machines wait. This process decides how the ranks end.
+            self._process = subprocess.Popen(
+                argv, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
 
     def __exit__(self, *_: object) -> None:
         try:

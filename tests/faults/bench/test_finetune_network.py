@@ -1,10 +1,13 @@
-"""A training on three simulated machines, whose network between two of them is cut for shorter or longer than a step.
+"""A training on simulated machines: one is told to stop, or the network between two of them is cut.
 
-Real ranks below three parents, in one network namespace: a cut drops the packets of all connections between the
-processes of two machines, and a repair lets TCP go on. Needs root. Not covered: NCCL, whose watchdog ends a rank.
+Real ranks below one parent for each machine. For a cut they share a network namespace: it drops the packets of all
+connections between the processes of two machines, and a repair lets TCP go on. Needs root. Not covered: NCCL, whose
+watchdog ends a rank.
 """
 
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -34,8 +37,8 @@ from pathlib import Path
 from bench.workloads.finetune import finetune
 from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager
 
-network, last, gate = os.open(sys.argv[1], os.O_RDONLY), int(sys.argv[2]), Path(sys.argv[3])
-save = CheckpointManager.save
+last, gate, save = int(sys.argv[2]), Path(sys.argv[3]), CheckpointManager.save
+network = os.open(sys.argv[1], os.O_RDONLY)
 assert ctypes.CDLL(None, use_errno=True).setns(network, 0x40000000) == 0, os.strerror(ctypes.get_errno())
 finetune.MIN_TOKENS_PER_SEC["tiny"] = 1000.0
 
@@ -202,3 +205,28 @@ def test_a_cut_network_costs_no_step_and_never_the_training(trainings, undisturb
     assert [restart.from_step >= HELD_AFTER for restart in record.restarts] == [True]
     assert record.adapter_sha256 == undisturbed.adapter_sha256
     assert record.steps.step == list(range(1, STEPS + 1))
+
+
+def stop_group(node: subprocess.Popen[str]) -> None:
+    os.killpg(node.pid, signal.SIGTERM)
+
+
+def stop_every_process(node: subprocess.Popen[str]) -> None:
+    for pid in processes_of(node):
+        os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("stop", [stop_group, stop_every_process])
+def test_a_machine_that_is_told_to_stop_preempts_the_training_at_once(trainings, undisturbed, stop) -> None:
+    training = trainings[stop.__name__]
+    nodes = training.start(held_after=HELD_AFTER)
+    training.wait_for_checkpoint(nodes, HELD_AFTER)
+    stop(nodes[1])
+    began = time.monotonic()
+    training.gate.touch()
+    stopped = training.wait(nodes)
+    assert (stopped.status, time.monotonic() - began < SILENCE_SEC) == (TrialStatus.PREEMPTED, True), stopped.reason
+    assert training.wait(training.start()).status is TrialStatus.SUCCEEDED
+    record = TrainingRecord.read(training.out / "training.json")
+    assert record.restarts[0].reason.startswith("PREEMPTED")
+    assert record.adapter_sha256 == undisturbed.adapter_sha256

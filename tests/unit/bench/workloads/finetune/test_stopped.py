@@ -24,7 +24,7 @@ from tests.support import tiny_training
 from tests.support.faults import full_disk
 
 
-@pytest.mark.parametrize(("code", "message"), [(None, {"stopped": [1]}), (0, {})])
+@pytest.mark.parametrize(("code", "message"), [(None, {"stopped": [1]}), (1, {"stopped": [1]}), (0, {})])
 def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch, code, message):
     messages: list[dict[str, Any]] = []
     link = SimpleNamespace(check=lambda: None, send_changes=lambda *_: None, send_end=messages.append)
