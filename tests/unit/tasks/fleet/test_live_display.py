@@ -61,10 +61,10 @@ class Scene:
         )
 
     def send(
-        self, happening: EventType, worker: str = "worker-0", trial: str | None = "baseline", **more: object
+        self, kind: EventType, worker: str = "worker-0", trial: str | None = "baseline", **more: object
     ) -> None:
         trial_id = f"{trial}.{worker}" if trial is not None else None
-        self.view.handle(FleetEvent(happening=happening, worker=worker, trial_id=trial_id, **more))  # type: ignore[arg-type]
+        self.view.handle(FleetEvent(kind=kind, worker=worker, trial_id=trial_id, **more))  # type: ignore[arg-type]
 
     def send_progress(
         self, step: int, phase: str = "measure", rate: float | None = 1.5, worker: str = "worker-0"
@@ -103,7 +103,7 @@ def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
     scene = Scene(price=2.0)
     scene.send(EventType.STARTED)
     scene.now += 1800
-    scene.send(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+    scene.send(EventType.ENDED, status=TrialStatus.SUCCEEDED)
     scene.send(EventType.STARTED, "worker-1")
     scene.now += 900
     header, cost, _, idle, busy = scene.table()
@@ -130,8 +130,8 @@ def test_a_late_trial_shows_by_how_much(scene: Scene) -> None:
 
 
 def test_failures_are_counted_in_the_header_and_cancelled_trials_apart(scene: Scene) -> None:
-    scene.send(EventType.ENDED, end=TrialStatus.OUT_OF_MEMORY, reason="x")
-    scene.send(EventType.ENDED, "worker-1", end=TrialStatus.CANCELLED)
+    scene.send(EventType.ENDED, status=TrialStatus.OUT_OF_MEMORY, reason="x")
+    scene.send(EventType.ENDED, "worker-1", status=TrialStatus.CANCELLED)
     assert scene.table()[0].startswith("20251120-quick · 2/4 trials ended · 1 failed · 1 cancelled · ")
 
 
@@ -181,7 +181,7 @@ def test_a_rejected_login_prints_one_line_and_one_more_after_login(scene: Scene)
         for worker in ("worker-0", "worker-1"):
             scene.send(EventType.STARTED, worker)
         for worker in ("worker-0", "worker-1"):
-            scene.send(EventType.SHUT_OUT, worker, trial=None, reason="log in again")
+            scene.send(EventType.CREDENTIALS_REJECTED, worker, trial=None, reason="log in again")
         assert scene.table()[2].split()[:4] == ["worker-0", "-", "no", "login"]
         for worker in ("worker-0", "worker-1"):
             scene.send(EventType.WORKER_BACK, worker, trial=None)
@@ -208,7 +208,7 @@ def test_an_end_is_one_whole_plain_line_with_what_was_measured(
     with scene.view:
         scene.send(began)
         scene.now += 1
-        scene.send(EventType.ENDED, end=end, reason=reason)
+        scene.send(EventType.ENDED, status=end, reason=reason)
     assert scene.printed_lines()[2:-1] == [f"[0:01] worker-0 baseline: {text}"]
 
 
@@ -219,8 +219,8 @@ def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
         for step in range(1, 19):
             scene.now += 2
             scene.send_progress(step, "warmup" if step < 4 else "measure", None if step < 4 else 1.5)
-        scene.send(EventType.ENDED, end=TrialStatus.SUCCEEDED)
-        scene.send(EventType.ENDED, "worker-1", end=TrialStatus.TIMED_OUT, reason="deadline of 300 s passed")
+        scene.send(EventType.ENDED, status=TrialStatus.SUCCEEDED)
+        scene.send(EventType.ENDED, "worker-1", status=TrialStatus.TIMED_OUT, reason="deadline of 300 s passed")
     assert scene.printed_lines() == [
         "20251120-quick · 0/4 trials ended · 0:00 · about 2:00 left",
         "[0:00] worker-0 baseline: started",
@@ -252,7 +252,7 @@ def test_names_with_brackets_are_not_markup() -> None:
     scene = Scene(workers=("[bold]gpu[bold]", "a [link=x]b"))
     scene.send(EventType.STARTED, "[bold]gpu[bold]")
     assert scene.table()[2].startswith("[bold]gpu[bol…"), "shown as it is, cut to the column"
-    scene.send(EventType.ENDED, "[bold]gpu[bold]", end=TrialStatus.FAILED, reason="[/red] :smile: [x]")
+    scene.send(EventType.ENDED, "[bold]gpu[bold]", status=TrialStatus.FAILED, reason="[/red] :smile: [x]")
     assert scene.printed_lines()[-1] == "[0:00] [bold]gpu[bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
 
 
@@ -261,7 +261,7 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     scene.send(EventType.STARTED)
     scene.send_progress(9)
     assert scene.table()[2].startswith("worker-0 baseline measure  ####.... 9/18")
-    scene.send(EventType.ENDED, end=TrialStatus.FAILED, reason="Gerät voll")
+    scene.send(EventType.ENDED, status=TrialStatus.FAILED, reason="Gerät voll")
     assert scene.printed_lines()[-1].endswith("Ger\\xe4t voll")
 
 
@@ -284,7 +284,7 @@ def test_on_a_terminal_the_table_is_drawn_and_ends_stay_above_it() -> None:
     scene = Scene(terminal=True)
     with scene.view:
         scene.send(EventType.STARTED)
-        scene.send(EventType.ENDED, end=TrialStatus.SUCCEEDED)
+        scene.send(EventType.ENDED, status=TrialStatus.SUCCEEDED)
     screen = scene.bytes.getvalue().decode()
     assert "samples/s elapsed" in screen, "the table"
     assert "worker-0 baseline: done, in 0:00" in screen
@@ -321,8 +321,8 @@ def test_a_reader_that_went_away_stops_the_lines_not_the_run(scene: Scene, monke
 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     scene.console.file = Closed()
-    scene.send(EventType.ENDED, end=TrialStatus.SUCCEEDED)
-    scene.send(EventType.ENDED, "worker-1", end=TrialStatus.SUCCEEDED)
+    scene.send(EventType.ENDED, status=TrialStatus.SUCCEEDED)
+    scene.send(EventType.ENDED, "worker-1", status=TrialStatus.SUCCEEDED)
     assert scene.console.quiet
 
 
@@ -337,7 +337,7 @@ def test_events_from_many_threads_are_all_counted(terminal: bool) -> None:
             scene.send(EventType.STARTED, worker, trial=trial)
             for step in range(50):
                 scene.send_progress(step, worker=worker)
-            scene.send(EventType.ENDED, worker, trial=trial, end=TrialStatus.SUCCEEDED)
+            scene.send(EventType.ENDED, worker, trial=trial, status=TrialStatus.SUCCEEDED)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in scene.workers]
     with scene.view:
@@ -353,11 +353,11 @@ def test_events_from_many_threads_are_all_counted(terminal: bool) -> None:
 ODD_TEXT = st.text(st.characters(), max_size=30)
 EVENTS = st.builds(
     FleetEvent,
-    happening=st.sampled_from(EventType),
+    kind=st.sampled_from(EventType),
     worker=ODD_TEXT,
     trial_id=st.none() | ODD_TEXT,
     attempt=st.integers(),
-    end=st.none() | st.sampled_from(TrialStatus),
+    status=st.none() | st.sampled_from(TrialStatus),
     reason=st.none() | ODD_TEXT,
     progress=st.none()
     | st.builds(
