@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median_high
+from statistics import median, median_high
 
 from bench.records.result import TrialStatus
 from reports.comparison import comparability
@@ -32,6 +32,8 @@ from reports.statistics.pooling import Spread
 
 RESOLUTION = 0.03  # a comparison that could not have shown 3 % does not call two runs the same
 ALLOW_UNKNOWN = "unknown"
+# No two runs of the same configuration on different days were kept, so the effect of the day is not known.
+ASSUMED_DAY_EFFECT_PERCENT = 0.0
 ALLOWABLE = (*comparability.NAMES, ALLOW_UNKNOWN)
 
 
@@ -121,6 +123,19 @@ class Comparison:
         return f"to compare anyway: `inv compare {first} {second}{also} --allow={names}`"
 
     @property
+    def power_note(self) -> str | None:
+        """The changes that half of such comparisons find, and the assumed effect of the day; None without tests."""
+        missed = [
+            f"{percent:.2g} % of {subject}"
+            for rows, subject in ((self.rows, "one configuration"), (self.over_all, "all together"))
+            if (percent := _median_shown(rows)) is not None
+        ]
+        if not missed:
+            return None
+        power = f"Half of such comparisons would miss a change of {' or '.join(missed)}."
+        return f"{power} The effect of the day is assumed to be {ASSUMED_DAY_EFFECT_PERCENT:g} %."
+
+    @property
     def slower(self) -> tuple[ComparedRow, ...]:
         """Rows that were shown to be slower by more than the tolerance."""
         return tuple(
@@ -144,6 +159,12 @@ class Comparison:
         if self.slower:
             return 1
         return 2 if self.unknown and ALLOW_UNKNOWN not in self.allowed else 0
+
+
+def _median_shown(rows: Iterable[ComparedRow]) -> float | None:
+    """Return the median of the smallest useful tokens' change that the rows could have shown."""
+    shown = [row.shows_percent for row in rows if row.metric == STEP_METRICS[-1] and row.shows_percent is not None]
+    return median(shown) if shown else None
 
 
 def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float = 0.01) -> Comparison:

@@ -26,7 +26,7 @@ from typing import Any
 
 import pandas as pd
 
-from reports.comparison.compare import ComparedRow, Comparison
+from reports.comparison.compare import ASSUMED_DAY_EFFECT_PERCENT, ComparedRow, Comparison
 
 _TEXT_COLUMNS = ("configuration", "kind", "metric", "context", "run_id", "family", "verdict", "why")
 _ROW_COLUMNS = (*_TEXT_COLUMNS, "speed_ratio", "low", "high", "p_value", "p_corrected", "shows_percent")
@@ -66,6 +66,7 @@ def to_json(comparison: Comparison) -> bytes:
         "runs": list(comparison.run_ids),
         "tolerance_percent": 100.0 * comparison.tolerance,
         "exit_code": comparison.exit_code,
+        "assumed_day_effect_percent": ASSUMED_DAY_EFFECT_PERCENT,
         "allowed": list(comparison.allowed),
         "unlike": [
             {

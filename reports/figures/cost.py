@@ -77,9 +77,33 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         caption=(
             "Cheapest first, in US$: shorter bars are better. More GPUs finish sooner at nearly the same cost; billed "
             "adds the time before a process's first step. Dollars are proportional to the price."
-            f"{hatched_note}"
+            f"{hatched_note}{_saving_note(priced, published, published_by_label)}"
         ),
     )
+
+
+def _saving_note(
+    priced: list[tuple[ConfigurationRow, Cost]],
+    published: PublishedResults | None,
+    published_by_label: Mapping[str, reference_results.PublishedTraining],
+) -> str:
+    """Compare how much less the cheapest published configuration costs than the dearest, here and as published."""
+    if published is None:
+        return ""
+    usd = {published_by_label[row.label]: (row, cost) for row, cost in priced if row.label in published_by_label}
+    by_price = sorted(usd, key=lambda training: training.usd_per_1000_samples)
+    if len(by_price) < 2:
+        return ""
+    cheap, dear = by_price[0], by_price[-1]
+    shares = [
+        100.0 * (1.0 - small / large)
+        for small, large in (
+            (usd[cheap][1].usd_per_1000_samples.value, usd[dear][1].usd_per_1000_samples.value),
+            (cheap.usd_per_1000_samples, dear.usd_per_1000_samples),
+        )
+    ]
+    names = f"{usd[cheap][0].label} costs {shares[0]:.0f} % less than {usd[dear][0].label} for the same samples"
+    return f" {names} ({shares[1]:.0f} % published)."
 
 
 def _title(best: ConfigurationRow, *, is_cheapest: bool) -> str:

@@ -23,12 +23,12 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         published_training = published_by_label.get(row.label)
         rates = () if published_training is None else published_training.samples_per_sec
         suffix = f"  {PUBLISHED} {', '.join(f'{rate:g}' for rate in rates)} published" if rates else ""
-        return row_chart.estimate_mark(row, "samples_per_sec", suffix=suffix, published=rates)
+        return row_chart.estimate_mark(row, "elapsed_samples_per_sec", suffix=suffix, published=rates)
 
     panels = [
         Panel(
             title="Useful tokens per s, per worker",
-            marks=tuple(row_chart.estimate_mark(row, "useful_tokens_per_sec") for row in rows),
+            marks=tuple(row_chart.estimate_mark(row, "elapsed_useful_tokens_per_sec") for row in rows),
         ),
         Panel(title="Samples per s, per worker", marks=tuple(samples(row) for row in rows)),
     ]
@@ -48,7 +48,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         ),
         groups=(MarkGroup(names=tuple(row.label for row in rows), panels=tuple(panels)),),
         caption=(
-            "Best first. Longer bars in the first two panels are better; black lines are 95 % intervals"
+            "Best first. Longer bars in the first two panels are better: rates over the time of all steps, slow ones "
+            "included; black lines are 95 % intervals"
             f"{baseline_note}{published_note}."
         ),
     )

@@ -1,5 +1,7 @@
 """Explanation of the method, for the page and for report.md."""
 
+import math
+import statistics
 from datetime import datetime
 
 from bench.records.result import TrialStatus
@@ -33,22 +35,34 @@ def paragraphs(summary: Summary) -> list[str]:
     return texts or ["Nothing was measured."]
 
 
+def _power(summary: Summary) -> str:
+    """Return a sentence on the smallest difference that the run can show; "" if it has no interval."""
+    ratios = [row.useful_tokens_ratio for row in summary.rows if row.useful_tokens_ratio is not None]
+    halves = [
+        100.0 * (math.sqrt(ratio.high / ratio.low) - 1.0) for ratio in ratios if ratio.low is not None and ratio.high
+    ]
+    if not halves:
+        return ""
+    percent = formatting.number(statistics.median(halves))
+    return f" Half of the differences of {percent} % (median of the ratios), and most smaller ones, would be missed."
+
+
 def _training_paragraphs(summary: Summary) -> list[str]:
     ratios = (
         f"Ratios are against {summary.baseline}. Configurations measured on the same workers are compared worker by "
         "worker, so that a worker that is slow for both cancels out. The variation between processes is estimated from "
-        "all configurations together and from the configuration's own. The intervals of ratios "
-        "are widened by the variation between texts if two configurations read different ones, as with another batch, "
-        "and by the number of ratios, so that all of them hold jointly in 95 % of runs. The words faster and slower "
-        "appear only if the interval excludes 1. Configurations without a trial that ran out of memory, failed or "
-        "timed out are preferred to those with one."
+        "all configurations together and from the configuration's own. The intervals of ratios are widened by the "
+        "variation between texts if two configurations read different ones, as with another batch, and by the number "
+        "of ratios, so that all of them hold jointly in 95 % of runs. The words faster and slower appear only if the "
+        "interval excludes 1. Configurations without a trial that ran out of memory, failed or timed out are preferred "
+        f"to those with one.{_power(summary)}"
     )
     return [
         "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "
         "are recorded but not counted. A configuration's step time is the geometric mean over its workers of their "
-        "median step. A rate is the mean amount per step divided by that median, per worker: the steady state. Hours, "
-        "dollars and energy use the elapsed throughput: all amounts divided by the time of all steps. Trials that did "
-        "not succeed are listed with their reason and excluded from averages.",
+        "median step. A rate is the mean amount per step divided by that median, per worker: the steady state. The "
+        "headline's rates, hours, dollars and energy use the elapsed throughput: all amounts divided by the time of "
+        "all steps. Trials that did not succeed are listed with their reason and excluded from averages.",
         "Processes differ more than steps: two processes of the same configuration on the same GPU differed by 0.7 %, "
         "while the steps of each agreed within 0.1 %. So 95 % intervals are Student's t over workers if there are two "
         "or more (each the mean of its processes), else over processes. With a single process the interval is over its "

@@ -104,19 +104,20 @@ def _read_results(
     rejected: list[Rejected] = []
     trials = folder / TRIALS_FOLDER
     try:
-        names = sorted(path.name for path in trials.iterdir())
+        with os.scandir(trials) as entries:
+            is_link = {entry.name: entry.is_symlink() for entry in entries}
     except FileNotFoundError:
         return results, rejected
     except OSError as error:
         raise ReportError(f"{trials}: cannot be read: {error.strerror}") from None
-    for name in names:
+    for name in sorted(is_link):
         path = Path(f"{trials}/{name}/{RESULT_FILE}")  # joining 10,000 Path objects takes a second
         if not os.path.lexists(path):
             if name not in plans:
                 file = _relative_path(path.parent, folder)
                 rejected.append(Rejected(file=file, reason="not a trial of this run's plan"))
             continue
-        if path.parent.is_symlink():
+        if is_link[name]:
             reason = "its folder is a symbolic link, so its files may be another run's"
             rejected.append(Rejected(file=_relative_path(path, folder), reason=reason))
             continue

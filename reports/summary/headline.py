@@ -63,7 +63,7 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     row = best_row(summary)
     if row is None or row.measured is None:
         return ()
-    rate = row.measured.useful_tokens_per_sec
+    rate = row.measured.elapsed_useful_tokens_per_sec
     numbers = [
         Tile(
             name="Useful tokens per second and worker",

@@ -77,7 +77,7 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
         also = f"; {formatting.first_n(tied, 3)} {verb} not shown to be slower" if tied else ""
         return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
     if ratio is None:
-        rate = formatting.estimate(None if fastest.measured is None else fastest.measured.useful_tokens_per_sec)
+        rate = formatting.estimate(None if fastest.measured is None else fastest.measured.elapsed_useful_tokens_per_sec)
         rank = "the only configuration measured" if len(summary.measured_rows) == 1 else "the fastest measured"
         return f"{_label_with_count(fastest)} is {rank}: {rate} useful tokens per second per worker {where}{passed}."
     gain = f"{formatting.ratio(ratio)} the useful tokens per second of {summary.baseline}"
@@ -153,7 +153,7 @@ def _rate_text(measured: MeasuredRate | None) -> str:
     return (
         "unknown"
         if measured is None
-        else f"{formatting.estimate(measured.samples_per_sec)} samples per second per worker"
+        else f"{formatting.estimate(measured.elapsed_samples_per_sec)} samples per second per worker"
     )
 
 

@@ -230,7 +230,7 @@ def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
         most = f", most that of {label}," if len(notable) > 1 else ""
         text = f"Slow steps make the elapsed throughput of {names} lower than the steady state{most} by "
         yield RunWarning(
-            text=f"{text}{100 * share:.1f} %; times, dollars and energy use elapsed throughput.", weight=share
+            text=f"{text}{100 * share:.1f} %; the headline, times, dollars and energy use elapsed throughput.", weight=share
         )
 
 

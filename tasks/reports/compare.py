@@ -119,6 +119,8 @@ def print_comparison(result: Comparison) -> None:
     if any(row.verdict in ("faster", "slower") and _all_moved_same_way(row, result) for row in result.over_all):
         first = result.run_ids[0]
         out.print(Text(f"{_SHIFT_NOTE} To check, repeat {first} unchanged and compare it with its repetition."))
+    if result.power_note is not None:
+        out.print(Text(result.power_note))
     if result.rows:
         out.print(comparison_table(result, out.width))
         n_hidden = len(result.rows) - len(_visible_rows(result))

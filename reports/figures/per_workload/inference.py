@@ -58,8 +58,26 @@ class InferenceData:
         adapter_note = " Dotted: the same step with LoRA adapters on." if "adapter" in paths else ""
         return (
             "Tokens per second of all sequences of a batch together. A line that keeps rising still gains from larger "
-            f"batches; where it flattens, the GPU is saturated.{path_note}{adapter_note}{self._describe_cost()}"
+            f"batches; where it flattens, the GPU is saturated.{path_note}{adapter_note}{self._describe_gain()}"
+            f"{self._describe_cost()}"
         )
+
+    def _describe_gain(self) -> str:
+        """Describe how many times as fast the largest published batch is as the smallest, in 4 bit."""
+        if len(self.published) < 2:
+            return ""
+        (small, slow), (large, fast) = self.published[0], self.published[-1]
+        rates = {
+            line.name: {batch: rate for batch, rate, _, _ in line.points}
+            for line in self.lines[0]
+            if line.precision == "nf4"
+        }
+        gains = [
+            f"{name} {known[large] / known[small]:.2f}x"
+            for name, known in rates.items()
+            if small in known and large in known
+        ]
+        return f" Batch {large} over batch {small}: {', '.join(gains)} ({fast / slow:.2f}x published)." if gains else ""
 
     def _describe_cost(self) -> str:
         """Describe the cost of a million generated tokens on each line, if the GPU only generates."""

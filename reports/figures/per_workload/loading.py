@@ -8,6 +8,7 @@ from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.figures.drawing.panel import Mark, MarkGroup, Panel
 from reports.read import queries, reference_results
 from reports.read.queries import MeasuredValue
+from reports.read.reference_results import PublishedResults
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -81,9 +82,16 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         ),
         caption=(
             "Blue is a whole load, grey its parts, each measured separately. A part nearly as long as the load is the "
-            "bottleneck."
+            f"bottleneck.{_saved_note(saved_percent, published)}"
         ),
     )
+
+
+def _saved_note(saved_percent: float | None, published: PublishedResults | None) -> str:
+    if saved_percent is None or published is None:
+        return ""
+    full, small = (published.loading[precision]["device_memory_bytes"] for precision in ("bf16", "nf4"))
+    return f" NF4 saves {saved_percent:.1f} % of the device memory ({100.0 * (1.0 - small / full):.1f} % published)."
 
 
 def _find(values: list[MeasuredValue], precision: str, cache: str | None) -> MeasuredValue | None:

@@ -57,6 +57,14 @@ def test_equal_runs_are_the_same_and_pass_and_report_their_noise(runs):
     assert (before.n_workers, before.n_processes) == (4, 4)
 
 
+def test_a_comparison_says_what_it_would_miss_and_that_it_assumes_no_effect_of_the_day(runs):
+    compared = compare(runs({}, {}, later={"shake": 0.004}))
+    shown = [row.shows_percent for row in compared.rows if row.metric == "useful_tokens_per_sec"]
+    assert f"{sum(shown) / 2:.2g} %" in compared.power_note
+    assert "day is assumed to be 0 %" in compared.power_note
+    assert json.loads(to_json(compared))["assumed_day_effect_percent"] == 0.0
+
+
 def test_a_slower_configuration_is_named_and_fails_and_the_frame_holds_its_numbers(runs):
     comparison = compare(runs({}, {"optimized": 0.22}))
     assert verdicts(comparison) == {("baseline", "b"): "same", ("optimized", "b"): "slower"}

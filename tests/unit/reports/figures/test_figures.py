@@ -105,6 +105,11 @@ def test_the_summary_has_the_most_useful_tokens_first_and_published_rates_of_the
     assert {name for name, mark in samples.items() if mark.published} == {"optimized", "baseline"}
 
 
+def test_the_published_shares_stand_next_to_the_measured_ones(a10):
+    for chart, token in ((loading, "68.8 % published"), (cost, "53 % published"), (inference, "6.29x published")):
+        assert token in chart.gather(*a10).caption
+
+
 def test_published_results_do_not_match_a_run_of_another_model_or_profile(tmp_path):
     showcase.write(tmp_path / "gpu")
     run = load(tmp_path / "gpu")

@@ -44,6 +44,15 @@ def test_a_configuration_that_mostly_runs_out_of_memory_is_passed_over_for_the_n
     assert "large" not in headline.tiles(summary)[0].value
 
 
+def test_the_headline_counts_slow_steps(summarized):
+    summary = summarized({})
+    best = headline.best_row(summary)
+    elapsed = replace(best.measured.elapsed_useful_tokens_per_sec, value=123.4)
+    slow = replace(best, measured=replace(best.measured, elapsed_useful_tokens_per_sec=elapsed))
+    rows = tuple(slow if row is best else row for row in summary.rows)
+    assert headline.tiles(replace(summary, rows=rows))[0].value == "123"
+
+
 @pytest.mark.parametrize(
     ("ends", "recommended"),
     [
