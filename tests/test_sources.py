@@ -1,4 +1,4 @@
-"""Lint, format, types and import contracts, beside the other tests: mypy alone takes 20 s of one core."""
+"""Lint, format, types, import contracts and vocabulary as one test; mypy takes 20 s of one core."""
 
 import subprocess
 

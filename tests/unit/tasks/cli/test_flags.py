@@ -16,7 +16,13 @@ from tasks.image import commands as image_commands
 OLD_FLAGS = [(task, old, new) for task, flags in RENAMED_FLAGS.items() for old, new in flags.items()]
 # Every flag that a release before this table had, and that no command has any more.
 PUBLISHED = {
-    *("adapter.merge --anyway", "bench --trials", "build --anew", "data.check --page", "deploy --replace"),
+    *(
+        "adapter.merge --anyway",
+        "bench --trials",
+        "build --anew",
+        "data.check --page",
+        "deploy --replace",
+    ),  # vocabulary: an old flag
     *("deploy --take-over", "push --stale", "report --watch", "tenancy.nodes --grow", "tenancy.nodes --shrink"),
     "train --trial",
 }
@@ -76,9 +82,10 @@ def test_an_old_flag_after_a_flag_with_an_optional_value_is_not_its_value() -> N
 
 
 def test_each_task_of_a_chain_has_its_own_old_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    build, push = parse("build", "--anew", "push", "--stale")
+    build, push = parse("build", "--anew", "push", "--stale")  # vocabulary: an old flag
     assert (build["force"], push["force"]) == (True, True)
-    assert capsys.readouterr().err == "build: --anew is now --force\npush: --stale is now --force\n"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["build: --anew is now --force", "push: --stale is now --force"]  # vocabulary: an old flag
     with pytest.raises(ParseError, match="--stale: no such flag"):
         parse("build", "--stale")
 
