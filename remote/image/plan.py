@@ -274,8 +274,8 @@ def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def check_filesystems(tmp: FolderInfo, root: FolderInfo, facts: EngineFacts) -> None:
-    """Check that a build can use these file systems. Raises InsufficientSpace."""
+def check_tmpdir(tmp: FolderInfo) -> None:
+    """Check that a build can use --tmpdir. Raises InsufficientSpace."""
     if not tmp.exists or not tmp.is_folder:
         raise InsufficientSpace(f"--tmpdir {tmp.path}: no such folder on the VM; mount the share there, or create it")
     if not tmp.writable:
@@ -286,6 +286,11 @@ def check_filesystems(tmp: FolderInfo, root: FolderInfo, facts: EngineFacts) -> 
         raise InsufficientSpace(
             f"--tmpdir {tmp.path}: is on {tmp.kind}, which cannot hold a build's files; use a folder on a disk or NFS"
         )
+
+
+def check_filesystems(tmp: FolderInfo, root: FolderInfo, facts: EngineFacts) -> None:
+    """Check that a build can use these file systems. Raises InsufficientSpace."""
+    check_tmpdir(tmp)
     if root.kind in NETWORK_FILESYSTEMS or facts.storage_driver == "vfs":
         cause = f"is on {root.kind}" if root.kind in NETWORK_FILESYSTEMS else "uses the storage driver vfs"
         raise InsufficientSpace(

@@ -108,6 +108,7 @@ def plan_build(settings: Settings, host: Host, tmp_folder: str, *, force: bool =
         disks = engine.disk_info(host, (tmp_folder, facts.data_root), spec.model_folders())
         existing = inspect(host, spec.client, spec.image) or {}
         labels = dict(existing.get("Config", {}).get("Labels") or {})
+        buildplan.check_tmpdir(disks.folder(tmp_folder))
         if not force and buildplan.is_built(spec, disks, labels):
             return None
         return buildplan.plan(spec, facts, disks, labels)

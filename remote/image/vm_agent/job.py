@@ -27,6 +27,7 @@ MAX_ATTEMPTS = 5
 PROGRESS_LINES = 60  # the last lines, which are sent with the progress once a second
 MAX_LINE_CHARS = 300
 MAX_LOG_CHARS = 256 << 20
+RESERVE_FILE, RESERVE_BYTES = "outcome.reserve", 32 << 10  # given back for outcome.json if the disk is full by then
 LOG_ONLY_LINES = re.compile(r"#\d+ sha256:|[0-9a-f]{12}: (Preparing|Waiting)$")
 
 
@@ -68,7 +69,8 @@ class JobLog:
         self.record_free_space()
         if self.logged_chars <= MAX_LOG_CHARS:
             self.logged_chars += len(line)
-            print(line if self.logged_chars <= MAX_LOG_CHARS else "... log truncated: it is too long", flush=True)
+            with contextlib.suppress(OSError):  # a full disk below the log must not end a build on another disk
+                print(line if self.logged_chars <= MAX_LOG_CHARS else "... log truncated: it is too long", flush=True)
         if LOG_ONLY_LINES.match(line):
             return
         self.line_count += 1
@@ -112,6 +114,8 @@ def with_retries(
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     job_log = JobLog()
+    with contextlib.suppress(OSError):
+        write_atomic(RESERVE_FILE, os.urandom(RESERVE_BYTES))
     try:
         verb = importlib.import_module(f"remote.image.vm_agent.{job['verb']}")
         with wrap_os_errors(str(job["verb"])):
@@ -120,10 +124,13 @@ def main() -> int:
         outcome = {"ok": False, "kind": failed.kind, "message": str(failed)}
         job_log.add(f"failed: {failed}")
     except Exception as error:  # noqa: BLE001 - the job must leave an outcome; the log has the traceback
-        traceback.print_exc(file=sys.stdout)
+        with contextlib.suppress(OSError):
+            traceback.print_exc(file=sys.stdout)
         outcome = {"ok": False, "kind": "failed", "message": f"{job.get('verb')}: {type(error).__name__}: {error}"}
     except KeyboardInterrupt:
         outcome = {"ok": False, "kind": "stopped", "message": "stopped"}
-    job_log.write_progress()
+    with contextlib.suppress(OSError):
+        os.unlink(RESERVE_FILE)
     write_json(Path("outcome.json"), outcome)
+    job_log.write_progress()
     return 0 if outcome["ok"] else 1

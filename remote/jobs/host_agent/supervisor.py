@@ -11,6 +11,8 @@ import time
 
 from remote.jobs.host_agent.util import read_bytes, uptime_sec, write_atomic
 
+RESERVE_FILE, RESERVE_BYTES = "end.reserve", 8192
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -59,6 +61,9 @@ class Supervisor:
         become_subreaper()
         write_atomic(f"{self.job}/supervisor.json", json.dumps({"pid": os.getpid()}).encode())
         self.write_heartbeat()
+        # Given back for end.json if the disk is full by then. A disk that is full already must not prevent the start.
+        with contextlib.suppress(OSError):
+            write_atomic(f"{self.job}/{RESERVE_FILE}", os.urandom(RESERVE_BYTES))
         log = os.open(f"{self.job}/log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         executed, end = os.pipe()
         self.child = os.fork()
@@ -138,6 +143,8 @@ class Supervisor:
         }
         deadline = time.monotonic() + 60.0
         while True:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.job}/{RESERVE_FILE}")
             try:
                 write_atomic(f"{self.job}/end.json", json.dumps(end).encode())
                 return

@@ -2,8 +2,10 @@
 
 import time
 
+from remote.hosts.host import Host
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
+from remote.image.engine import FolderInfo
 from remote.image.workdir import workdir_path
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
@@ -23,6 +25,10 @@ NO_MODELS = Fault(
     message="image.models is empty: the image will have no weights, and pods have no network",
     remedy="set image.models, e.g. [mistralai/Mistral-7B-Instruct-v0.3], then `inv model.fetch`",
     status=CheckStatus.WARN,
+)
+FULL = Fault(
+    message="{folder}: {free} free on {kind}: builds, pushes and their logs need {need}",
+    remedy="free space there on the VM (`docker builder prune` removes old cache), or set build.tmpdir to another disk",
 )
 
 
@@ -56,13 +62,30 @@ def slot(context: CheckContext) -> CheckResult:
     return BUSY.result(folder=job.folder, user=user, command=vm_jobs.verb_of(job))
 
 
-@CHECKS.register("share", "Does build.tmpdir exist, and is our folder in it private?")
-def share(context: CheckContext) -> CheckResult:
+@CHECKS.register(
+    "share", "Does build.tmpdir exist, is our folder in it private, and is there space there, at home and in /?", FULL
+)
+def share(context: CheckContext) -> CheckResult | list[CheckResult]:
     context.machine.get_or_skip()
-    tmp = context.on_vm(context.tmpdir)
-    (folder_info,) = context.on_vm(lambda host: engine.disk_info(host, (tmp,)).folders)
+    folders = context.on_vm(lambda host: _folders(context, host))
+    folder_info = folders[0]
+    if full := {folder.device: folder for folder in folders if folder.free_bytes < buildplan.HEADROOM_BYTES}:
+        need = f"{buildplan.HEADROOM_BYTES / 1e9:.1f} GB"
+        return [
+            FULL.result(folder=folder.path, free=f"{folder.free_bytes / 1e9:.1f} GB", kind=folder.kind, need=need)
+            for folder in full.values()
+        ]
     free = f"{folder_info.free_bytes / 1e9:.1f} GB free on {folder_info.kind}"
-    return passed(f"{tmp}: {free}; our folder in it is private, or does not exist yet")
+    return passed(f"{folder_info.path}: {free}; our folder in it is private, or does not exist yet")
+
+
+def _folders(context: CheckContext, host: Host) -> tuple[FolderInfo, ...]:
+    """Return the folder for large files, that of the jobs, and the root. Raises HostError for an unusable one."""
+    tmp = context.tmpdir(host)
+    folders = engine.disk_info(host, (tmp, host.workdir, "/")).folders
+    if context.settings.build.tmpdir is not None:
+        buildplan.check_tmpdir(folders[0])
+    return folders
 
 
 @CHECKS.register(

@@ -187,6 +187,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "a relative folder": (("--tmpdir", "fss"), {}, "expected an absolute path"),
     "a folder of others": (("--tmpdir", "/opt"), {}, "sudo chown $USER /opt"),
     "a folder in memory": (("--tmpdir", "/mnt/memory"), {}, "--tmpdir /mnt/memory: is on tmpfs"),
+    "no folder, and an image that is up to date": (("--dry-run", "--tmpdir", "/nowhere"), {}, "--tmpdir /nowhere: "),
     "a small disk": (("--tmpdir", "/mnt/small"), {}, "/mnt/small: 0.0 GB free"),
 }
 
@@ -200,7 +201,10 @@ def test_a_vm_that_cannot_build_is_refused_with_a_remedy(build_vm: BuildVm, faul
         build_vm.vm.run("install", "--directory", f"--owner={USER}", "/mnt/memory")
     if fault == "a small disk":
         build_vm.vm.mount_small_disk("/mnt/small", megabytes=40, owner=USER)
-    build_vm.edit_bench(fault)
+    if "up to date" in fault:
+        build_vm.inv("build")
+    else:
+        build_vm.edit_bench(fault)
     assert line in build_vm.inv_refused("build", *arguments, **settings)
 
 
@@ -221,6 +225,28 @@ def test_a_tmpdir_that_fills_up_during_a_build_leaves_no_partial_files_that_are_
     assert "`inv build --tmpdir /mnt/share`" in done.stderr
     build_vm.vm.run("rm", "/mnt/share/x")
     assert "is built" in build_vm.inv("build", "--tmpdir", "/mnt/share").stdout
+
+
+def test_a_home_that_fills_up_during_a_build_does_not_end_it(build_vm: BuildVm) -> None:
+    jobs = build_vm.network.home / ".qlora-fleet"
+    build_vm.inv("build")
+    hidden = jobs.with_name("hidden")
+    jobs.rename(hidden)
+    build_vm.vm.mount_small_disk(str(jobs), megabytes=40, owner=USER)
+    fill = f"cat /dev/zero > {jobs}/filler 2>/dev/null || true"
+    client = build_vm.gated_client("build", before=fill, is_open=True)
+    try:
+        build_vm.edit_bench("a full home")
+        assert "is built" in build_vm.inv("build", IMAGE_CLIENT=client).stdout
+        # A failure of the engine is reported as such, although nothing can be written to the log.
+        failing = build_vm.gated_client("build", before=f"{fill}; echo 'ERROR: mallory' >&2; exit 9", is_open=True)
+        build_vm.edit_bench("a full home, and a failure")
+        build_vm.vm.run("rm", f"{jobs}/filler")
+        assert "mallory" in build_vm.inv("build", code=1, IMAGE_CLIENT=failing).stderr
+    finally:
+        build_vm.vm.run("umount", str(jobs))
+        jobs.rmdir()
+        hidden.rename(jobs)
 
 
 def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and_a_reboot(

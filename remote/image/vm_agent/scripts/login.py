@@ -23,17 +23,38 @@ def is_own_folder(path: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
-def main() -> None:
-    prefix = sys.argv[1]
-    in_memory = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"))  # noqa: S108 - mkdtemp makes the name unique
-    parent = next((path for path in in_memory if path and os.access(path, os.W_OK)), tempfile.gettempdir())
+def parent_folders() -> list[str]:
+    """List the folders that a login may be in, those in memory first."""
+    named = ("/dev/shm", *map(os.environ.get, ("XDG_RUNTIME_DIR", "TMPDIR")), "/tmp", "/var/tmp")  # noqa: S108 - mkdtemp makes the name unique
+    return [path for path in named if path]
+
+
+def create_login(parent: str, prefix: str) -> str:
     for path in Path(parent).iterdir():
         if path.name.startswith(prefix) and is_own_folder(path):
             shutil.rmtree(path, ignore_errors=True)
     folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
-    Path(folder, "config.json").write_text(json.dumps({"auths": {"qlora-fleet.invalid": {}}}), encoding="utf-8")
-    sys.stdout.write(folder + "\n")
+    try:
+        Path(folder, "config.json").write_text(json.dumps({"auths": {"qlora-fleet.invalid": {}}}), encoding="utf-8")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def main() -> int:
+    failures = []
+    for parent in parent_folders():
+        try:
+            folder = create_login(parent, sys.argv[1])
+        except OSError as error:  # full, read-only, missing, or not ours to write to
+            failures.append(f"{parent}: {error.strerror}")
+            continue
+        sys.stdout.write(folder + "\n")
+        return 0
+    sys.stderr.write(f"no folder for the login: {', '.join(failures)}; free space in one of them\n")
+    return 3
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

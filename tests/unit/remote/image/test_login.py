@@ -1,11 +1,17 @@
 """Causes of a failed login: rejected by the registry; engine not accessible, down, or not Docker's."""
 
+import errno
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from remote.hosts.command import Command, Secret
 from remote.hosts.host import Completed, HostError, HostUnreachable, LoginRefused
 from remote.image import registry
 from remote.image.engine import Client, EngineError, observe
+from remote.image.vm_agent.scripts import login
 
 
 class Vm:
@@ -54,3 +60,41 @@ class Podman(Vm):
 def test_an_engine_that_is_not_dockers_is_reported(version: str) -> None:
     with pytest.raises(EngineError, match=r"^vm: docker .*podman.*; .*image\.client"):
         observe(Podman(version), Client())
+
+
+@pytest.mark.parametrize("fault", ["no temporary folder", "the first folder is full"])
+def test_a_full_disk_does_not_prevent_a_login_while_another_folder_has_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    def full(*_: object, **_options: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    folders = [tmp_path / "memory", tmp_path / "disk"]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.setattr(sys, "argv", ["login", "login-"])
+    monkeypatch.setattr(login.tempfile, "gettempdir", full)
+    missing = [str(tmp_path / "missing")] if fault == "the first folder is full" else []
+    monkeypatch.setattr(login, "parent_folders", lambda: [*missing, *map(str, folders)])
+    assert login.main() == 0
+    created = Path(capsys.readouterr().out.strip())
+    assert created.parent == folders[0]
+    assert created.stat().st_mode & 0o777 == 0o700
+    assert login.main() == 0  # removes the folder of the killed login
+    assert len(list(folders[0].iterdir())) == 1
+
+
+def test_a_login_without_any_folder_is_one_line_with_each_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys, "argv", ["login", "login-"])
+    monkeypatch.setattr(login, "parent_folders", lambda: [str(tmp_path), str(tmp_path / "missing")])
+    monkeypatch.setattr(Path, "write_text", full)
+    assert login.main() == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}: No space left on device" in line
+    assert f"{tmp_path}/missing: No such file" in line
+    assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ import pytest
 
 from bench.records.result import TrialStatus
 from remote.image import vm_jobs
+from remote.image.engine import FolderInfo
 from tasks.doctor.checks import cluster, gpu, machine, nodes, oci, registry, runs, settings, vm
 from tasks.doctor.result import CheckResult, CheckStatus, Fault
 from tasks.errors import UsageError
@@ -198,6 +199,18 @@ def test_another_job_on_the_vm_is_named_with_what_ends_it(result_of: ResultOf, m
 
 def test_an_image_without_models_is_reported(result_of: ResultOf) -> None:
     assert is_fault(result_of("vm models", on_vm=None), vm.NO_MODELS)
+
+
+def test_a_full_disk_of_the_vm_is_named(result_of: ResultOf) -> None:
+    fields: dict[str, Any] = {"exists": True, "is_folder": True, "kind": "ext4", "writable": True}
+    share, home = (
+        FolderInfo(path=path, device=device, free_bytes=free_bytes, **fields)
+        for path, device, free_bytes in (("/mnt/fss", 1, 10**12), ("/home/me", 2, 4096))
+    )
+    result = result_of("vm share", on_vm=(share, home))
+    assert is_fault(result, vm.FULL)
+    assert result.message.startswith("/home/me: 0.0 GB free")
+    assert result_of("vm share", on_vm=(share, share)).status is CheckStatus.OK
 
 
 # The cluster
