@@ -14,11 +14,11 @@ time. The first form's loss must also equal the one that the training recorded.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench import torch_stack
 from bench.adapter import generation, lora
@@ -35,6 +35,8 @@ from bench.records.training import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
 from bench.workloads.finetune.steps.group import RankGroup
 
+PROGRESS_SEC = 10.0
+Item = TypeVar("Item")
 TRAINED, BF16, MERGED, FOLDER = "trained", "bf16", "merged-{}", "folder"
 
 
@@ -49,12 +51,38 @@ class CheckRequest:
     answers: int = 8
 
 
+class ProgressLog:
+    """Log of a long loop: at most one line every PROGRESS_SEC, such as `bf16: held-out example 12 of 400`."""
+
+    def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock, self._logged_at = log, clock, clock()
+
+    def track(self, title: str, items: Sequence[Item]) -> Iterator[Item]:
+        """Yield the items, and log the number of the present one if the last line is old enough."""
+        for number, item in enumerate(items, 1):
+            self.update(title, number, len(items))
+            yield item
+
+    def update(self, title: str, number: int, total: int) -> None:
+        """Log `title NUMBER of TOTAL` if the last line is old enough."""
+        if self._clock() - self._logged_at >= PROGRESS_SEC:
+            self.log(f"{title} {number:,} of {total:,}")
+
+    def log(self, message: str) -> None:
+        """Log a line now."""
+        self._log(message)
+        self._logged_at = self._clock()
+
+
 class Checker:
     """Measurement of all forms of one adapter, one model in memory at a time."""
 
     def __init__(self, request: CheckRequest, log: Callable[[str], None], cache_dir: Path | None) -> None:
         """Load and check the inputs. Raises InputError and InputRejected."""
-        self.request, self.log, self.trial = request, log, request.trial
+        self.request, self.trial = request, request.trial
+        self.name = TRAINED  # the form that is being measured
+        self.progress = ProgressLog(log)
+        self.progress.log(f"checking the files of {request.trial.model}")
         model, adapter = Path(request.trial.model), Path(request.adapter)
         check_base(model, adapter, request.model_sha256)
         self.model_sha256 = check_model(model).sha256
@@ -80,7 +108,8 @@ class Checker:
         forms: list[ServedForm] = []
         for name, measure in self._forms():
             start = time.monotonic()
-            self.log(f"{name}: measuring {len(self.examples)} held-out examples")
+            self.name = name
+            self.progress.log(f"{name}: loading the model, then measuring {len(self.examples)} held-out examples")
             losses, answers = measure()
             torch_stack.free_memory(self.modules.torch, is_cuda=self.placement.is_cuda)
             result = evaluate.make_evaluation(0, losses, first, self.targets)
@@ -125,12 +154,18 @@ class Checker:
     def _measure_trained(self) -> tuple[list[float], list[generation.GeneratedAnswer]]:
         step, peft_model = lora.load_trained(self.modules, self.trial, self.placement, Path(self.request.adapter))
         rows = training_set.RowCollator(self.material, self.tokenizer)
+        total = len(self.material.validation_rows())
         with evaluate.evaluation_mode(self.modules.torch, step.model):
             losses = evaluate.example_losses(
-                self.modules.torch, step, self.material, rows, RankGroup(self.modules.torch), lambda _: None
+                self.modules.torch,
+                step,
+                self.material,
+                rows,
+                RankGroup(self.modules.torch),
+                lambda number: self.progress.update(f"{self.name}: packed row", number, total),
             )
         with evaluate.evaluation_mode(self.modules.torch, step.model), step.autocast():
-            return losses, generation.generate_answers(self.modules, peft_model, self.tokenizer, self.cases, self.ends)
+            return losses, self._generate_answers(peft_model, self.ends)
 
     def _measure_bf16(self) -> tuple[list[float], list[generation.GeneratedAnswer]]:
         model = self._load_plain(Path(self.trial.model))
@@ -163,11 +198,16 @@ class Checker:
         return model.to(self.placement.compute_dtype).eval()
 
     def _measure_plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[generation.GeneratedAnswer]]:
-        losses = plain_losses(self.modules.torch, model, self.material.data.validation)
-        return losses, generation.generate_answers(self.modules, model, self.tokenizer, self.cases, ends)
+        examples = self.progress.track(f"{self.name}: held-out example", self.material.data.validation)
+        losses = plain_losses(self.modules.torch, model, examples)
+        return losses, self._generate_answers(model, ends)
+
+    def _generate_answers(self, model: Any, ends: Sequence[int]) -> list[generation.GeneratedAnswer]:
+        cases = self.progress.track(f"{self.name}: answer", self.cases)
+        return generation.generate_answers(self.modules, model, self.tokenizer, cases, ends)
 
 
-def plain_losses(torch: Any, model: Any, examples: Sequence[Any]) -> list[float]:
+def plain_losses(torch: Any, model: Any, examples: Iterable[Any]) -> list[float]:
     """Compute each example's summed loss, one example at a time, from the logits of a transformers model."""
     device, example_losses = next(model.parameters()).device, []
     with torch.no_grad():

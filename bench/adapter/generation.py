@@ -4,7 +4,7 @@ A prompt is the beginning of a held-out example, token by token as in training. 
 answer and the token that ends it. An answer that reaches `PromptCase.max_tokens` did not end.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ def prompt_cases(examples: Sequence[Example], count: int) -> list[PromptCase]:
 
 
 def generate_answers(
-    modules: Any, model: Any, tokenizer: Any, cases: Sequence[PromptCase], ends: Collection[int]
+    modules: Any, model: Any, tokenizer: Any, cases: Iterable[PromptCase], ends: Collection[int]
 ) -> list[GeneratedAnswer]:
     """Answer each prompt up to an end token or its length limit. Raises InputError if `ends` is empty."""
     if not ends:

@@ -185,11 +185,16 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleAnswer:
-    """Greedy answers to a prompt by the model before training and by the final adapter; None if not generated."""
+    """Greedy answers to a prompt by the model before training and by the final adapter; None if not generated.
+
+    `*_ended`: False if the answer reached `answer_tokens` before its end; None if unknown, as in earlier versions.
+    """
 
     prompt: str
     before: str | None
     after: str | None
+    before_ended: bool | None = None
+    after_ended: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +233,15 @@ class TrainingRecord(Checksummed):
     peak_rss_bytes: int | None
     seconds: float
     fingerprint: dict[str, Any] = field(default_factory=dict)
+
+
+FORM_LABELS = {  # by ServedForm.name
+    "trained": "as trained",
+    "bf16": "adapter on the bf16 base",
+    "merged-bf16": "merged, --base=bf16",
+    "merged-nf4": "merged, --base=nf4",
+    "folder": "the merged folder",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import schema
-from bench.records.training import AdapterCheck, ServedForm
+from bench.records.training import FORM_LABELS, AdapterCheck, ServedForm
+from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line, run_on_worker
 from tasks.cli.flags import parse_number
 from tasks.cli.lock import acquire_lock
@@ -22,13 +23,7 @@ from tasks.errors import RetryableError, TaskFailed, results_write_errors
 from tasks.settings.load import Settings, load
 
 MIN_NATS = 0.002
-FORM_LABELS = {
-    "trained": "as trained",
-    "bf16": "adapter on the bf16 base",
-    "merged-bf16": "merged, --base=bf16",
-    "merged-nf4": "merged, --base=nf4",
-    "folder": "the merged folder",
-}
+MAX_HIDDEN_NATS = 0.02  # a change of 2 % of the perplexity; a check that could miss more says so
 
 
 def check_adapter(context: Context, run: str | None, *, answers: str, as_json: bool) -> None:
@@ -72,6 +67,23 @@ def has_other_loss(form: ServedForm) -> bool:
     return form.change_low is None or form.change_high is None or form.change_low > 0 or form.change_high < 0
 
 
+def hidden_change_warning(check: AdapterCheck, form: ServedForm) -> str | None:
+    """Return how large a change of the loss the held-out examples could not show; None if it is small or was shown."""
+    if form.change is None or has_other_loss(form):
+        return None
+    examples = formatting.count(len(check.examples), "held-out example")
+    advice = "hold out more (train.validation_fraction)"
+    if form.change_low is None or form.change_high is None:
+        return f"{FORM_LABELS[form.name]}: {examples} cannot show whether the loss changed; {advice}"
+    hidden = max(abs(form.change_low), abs(form.change_high))
+    if hidden < MAX_HIDDEN_NATS:
+        return None
+    return (
+        f"{FORM_LABELS[form.name]}: {format_change(form)} nats a token; over {examples} a change of up to {hidden:.2f} "
+        f"is not shown to differ from 0: {advice}"
+    )
+
+
 def find_failure(trained: TrainedAdapter, check: AdapterCheck) -> str | None:
     """Return why the check fails: the training's loss is not reproduced, or the merged folder is another model."""
     recorded = next(
@@ -108,6 +120,8 @@ def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> N
         if has_other_loss(form):
             change = format_change(form)
             out.print(Text(f"! {FORM_LABELS[form.name]}: {change} nats a token compared with the trained form"))
+        elif (warning := hidden_change_warning(check, form)) is not None:
+            out.print(Text(f"! {warning}"))
     for form in check.forms:
         if form.unended:
             out.print(Text(f"! {FORM_LABELS[form.name]}: {form.unended} of {len(form.answers)} answers did not end"))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.training import AdapterCheck, ServedForm
+from bench.records.training import FORM_LABELS, AdapterCheck, ServedForm
 from tasks.adapter import model_card
 from tasks.adapter.artifact import MERGED_FOLDER, TrainedAdapter, open_training, run_on_worker
-from tasks.adapter.check import FORM_LABELS, format_change, has_other_loss
+from tasks.adapter.check import format_change, has_other_loss, hidden_change_warning
 from tasks.cli.lock import acquire_lock
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.settings.load import load
@@ -33,6 +33,9 @@ def merge_adapter(context: Context, run: str | None, *, base: str, out: str | No
     check = trained.read_check()
     if not force:
         require_same_loss(trained, check, base)
+    form = None if check is None else merged_form(check, base)
+    if check is not None and form is not None and (warning := hidden_change_warning(check, form)) is not None:
+        print(f"! {warning}")
     merged_folder = out or str(trained.folder / MERGED_FOLDER)
     with acquire_lock(settings.results_folder, f"adapter.merge (run {trained.run.run_id})"):
         request = {

@@ -6,12 +6,12 @@ Names of files and models are untrusted: they are escaped, and the front matter 
 import json
 from pathlib import Path
 
-from bench.records.training import AdapterCheck
+from bench.records.training import FORM_LABELS, AdapterCheck
 from reports import formatting
 from reports.read.run import ReportError
 from reports.training import summary
 from tasks.adapter.artifact import TrainedAdapter
-from tasks.adapter.check import FORM_LABELS
+from tasks.adapter.check import hidden_change_warning
 
 SHOWN_SETTINGS = (
     *("recipe", "base_precision", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "optimizer"),
@@ -44,7 +44,9 @@ def render(trained: TrainedAdapter, check: AdapterCheck | None, *, base: str | N
         ]
         header = "| form | held-out loss | change | answers that did not end |\n|---|---|---|---|"
         title = f"## Held-out loss in each form, {len(check.examples):,} examples"
-        parts.append("\n".join([title, "", header, *rows]))
+        warnings = [hidden_change_warning(check, form) for form in check.forms]
+        lines = [formatting.markdown(warning) for warning in warnings if warning is not None]
+        parts.append("\n".join([title, "", header, *rows, *(["", *(f"- {line}" for line in lines)] if lines else [])]))
     data = [f"| {formatting.markdown(path)} | `{sha256}` |" for path, sha256 in trained.data_sha256s.items()]
     parts.append("## Data\n\n" + "\n".join(["| file | sha256 |", "|---|---|", *data]))
     settings = {name: getattr(trial, name) for name in SHOWN_SETTINGS}

@@ -6,6 +6,7 @@ reading it on the host would move its pages there and back.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -161,9 +162,15 @@ class Snapshot:
 
 
 def adapter_config(peft_model: Any) -> str:
-    """Return adapter_config.json's text, with sets sorted, so that it is the same in every process."""
+    """Return adapter_config.json's text, with sets sorted, so that it is the same in every process.
+
+    The base is an absolute path: other tools take a relative one for the name of a repository on the hub.
+    """
     (config,) = peft_model.peft_config.values()
     document = {**config.to_dict(), "inference_mode": True}
+    base = document.get("base_model_name_or_path")
+    if isinstance(base, str) and os.path.isdir(base):  # noqa: PTH112 - the path is text in the file
+        document["base_model_name_or_path"] = os.path.abspath(base)  # noqa: PTH100 - without following links
     plain = {
         key: sorted(value) if isinstance(value, set) else getattr(value, "value", value)
         for key, value in document.items()

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from bench.adapter import check, generation, merge
 from bench.data.inputs import InputError, InputRejected
 from bench.train.masking import Example
 from bench.workloads.finetune import evaluate
+from bench.workloads.finetune.checkpoints.weights import adapter_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 
@@ -20,6 +22,28 @@ def test_a_prompt_is_an_examples_beginning_and_its_last_answer_is_the_reference(
     (case,) = generation.prompt_cases([example], 4)
     assert (case.prompt, case.reference, case.end_token) == ([9, 8, 7, 6], [5, 4], 4)
     assert case.max_tokens == generation.MIN_LIMIT_TOKENS
+
+
+def test_a_long_measurement_logs_a_line_every_ten_seconds_and_a_short_one_none():
+    clock, lines = iter(range(0, 1000, 4)), []
+    progress = check.ProgressLog(lines.append, clock=lambda: next(clock))
+    assert list(progress.track("bf16: held-out example", range(9))) == list(range(9))
+    numbers = [int(line.split()[-3]) for line in lines]
+    assert numbers == [3, 6, 9][: len(numbers)]
+    assert len(numbers) >= 2
+    lines.clear()
+    short = check.ProgressLog(lines.append, clock=lambda: 0.0)
+    assert list(short.track("answer", "ab")) == ["a", "b"]
+    assert lines == []
+
+
+def test_the_base_in_adapter_config_is_an_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    for base, written in (("models/m", str(tmp_path / "models" / "m")), ("org/name", "org/name"), (None, None)):
+        config = SimpleNamespace(to_dict=lambda base=base: {"base_model_name_or_path": base, "r": 4})
+        text = adapter_config(SimpleNamespace(peft_config={"default": config}))
+        assert json.loads(text) == {"base_model_name_or_path": written, "r": 4, "inference_mode": True}
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from bench.records.paths import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck
 from tasks.adapter import model_card, push
 from tasks.adapter.artifact import TrainedAdapter
-from tasks.adapter.check import find_failure, format_change, has_other_loss
+from tasks.adapter.check import find_failure, format_change, has_other_loss, hidden_change_warning
 from tasks.adapter.merge import require_same_loss
 from tasks.errors import ConfirmationRequired, UsageError
 from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, adapter_check, form, save_check
@@ -28,6 +28,34 @@ def test_a_difference_beyond_its_interval_is_named(moved: float, half: float, is
     assert has_other_loss(form("bf16", moved, half)) is is_named
     assert not has_other_loss(form("trained"))
     assert format_change(form("bf16", 0.05, 0.01)) == "+0.0500 (+0.0400 to +0.0600)"
+
+
+@pytest.mark.parametrize(
+    ("change", "half", "shows"),
+    [
+        (-0.22, 0.9, "1.12"),  # three examples
+        (0.001, 0.05, "0.05"),
+        (0.001, 0.01, None),
+        (0.05, 0.01, None),  # shown to differ, which has its own message
+        (None, None, None),  # the trained form
+    ],
+)
+def test_a_check_that_could_miss_a_large_change_says_so(
+    change: float | None, half: float | None, shows: str | None, trained: TrainedAdapter
+) -> None:
+    measured = form("trained") if change is None else form("merged-bf16", change, half)
+    check = adapter_check(measured)
+    warning = hidden_change_warning(check, measured)
+    assert (warning is not None) == (shows is not None)
+    if shows is not None:
+        assert shows in str(warning)
+        assert "train.validation_fraction" in str(warning)
+        assert "train.validation\\_fraction" in model_card.render(trained, check)
+
+
+def test_one_example_has_no_interval_and_shows_nothing() -> None:
+    single = dataclasses.replace(form("merged-bf16", 0.001, 0.01), change_low=None, change_high=None)
+    assert "train.validation_fraction" in str(hidden_change_warning(adapter_check(single), single))
 
 
 def test_a_merge_that_changes_the_loss_is_refused_and_the_other_base_is_offered(trained: TrainedAdapter) -> None:
