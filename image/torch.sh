@@ -5,8 +5,8 @@
 #     TORCH_VERSION=2.10.0 TORCH_CUDA_ARCH_LIST=8.6 TORCH_OUT=/torch sh torch.sh
 #
 # TORCH_REPOSITORY and TORCH_COMMIT name another source, and the commit that its tag must have. The order of things: look
-# for every tool, fetch, build, point the libraries at the lock's CUDA, leave exactly one wheel. Exit code 2: something is
-# missing or not what it should be.
+# for every tool, fetch, configure, build, point the libraries at the lock's CUDA, leave exactly one wheel. Exit code 2:
+# something is missing or not what it should be; torch's own build would go on for hours without CUDA, cuDNN or NCCL.
 set -eu
 
 VERSION=${TORCH_VERSION:?torch.sh: TORCH_VERSION is not set}
@@ -34,7 +34,7 @@ cores=$(nproc)
 jobs=$((free / JOB_KIB))
 [ "$jobs" -le "$cores" ] || jobs=$cores
 [ "$jobs" -ge 1 ] || fail "$((free / 1024)) MiB of memory are available, one job takes up to $((JOB_KIB / 1024))"
-export MAX_JOBS=$jobs
+export MAX_JOBS="$jobs"
 echo "torch.sh: $VERSION for $ARCHITECTURES, $jobs jobs on $cores cores and $((free / 1048576)) GiB"
 
 git clone --quiet --depth 1 --branch "v$VERSION" --recurse-submodules --shallow-submodules "$REPOSITORY" "$SOURCE"
@@ -48,6 +48,12 @@ packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 nvidia=$packages/nvidia
 for part in cudnn nccl; do
     [ -d "$nvidia/$part/lib" ] || fail "$nvidia/$part: not there; the lock has no nvidia-$part wheel"
+done
+# The wheels only have libraries with a version (libnccl.so.2); cmake and the linker look for names without one.
+for library in "$nvidia"/*/lib/lib*.so.*; do
+    [ -e "$library" ] || continue
+    plain=${library%%.so.*}.so
+    [ -e "$plain" ] || ln -s "$(basename "$library")" "$plain"
 done
 
 # Versions as the source asks for them: the lock has no compilers' packages.
@@ -64,10 +70,28 @@ SOURCE_DATE_EPOCH=$(git -C "$SOURCE" log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 rm -rf "$OUT"
 mkdir -p "$OUT/made" "$OUT/unpacked"
+
+# torch turns an option off if it does not find its library, and says so in the summary only.
+summary=$OUT/made/configure.log
+(cd "$SOURCE" && CMAKE_ONLY=1 "$PYTHON" setup.py build) >"$summary" 2>&1 || {
+    tail -n 40 "$summary"
+    fail "the configuration failed; its last lines are above"
+}
+for option in USE_CUDA USE_CUDNN USE_NCCL; do
+    value=$(sed -n "s/^-- *$option *: *//p" "$summary" | head -n 1)
+    case $value in
+    1 | ON | TRUE | YES) ;;
+    *)
+        grep -i -e cuda -e cudnn -e nccl "$summary" || :
+        fail "$option is '$value' in the configuration's summary, expected ON; the lines about it are above"
+        ;;
+    esac
+done
+rm -f "$summary"
 (cd "$SOURCE" && "$PYTHON" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$OUT/made" .)
 
 set -- "$OUT"/made/*.whl
-[ $# -eq 1 ] && [ -f "$1" ] || fail "expected one wheel, found: $*"
+if [ $# -ne 1 ] || [ ! -f "$1" ]; then fail "expected one wheel, found: $*"; fi
 name=$(basename "$1")
 case $name in
 "torch-$VERSION-"*.whl) ;;

@@ -22,7 +22,9 @@ NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs",
 UNSUITABLE_FILESYSTEMS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
 INLINE_CACHE = "inline"  # value of image.cache_to: the cache metadata is stored in the image
 # nvcc's package is the first; torch's own build needs the others in addition to the lock's wheels.
-CUDA_TOOLKIT_PACKAGES = ("cuda-minimal-build", "cuda-libraries-dev", "cuda-cupti-dev", "cuda-nvtx", "cuda-profiler-api")
+CUDA_TOOLKIT_PACKAGES = (
+    *("cuda-minimal-build", "cuda-libraries-dev", "cuda-cupti-dev", "cuda-nvtx", "cuda-nvml-dev", "cuda-profiler-api"),
+)
 TORCH_SOURCE_BYTES = 40_000_000_000  # toolkit, sources, objects and ccache; estimated, never measured here
 BASE_IMAGE_BYTES = 900_000_000
 HEADROOM_BYTES = 500_000_000  # for logs and the cache's metadata, and to keep the disk from filling up
@@ -42,7 +44,10 @@ class InsufficientSpace(EngineError):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildProfile:
-    """An entry of image/profiles.yaml: base image, Python, size of the installed stack in bytes, CUDA as 12-8."""
+    """An entry of image/profiles.yaml: base image, Python, size of the installed stack in bytes, CUDA as 12-8.
+
+    `torch_from_source`: image/torch.sh can build the lock's torch.
+    """
 
     name: str
     base: str
@@ -50,6 +55,7 @@ class BuildProfile:
     stack_bytes: int
     runs_on_cpu: bool
     cuda: str | None = None
+    torch_from_source: bool = True
 
     def cuda_packages(self) -> tuple[str, ...]:
         """List NVIDIA's packages for compiling CUDA, nvcc's first. Raises ContextError if `cuda` is not set."""
@@ -92,6 +98,11 @@ class ImageSpec:
     def options(self) -> dict[str, str]:
         """Return the Dockerfile's arguments for optional parts of the image. Raises ContextError."""
         arguments: dict[str, str] = {}
+        if self.torch == "source" and not self.profile.torch_from_source:
+            raise ContextError(
+                f"image.torch: source: image/torch.sh cannot build the torch of profile {self.profile.name}; set "
+                "image.torch to wheel, or image.profile to current"
+            )
         if self.torch == "source":
             arguments["TORCH"] = "source"
         if any(file.path.startswith("extension/") for file in self.code):

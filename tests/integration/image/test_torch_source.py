@@ -7,7 +7,9 @@ and the savings in size.
 
 import hashlib
 import os
+import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,11 @@ GIT = f"""case "$*" in
 esac"""
 PYTHON = f"""case "$*" in
 *purelib*) echo "$TREE/packages" ;;
+*"setup.py build"*)
+    [ ! -d "$TREE/project" ] || cmake -S "$TREE/project" -B "$TREE/build" || exit 1
+    for option in USE_CUDA USE_CUDNN USE_NCCL; do
+        [ "$option" != "${{TURNED_OFF:-}}" ] && echo "--   $option             : ON" || echo "--   $option   : OFF"
+    done ;;
 *"pip wheel"*)
     env > "$TREE/env"
     for word; do [ "$before" != --wheel-dir ] || touch "$word/${{MADE:-{WHEEL}}}"; before=$word; done ;;
@@ -92,6 +99,48 @@ def test_torch_is_built_for_one_architecture_with_the_number_of_jobs_that_memory
     called = (tree / "called").read_text()
     assert "--depth 1 --branch v2.10.0 --recurse-submodules" in called
     assert "$ORIGIN:$ORIGIN/../../nvidia/cublas/lib:$ORIGIN/../../nvidia/cudnn/lib" in called
+
+
+@pytest.mark.parametrize("option", ["USE_CUDA", "USE_CUDNN", "USE_NCCL"])
+def test_an_option_that_the_configuration_turned_off_ends_the_build_before_it_compiles(tree: Path, option: str) -> None:
+    done = build_torch(tree, TURNED_OFF=option)
+    assert done.returncode == 2
+    assert f"{option} is 'OFF'" in done.stderr
+    assert f"{option}   : OFF" in done.stdout
+    assert "pip wheel" not in (tree / "called").read_text()
+
+
+CMAKE_PROJECT = """
+cmake_minimum_required(VERSION 3.18)
+project(search NONE)
+# As torch's FindNCCL.cmake looks for it; its FindCUDNN.cmake comes with the installed torch.
+find_library(NCCL_LIBRARIES NAMES nccl HINTS $ENV{NCCL_LIB_DIR})
+set(CMAKE_MODULE_PATH "MODULES")
+find_package(CUDNN)
+foreach(found NCCL_LIBRARIES CUDNN_FOUND)
+  if(NOT ${found})
+    message(FATAL_ERROR "${found}: ${${found}}")
+  endif()
+endforeach()
+"""
+
+
+def test_cmake_finds_the_libraries_of_the_wheels_which_have_names_with_versions_only(tree: Path) -> None:
+    cmake = shutil.which("cmake", path="/usr/local/bin:/usr/bin:/bin")
+    modules = Path(sysconfig.get_path("purelib"), "torch", "share", "cmake", "Caffe2", "Modules_CUDA_fix")
+    if cmake is None or not (modules / "FindCUDNN.cmake").is_file():
+        pytest.skip("no cmake, or no torch")
+    tool(tree, "cmake", f'exec env -u CMAKE_GENERATOR {cmake} "$@"')
+    project, nvidia = tree / "project", tree / "packages" / "nvidia"
+    project.mkdir()
+    (project / "CMakeLists.txt").write_text(CMAKE_PROJECT.replace("MODULES", str(modules)))
+    for part, library in (("nccl", "libnccl.so.2"), ("cudnn", "libcudnn.so.9")):
+        (nvidia / part / "lib" / library).touch()
+        (nvidia / part / "include").mkdir()
+    (nvidia / "cudnn" / "include" / "cudnn.h").write_text("#define CUDNN_MAJOR 9\n")
+    done = build_torch(tree)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert os.readlink(nvidia / "nccl" / "lib" / "libnccl.so") == "libnccl.so.2"
 
 
 def test_a_missing_tool_or_a_wrong_version_ends_the_build_with_one_line(tree: Path) -> None:

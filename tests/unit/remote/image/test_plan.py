@@ -108,7 +108,9 @@ def test_only_torch_from_source_and_an_extension_need_the_compiler() -> None:
     toolkit = next(word for word in arguments if word.startswith("TOOLKIT=")).split()
     assert "TORCH=source" in arguments
     assert toolkit[0] == "TOOLKIT=cuda-minimal-build-12-8"
-    assert "cuda-libraries-dev-12-8" in toolkit
+    assert {"cuda-libraries-dev-12-8", "cuda-nvml-dev-12-8"} <= set(toolkit)
+    with pytest.raises(ContextError, match=r"^image\.torch: .*current; "):
+        argv(profile=dataclasses.replace(profile, torch_from_source=False), torch="source")
     sources = CodeFile(source=Path("x"), path="extension/setup.py", size=1, sha256="b" * 64)
     arguments = argv(profile=profile, code=(*code(), sources))
     assert "EXTENSION=own" in arguments
