@@ -21,6 +21,7 @@ from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 
 _FIRST_PORT, _PORT_COUNT = 21_000, 4_000  # below the ephemeral ports; two ports for each gang
+_STATE_ARGUMENTS = {"progress": "progress.json", "every_sec": 1.0, "for_sec": 0.0}  # of `watch`, for one state only
 
 
 class GangAgent(Agent):
@@ -42,14 +43,18 @@ class GangAgent(Agent):
     ) -> dict[str, Any]:
         """Start the job like `Agent.start`, on one member for each rank. Raises HostError if there are too few.
 
-        The state is "absent" if the leader's host was replaced during the start: the members are cancelled and this
-        attempt is lost; the next one has its own folder.
+        A leader that has started before had all members; then none is started again, as a replaced host could not join.
+        The state is "absent" if the leader's host was replaced during the start, or a member has ended before the
+        leader's start: the members are cancelled and this attempt is lost; the next one has its own folder.
         """
         count = int(spec["environment"].get(NODE_COUNT, "1"))
         if count > 1 + len(self._others):
             raise HostError(f"{self.host.name}: {count} hosts are needed, the gang has {1 + len(self._others)}")
         if count == 1:
             return super().start(job, spec, slot=slot, claim_sec=claim_sec, environment_names=environment_names)
+        leader_state = self.call_line("watch", {"job": job, **_STATE_ARGUMENTS})
+        if leader_state["state"] in ("running", "ended", "lost"):
+            return leader_state
         holder = None if slot is None else self._find_other_job(slot, job, count)
         if holder is not None:
             return {"state": "busy", "holder": holder}
@@ -74,7 +79,8 @@ class GangAgent(Agent):
         # The leader's host may have been replaced since a member was started, by this call or an earlier one. That
         # member would connect to the leader's old address, and the leader would wait for it.
         addresses = {state.get("environment", {}).get(NODE_ADDRESS, address) for state in states}
-        if addresses | {self._address()} != {address}:
+        has_ended_member = any(state["state"] in ("ended", "lost") for state in states)
+        if has_ended_member or addresses | {self._address()} != {address}:
             self._cancel_others(job, grace_sec=float(spec["grace_sec"]))
             return {"state": "absent"}
         return super().start(job, spec_of(0), slot=slot, claim_sec=claim_sec, environment_names=environment_names)
@@ -89,6 +95,10 @@ class GangAgent(Agent):
         finally:
             self._cancel_others(job, grace_sec=grace_sec)
 
+    def free_members(self, job: str, *, grace_sec: float) -> None:
+        """Cancel an ended job's other members: one that has not met the leader would wait for it for minutes."""
+        self._cancel_others(job, grace_sec=grace_sec)
+
     def _cancel_others(self, job: str, *, grace_sec: float) -> None:
         def cancel(agent: Agent) -> None:
             with contextlib.suppress(HostError):
@@ -102,8 +112,8 @@ class GangAgent(Agent):
         holders = [*(agent.holder(slot) for agent in self._others), super().holder(slot)]
         return next((holder for holder in holders if holder is not None), None)
 
-    def check_room(self) -> None:
-        """Check the free space of every member, like `Agent.check_room`."""
+    def check_disk_space(self) -> None:
+        """Check the free space of every member, like `Agent.check_disk_space`."""
         for agent in self._others:
             agent.check_disk_space()
         super().check_disk_space()

@@ -13,7 +13,7 @@ from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import EventType, FleetEvent, attempt_event
 from remote.fleet.fetch_result import OUT_FOLDER, PROGRESS_PATH, TRIAL_FILE, fetch_result
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.outcome import Verdict, judge
+from remote.fleet.outcome import Outcome
 from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import CredentialsRejected, FleetStopped, RetryPolicy, WorkerBusy, WorkerLost
@@ -110,6 +110,21 @@ class Worker:
             raise
         return False
 
+    def _fetch_ended(self, trial: OpenTrial, attempt: Attempt) -> tuple[Outcome, Path | None] | None:
+        """Return the outcome of an attempt that has run on this host, which has come back with an empty disk.
+
+        Returns None if it is not known to have run: it then has no result on the shared volume either.
+        """
+        has_run, fetch = attempt.folder in trial.started_folders, partial(self._fetch_result, trial, attempt)
+        if not has_run and self._fleet.shared_folder is None:
+            return None
+        try:
+            outcome = self._retry_policy.call(self.name, lambda: fetch(JobStatus(state=JobState.ABSENT)))
+        except (WorkerLost, FleetStopped):
+            self._queue.put(trial)
+            raise
+        return outcome if has_run or outcome[1] is not None else None
+
     def _resume_attempt(self, trial: OpenTrial, attempt: Attempt) -> None:
         """Continue an earlier attempt on this host from its current state, after a resume or a lost host."""
         planned, job = trial.planned, self._job(attempt)
@@ -118,9 +133,8 @@ class Worker:
             self._fleet.on_event(attempt_event(EventType.ATTACHED, planned, attempt))
             if status.state in (JobState.ABSENT, JobState.WAITING) and self._end_by_shared_result(trial):
                 return
-            if status.state is JobState.ABSENT and attempt.folder in trial.started_folders:
-                # It has run here; its worker has come back with an empty disk.
-                self._end_or_requeue(trial, attempt, judge(planned, attempt.number, status, None, []), None)
+            if status.state is JobState.ABSENT and (ended := self._fetch_ended(trial, attempt)) is not None:
+                self._end_or_requeue(trial, attempt, *ended)
             else:
                 self._finish_attempt(trial, attempt, resumed=True)
         elif status.state is JobState.ENDED and self._fleet.ledger.is_open(planned.trial_id):
@@ -154,7 +168,7 @@ class Worker:
             else:
                 self._end_or_requeue(trial, attempt, verdict, result)
 
-    def _await_outcome(self, trial: OpenTrial, attempt: Attempt) -> tuple[Verdict, Path | None] | None:
+    def _await_outcome(self, trial: OpenTrial, attempt: Attempt) -> tuple[Outcome, Path | None] | None:
         """Wait for the attempt's outcome. Returns None if another attempt was first; this one is then cancelled."""
         try:
             status = self._watch_job(trial, attempt)
@@ -199,7 +213,7 @@ class Worker:
             status = retry_policy.call(self.name, start if status.state is JobState.WAITING else watch)
         return status
 
-    def _fetch_result(self, trial: OpenTrial, attempt: Attempt, status: JobStatus) -> tuple[Verdict, Path | None]:
+    def _fetch_result(self, trial: OpenTrial, attempt: Attempt, status: JobStatus) -> tuple[Outcome, Path | None]:
         """Fetch the attempt's result from its job's folder or, if its host is gone, from the shared volume."""
         fleet = self._fleet
         remote_folders = [] if status.state is JobState.ABSENT else [f"{attempt.folder}/{OUT_FOLDER}"]
@@ -216,8 +230,9 @@ class Worker:
             download_folder=fleet.run_folder / DOWNLOAD_FOLDER,
         )
 
-    def _end_or_requeue(self, trial: OpenTrial, attempt: Attempt, verdict: Verdict, result: Path | None) -> None:
+    def _end_or_requeue(self, trial: OpenTrial, attempt: Attempt, verdict: Outcome, result: Path | None) -> None:
         if verdict.is_transient and trial.allows_retry_after(attempt) and not self._retry_policy.is_halted:
+            self.agent.free_members(attempt.folder, grace_sec=self._retry_policy.limits.grace_sec)
             self._fleet.outcome_writer.requeue(trial, attempt, verdict.reason or verdict.status.value)
         else:
             self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict, result)
@@ -236,10 +251,10 @@ class Worker:
             verdict, result = self._fetch_result(trial, attempt, status)
         except HostError as error:
             reason = f"{self.name} {CANCEL_UNCONFIRMED}: {collapse_whitespace(error)}"
-            verdict = Verdict(status=TrialStatus.CANCELLED, reason=reason)
+            verdict = Outcome(status=TrialStatus.CANCELLED, reason=reason)
         if verdict.status is TrialStatus.LOST:
             reason = f"cancelled; {verdict.reason}" if has_started else "cancelled before it started"
-            verdict = Verdict(status=TrialStatus.CANCELLED, reason=reason)
+            verdict = Outcome(status=TrialStatus.CANCELLED, reason=reason)
         self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict, result)
 
     def _job(self, attempt: Attempt) -> Job:
@@ -262,7 +277,7 @@ class Worker:
             if not self._retry_policy.is_halted:
                 self._fleet.on_event(FleetEvent(kind=EventType.WORKER_BACK, worker=self.name))
             return True
-        verdict = Verdict(status=TrialStatus.LOST, reason=reason)
+        verdict = Outcome(status=TrialStatus.LOST, reason=reason)
         for trial, attempt in self.earlier_attempts:
             if self._queue.give_up(trial, self.name):
                 self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict)

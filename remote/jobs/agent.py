@@ -62,6 +62,9 @@ class Agent:
         """Write a small file on the host and remove it. Raises HostRefused if the disk is full."""
         self.call_line("room", {"folder": self.host.workdir})
 
+    def free_members(self, job: str, *, grace_sec: float) -> None:
+        """Free the other hosts of a job that has ended; a single host has none."""
+
     def call_lines(
         self,
         verb: str,

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.records.run import PlannedTrial
+from bench.records.paths import LEDGER_FILE
+from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.events import EventType
 from remote.fleet.fetch_result import TRIAL_FILE
 from remote.fleet.fleet import Fleet
+from remote.fleet.ledger import Ledger
 from remote.fleet.shared_volume import shared_output_folder, with_shared_output
 from remote.hosts.command import Command
 from remote.hosts.host import Host
@@ -173,6 +175,25 @@ def test_an_unfinished_trial_of_a_dead_worker_is_run_again_and_writes_elsewhere(
     assert local.winner("slow") == (2, "worker-1")
     assert (second / "result.json").exists()
     assert {path.name: path.read_text() for path in first.glob("result.json")} == remaining
+
+
+def test_an_ended_attempt_is_not_started_again_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
+    local.plan("preempted-once", workers=1, pin="worker-1")
+    (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
+    folder, output = f"{wire.workdir}/runs/r1/preempted-once.1", local.shared / "r1" / "preempted-once.1"
+    (planned,) = RunRecord.read(local.run_folder / "run.json").planned
+    Ledger(local.run_folder / LEDGER_FILE).record_start(planned.trial_id, 1, wire.name, folder)
+    job = Job(Agent(wire.host), folder)
+    files = {TRIAL_FILE: planned.trial.to_text()}
+    job.start(JobSpec(command=local.launch(wire.host, planned, 1, folder), deadline_sec=60.0, files=files))
+    wait_for((output / "result.json").exists, "the attempt's result on the volume")
+    local.kill_pod(wire)  # with its operator
+    wire.plugged = True
+    local.sharing_fleet([wire]).run()
+    assert local.statuses() == {"preempted-once": "SUCCEEDED"}
+    assert local.winner("preempted-once") == (2, "worker-1")
+    assert "PREEMPTED" in str(local.ledger_lines("retried")[0]["reason"])
+    assert not Path(folder).exists()
 
 
 def test_a_missing_volume_is_the_workers_fault_and_not_the_trials(local: Volume) -> None:

@@ -1,6 +1,7 @@
 """Several local hosts under one agent: the environment of each job, and the cancellation of all."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from remote.hosts.command import Command
 from remote.hosts.host import HostError, HostUnreachable
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
+from tests.support.faults import wait_for
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
 pytestmark = pytest.mark.usefixtures("short_claim_timeout")
@@ -25,6 +27,25 @@ def spec(count: int, script: str = "sleep 60") -> JobSpec:
 
 def folder_of(wire: CuttableHost) -> Path:
     return Path(wire.workdir, "runs", "job")
+
+
+def end_of(wire: CuttableHost) -> dict[str, object]:
+    """Return the end of the job on this member; empty while it runs."""
+    path = folder_of(wire) / "end.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def cut_off_at_start(wire: CuttableHost) -> None:
+    """Cut the connection when a job is to be started."""
+
+    def cut(command: Command) -> None:
+        wire.plugged = "start" not in command.argv
+
+    wire.before = cut
+
+
+def repair(wire: CuttableHost) -> None:
+    wire.before, wire.plugged = lambda _: None, True
 
 
 @pytest.fixture
@@ -104,10 +125,10 @@ def test_an_attempt_is_lost_at_once_where_its_leader_is_replaced_while_the_gang_
     agent, wires = members(3)
     addresses = ["10.0.0.7"]
     gang = GangAgent(wires, lambda: addresses[-1])
-    wires[0].plugged = False  # its pod is being deleted
+    cut_off_at_start(wires[0])  # its pod is being deleted
     with pytest.raises(HostUnreachable, match="worker-1"):
         Job(gang, "/same/runs/job").start(spec(3))
-    wires[0].plugged = True
+    repair(wires[0])
     addresses.append("10.0.0.8")  # its replacement has the same name
     assert Job(gang, "/same/runs/job").start(spec(3)).state is JobState.ABSENT
     assert not folder_of(wires[0]).exists()
@@ -122,6 +143,55 @@ def test_a_leader_replaced_between_its_members_start_and_its_own_is_not_started(
     addresses = iter(["10.0.0.7", "10.0.0.8"])
     assert Job(GangAgent(wires, lambda: next(addresses)), "/same/runs/job").start(spec(2)).state is JobState.ABSENT
     assert not folder_of(wires[0]).exists()
+
+
+def test_an_attempt_that_has_ended_is_not_started_on_a_replaced_member(members: Members) -> None:
+    """The member would wait for its leader for minutes, and hold its host."""
+    agent, wires = members(3)
+    job = Job(agent, "/same/runs/job", slot="/same/slot")
+    job.start(spec(3, "true"))
+    wait_for(lambda: all(end_of(wire) for wire in wires), sec=20.0)
+    shutil.rmtree(wires[2].workdir)  # its pod has been replaced
+    assert job.start(spec(3, "true")).state is JobState.ENDED
+    assert not folder_of(wires[2]).exists()
+
+
+def test_a_running_leader_gets_no_second_member(members: Members) -> None:
+    agent, wires = members(2)
+    job = Job(agent, "/same/runs/job")
+    job.start(spec(2))
+    Job(Agent(wires[1]), "/same/runs/job").cancel()
+    shutil.rmtree(wires[1].workdir)  # its pod has been replaced
+    assert job.start(spec(2)).state is JobState.RUNNING
+    assert not folder_of(wires[1]).exists()
+    job.cancel()
+
+
+def test_a_leader_is_not_started_for_members_that_have_ended(members: Members) -> None:
+    agent, wires = members(3)
+    Job(Agent(wires[1]), "/same/runs/job").start(spec(3, "exit 1"))  # its leader did not come
+    wait_for(lambda: end_of(wires[1]), sec=20.0)
+    assert Job(agent, "/same/runs/job").start(spec(3)).state is JobState.ABSENT
+    assert not folder_of(wires[0]).exists()
+    assert end_of(wires[2])["why"] == "cancelled"
+
+
+def test_members_that_have_not_met_their_ended_leader_are_freed(members: Members) -> None:
+    agent, wires = members(2)
+    other = Job(Agent(wires[1]), "/same/runs/job", slot="/same/slot")
+    other.start(spec(1))
+    agent.free_members("/same/runs/job", grace_sec=1.0)
+    assert end_of(wires[1])["why"] == "cancelled"
+    wires[1].plugged = False
+    agent.free_members("/same/runs/job", grace_sec=1.0)  # an unreachable member ends on its own
+
+
+def test_the_disk_of_every_member_is_checked(members: Members) -> None:
+    agent, wires = members(2)
+    agent.check_disk_space()
+    wires[1].plugged = False
+    with pytest.raises(HostUnreachable, match="worker-2"):
+        agent.check_disk_space()
 
 
 def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(members: Members) -> None:
