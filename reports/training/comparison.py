@@ -16,14 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.records.checksummed import ResultError
-from bench.records.paths import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck
 from reports import formatting
-from reports.read import validation
 from reports.read.run import ReportError
 from reports.statistics.per_process import CONFIDENCE
-from reports.training import summary
+from reports.training import adapter_checks, summary
 from reports.training.summary import TrainingReport
 
 MIN_EXAMPLES = 6  # five have 32 subsets: the interval of all of them holds the change in 94 % of pairs
@@ -57,7 +54,7 @@ class TrainingComparison:
 def compare(first: Path, second: Path) -> TrainingComparison:
     """Compare two trainings. Raises ReportError if they have nothing in common."""
     runs = [summary.read(folder) for folder in (first, second)]
-    checks = [_check(run) for run in runs]
+    checks = [adapter_checks.read(run) for run in runs]
     losses = [dict(zip(check.examples, zip(check.losses, check.targets, strict=True), strict=True)) for check in checks]
     common = [digest for digest in losses[0] if digest in losses[1]]
     if not common:
@@ -107,27 +104,6 @@ def spent_until(run: TrainingReport, loss: float) -> tuple[float, float | None] 
     if hours is None:
         return None
     return hours, None if run.price is None else hours * run.record.world_size * run.price
-
-
-def _check(run: TrainingReport) -> AdapterCheck:
-    path = run.folder / ADAPTER_CHECK_FILE
-    remedy = f"run `inv adapter.check --run={run.folder.name}`"
-    try:
-        check = AdapterCheck.read(path)
-    except ResultError as error:
-        raise ReportError(f"{error}; {remedy}") from None
-    if check.adapter_sha256 != run.record.adapter_sha256:
-        raise ReportError(f"{path}: belongs to another adapter than the run's; {remedy}")
-    if (fault := _fault(check)) is not None:
-        raise ReportError(f"{path}: {fault}; {remedy}")
-    return check
-
-
-def _fault(check: AdapterCheck) -> str | None:
-    lengths = {len(check.examples), len(set(check.examples)), len(check.losses), len(check.targets)}
-    if len(lengths) != 1 or min(check.targets, default=1) < 1 or not check.forms:
-        return "its losses, targets and examples do not match"
-    return validation.numbers_fault(check)
 
 
 def _lines(runs: Sequence[TrainingReport], checks: Sequence[AdapterCheck]) -> list[tuple[str, str, str]]:

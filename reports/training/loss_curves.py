@@ -1,6 +1,7 @@
-"""Figure of loss and held-out loss of a training in up to three panels: against useful tokens, hours and dollars.
+"""Figure of loss and held-out loss of a training in two panels: against useful tokens, and against hours and dollars.
 
-The line is each step's loss. The points are the held-out loss with its 95 % interval over examples.
+The line is each step's loss. The points are the held-out loss with its 95 % interval over examples. Dollars are
+proportional to hours, so they are a second axis of the same panel.
 """
 
 from collections.abc import Sequence
@@ -18,14 +19,10 @@ Axis = tuple[str, Sequence[float]]
 
 
 def x_axes(training: TrainingReport) -> list[Axis]:
-    """Return titles of the x axes with their values after every step; dollars only if a price is known."""
+    """Return titles of the panels' x axes with their values after every step."""
     hours, tokens = training.hours, training.tokens
     unit, title = (1e6, "million useful tokens") if tokens and tokens[-1] >= 1e6 else (1e3, "thousand useful tokens")
-    axes: list[Axis] = [(title, [count / unit for count in tokens]), ("hours of steps", hours)]
-    if training.price is not None:
-        per_hour = training.price * training.record.world_size
-        axes.append(("US dollars for the steps", [hour * per_hour for hour in hours]))
-    return axes
+    return [(title, [count / unit for count in tokens]), ("hours of steps", hours)]
 
 
 def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
@@ -42,6 +39,11 @@ def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, byte
             _panel(panel, training, title, values)
         for panel in panels if narrow else panels[:1]:
             panel.set_ylabel("loss, nats per target token")
+        if training.price is not None:
+            per_hour = training.price * training.record.world_size
+            if per_hour > 0:
+                dollars = panels[-1].secondary_xaxis("top", functions=(lambda x: x * per_hour, lambda x: x / per_hour))
+                dollars.set_xlabel("US dollars for the steps")
         panels[0].legend(loc="upper right")
         return style.to_png(figure), style.to_svg(figure)
 

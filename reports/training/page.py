@@ -18,7 +18,7 @@ from bench.records.atomic_files import write_atomic
 from reports import formatting
 from reports.figures.drawing.inline_svg import inline_svg
 from reports.read.run import ReportWriteError, make_report_folder
-from reports.training import loss_curves, next_commands, summary, timeline
+from reports.training import adapter_checks, loss_curves, next_commands, summary, timeline
 from reports.training.summary import TrainingReport
 
 INDEX_FILE, LOSS_FIGURE, TIMELINE_FIGURE = "index.html", "figures/loss", "figures/course"
@@ -67,7 +67,7 @@ def build(run_folder: Path) -> Report:
     return Report(
         index=folder / INDEX_FILE,
         headline=summary.headline(training),
-        lines=summary.lines(training),
+        lines=_lines(training),
         predicted_and_actual=summary.predicted_and_actual(training),
         has_succeeded=training.has_succeeded,
     )
@@ -82,6 +82,7 @@ def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
         Path(name).name: [_inline(svg, name, "wide"), _inline(narrow[name][1], name, "narrow")]  # type: ignore[index]
         for name, svg in wide.items()
     }
+    trial = training.run.planned[0].trial
     return _JINJA.get_template("training.html.j2").render(
         css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         run_id=training.run.run_id,
@@ -90,15 +91,17 @@ def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
         outcome=summary.outcome(training),
         tiles=summary.tiles(training),
         drawings=drawings,
-        lines=summary.lines(training),
+        lines=_lines(training),
         compared=summary.predicted_and_actual(training),
         basis=_basis(training),
         commands=next_commands.commands(training),
         data=training.record.data,
+        files=_files(training),
         findings=summary.findings(training),
         heads=ATTEMPT_COLUMNS,
         attempts=_attempts(training),
         answers=training.record.answers,
+        limit=None if trial.training is None else trial.training.answer_tokens,
     )
 
 
@@ -108,9 +111,7 @@ def _inline(svg: bytes, name: str, width: str) -> Markup:
 
 
 def _markdown(training: TrainingReport) -> str:
-    rows = [
-        f"| {formatting.markdown(name)} | {formatting.markdown(value)} |" for name, value in summary.lines(training)
-    ]
+    rows = [f"| {formatting.markdown(name)} | {formatting.markdown(value)} |" for name, value in _lines(training)]
     comparison = [
         f"| {name} | {predicted} | {actual} |" for name, predicted, actual in summary.predicted_and_actual(training)
     ]
@@ -123,6 +124,10 @@ def _markdown(training: TrainingReport) -> str:
         "\n".join(f"- {purpose}: `{command}`" for purpose, command in next_commands.commands(training)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _lines(training: TrainingReport) -> list[summary.SummaryRow]:
+    return [*summary.lines(training), *adapter_checks.rows(training)]
 
 
 def _basis(training: TrainingReport) -> str:
@@ -142,6 +147,11 @@ def _attempts(training: TrainingReport) -> list[tuple[str, ...]]:
         )
         for attempt in training.attempts
     ]
+
+
+def _files(training: TrainingReport) -> list[tuple[str, str, str]]:
+    files = [] if training.record.data is None else training.record.data.files
+    return [(file.path, f"{file.lines:,}", file.sha256[:16]) for file in files]
 
 
 def _steps(training: TrainingReport) -> list[dict[str, object]]:

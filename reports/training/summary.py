@@ -190,7 +190,7 @@ def lines(training: TrainingReport) -> list[SummaryRow]:
     return [
         ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.reason or record.stop or 'stopped'})"),
         ("workers", f"{record.world_size}, on {training.device}"),
-        *([("recipe", recipe)] if (recipe := record.fingerprint.get("recipe")) is not None else []),
+        *_configuration(training),
         *(
             (f"held-out loss, step {evaluation.step:,}", _loss(evaluation, lowest))
             for evaluation in _notable_evaluations(record.evaluations, lowest)
@@ -206,6 +206,19 @@ def lines(training: TrainingReport) -> list[SummaryRow]:
             if restart.changed
         ),
         ("adapter", _adapter(record)),
+    ]
+
+
+def _configuration(training: TrainingReport) -> list[SummaryRow]:
+    """Return the configuration: base model, recipe as built, precision, adapters, learning rate."""
+    trial = training.run.planned[0].trial
+    schedule = "" if trial.training is None else f", {trial.training.schedule}"
+    return [
+        ("base model", Path(trial.model).name),
+        ("recipe", str(training.record.fingerprint.get("recipe") or trial.recipe)),
+        ("precision of the base", trial.base_precision),
+        ("adapters", f"rank {trial.lora_rank}, alpha {trial.lora_alpha:g}, on {', '.join(trial.lora_targets)}"),
+        ("learning rate", f"{trial.learning_rate:g}{schedule}; {trial.optimizer}"),
     ]
 
 

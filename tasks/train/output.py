@@ -1,10 +1,11 @@
 """Output of `inv data.check` and `inv train`: the data report, the forecast and the plan.
 
 The data report has numbers, lengths, findings and examples, for a terminal or as an HTML page. Control characters of
-the data are escaped, so that a data file cannot move the cursor.
+the data are escaped, so that a data file cannot move the cursor. Brackets mark what is trained on, because colours are
+absent from a pipe and not seen by every reader.
 """
 
-import io
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -16,16 +17,17 @@ from bench.records import Trial
 from bench.records.training_data import ConversationPreview, DataReport
 from reports.formatting import count, estimate
 from reports.summary.cost import Amount
+from reports.training import data_page
 from tasks.cli.terminal import plain_table, ruled_table
 from tasks.errors import escape_controls
 from tasks.settings.load import Settings
 from tasks.train.forecast import ProbeResult, TrainingForecast
 
 TARGET_STYLE, OTHER_STYLE = "bold green", "dim"
+TARGET_MARKS = ("[[", "]]")
 HIGH_COMMUNICATION_PERCENT = 5  # share of a step above which settings that reduce it are suggested
 BAR_WIDTH = 40  # characters
 MAX_EXAMPLE_CHARS = 1200
-PAGE_COLUMNS = 110
 
 
 def show_report(out: Console, report: DataReport, settings: Settings, predicted: TrainingForecast) -> None:
@@ -36,15 +38,42 @@ def show_report(out: Console, report: DataReport, settings: Settings, predicted:
     out.print(_lengths(report))
     if report.findings:
         out.print(_findings(report))
+    if report.shown:
+        out.print(Text(f"Text in {' '.join(TARGET_MARKS)} is trained on."))
     for number, example in enumerate(report.shown, start=1):
         out.print(_example(number, example))
 
 
 def html_page(report: DataReport, settings: Settings, predicted: TrainingForecast) -> str:
-    """Return the output of `show_report` as a self-contained HTML page."""
-    recorder = Console(record=True, file=io.StringIO(), width=PAGE_COLUMNS, color_system="truecolor", soft_wrap=False)
-    show_report(recorder, report, settings, predicted)
-    return recorder.export_html(inline_styles=True)
+    """Return the data report and the forecast as a self-contained HTML page."""
+    return data_page.render(
+        _escaped(report),
+        numbers=data_lines(report, settings),
+        forecast=headline(predicted),
+        max_example_chars=MAX_EXAMPLE_CHARS,
+    )
+
+
+def _escaped(report: DataReport) -> DataReport:
+    """Return the report with the control characters of all its texts escaped."""
+    return dataclasses.replace(
+        report,
+        files=[dataclasses.replace(file, path=escape_controls(file.path)) for file in report.files],
+        findings=[
+            dataclasses.replace(
+                finding, what=escape_controls(finding.what), places=list(map(escape_controls, finding.places))
+            )
+            for finding in report.findings
+        ],
+        shown=[
+            dataclasses.replace(
+                example,
+                place=escape_controls(example.place),
+                parts=[dataclasses.replace(part, text=escape_control_chars(part.text)) for part in example.parts],
+            )
+            for example in report.shown
+        ],
+    )
 
 
 def data_lines(report: DataReport, settings: Settings) -> list[str]:
@@ -156,10 +185,9 @@ def _lengths(report: DataReport) -> Table:
     table.add_column("up to", justify="right")
     table.add_column("examples", justify="right")
     table.add_column("")
-    largest = max(report.lengths)
-    last = max(index for index, number in enumerate(report.lengths) if number)
-    for edge, number in zip(report.length_edges[: last + 1], report.lengths, strict=False):
-        table.add_row(f"{edge:,}", f"{number:,}", Text("█" * math.ceil(BAR_WIDTH * number / largest), style="cyan"))
+    for each in data_page.length_bins(report):
+        bar = Text("█" * math.ceil(BAR_WIDTH * each.percent / 100), style="cyan")
+        table.add_row(f"{each.edge:,}", f"{each.examples:,}", bar)
     table.caption = f"median {report.median_length:g}, longest {report.longest:,}"
     table.caption_justify = "left"
     return table
@@ -174,17 +202,13 @@ def _findings(report: DataReport) -> Table:
 
 
 def _example(number: int, example: ConversationPreview) -> Text:
-    """Return an example's text; the trained part has another colour."""
+    """Return an example's text; the trained part is in TARGET_MARKS and has another colour."""
     sizes = f"{example.tokens:,} tokens, {example.targets:,} trained on"
     title = f"\nExample {number}: {escape_controls(example.place)}, {sizes}\n"
-    text, remaining = Text(title, style="bold"), MAX_EXAMPLE_CHARS
-    for part in example.parts:
-        piece = part.text[:remaining]
-        text.append(escape_control_chars(piece), style=TARGET_STYLE if part.is_target else OTHER_STYLE)
-        remaining -= len(piece)
-        if remaining <= 0:
-            text.append(" ...", style=OTHER_STYLE)
-            break
+    text = Text(title, style="bold")
+    for piece, is_target in data_page.parts_within(example, MAX_EXAMPLE_CHARS):
+        start, end = TARGET_MARKS if is_target else ("", "")
+        text.append(f"{start}{escape_control_chars(piece)}{end}", style=TARGET_STYLE if is_target else OTHER_STYLE)
     return text
 
 

@@ -117,16 +117,17 @@ def students_t(freedom: int) -> float:
 
 def generate_answers(
     stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompts: Sequence[str], max_tokens: int
-) -> list[str]:
+) -> list[tuple[str, bool]]:
     """Generate a greedy answer of at most `max_tokens` to each prompt, as a conversation's user turn.
 
+    Each comes with whether it ended before the limit.
     Raises InputError for a prompt that the chat template cannot render.
     """
     conversations = [
         (f"train.sample_prompts: text {n}", [{"role": "user", "content": text}]) for n, text in enumerate(prompts, 1)
     ]
     return [
-        generate_answer(stack, step, peft_model, tokenizer, source, messages, max_tokens)[0]
+        generate_answer(stack, step, peft_model, tokenizer, source, messages, max_tokens)
         for source, messages in conversations
     ]
 

@@ -313,12 +313,16 @@ class Trainer:
             self._evaluate()
         if self.state.step == 0 and self.training.prompts and self.group.rank == 0:
             self.context.on_progress("answer", 0)
+            generated = self._generate_answers()
             self.state = dataclasses.replace(
-                self.state, answers=self._generate_answers(), asked=list(self.training.prompts)
+                self.state,
+                answers=[text for text, _ in generated],
+                ended=[has_ended for _, has_ended in generated],
+                asked=list(self.training.prompts),
             )
         self.group.barrier()
 
-    def _generate_answers(self) -> list[str]:
+    def _generate_answers(self) -> list[tuple[str, bool]]:
         training = self.training
         return evaluate.generate_answers(
             self.modules, self.step, self.peft_model, self.tokenizer, training.prompts, training.answer_tokens
@@ -388,10 +392,18 @@ class Trainer:
         for name, tensor in self.weights.adapter.items():
             tensor.copy_(adapter[name])
         after = self._generate_answers() if self.training.prompts else []
-        before = dict(zip(self.state.asked or self.training.prompts, self.state.answers, strict=False))
+        prompts = self.state.asked or self.training.prompts
+        before = dict(zip(prompts, self.state.answers, strict=False))
+        ended = dict(zip(prompts, self.state.ended, strict=False))
         return [
-            SampleAnswer(prompt=prompt, before=before.get(prompt), after=now)
-            for prompt, now in zip(self.training.prompts, after, strict=True)
+            SampleAnswer(
+                prompt=prompt,
+                before=before.get(prompt),
+                after=text,
+                before_ended=ended.get(prompt),
+                after_ended=has_ended,
+            )
+            for prompt, (text, has_ended) in zip(self.training.prompts, after, strict=True)
         ]
 
 

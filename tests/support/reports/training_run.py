@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.records import Trial
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.training import Evaluation, TrainedSteps, Training, TrainingRecord
+from bench.records.training import AdapterCheck, Evaluation, ServedForm, TrainedSteps, Training, TrainingRecord
 from bench.records.training_data import TrainingData
 
 DATA = TrainingData(files=["d.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
@@ -63,4 +63,20 @@ def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
     ]  # fmt: skip
     lines = [json.dumps({"trial_id": "train", **event}) for event in events]
     (folder / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+FORM = ServedForm(
+    name="trained", loss=2.0, low=1.9, high=2.1, change=None, change_low=None, change_high=None, answers=[], unended=0,
+    seconds=1.0,
+)  # fmt: skip
+
+
+def write_checked(folder: Path, examples: dict[str, float]) -> Path:
+    """Write a training with these losses per token; each example has ten targets."""
+    AdapterCheck(
+        adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
+        places=[], prompts=[], forms=[FORM], examples=list(examples), losses=[10 * loss for loss in examples.values()],
+        targets=[10] * len(examples), device="CPU", arithmetic="float32",
+    ).write(write_run(folder))  # fmt: skip
     return folder

@@ -74,7 +74,8 @@ class State:
 
     `seconds` are summed over all attempts. `first_losses` are the held-out examples' losses before training, for
     comparison with later ones. `best_step` has the lowest held-out loss so far, None before the first evaluation.
-    `answers` are the model's answers before training to the prompts `asked`, which earlier versions did not store.
+    `answers` are the model's answers before training to the prompts `asked`, `ended` whether each ended before its
+    limit; earlier versions stored neither `asked` nor `ended`.
     """
 
     step: int
@@ -84,6 +85,7 @@ class State:
     best_step: int | None = None
     answers: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    ended: list[bool] = field(default_factory=list)
     checkpoints: list[CheckpointFacts] = field(default_factory=list)
 
 

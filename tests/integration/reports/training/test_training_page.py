@@ -1,11 +1,16 @@
 """Files of a training's report, and a page in which all text of the data is escaped."""
 
 import dataclasses
+import re
+from itertools import pairwise
 from pathlib import Path
 
-from bench.records.training import SampleAnswer
-from reports.training import page
-from tests.support.reports.training_run import RECORD, write_run
+import pytest
+
+from bench.records.training import AdapterCheck, SampleAnswer
+from reports.training import loss_curves, page, summary
+from tests.support.reports import hostile
+from tests.support.reports.training_run import RECORD, write_checked, write_run
 
 
 def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> None:
@@ -26,3 +31,61 @@ def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> No
     assert heads.startswith("run_id,configuration,step,loss,learning_rate")
     assert first.startswith("r,train,1,2.0,")
     assert (folder / "evaluations.csv").read_text().splitlines()[1].startswith("r,train,0,2.0,")
+
+
+def html_of(folder: Path) -> str:
+    return page.build(folder).index.read_text()
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown", "absent"),
+    [
+        (SampleAnswer(prompt="p", before=None, after="x"), ["not asked"], ["an empty answer", "cut at the"]),
+        (SampleAnswer(prompt="p", before="x", after=""), ["an empty answer"], ["not asked", "cut at the"]),
+        (SampleAnswer(prompt="p", before="x", after="y", after_ended=False), ["cut at the limit of 64"], ["not asked"]),
+        (
+            SampleAnswer(prompt="p", before="x", after="y", after_ended=True),
+            [],
+            ["cut at the", "an empty answer", "not asked"],
+        ),
+    ],
+)
+def test_an_empty_answer_an_unasked_prompt_and_a_cut_answer_differ(
+    answer: SampleAnswer, shown: list[str], absent: list[str], tmp_path: Path
+) -> None:
+    html = html_of(write_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
+    assert all(text in html for text in shown)
+    assert not any(text in html for text in absent)
+
+
+def test_the_page_names_the_configuration_and_the_check_of_the_adapter(tmp_path: Path) -> None:
+    html = html_of(write_checked(tmp_path / "run", {f"e{number}": 2.0 for number in range(6)}))
+    rows = dict(re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td>', html))
+    assert rows["base model"] == "m"
+    assert rows["recipe"] == "reference"
+    assert rows["precision of the base"] == "nf4"
+    assert rows["adapters"].startswith("rank 16, alpha 32, on q_proj")
+    assert rows["learning rate"].startswith("0.0002, cosine")
+    assert rows["check, as trained"] == "2.0000 (1.9000 to 2.1000)"
+
+
+def test_a_check_that_is_missing_or_damaged_is_named_with_its_command(tmp_path: Path) -> None:
+    assert "inv adapter.check --run=run" in html_of(write_run(tmp_path / "run")).split("All numbers")[1]
+    folder = write_checked(tmp_path / "bad", {"x": 1.0, "y": 2.0})
+    hostile.rewrite_checksummed(
+        folder / AdapterCheck.FILE, lambda document: hostile.set_value(document, ("forms",), [])
+    )
+    assert re.search(r"adapter-check\.json: .*; run `inv adapter\.check --run=bad`", html_of(folder))
+
+
+def test_every_table_becomes_cards_on_a_phone_and_every_head_has_a_scope(tmp_path: Path) -> None:
+    html = html_of(write_run(tmp_path))
+    assert not re.search(r"<th(?! scope=)[ >]", html)
+    assert all("cards" in table or "plain" in table for table in re.findall(r"<table[^>]*>", html))
+    levels = [int(level) for level in re.findall(r"<h([1-6])", html)]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_hours_and_dollars_share_one_curve(tmp_path: Path) -> None:
+    training = summary.read(write_run(tmp_path))
+    assert [title.split()[-1] for title, _ in loss_curves.x_axes(training)] == ["tokens", "steps"]

@@ -5,27 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.training import AdapterCheck, ServedForm
+from bench.records.training import AdapterCheck
 from reports.read.run import ReportError
 from reports.training import comparison, summary
 from tests.benchmarks import statistics_power
 from tests.support.reports import hostile
-from tests.support.reports.training_run import RECORD, write_run
-
-FORM = ServedForm(
-    name="trained", loss=2.0, low=1.9, high=2.1, change=None, change_low=None, change_high=None, answers=[], unended=0,
-    seconds=1.0,
-)  # fmt: skip
-
-
-def write_checked(folder: Path, examples: dict[str, float]) -> Path:
-    """Write a training with these losses per token; each example has ten targets."""
-    AdapterCheck(
-        adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
-        places=[], prompts=[], forms=[FORM], examples=list(examples), losses=[10 * loss for loss in examples.values()],
-        targets=[10] * len(examples), device="CPU", arithmetic="float32",
-    ).write(write_run(folder))  # fmt: skip
-    return folder
+from tests.support.reports.training_run import write_checked, write_run
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from rich.console import Console
 from bench.records.training import Forecast
 from bench.records.training_data import ConversationPreview, DataFinding, DataPart, DataReport, FileFacts
 from reports.summary.cost import Amount, Price
+from reports.training import data_page
 from tasks.errors import RetryableError
 from tasks.settings.load import Settings
 from tasks.train import forecast, output, trial_spec
@@ -90,15 +91,31 @@ def test_no_control_character_of_the_data_reaches_the_terminal(settings: MakeSet
     assert "Q\\x1b[2J\\x07?" in text
 
 
-def test_the_page_has_the_same_text_and_shows_the_targets_in_another_colour(settings: MakeSettings) -> None:
+def test_the_page_has_the_same_text_marks_the_targets_and_folds_its_tables(settings: MakeSettings) -> None:
     page = output.html_page(REPORT, settings(), PREDICTED)
     assert page.startswith("<!DOCTYPE html>")
+    assert "width=device-width" in page
     assert "6 examples to train on" in page
-    assert "yes&lt;/s&gt;" in page
+    assert "<mark>yes&lt;/s&gt;</mark>" in page
+    assert "Q\\x1b[2J\\x07?" in page
+    assert not re.search(r"<th(?! scope=)[ >]", page)
+    assert re.findall(r'<table class="([a-z]+)', page) == ["cards", "plain", "cards"]
+    assert re.findall(r"<h([1-6])", page) == ["1", "2", "2", "2", "3", "2", "2"]
     assert "[/INST]" in page
     assert "[/INST]" in report_text(settings())
-    target = next(line for line in page.splitlines() if "yes&lt;/s&gt;" in line)
-    assert "font-weight: bold" in target
+
+
+def test_without_colours_brackets_show_the_targets(settings: MakeSettings) -> None:
+    text = report_text(settings())
+    assert "\x1b" not in text
+    assert "[[yes</s>]]" in text
+
+
+def test_a_long_example_is_cut_within_its_part() -> None:
+    context, target = DataPart(text="abc", is_target=False), DataPart(text="defg", is_target=True)
+    example = dataclasses.replace(REPORT.shown[0], parts=[context, target])
+    assert data_page.parts_within(example, 5) == [("abc", False), ("de", True), (" ...", False)]
+    assert data_page.parts_within(example, 99) == [("abc", False), ("defg", True)]
 
 
 def test_the_answer_of_another_version_of_bench_is_an_error() -> None:

@@ -75,6 +75,8 @@ def test_an_answer_before_training_is_matched_by_prompt_if_prompts_changed(lab, 
     _, b_before = trainer.state.answers
     answers = trainer.sample_answers(trainer.adapter()[1])
     assert [(answer.prompt, answer.before) for answer in answers] == [("b", b_before), ("c", None)]
+    assert [answer.before_ended for answer in answers] == [trainer.state.ended[1], None]
+    assert [answer.after_ended for answer in answers] == [False, False]  # both reach two tokens
 
 
 def test_a_stop_before_a_due_evaluation_does_not_lose_it(lab, tmp_path):

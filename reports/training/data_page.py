@@ -1,0 +1,67 @@
+"""Page of `inv data.check`: numbers, lengths, findings, and examples with the text that is trained on marked.
+
+The page is one file without scripts. All text of the data is untrusted and escaped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from bench.records.training_data import ConversationPreview, DataReport
+
+TEMPLATES = Path(__file__).parents[1] / "output" / "templates"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBin:
+    """A bin of the histogram: its upper end, its examples, and its bar's length in percent of the longest."""
+
+    edge: int
+    examples: int
+    percent: float
+
+
+def render(report: DataReport, *, numbers: Sequence[str], forecast: Sequence[str], max_example_chars: int) -> str:
+    """Render the page. `numbers` and `forecast` are lines of text above the tables."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("data.html.j2").render(
+        css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
+        report=report,
+        numbers=numbers,
+        forecast=forecast,
+        bins=length_bins(report),
+        findings=sorted(report.findings, key=lambda finding: -finding.count),
+        examples=[(example, parts_within(example, max_example_chars)) for example in report.shown],
+    )
+
+
+def length_bins(report: DataReport) -> list[LengthBin]:
+    """Return the histogram up to its last bin with an example."""
+    largest = max(report.lengths, default=0)
+    last = max((index for index, examples in enumerate(report.lengths) if examples), default=-1)
+    pairs = zip(report.length_edges[: last + 1], report.lengths, strict=False)
+    return [LengthBin(edge=edge, examples=examples, percent=100.0 * examples / largest) for edge, examples in pairs]
+
+
+def parts_within(example: ConversationPreview, max_chars: int) -> list[tuple[str, bool]]:
+    """Return the example's first `max_chars` characters as pairs of text and whether the model trains on it.
+
+    A shortened text ends in "...", which is not trained on.
+    """
+    parts, remaining = [], max_chars
+    for part in example.parts:
+        parts.append((part.text[:remaining], part.is_target))
+        remaining -= len(part.text)
+        if remaining <= 0:
+            parts.append((" ...", False))
+            break
+    return parts
