@@ -182,8 +182,8 @@ def differences(desired: object, live: object, path: str = "") -> Iterator[Field
             return
         for key, value in desired.items():
             field = f"{path}.{key}" if path else str(key)
-            if value is None or value in ({}, []):
-                continue  # the API drops empty values
+            if value is None or value in ({}, []) or (value == "" and key not in live):
+                continue  # the API drops empty values, also a PersistentVolume's empty storageClassName
             if key not in live:
                 yield FieldDifference(path=field, desired=value)
             else:

@@ -157,10 +157,17 @@ _BY_KEY = {
 }
 
 
+# Likewise an empty text; the class of a claim is a pointer, and stays.
+_EMPTY_IS_ABSENT = {"persistentvolumes": ("storageClassName",)}
+
+
 def fill(key: str, obj: Json) -> None:
     """Add the kind's defaults to an object that already has its metadata."""
     for name in _FALSE_IS_ABSENT.get(key, ()):
         if obj["spec"].get(name) is False:
+            del obj["spec"][name]
+    for name in _EMPTY_IS_ABSENT.get(key, ()):
+        if obj["spec"].get(name) == "":
             del obj["spec"][name]
     if key in _BY_KEY:
         _BY_KEY[key](obj)

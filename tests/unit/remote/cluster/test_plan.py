@@ -122,6 +122,15 @@ def test_the_plan(case: str) -> None:
     ]
 
 
+def test_an_unchanged_volume_without_a_class_is_kept_although_the_server_drops_the_empty_text() -> None:
+    volume, claim = (make_object(kind, storageClassName="") for kind in ("PersistentVolume", "PersistentVolumeClaim"))
+    live_volume, live_claim = as_live(volume), as_live(claim)
+    del live_volume["spec"]["storageClassName"]  # the field of a claim is a pointer, and keeps it
+    assert [action.verb for action in plan([volume, claim], [live_volume, live_claim]).actions] == [Verb.KEEP] * 2
+    live_volume["spec"]["storageClassName"] = live_claim["spec"]["storageClassName"] = "fast"
+    assert [action.verb for action in plan([volume, claim], [live_volume, live_claim]).actions] == [Verb.LEAVE] * 2
+
+
 @pytest.mark.parametrize("kind", ["Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret"])
 def test_an_object_with_data_is_never_deleted_by_a_deployment(kind: str) -> None:
     assert plan([], [as_live(make_object(kind))]).is_empty
