@@ -9,6 +9,8 @@ import os
 import platform
 import re
 import subprocess
+import sys
+from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,7 @@ GPU_COLUMNS = {
     "pcie.link.gen.max": "pcie_generation_max",
     "pcie.link.width.max": "pcie_lanes_max",
 }
+_REQUIRED_NAME = re.compile(r"[A-Za-z0-9._-]+(?!.*;.*\bextra\b)")  # without requirements of an extra
 NAME_AND_VERSION = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)
 
 
@@ -126,6 +129,44 @@ def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
     document = {"kind": "environment", "schema_version": 1, **fingerprint, **environment_facts()}
     write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     return path
+
+
+def add_imported(folder: Path, imported: Sequence[str] | None = None) -> None:
+    """Add the imported packages of this process, or of the rank that reported them, to environment.json.
+
+    It is called when the trial ends. A trial that ended before it had the file gets none. Raises OSError.
+    """
+    path = folder / ENVIRONMENT_FILE
+    if not path.exists():
+        return
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["imported"] = sorted(imported_packages() if imported is None else imported)
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def imported_packages() -> list[str]:
+    """Return the names of the packages that this process imported, and of those they require, such as torch's CUDA.
+
+    A package that is only installed changes nothing.
+    """
+    modules = {name.partition(".")[0] for name in sys.modules} - {PACKAGE_FOLDER.name}  # our version is another fact
+    by_module = metadata.packages_distributions()
+    pending = [package for module in modules & by_module.keys() for package in by_module[module]]
+    names: dict[str, str] = {}  # by normalized name
+    while pending:
+        try:
+            package = metadata.distribution(pending.pop())
+        except metadata.PackageNotFoundError:  # a requirement that is not installed
+            continue
+        name = package.metadata["Name"]
+        if name is not None and _normalized(name) not in names:
+            names[_normalized(name)] = name
+            pending += [match[0] for text in package.requires or () if (match := _REQUIRED_NAME.match(text))]
+    return sorted(names.values())
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def environment_facts() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 
-from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, NotFound, Unreachable
+from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, ObjectNotFound, Unreachable
 from remote.cluster.kubeconfig import Target, connect
 from remote.cluster.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, not_installed_error, to_cluster_error, to_yaml
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
@@ -155,7 +155,7 @@ class Cluster:
         if status == 403:
             return Forbidden(f"{message}; ask the cluster's administrator for that permission")
         if status == 404:
-            return NotFound(f"{path}: {message}")
+            return ObjectNotFound(f"{path}: {message}")
         return Unreachable(f"{self.target.server}: {status} at {path}: {message}")
 
     def _path(self, kind: Kind) -> str:
@@ -186,7 +186,7 @@ class Cluster:
         resource = KINDS[kind]
         try:
             items = self._get_items(self._path(resource), {"labelSelector": PART_OF})
-        except NotFound:
+        except ObjectNotFound:
             return []
         except Forbidden:
             if resource.is_optional:
@@ -213,7 +213,7 @@ class Cluster:
             path = f"{kind.api}/namespaces/{namespace}/{kind.plural}"
         try:
             return self._get_items(path, {"labelSelector": selector} if selector else None)
-        except NotFound:
+        except ObjectNotFound:
             return []
 
     def has_api_group(self, name: str) -> bool:
@@ -240,7 +240,7 @@ class Cluster:
     def _get_or_none(self, path: str, *, accept: str = _JSON) -> dict[str, Any] | None:
         try:
             return self._get(path, accept=accept)
-        except NotFound:
+        except ObjectNotFound:
             return None
 
     def live_objects(self) -> list[dict[str, Any]]:

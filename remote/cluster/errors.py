@@ -33,7 +33,7 @@ class Unreachable(ClusterError, HostUnreachable):
     """API server that does not answer, or a broken connection. Worth a retry."""
 
 
-class NotFound(ClusterError):
+class ObjectNotFound(ClusterError):
     """Absent object or absent kind."""
 
 

@@ -1,4 +1,4 @@
-"""Pod without a GPU that mounts the volumes of a training's Job. Pure."""
+"""Pod without a GPU that mounts the volumes of a Job of the deployment. Pure."""
 
 import copy
 from typing import Any
@@ -11,12 +11,12 @@ _RESOURCE_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
 
 
 def make_reader_job(workload: Object) -> dict[str, Any] | None:
-    """Make a Job of one pod with the image, account and volumes of a training's Job or JobSet; None for any other."""
+    """Make a Job of one pod with the image, account and volumes of a Job or JobSet; None if it mounts no claim."""
     spec = workload["spec"]
     if workload["kind"] == "JobSet":
         spec = spec["replicatedJobs"][0]["template"]["spec"]
     template = spec["template"]
-    if (template["metadata"].get("labels") or {}).get(COMPONENT_LABEL) != "train":
+    if not any("persistentVolumeClaim" in volume for volume in template["spec"].get("volumes") or []):
         return None
     pod = {key: copy.deepcopy(value) for key, value in template["spec"].items() if key not in ("affinity", "subdomain")}
     container = pod["containers"][0]

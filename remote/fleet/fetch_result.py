@@ -8,7 +8,7 @@ from bench.records.paths import PROGRESS_FILE, RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from remote.fleet.ledger import Attempt
-from remote.fleet.outcome import Verdict, is_result_of, judge
+from remote.fleet.outcome import Outcome, is_result_of, judge
 from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import ChecksumMismatch, pull
 
@@ -25,7 +25,7 @@ def fetch_result(
     *,
     remote_folders: Sequence[str],
     download_folder: Path,
-) -> tuple[Verdict, Path | None]:
+) -> tuple[Outcome, Path | None]:
     """Return the verdict on an attempt whose job is over, and the local path of its verified result, or None.
 
     The result is in the first of the host's `remote_folders` that has one. It is downloaded below `download_folder`,

@@ -21,7 +21,7 @@ from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger
-from remote.fleet.outcome import Verdict
+from remote.fleet.outcome import Outcome
 from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import RetryLimits, RetryPolicy
@@ -138,7 +138,7 @@ class Fleet:
         """End a trial that no worker has, with its last attempt if there was one."""
         attempts = self.ledger.entries[trial.planned.trial_id].attempts
         last = attempts[-1] if attempts else None
-        self._outcome_writer.end_trial(trial.planned, last, Verdict(status=status, reason=reason))
+        self._outcome_writer.end_trial(trial.planned, last, Outcome(status=status, reason=reason))
 
     @property
     def was_stopped(self) -> bool:

@@ -19,7 +19,7 @@ _SIGKILL_HINT = "; the kernel does that when the worker's memory is used up"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Outcome:
     """A trial's status with its reason in one line (None for SUCCEEDED)."""
 
     status: TrialStatus
@@ -38,41 +38,41 @@ def judge(
     result: TrialResult | None,
     log_tail: list[str],
     verification_error: str | None = None,
-) -> Verdict:
+) -> Outcome:
     """Judge an attempt whose job is over (its state is ENDED, LOST or ABSENT).
 
     `verification_error` says why an existing result could not be verified; `result` is None then.
     """
     if job_status.why == "cancelled" and (result is None or result.status.is_resumable):
-        return Verdict(status=TrialStatus.CANCELLED, reason="cancelled by the operator")
+        return Outcome(status=TrialStatus.CANCELLED, reason="cancelled by the operator")
     if result is not None:
         if not is_result_of(result, planned, attempt):
-            return Verdict(status=TrialStatus.FAILED, reason=f"its result is of another trial ({result.trial_id!r})")
-        return Verdict(status=result.status, reason=result.reason)
+            return Outcome(status=TrialStatus.FAILED, reason=f"its result is of another trial ({result.trial_id!r})")
+        return Outcome(status=result.status, reason=result.reason)
     if verification_error is not None:
-        return Verdict(status=TrialStatus.LOST, reason=verification_error)
+        return Outcome(status=TrialStatus.LOST, reason=verification_error)
     phase = _phase_suffix(job_status)
     if job_status.state is JobState.LOST:
         cause = "its supervisor was killed, or its disk is full"
-        return Verdict(status=TrialStatus.LOST, reason=f"ended{phase} without an exit code: {cause}; it left no result")
+        return Outcome(status=TrialStatus.LOST, reason=f"ended{phase} without an exit code: {cause}; it left no result")
     if job_status.state is not JobState.ENDED:
-        return Verdict(status=TrialStatus.LOST, reason=f"its job died with its worker{phase}; it left no result")
+        return Outcome(status=TrialStatus.LOST, reason=f"its job died with its worker{phase}; it left no result")
     if job_status.why == "deadline":
-        return Verdict(status=TrialStatus.TIMED_OUT, reason=f"stopped from outside at its deadline{phase}")
+        return Outcome(status=TrialStatus.TIMED_OUT, reason=f"stopped from outside at its deadline{phase}")
     if job_status.why == "terminated":
-        return Verdict(status=TrialStatus.PREEMPTED, reason=f"its worker was stopped{phase}")
+        return Outcome(status=TrialStatus.PREEMPTED, reason=f"its worker was stopped{phase}")
     if job_status.signal is not None:
         hint = _SIGKILL_HINT if job_status.signal == signal.SIGKILL else ""
-        return Verdict(status=TrialStatus.LOST, reason=f"killed by {_signal_name(job_status.signal)}{phase}{hint}")
+        return Outcome(status=TrialStatus.LOST, reason=f"killed by {_signal_name(job_status.signal)}{phase}{hint}")
     if job_status.exit_code == 0:
-        return Verdict(status=TrialStatus.LOST, reason="exit 0, but it left no result")
+        return Outcome(status=TrialStatus.LOST, reason="exit 0, but it left no result")
     if job_status.exit_code == _EXIT_SIGTERM:
-        return Verdict(status=TrialStatus.PREEMPTED, reason="stopped by SIGTERM before it began")
+        return Outcome(status=TrialStatus.PREEMPTED, reason="stopped by SIGTERM before it began")
     last_line = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
     # The worker is at fault, not the trial: the program cannot be started, or there is no space for the result.
     is_worker_fault = job_status.exit_code in (_EXIT_CANNOT_START, EXIT_NOT_WRITTEN)
     status = TrialStatus.LOST if is_worker_fault else TrialStatus.FAILED
-    return Verdict(status=status, reason=f"exit {job_status.exit_code}: {last_line}")
+    return Outcome(status=status, reason=f"exit {job_status.exit_code}: {last_line}")
 
 
 def is_result_of(result: TrialResult, planned: PlannedTrial, attempt: int) -> bool:

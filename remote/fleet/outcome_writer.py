@@ -11,7 +11,7 @@ from bench.records.paths import RESULT_FILE, TRIALS_FOLDER
 from bench.records.run import PlannedTrial
 from remote.fleet.events import EventType, FleetEvent, attempt_event
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.outcome import Verdict
+from remote.fleet.outcome import Outcome
 from remote.fleet.queue import OpenTrial, TrialQueue
 
 
@@ -28,7 +28,7 @@ class OutcomeWriter:
         self._lock = threading.Lock()
 
     def end_trial(
-        self, planned: PlannedTrial, attempt: Attempt | None, verdict: Verdict, result: Path | None = None
+        self, planned: PlannedTrial, attempt: Attempt | None, verdict: Outcome, result: Path | None = None
     ) -> None:
         """Record the trial's end. The first end counts; later ones are ignored.
 

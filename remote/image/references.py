@@ -45,6 +45,7 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
     path, colon, tag = rest.partition(":")
     if not rest or not _HOST.match(host) or ("." not in host and ":" not in host and host != "localhost"):
         raise InvalidReference(f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. fra.ocir.io/NAMESPACE/qlora-fleet:1.0")
+    _check_port(text, host)
     if "@" in rest:
         raise InvalidReference(f"{text!r}: has a digest, which only a push can return; leave it out of the name")
     parts = path.split("/")
@@ -57,6 +58,12 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
         raise InvalidReference(f"{text!r}: tag {tag!r}: up to 128 letters, digits and . _ -, not starting with . or -")
     _check_ocir(text, host, parts)
     return Reference(host=host, path=path, tag=tag or default_tag)
+
+
+def _check_port(text: str, host: str) -> None:
+    port = host.partition(":")[2]
+    if port and not 0 < int(port) < 1 << 16:
+        raise InvalidReference(f"{text!r}: port {port}: expected a number from 1 to 65535")
 
 
 def _check_ocir(text: str, host: str, parts: list[str]) -> None:
@@ -82,6 +89,7 @@ def pull_reference(image: str) -> Reference:
     path, _, tag = rest.partition(":")
     if not _HOST.match(host) or not all(map(_PART.match, path.split("/"))) or (tag and not _TAG.match(tag)):
         raise InvalidReference(f"{image!r} is not an image name; expected one like nvidia/cuda:12.8.1-base-ubuntu24.04")
+    _check_port(image, host)
     return Reference(host=host, path=path, tag=tag or "latest")
 
 

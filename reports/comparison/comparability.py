@@ -7,8 +7,8 @@ data, cpu, gpu_settings, variables, workers. The code's version is not one of th
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Conditions:
     values: Mapping[str, tuple[str, ...]]
     gpus_by_worker: Mapping[str, frozenset[str]]
     is_complete: bool
+    environments: tuple[Mapping[str, Any], ...] = ()  # the distinct software of its trials
 
 
 def read_conditions(run: Run) -> Conditions:
@@ -81,11 +82,37 @@ def read_conditions(run: Run) -> Conditions:
         values={name: values[name] for name in NAMES},
         gpus_by_worker={worker: frozenset(uuids) for worker, uuids in gpus_by_worker.items()},
         is_complete=is_complete,
+        environments=_distinct_software(documents),
     )
+
+
+def _distinct_software(documents: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Return the distinct parts of the documents from which `_lock` is computed."""
+    names = ("python", "torch", "transformers", "lock_digest", "packages", "imported")
+    parts = ({name: document[name] for name in names if name in document} for document in documents)
+    return tuple({json.dumps(part, sort_keys=True): part for part in parts}.values())
+
+
+def _with_common_packages(runs: Sequence[Conditions]) -> Iterator[Conditions]:
+    """Yield the runs with locks over the packages that a trial of any of these runs imported.
+
+    Packages that are only installed do not count. Trials of earlier versions do not say what they
+    imported: then all packages count.
+    """
+    environments = [environment for run in runs for environment in run.environments]
+    imported = [environment.get("imported") for environment in environments]
+    if not imported or not all(isinstance(names, list) for names in imported):
+        yield from runs
+        return
+    common = frozenset(str(name) for names in imported for name in names or ())
+    for run in runs:
+        lock = _distinct(_lock(environment, common) for environment in run.environments)
+        yield replace(run, values={**run.values, "lock": lock})
 
 
 def find_differences(runs: Sequence[Conditions]) -> tuple[ConditionDifference, ...]:
     """Return every condition on which the runs, or the trials of one run, disagree."""
+    runs = list(_with_common_packages(runs))
     return tuple(
         ConditionDifference(name=name, values=tuple((run.run_id, run.values[name]) for run in runs))
         for name in NAMES
@@ -101,8 +128,8 @@ def same_gpus(first: Conditions, second: Conditions) -> bool:
 def _read_environment(path: Path) -> dict[str, Any]:
     """Parse environment.json; {} if it is missing (run not fully collected) or invalid (it has no checksum)."""
     try:
-        document = schema.bounded(
-            schema.parse(read_regular(path, most_bytes=_MAX_ENVIRONMENT_BYTES, follow=False)), "environment"
+        document = schema.checked_value(
+            schema.parse(read_regular(path, max_bytes=_MAX_ENVIRONMENT_BYTES, follow=False)), "environment"
         )
     except (OSError, ValueError):
         return {}
@@ -133,13 +160,17 @@ def _gpu(document: Mapping[str, Any]) -> str:
     return f"{name}, {formatting.size(size)}" if isinstance(size, (int, float)) and size else name
 
 
-def _lock(document: Mapping[str, Any]) -> str:
-    """Return the image's lock digest, else a short digest of all package versions, else the versions in the result."""
+def _lock(document: Mapping[str, Any], names: Collection[str] | None = None) -> str:
+    """Return the image's lock digest, else a short digest of package versions, else the versions in the result.
+
+    `names` are the packages that count, None: all.
+    """
     python, torch = _join_values(document, "python"), _join_values(document, "torch")
     if document.get("lock_digest"):
         return f"{document['lock_digest']}"
     packages = document.get("packages")
     if isinstance(packages, Mapping):
+        packages = {name: version for name, version in packages.items() if names is None or name in names}
         short = hashlib.sha256(json.dumps(packages, sort_keys=True).encode()).hexdigest()[:12]
         return f"python {python}, torch {torch}, {len(packages)} packages {short}"
     return f"python {python}, torch {torch}, transformers {_join_values(document, 'transformers')}"

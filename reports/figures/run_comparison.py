@@ -43,9 +43,14 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
         groups=(MarkGroup(names=tuple(_name(row, several=is_multiple) for row in drawn), panels=(panel,)),),
         caption=(
             f"Right of the dashed line is faster. Same means an interval within {100 * band:g} % of no change; "
-            "hollow dots are undecided."
+            f"hollow dots are undecided.{_allowed_text(comparison)}"
         ),
     )
+
+
+def _allowed_text(comparison: Comparison) -> str:
+    allowed = [difference.description for difference in comparison.differences if difference not in comparison.refused]
+    return f" The runs differ in {formatting.join_with_and(allowed)}." if allowed else ""
 
 
 def _name(row: ComparedRow, *, several: bool) -> str:

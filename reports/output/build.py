@@ -6,7 +6,7 @@ and an interrupted report leaves the previous page in place.
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -51,11 +51,17 @@ def _pause_garbage_collection() -> Iterator[None]:
 
 @_pause_garbage_collection()
 def build(
-    run_folder: Path, *, pricing: Pricing | None = None, against: Path | None = None, refresh_sec: int | None = None
+    run_folder: Path,
+    *,
+    pricing: Pricing | None = None,
+    against: Path | None = None,
+    allow: Collection[str] = (),
+    refresh_sec: int | None = None,
 ) -> ReportSummary:
     """Write the report of results/<run-id> and return its summary.
 
-    `against` is the folder of another run, to compare with in a figure. `refresh_sec` makes the page reload itself, for
+    `against` is the folder of another run, to compare with in a figure, also if the conditions `allow` differ.
+    `refresh_sec` makes the page reload itself, for
     a run in progress.
 
     Raises ReportError, with nothing written, if run.json or the price is invalid, the runs cannot be compared or a
@@ -65,7 +71,7 @@ def build(
         run = load(run_folder)
         try:
             summary = summarize(run, pricing)
-            charts = _charts_with_comparison(run, None if against is None else load(against))
+            charts = _charts_with_comparison(run, None if against is None else load(against), allow)
             pictures, skipped = _draw_charts(pool, charts, summary, run)
         except (PriceError, CompareError, DrawError) as error:
             raise ReportError(str(error)) from None
@@ -94,15 +100,18 @@ def build(
     )
 
 
-def _charts_with_comparison(run: Run, other: Run | None) -> tuple[Chart, ...]:
+def _charts_with_comparison(run: Run, other: Run | None, allow: Collection[str]) -> tuple[Chart, ...]:
     """Return all charts; with another run, the comparison's chart gets the comparison. Raises CompareError."""
     if other is None:
         return CHARTS
-    compared = compare([other, run])
+    compared = compare([other, run], allow=allow)
     if compared.refused:
         before, after = compared.run_ids
         differences = "; ".join(difference.description for difference in compared.refused)
-        raise CompareError(f"run {after} is not comparable with {before}: {differences}; {compared.remedy}")
+        names = ",".join(dict.fromkeys((*allow, *(difference.name for difference in compared.refused))))
+        anyway = f"to compare anyway: `inv report --run={after} --against={before} --allow={names}`"
+        remedy = compared.remedy if compared.incomplete_runs else anyway
+        raise CompareError(f"run {after} is not comparable with {before}: {differences}; {remedy}")
     gather = partial(run_comparison.gather, comparison=compared)
     return tuple(replace(chart, gather=gather) if chart is RUN_COMPARISON else chart for chart in CHARTS)
 

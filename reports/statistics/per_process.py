@@ -34,6 +34,9 @@ OUTLIER_SDS, OUTLIER_SHARE = 5.0, 0.02  # more than 5 standard deviations and at
 DRIFT_SES, DRIFT_SHARE = 3.5, 0.02  # more than 3.5 standard errors and at least 2 % from first to last step
 DRIFT_MIN_STEPS = 10
 LEVELS_SDS, LEVELS_SHARE = 5.0, 0.01  # two clock levels: more than 5 standard deviations and at least 1 % apart
+# Resolutions in seconds that a timer's steps can show: decimal ones, and the 1/64 s of some systems.
+TIMER_STEPS = (1.0, 0.1, 0.015625, 0.01, 0.001, 0.0001)
+_TIMER_ACCURACY = 1e-6  # share of the resolution
 _MAX_AUTOCORRELATION = 0.9
 _SD_OF_MAD = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
 _SE_OF_MEDIAN = math.sqrt(math.pi / 2.0)  # a normal sample's standard error of the median over that of the mean
@@ -78,7 +81,9 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
     for length, indices in by_length.items():
         times = np.stack([processes[index].step_time_sec for index in indices])
         columns, medians = _describe_rows(np.log(times), length), np.median(times, axis=1)
+        rounding = _timer_error(times) / medians
         errors = times.std(axis=1, ddof=1 if length > 1 else 0) / times.mean(axis=1) / np.sqrt(columns["effective"])
+        errors = np.hypot(errors, rounding / math.sqrt(length))
         elapsed = times.sum(axis=1)
         group = [processes[index] for index in indices]
         sums = {amount: np.stack([getattr(process, amount) for process in group]).sum(axis=1) for amount in AMOUNTS}
@@ -98,7 +103,8 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
                 elapsed_useful_tokens_per_sec=float(sums["useful_tokens"][row] / elapsed[row]),
                 elapsed_error=float(errors[row]),
                 noise_percent=100.0 * math.expm1(float(columns["sd"][row])),
-                standard_error=float(columns["se"][row]),
+                standard_error=math.hypot(float(columns["se"][row]), float(rounding[row])),
+                timer_error=float(rounding[row]),
                 autocorrelation=float(columns["rho"][row]),
                 effective_steps=float(columns["effective"][row]),
                 outliers=int(columns["outliers"][row]),
@@ -122,7 +128,21 @@ def half_width(process: Process) -> float | None:
     error = math.sqrt(process.n_steps / process.effective_steps) * _bootstrap_se(steps, 1)
     if block > 1:
         error = max(error, _bootstrap_se(steps, block))
-    return error * student.quantile(CONFIDENCE, process.degrees_of_freedom)
+    half = error * student.quantile(CONFIDENCE, process.degrees_of_freedom)
+    return math.hypot(half, process.timer_error * math.sqrt(3.0))  # the largest rounding error
+
+
+def _timer_error(times: Floats) -> Floats:
+    """Return the standard deviation in seconds of each row's rounding, if all its steps are multiples of a TIMER_STEP.
+
+    A timer of 10 ms gives equal steps, whose noise would seem to be 0. Steps of a fine timer are multiples of none.
+    """
+    errors = np.zeros(len(times))
+    for resolution in TIMER_STEPS:
+        parts = times / resolution
+        is_multiple = (np.abs(parts - np.round(parts)) < _TIMER_ACCURACY).all(axis=1)
+        errors[is_multiple & (errors == 0.0)] = resolution / math.sqrt(12.0)
+    return errors
 
 
 def _describe_rows(steps: Floats, length: int) -> dict[str, Floats]:

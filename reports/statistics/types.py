@@ -19,9 +19,10 @@ class Process:
     Elapsed rates are all amounts over the time of all steps; `elapsed_error` is the standard error of their logarithm.
     `steps` are the step times in seconds, `amounts` each step's amounts by the names of AMOUNTS. `noise_percent` is the
     standard deviation of a step without outliers. `standard_error` is that of the logarithm of `step_time_sec`,
-    corrected for autocorrelation; `effective_steps` is the equivalent number of independent steps. `levels_percent` is
-    the distance of the two speeds if the steps jump between two, else None. `drift_percent` is how much slower the last
-    step is than the first along a fitted line, None below DRIFT_MIN_STEPS steps; `drifts`: it is more than noise.
+    corrected for autocorrelation, and at least `timer_error`, that of a coarse timer's rounding; `effective_steps` is
+    the equivalent number of independent steps. `levels_percent` is the distance of the two speeds if the steps jump
+    between two, else None. `drift_percent` is how much slower the last step is than the first along a fitted line, None
+    below DRIFT_MIN_STEPS steps; `drifts`: it is more than noise.
     """
 
     process: str
@@ -37,6 +38,7 @@ class Process:
     elapsed_error: float
     noise_percent: float
     standard_error: float
+    timer_error: float
     autocorrelation: float
     effective_steps: float
     outliers: int

@@ -229,9 +229,8 @@ def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
         names = formatting.first_n([name for _, name in notable], 3)
         most = f", most that of {label}," if len(notable) > 1 else ""
         text = f"Slow steps make the elapsed throughput of {names} lower than the steady state{most} by "
-        yield RunWarning(
-            text=f"{text}{100 * share:.1f} %; the headline, times, dollars and energy use elapsed throughput.", weight=share
-        )
+        remark = "the headline, times, dollars and energy use elapsed throughput."
+        yield RunWarning(text=f"{text}{100 * share:.1f} %; {remark}", weight=share)
 
 
 def _group_flags(results: Sequence[TrialResult]) -> list[_FlagGroup]:

@@ -8,16 +8,16 @@ from functools import partial
 from invoke.context import Context
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object
-from remote.cluster.manifests import JOB_PREFIX, Image, ManifestValues, render
+from remote.cluster.manifests import JOB_PREFIX, Image, render
 from remote.cluster.plan import ClusterPlan, Verb, plan
 from remote.cluster.pull_secret import pull_secret
 from remote.hosts.command import Secret
 from tasks.cli.lock import acquire_lock
 from tasks.clients.cluster import open_cluster, translate_cluster_errors
 from tasks.clients.image_ref import resolve_image
+from tasks.clients.manifest_values import MANIFESTS, manifest_values
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.cluster.checks import (
     check_controller,
@@ -32,7 +32,6 @@ from tasks.cluster.wait import read_state, wait_for_pods
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 
-MANIFESTS = "manifests"
 DELETE_TIMEOUT_SEC = 180.0
 
 
@@ -134,29 +133,6 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
         if jobs and hooks.wait:
             old_pods = not any(action.kind == "Job" for action in cluster_plan.changes)
             await_pods(new_login=makes_secret and old_pods)
-
-
-def manifest_values(settings: Settings, image: Image) -> ManifestValues:
-    """Return the values of the manifests: every text and number of section cluster, and some of other sections."""
-    cluster = settings.cluster
-    copied = {**dict(cluster), **dict(cluster.fss), "size": settings.fleet.size, "profile": settings.bench.profile}
-    copied |= {"model": settings.model.path, "data": settings.data.path}
-    copied |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}
-    components = {
-        "several-per-node": not cluster.one_per_node,
-        "gpu-product": cluster.gpu not in (None, ANY_PRODUCT),
-        "cpu-limit": cluster.cpu_limit is not None,
-    }
-    return ManifestValues(
-        namespace=cluster.namespace,
-        overlay=cluster.overlay,
-        image=image,
-        preemptible=cluster.preemptible,
-        pull_secret=cluster.pull_secret,
-        volume_handle=cluster.fss.volume_handle,
-        extra_settings={name: value for name, value in copied.items() if isinstance(value, (str, int))},
-        components=tuple(name for name, is_used in components.items() if is_used),
-    )
 
 
 def _needs_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:

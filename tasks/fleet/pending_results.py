@@ -17,7 +17,7 @@ from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
-from remote.jobs.job import slot_of
+from remote.jobs.job import slot_path
 from tasks.clients.workers import pod_hosts
 from tasks.fleet.k8s_training.volume_reader import is_k8s_training
 from tasks.fleet.run_store import resume_command
@@ -82,7 +82,7 @@ def foreign_active_jobs(settings: Settings, target: Target) -> list[str]:
 
     def describe_foreign_job(host: Host) -> str | None:
         try:
-            holder = Agent(host).holder(slot_of(host))
+            holder = Agent(host).holder(slot_path(host))
         except HostError:
             return None
         job = Path(holder or "")

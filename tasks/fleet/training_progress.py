@@ -147,7 +147,7 @@ class TrainingView(View):
         with self._lock:
             is_printed = self._apply(event)
         if is_printed:
-            self.print_note(self.line() if event.happening is EventType.PROGRESS else self._note)
+            self.print_note(self.line() if event.kind is EventType.PROGRESS else self._note)
 
     def print_note(self, text: str) -> None:
         self._print(self._with_time(self._escaped(text)))
@@ -168,24 +168,22 @@ class TrainingView(View):
 
     def _apply(self, event: FleetEvent) -> bool:
         """Update the state from an event. Returns True if a line must be printed."""
-        match event.happening:
+        match event.kind:
             case EventType.PROGRESS:
                 return self._on_progress(event)
             case EventType.STARTED | EventType.ATTACHED:
                 self._progress = None
                 attempt_text = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-                text = (
-                    "still running, reattached" if event.happening is EventType.ATTACHED else f"started{attempt_text}"
-                )
+                text = "still running, reattached" if event.kind is EventType.ATTACHED else f"started{attempt_text}"
                 self._note = f"{event.worker}: {text}"
                 return self._is_plain or event.attempt > 1
             case EventType.ENDED:
                 reason = "" if event.reason is None else f": {event.reason}"
-                self._note = f"{event.end.value if event.end is not None else 'ended'}{reason}"
+                self._note = f"{event.status.value if event.status is not None else 'ended'}{reason}"
                 return True
             case _:
                 reason = "" if event.reason is None else f": {event.reason}"
-                self._note = f"{event.worker}: {event.happening.value}{reason}"
+                self._note = f"{event.worker}: {event.kind.value}{reason}"
                 self._progress = None
                 return True
 

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 from remote.hosts.host import HostError
-from remote.hosts.local import me
+from remote.hosts.local import current_user
 from remote.hosts.tempdirs import scratch_folder
 from remote.image import vm_jobs
 from remote.image.vm_jobs import JobFailed, Outcome
@@ -67,9 +67,9 @@ def cancel(agent: Agent, verb: str) -> None:
         stop_hint = f"; `inv {running_verb} --cancel` stops it" if running_verb in CANCELLABLE_VERBS else ""
         raise UsageError(f"{agent.host.name}: no {verb} is running, but {job.folder} is{stop_hint}")
     starter = vm_jobs.started_by(job)
-    if starter != me() and not confirm(f"{job.folder} was started by {starter or 'an unknown user'}. Stop it?"):
+    if starter != current_user() and not confirm(f"{job.folder} was started by {starter or 'an unknown user'}. Stop it?"):
         raise ConfirmationRequired(
-            f"{job.folder} was started by {starter or 'an unknown user'}, not by {me()}; ask them, or rerun "
+            f"{job.folder} was started by {starter or 'an unknown user'}, not by {current_user()}; ask them, or rerun "
             f"`inv {verb} --cancel` in a terminal and confirm"
         )
     status = job.cancel()

@@ -7,11 +7,12 @@ from invoke.tasks import task
 
 
 @task(
-    iterable=["format"],
+    iterable=["format", "allow"],
     help={
         "run": "run id (default: the newest run)",
         "follow": "update the report as results arrive, until every planned trial has one",
         "against": "run id to compare with, in a figure",
+        "allow": "condition of --against that may differ (gpu, driver, lock, weights, profile, ...); repeatable",
         "format": "also export for tensorboard, mlflow, wandb, optimum-benchmark or mlperf; repeatable",
     },
 )
@@ -20,12 +21,13 @@ def report(
     run: str | None = None,
     follow: bool = False,
     against: str | None = None,
+    allow: Sequence[str] | None = None,
     format: Sequence[str] | None = None,  # noqa: A002 - the flag's name
 ) -> None:
     """Write a run's report: HTML, Markdown, data and figures."""
     from tasks.reports.report import write_report
 
-    write_report(context, run, follow=follow, against=against, formats=format or ())
+    write_report(context, run, follow=follow, against=against, allow=allow or (), formats=format or ())
 
 
 @task(

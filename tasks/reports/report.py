@@ -13,6 +13,7 @@ from rich.text import Text
 from bench.records.paths import REPORT_FOLDER
 from bench.records.result import TrialStatus
 from reports import formatting
+from reports.comparison.comparability import NAMES
 from reports.exports.write import FORMATS, check_formats, export
 from reports.output import watch as watching
 from reports.output.build import ReportSummary, build
@@ -33,9 +34,18 @@ from tasks.settings.sources import display_path
 
 
 def write_report(
-    context: Context, run: str | None, *, follow: bool, against: str | None, formats: Sequence[str] = ()
+    context: Context,
+    run: str | None,
+    *,
+    follow: bool,
+    against: str | None,
+    allow: Sequence[str] = (),
+    formats: Sequence[str] = (),
 ) -> None:
     settings = load(context)
+    allowed = parse_names("--allow", allow, NAMES)
+    if allowed and against is None:
+        raise UsageError("report: --allow: there is no run to compare with; pass it with --against")
     selected_formats = parse_names("--format", formats, tuple(FORMATS))
     with translate_errors(UsageError, ReportError):
         check_formats(selected_formats)
@@ -46,7 +56,7 @@ def write_report(
             raise UsageError("report: --follow: a training's page is built after its end; until then use `inv monitor`")
         _report_training(folder, selected_formats, other)
         return
-    build_report = partial(build, folder, pricing=pricing(settings), against=other)
+    build_report = partial(build, folder, pricing=pricing(settings), against=other, allow=allowed)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         summary = _follow_run(folder, build_report) if follow else build_report()
         exported = export(folder, selected_formats)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.records import NODE_PORT, NODE_TOKEN, schema
-from bench.records.run import Order, PlannedTrial, RunRecord
-from remote.cluster.manifests import JOB
-from remote.fleet.gang_agent import place
+from bench.records.run import PlannedTrial, RunRecord, TrainingJobSpec
+from remote.cluster.manifests import JOB_PREFIX
+from remote.fleet.gang_agent import rank_environment
 from tasks.clients.workers import metrics_environment
 from tasks.cluster import deploy
 from tasks.errors import UsageError
@@ -47,8 +47,8 @@ def new_run(
     `probed_inputs` is a worker's report on the inputs. It is empty if no worker answered; the pods then check the data.
     """
     overlay: str = settings.cluster.overlay
-    if not overlay.startswith(JOB):  # the overlay is for workers: replace it by that of a Job of this size
-        overlay = f"{JOB}1gpu" if len(names) == 1 else f"{JOB}4gpu"
+    if not overlay.startswith(JOB_PREFIX):  # the overlay is for workers: replace it by that of a Job of this size
+        overlay = f"{JOB_PREFIX}1gpu" if len(names) == 1 else f"{JOB_PREFIX}4gpu"
     inputs = {
         "model": {"path": planned_trial.trial.model},
         **probed_inputs,
@@ -60,8 +60,8 @@ def new_run(
 def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepted: Callable[[], object]) -> None:
     """Deploy the Job of a run. `on_accepted` is called after all checks. Raises the errors of `inv deploy`."""
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
-    rendezvous = place(run.run_id, "", 0)
-    order = Order(
+    rendezvous = rank_environment(run.run_id, "", 0)
+    order = TrainingJobSpec(
         run_id=run.run_id,
         planned=planned,
         shared=job["shared"],

@@ -47,7 +47,7 @@ class Truth:
         return self.useful / self.step_sec
 
 
-World = Mapping[str, Truth]  # key: a candidate's
+Scenario = Mapping[str, Truth]  # key: a candidate's
 Times = list[tuple[float, float]]  # padded batches: (positions, seconds a step), ascending
 
 
@@ -141,7 +141,7 @@ def recompute_of(row: Mapping[str, Any]) -> str:
     return next(name for name, fields in RECOMPUTE.items() if plain | fields == wanted)
 
 
-def changed(space: Sequence[Candidate], world: World) -> dict[str, dict[str, Truth]]:
+def changed(space: Sequence[Candidate], world: Scenario) -> dict[str, dict[str, Truth]]:
     """Return scenarios by their difference to the H200, in which the same predictions mislead."""
 
     def slower(factor: Callable[[Mapping[str, Any]], float]) -> dict[str, Truth]:

@@ -200,6 +200,13 @@ def coverages(runs: int = RUNS) -> Iterator[Figure]:
             )
             yield figure(f"coverage, {describe(world)}: ratio", ratio, "93 %")
             yield figure(f"coverage, {describe(world)}: useful tokens/s", rate, "93 %")
+    for suite, repeats in itertools.product(("quick", "full"), (1, 2, 4)):
+        world = Scenario(suite=suite, workers=1, worker_spread=0.0, repeats=repeats, modes=0.04)
+        name = f"coverage, {suite}, one worker, {repeats} processes, clocks of two states"
+        ratio, rate = coverage(world, runs)
+        yield figure(f"{name}: ratio", ratio, "93 %")
+        # A single process that never jumps does not show that the next one may be slower.
+        yield figure(f"{name}: useful tokens/s", rate, "-" if (suite, repeats) == ("quick", 1) else "93 %")
 
 
 def comparisons(runs: int = RUNS) -> Iterator[Figure]:

@@ -28,7 +28,7 @@ from tasks.tuning.planning import SHORT_STEPS
 from tasks.tuning.search import Search
 from tasks.tuning.space import DIMENSIONS, Candidate, MemoryLimit, TrialObservation
 from tests.benchmarks import Figure
-from tests.benchmarks._tune_scenarios import GRID, RECIPES, World, changed, measured, points, recompute_of, space
+from tests.benchmarks._tune_scenarios import GRID, RECIPES, Scenario, changed, measured, points, recompute_of, space
 from tests.mistral_7b import CONFIG
 
 HELD_OUT = tuple(GRID.with_name(f"{name}_h200.jsonl") for name in ("held_out", "held_out_2", "no_dropout"))
@@ -80,7 +80,7 @@ def _replayed(
 
 
 def replay(
-    candidates: Sequence[Candidate], world: World, limit_gib: float, workers: int, seed: int
+    candidates: Sequence[Candidate], world: Scenario, limit_gib: float, workers: int, seed: int
 ) -> tuple[float, float, int, int]:
     """Run one search; return % of the best rate, % of the grid's GPU time, tried configurations, fitting ones."""
     settings, limit_bytes = TuneSection(), round(limit_gib * 2**30)

@@ -166,7 +166,8 @@ class RankProcess:
             "trained_parameters": trained,
             "gradient_bytes": gradient_bytes,
         }
-        self.report(fingerprint=facts, **line)
+        imported = {"imported": fingerprint.imported_packages()} if self.rank == 0 else {}
+        self.report(fingerprint=facts, **imported, **line)
         for flag in step.flags:
             self.report(flag=flag)
 

@@ -38,6 +38,7 @@ class SbomComponent:
     purl: str
     licence_expression: str | None = None
     licence: str | None = None
+    supplier: str | None = None
     lock_hashes: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
 
@@ -78,19 +79,22 @@ def list_components(inventory: Mapping[str, Any], lock: str) -> list[SbomCompone
             purl=f"pkg:pypi/{quote(package['name'])}@{quote(package['version'])}",
             licence_expression=package["expression"],
             licence=package["licence"],
+            supplier=package.get("supplier"),
             lock_hashes=hashes.get(package["name"], ()),
         )
         for package in inventory["python"]
     ]
-    system = quote(str(inventory["system"]))
+    system, distribution = quote(str(inventory["system"])), inventory.get("distribution")
+    distro = f"&distro={quote(str(distribution))}" if distribution else ""
     components += [
         SbomComponent(
             kind="debian",
             name=package["name"],
             version=package["version"],
             purl=f"pkg:deb/{system}/{quote(package['name'])}@{quote(package['version'])}"
-            f"?arch={quote(package['architecture'])}",
+            f"?arch={quote(package['architecture'])}{distro}",
             licence=package["licence"],
+            supplier=package.get("supplier"),
         )
         for package in inventory["debian"]
     ]
@@ -100,6 +104,7 @@ def list_components(inventory: Mapping[str, Any], lock: str) -> list[SbomCompone
             name=model["name"],
             version=model["revision"] or model["manifest_sha256"],
             purl=f"pkg:huggingface/{quote(model['name'])}@{quote(model['revision'] or model['manifest_sha256'])}",
+            supplier=model["name"].partition("/")[0] or None,
             files=tuple((file["path"], file["sha256"]) for file in model["files"]),
         )
         for model in inventory["models"]
@@ -139,6 +144,8 @@ def _cyclonedx_component(component: SbomComponent) -> dict[str, Any]:
         "version": component.version,
         "purl": component.purl,
     }
+    if component.supplier:
+        document["supplier"] = {"name": component.supplier}
     if component.licence_expression:
         document["licenses"] = [{"expression": component.licence_expression}]
     elif component.licence:
@@ -193,6 +200,7 @@ def _spdx_package(component: SbomComponent) -> dict[str, Any]:
         "SPDXID": f"SPDXRef-{component.identifier}",
         "name": component.name,
         "versionInfo": component.version,
+        "supplier": f"Organization: {component.supplier}" if component.supplier else _NO_ASSERTION,
         "downloadLocation": _NO_ASSERTION,
         "filesAnalyzed": False,
         "licenseConcluded": _NO_ASSERTION,

@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 1 << 16
 PROGRESS_INTERVAL_SEC = 2.0
 STALL_LOG_SEC = 60.0
 STALL_TIMEOUT_SEC = 900.0  # a registry may take minutes after a layer's last byte: it verifies and moves gigabytes
-DISK_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+DISK_FULL = re.compile(r"no space left on device|disk quota exceeded|\b507\b|insufficient storage", re.IGNORECASE)
 # Failures that were observed to be transient: a connection cut or refused, a registry restarting or overloaded, and an
 # upload session that the registry lost (often after a commit that succeeded).
 TRANSIENT = re.compile(

@@ -24,7 +24,7 @@ _DELETE_TIMEOUT_SEC = 180.0
 def find_job(cluster: Cluster, run_id: str) -> Object | None:
     """Return the Job or JobSet of this run; None if it does not exist."""
     for kind in ("JobSet", "Job"):
-        for job in cluster.list_of(kind):
+        for job in cluster.list_fleet_objects(kind):
             if (job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION) == run_id:
                 return job
     return None
@@ -49,7 +49,7 @@ def cancel_training(settings: Settings, run: RunRecord, folder: Path, ledger: Le
             cluster.delete([job], wait_sec=_DELETE_TIMEOUT_SEC)
     trial_id = run.planned[0].trial_id
     attempts = ledger.entries[trial_id].attempts
-    if ledger.ended(
+    if ledger.record_end(
         trial_id, TrialStatus.CANCELLED, "cancelled by the operator", attempts[-1].number if attempts else None
     ):
         print(f"run {run.run_id}: cancelled; `inv train --job --resume={run.run_id}` resumes it")

@@ -12,10 +12,10 @@ from typing import Any
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import ORDER_END_FILE, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
 from bench.records.result import TrialStatus
-from bench.records.run import OrderEnd, RunRecord
+from bench.records.run import RunRecord, TrainingJobEnd
 from remote.fleet.fetch_result import fetch_result
 from remote.fleet.ledger import Ledger
-from remote.fleet.worker import INCOMING
+from remote.fleet.worker import DOWNLOAD_FOLDER
 from remote.hosts.command import Command
 from remote.hosts.host import Host, HostUnreachable, check
 from remote.jobs.agent import Agent
@@ -88,26 +88,26 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
     """Import attempts and end into the ledger; `folder` is the run's. Raises HostError, LedgerError and OSError."""
     (planned,), state = run.planned, read_volume_state(run, host)
     entry = ledger.entries[planned.trial_id]
-    if entry.end is not None:
+    if entry.status is not None:
         return
     run_folder, size = run_folder_on_volume(run), planned.trial.world_size
     for number, first, _ in state.attempts:
-        if entry.attempt(number) is None:
-            ledger.started(
+        if entry.find_attempt(number) is None:
+            ledger.record_start(
                 planned.trial_id, number, run.workers[0], f"{run_folder}/{planned.trial_id}.{number}", size, at=first
             )
     end_times = {number: last for number, _, last in state.attempts}
     for attempt in entry.attempts[:-1]:
         if attempt.reason is None:
             ended_at = end_times.get(attempt.number)
-            ledger.retried(
+            ledger.record_retry(
                 planned.trial_id, attempt.number, "ended from outside; its Job started another attempt", at=ended_at
             )
-    incoming, turn = folder / INCOMING, run.provenance["inputs"]["job"]["turn"]
+    incoming, turn = folder / DOWNLOAD_FOLDER, run.provenance["inputs"]["job"]["turn"]
     incoming.mkdir(exist_ok=True)
     pull(Agent(host), run_folder, incoming, only=(ORDER_END_FILE.format(turn=turn),))
-    order_end = OrderEnd.found(incoming, turn)
-    last_attempt = None if order_end is None else entry.attempt(order_end.attempt)
+    order_end = TrainingJobEnd.read_or_none(incoming, turn)
+    last_attempt = None if order_end is None else entry.find_attempt(order_end.attempt)
     if order_end is None or last_attempt is None:
         return
     job_status = JobStatus(
@@ -115,13 +115,13 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
     )
     job = Job(Agent(host), last_attempt.folder)
     outcome, result = fetch_result(
-        job, planned, last_attempt, job_status, places=[last_attempt.folder], incoming=incoming
+        job, planned, last_attempt, job_status, remote_folders=[last_attempt.folder], download_folder=incoming
     )
     target = folder / TRIALS_FOLDER / planned.trial_id
     if result is not None:
         target.mkdir(parents=True, exist_ok=True)
         write_atomic(target / RESULT_FILE, result.read_bytes())
-    status, reason = (order_end.end, order_end.reason) if result is None else (outcome.end, outcome.reason)
+    status, reason = (order_end.end, order_end.reason) if result is None else (outcome.status, outcome.reason)
     if status is TrialStatus.SUCCEEDED and result is None:
         status, reason = TrialStatus.LOST, "recorded as SUCCEEDED, but its result is not on the volume"
-    ledger.ended(planned.trial_id, status, reason, last_attempt.number, at=end_times.get(last_attempt.number))
+    ledger.record_end(planned.trial_id, status, reason, last_attempt.number, at=end_times.get(last_attempt.number))

@@ -1,22 +1,28 @@
 """Access to a training's volume through a pod: a pod of the training, a worker, or a temporary reader pod.
 
 The pods of a training that has ended run no commands, and `inv train --job` has replaced the workers. In that case a
-temporary pod without a GPU is created, with the image and the volumes of the Job's pods.
+temporary pod without a GPU is created, with the image and the volumes of the Job's pods. After a cancelled training no
+Job is left; its manifests are then rendered again.
 """
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.records.run import RunRecord
 from remote.cluster.client import Cluster
-from remote.cluster.volume_reader_pod import READER, reader_of
+from remote.cluster.labels import Object
+from remote.cluster.manifests import render
+from remote.cluster.volume_reader_pod import READER, make_reader_job
 from remote.hosts.command import Command
 from remote.hosts.host import Host, HostError, collapse_whitespace
 from remote.pods.host import PodHost
-from tasks.clients.cluster import open_cluster, resolve_target
+from tasks.clients.cluster import open_cluster, resolve_target, translate_cluster_errors
+from tasks.clients.image_ref import resolve_image
+from tasks.clients.manifest_values import MANIFESTS, manifest_values
 from tasks.clients.workers import component_hosts, pod_hosts
-from tasks.errors import RetryableError
+from tasks.errors import RetryableError, UsageError
 from tasks.settings.load import Settings
 
 TRAIN_COMPONENT = "train"
@@ -46,12 +52,12 @@ def open_reader_pod(settings: Settings, run: RunRecord) -> Iterator[Host]:
 
 @contextlib.contextmanager
 def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) -> Iterator[Host]:
-    jobs = [job for kind in ("Job", "JobSet") for job in cluster.list_of(kind)]
-    reader_pod = next((reader for job in jobs if (reader := reader_of(job)) is not None), None)
+    jobs = [job for kind in ("Job", "JobSet") for job in cluster.list_fleet_objects(kind)]
+    reader_pod = _reader_job(jobs) or _reader_job(_rendered_jobs(settings, run))
     if reader_pod is None:
-        raise RetryableError(
-            f"run {run.run_id}: no pod can read the volume; run `inv deploy` with cluster.overlay: pods, then rerun "
-            "the command"
+        raise UsageError(
+            f"run {run.run_id}: no pod can read the volume, as cluster.fss.volume_handle is null; set it as it was "
+            "for the training, then rerun the command"
         )
     print(f"creating pod {READER} to read the volume", flush=True)
     cluster.apply([reader_pod])
@@ -65,6 +71,23 @@ def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) 
         yield host
     finally:
         cluster.delete([reader_pod], wait_sec=_DELETE_TIMEOUT_SEC)
+
+
+def _reader_job(jobs: Sequence[Object]) -> Object | None:
+    """Return a reader with the volumes of the first Job that mounts a claim."""
+    return next((reader for job in jobs if (reader := make_reader_job(job)) is not None), None)
+
+
+def _rendered_jobs(settings: Settings, run: RunRecord) -> list[Object]:
+    """Render the Job of the run with the current settings. Raises UsageError without an image."""
+    cluster = settings.cluster.model_copy(update={"overlay": run.provenance["inputs"]["job"]["overlay"]})
+    settings = settings.model_copy(update={"cluster": cluster})
+    values = manifest_values(settings, resolve_image(settings))
+    order = {"order": "{}", "run_id": run.run_id, "size": len(run.workers)}
+    values = dataclasses.replace(values, extra_settings={**values.extra_settings, **order})
+    with translate_cluster_errors():
+        desired = render(values, settings.root / MANIFESTS)
+    return [resource for resource in desired if resource["kind"] in ("Job", "JobSet")]
 
 
 def _probe_error(host: Host) -> str | None:

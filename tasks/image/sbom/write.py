@@ -11,7 +11,7 @@ from typing import Any
 from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
-from remote.hosts.bundle import source
+from remote.hosts.bundle import read_source
 from remote.image import docker_client as images
 from remote.image import engine
 from remote.image.docker_client import ContainerExit
@@ -35,7 +35,7 @@ CREATED = "org.opencontainers.image.created"
 FILE_TYPES = {"bom.cdx.json": bom.CYCLONEDX, "bom.spdx.json": bom.SPDX, "provenance.json": bom.PROVENANCE}
 TYPE_FILES = {kind: file for file, kind in FILE_TYPES.items()}
 EXTRA_NOTES = {bom.PROVENANCE: {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}
-_INVENTORY_COMMAND = ("python", "-I", "-c", source("remote.image.vm_agent.scripts.inventory"))
+_INVENTORY_COMMAND = ("python", "-I", "-c", read_source("remote.image.vm_agent.scripts.inventory"))
 
 
 def write_documents(context: Context, *, push: bool) -> None:

@@ -20,7 +20,7 @@ from oci.object_storage import ObjectStorageClient
 from oci.signer import AbstractBaseSigner
 
 from tasks.errors import RetryableError, UsageError, translate_errors
-from tasks.oci.access.errors import Caller, NotFound, Operation, to_task_error
+from tasks.oci.access.errors import Caller, ApiNotFound, Operation, to_task_error
 from tasks.oci.access.instance import TOKEN_ERRORS, create_instance_signer, retry_strategy, root_cause
 from tasks.oci.access.profile import OciProfile, check_ocid, check_region, ocid_type, read_profile
 from tasks.oci.access.signing import SigningKey, load_signing_key
@@ -205,7 +205,7 @@ def resolve_compartment(settings: Settings, api: TenancyApi) -> tuple[str, str]:
         check_ocid("tenancy.compartment", wanted, "compartment")
         operation = Operation(action=f"reading compartment {wanted}", permission="inspect compartments")
         with translate_errors(
-            UsageError, NotFound, prefix="tenancy.compartment: no such compartment, or not visible to this user; "
+            UsageError, ApiNotFound, prefix="tenancy.compartment: no such compartment, or not visible to this user; "
         ):
             return wanted, api.text_field(operation, api.get_object(operation, client.get_compartment, wanted), "name")
     operation = Operation(action="listing compartments", permission="inspect compartments")

@@ -36,7 +36,7 @@ class Caller:
         return f"Allow {subject} to {permission} in {self.scope}"
 
 
-class NotFound(UsageError):
+class ApiNotFound(UsageError):
     """Error for status 404: the object is missing or not visible to the caller."""
 
 
@@ -76,7 +76,7 @@ def to_task_error(
     if status == 403:
         return UsageError(f"{problem}: {reason}; {policy_remedy}{request_note}")
     if status == 404:
-        return NotFound(
+        return ApiNotFound(
             f"{problem}: {reason}; it does not exist, or is not visible to this user: {policy_remedy}{request_note}"
         )
     if status in (409, 412):

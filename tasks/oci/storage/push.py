@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from tasks.errors import ConfirmationRequired, UsageError
-from tasks.oci.access.errors import NotFound
+from tasks.oci.access.errors import ApiNotFound
 from tasks.oci.access.optional_sdk import require_sdk
 from tasks.settings.load import Settings
 
@@ -72,7 +72,7 @@ def push(
 def _list_objects(api: TenancyApi, bucket: OciBucket, address: BucketAddress) -> dict[str, int]:
     try:
         return bucket.list_sizes(f"{address.prefix}/")
-    except NotFound as error:
+    except ApiNotFound as error:
         own_namespace = get_namespace(api)
         if address.namespace in (None, own_namespace):
             raise

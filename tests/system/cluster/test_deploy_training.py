@@ -165,6 +165,9 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
 
     assert "cancelled" in trainer.inv("cancel", f"--run={run_id}")
     assert trainer.objects("jobs.batch") == []
+    output = trainer.inv("collect", f"--run={run_id}")  # no Job is left whose pod could be copied
+    assert "pod reader" in output
+    assert trainer.objects("jobs.batch") == []
     trainer.inv("train", "--job", f"--resume={run_id}")
     volume.continue_until(20)
     hold.unlink()

@@ -20,7 +20,7 @@ FULL_ON_TWO = replace(BARE, workers=2)
 
 def test_of_twelve_equal_configurations_none_is_called_the_fastest():
     summaries = [summarize(run) for run in power.equal(FULL_ON_TWO, 60)]
-    assert power.share(summaries, power.has_word) <= 0.12  # 27 % before configurations shared their noise
+    assert power.share(summaries, power.has_verdict) <= 0.12  # 27 % before configurations shared their noise
     assert power.share(summaries, lambda summary: text.recommendation_text(summary).startswith("Train with")) <= 0.08
 
 

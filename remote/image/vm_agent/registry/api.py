@@ -37,6 +37,7 @@ MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     INDEX_TYPE,
 )
+STATUS_FULL = 507
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 # Registries whose token service has another host name; registry.token_hosts adds more.
 TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
@@ -255,7 +256,7 @@ class Registry:
                     return None
                 challenge = error.headers.get("WWW-Authenticate", "")
                 if error.code != 401 or is_last or not challenge.lower().startswith("bearer "):
-                    raise self._to_error(error) from None
+                    raise self._to_error(error, method) from None
                 self.bearer = self._fetch_token(challenge)
             except _RESPONSE_ERRORS as error:
                 raise _connection_error(error, self.host) from None
@@ -302,7 +303,7 @@ class Registry:
             token = response.get("token") or response["access_token"]
         except urllib.error.HTTPError as error:
             if error.code in TRANSIENT_STATUSES:
-                raise self._to_error(error) from None
+                raise self._to_error(error, "GET") from None
             raise VmAgentError(
                 "unauthorized", f"{self.host} refused the login of user {self.user}: {_status_line(error)}"
             ) from None
@@ -323,15 +324,23 @@ class Registry:
                 "add it to registry.token_hosts",
             )
 
-    def _to_error(self, error: urllib.error.HTTPError) -> VmAgentError:
+    def _to_error(self, error: urllib.error.HTTPError, method: str) -> VmAgentError:
         if error.code == 401:
             return VmAgentError(
                 "unauthorized", f"{self.host} refused user {self.user} for {self.path}: {_status_line(error)}"
+            )
+        if error.code == 403 and method in ("GET", "HEAD"):
+            return VmAgentError(
+                "forbidden",
+                f"{self.host}: user {self.user} may not read {self.path}: {_status_line(error)}; grant the user pull "
+                f"permission, or correct registry.image or registry.user; {CREATE_REPOSITORY_HINT}",
             )
         if error.code == 403:
             return VmAgentError(
                 "forbidden", push_forbidden_message(self.host, self.user, self.path, _status_line(error))
             )
+        if error.code == STATUS_FULL:
+            return VmAgentError("full", f"{self.host} has no space left for {self.path}: {_status_line(error)}")
         kind = "transient" if error.code in TRANSIENT_STATUSES else "failed"
         return VmAgentError(kind, f"{self.host} returned {_status_line(error)} for {self.path}")
 
@@ -345,6 +354,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self._host = host
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        try:
+            _origin(newurl)
+        except ValueError:  # an invalid port or address, which no retry changes
+            fp.close()
+            raise VmAgentError("refused", f"{self._host} redirects to an invalid URL: {newurl[:200]!r}") from None
         if not (newurl.startswith("https://") or (req.type == "http" and is_loopback_http(newurl))):
             fp.close()
             raise VmAgentError("refused", f"{self._host} redirects to {newurl}, which is not https")
@@ -392,6 +406,7 @@ def is_loopback_http(url: str) -> bool:
 def _connection_error(error: Exception, server: str) -> VmAgentError:
     """Convert an error without a readable response: transient, unless the certificate is not trusted."""
     cause = getattr(error, "reason", None) or error
-    kind = "failed" if isinstance(cause, ssl.SSLCertVerificationError) else "transient"
+    is_invalid_url = isinstance(cause, (http.client.InvalidURL, UnicodeError))  # no retry changes it
+    kind = "failed" if isinstance(cause, ssl.SSLCertVerificationError) or is_invalid_url else "transient"
     text = str(cause) if isinstance(cause, OSError) else f"{type(error).__name__}: {cause}"
     return VmAgentError(kind, f"{server}: {text}")

@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path("/")
 MAX_COPYRIGHT_BYTES = 1 << 20
+MAX_SUPPLIER_CHARS = 200
 
 
 def python_packages() -> list[dict[str, Any]]:
@@ -32,8 +33,18 @@ def python_packages() -> list[dict[str, Any]]:
             "version": distribution.version,
             "expression": fields.get("License-Expression"),
             "licence": licence or None,
+            "supplier": python_supplier(fields),
         }
     return [packages[name] for name in sorted(packages)]
+
+
+def python_supplier(fields: Any) -> str | None:
+    """Return the first maintainer or author of a package, by name or with the address."""
+    for key in ("Maintainer", "Maintainer-email", "Author", "Author-email"):
+        text = " ".join((fields.get(key) or "").split())
+        if text and text != "UNKNOWN":
+            return str(text)[:MAX_SUPPLIER_CHARS]
+    return None
 
 
 def debian_packages(root: Path) -> list[dict[str, Any]]:
@@ -51,6 +62,7 @@ def debian_packages(root: Path) -> list[dict[str, Any]]:
                     "name": name,
                     "version": fields["Version"],
                     "architecture": fields.get("Architecture", "all"),
+                    "supplier": fields.get("Maintainer"),
                     "licence": debian_licence(root / "usr/share/doc" / name / "copyright"),
                 }
             )
@@ -86,17 +98,28 @@ def models(root: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def system(root: Path) -> str:
+def os_release(root: Path) -> dict[str, str]:
     try:
         text = (root / "etc/os-release").read_text(encoding="utf-8")
     except OSError:
-        return "linux"
-    return str(dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE)).get("ID", "linux"))
+        return {}
+    return dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
+
+
+def system(root: Path) -> str:
+    return os_release(root).get("ID", "linux")
+
+
+def distribution(root: Path) -> str | None:
+    """Return the distribution with its version, as in the qualifier `distro` of a package URL: ubuntu-24.04."""
+    fields = os_release(root)
+    return f"{fields['ID']}-{fields['VERSION_ID']}" if {"ID", "VERSION_ID"} <= fields.keys() else None
 
 
 def main() -> None:
     contents = {
         "system": system(ROOT),
+        "distribution": distribution(ROOT),
         "python": python_packages(),
         "debian": debian_packages(ROOT),
         "models": models(ROOT),

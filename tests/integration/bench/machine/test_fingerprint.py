@@ -169,3 +169,28 @@ def test_torchs_cuda_is_read_without_importing_torch(tmp_path: Path, monkeypatch
     spec = util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
     monkeypatch.setattr("bench.machine.fingerprint.util.find_spec", lambda _: spec)
     assert fingerprint._cuda_of_torch() == cuda
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import yaml
+from bench.machine import fingerprint
+folder = Path(sys.argv[1])
+fingerprint.add_imported(folder)
+assert not list(folder.iterdir()), "a trial that ended early gets no file"
+fingerprint.write(folder, {})
+fingerprint.add_imported(folder)
+"""
+
+
+def test_the_environment_lists_what_was_imported_and_required_not_what_is_installed(tmp_path: Path):
+    subprocess.run((sys.executable, "-c", PROGRAM, str(tmp_path)), check=True)
+    document = json.loads((tmp_path / "environment.json").read_text())
+    imported = document["imported"]
+    assert "PyYAML" in imported
+    assert set(imported) <= set(document["packages"])
+    assert not {"qlora-fleet", "pytest", "matplotlib"} & set(imported)
+    assert len(imported) < len(document["packages"]) / 2
+    fingerprint.add_imported(tmp_path, ["torch", "numpy"])
+    assert json.loads((tmp_path / "environment.json").read_text())["imported"] == ["numpy", "torch"]

@@ -1,6 +1,7 @@
 """`inv report`: its output and its exit codes."""
 
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -119,6 +120,19 @@ def test_another_run_is_compared_with_in_a_figure(project, capsys):
     page = (project.root / capsys.readouterr().out.splitlines()[-1]).read_text()
     assert "against run earlier" in page
     assert 'id="12_run_comparison"' in page
+
+
+def test_a_differing_condition_is_allowed_by_name_and_named_on_the_page(project, capsys):
+    other = synthetic.record(run_id="other", profile="gpu")
+    synthetic.write_run(project.results_folder / "other", other)
+    with pytest.raises(UsageError) as refused:
+        report(Context(), against="other")
+    (command,) = re.findall(r"`inv (report [^`]+)`", str(refused.value))
+    assert command == f"report --run={synthetic.RUN_ID} --against=other --allow=profile"
+    report(Context(), against="other", allow=["profile"])
+    page = (project.root / capsys.readouterr().out.splitlines()[-1]).read_text()
+    assert 'id="12_run_comparison"' in page
+    assert "profile: other gpu" in page
 
 
 @pytest.mark.usefixtures("without_figures")

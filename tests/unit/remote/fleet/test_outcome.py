@@ -10,7 +10,7 @@ from _pytest.mark import ParameterSet
 
 from bench.records.result import TrialResult, TrialStatus
 from bench.records.run import PlannedTrial
-from remote.fleet.outcome import Verdict, judge
+from remote.fleet.outcome import Outcome, judge
 from remote.jobs.job import JobState, JobStatus
 from tests.support.hosts.local_fleet import make_trial
 
@@ -37,7 +37,7 @@ def case(
     verification_error: str | None = None,
 ) -> ParameterSet:
     return pytest.param(
-        Verdict(status=end, reason=reason), status, existing_result, list(log), verification_error, id=name
+        Outcome(status=end, reason=reason), status, existing_result, list(log), verification_error, id=name
     )
 
 
@@ -138,7 +138,7 @@ CASES = [
 
 @pytest.mark.parametrize(("verdict", "status", "existing_result", "log_tail", "verification_error"), CASES)
 def test_the_end_of_an_attempt(
-    verdict: Verdict,
+    verdict: Outcome,
     status: JobStatus,
     existing_result: TrialResult | None,
     log_tail: list[str],
@@ -149,9 +149,9 @@ def test_the_end_of_an_attempt(
 
 @pytest.mark.parametrize("end", list(TrialStatus))
 def test_only_ends_from_outside_are_transient(end: TrialStatus) -> None:
-    assert Verdict(status=end, reason=None).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
+    assert Outcome(status=end, reason=None).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
 
 
 @pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
 def test_a_training_at_its_limit_is_not_retried(limit: str) -> None:
-    assert not Verdict(status=TrialStatus.PREEMPTED, reason=f"stopped by {limit} after step 2").is_transient
+    assert not Outcome(status=TrialStatus.PREEMPTED, reason=f"stopped by {limit} after step 2").is_transient

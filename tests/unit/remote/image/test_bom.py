@@ -93,6 +93,22 @@ def test_components_that_differ_only_in_punctuation_or_architecture_have_unique_
     assert len(references) == len(components)
 
 
+def test_components_have_suppliers_and_debian_packages_their_distribution() -> None:
+    (libc,), (numpy, *_) = INVENTORY["debian"], INVENTORY["python"]
+    changed = INVENTORY | {
+        "distribution": "ubuntu-24.04",
+        "debian": [libc | {"supplier": "Ubuntu Developers"}],
+        "python": [numpy | {"supplier": "Travis E. Oliphant"}],
+    }
+    components = bom.list_components(changed, LOCK)
+    assert [component.supplier for component in components] == ["Travis E. Oliphant", "Ubuntu Developers", "org"]
+    assert components[1].purl == "pkg:deb/ubuntu/libc6@2.39-0ubuntu8?arch=amd64&distro=ubuntu-24.04"
+    names = [component["supplier"]["name"] for component in bom.cyclonedx(SUBJECT, components)["components"]]
+    assert names == ["Travis E. Oliphant", "Ubuntu Developers", "org"]
+    suppliers = [package.get("supplier") for package in bom.spdx(SUBJECT, components)["packages"]]
+    assert suppliers[1:] == [f"Organization: {name}" for name in names]
+
+
 def components_of_this_machine() -> list[bom.SbomComponent]:
     """List this machine's packages: hundreds of real names, versions and licences."""
     root = Path("/")
@@ -150,7 +166,14 @@ def test_debian_packages_and_models_are_read_from_the_image(tmp_path: Path) -> N
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
     (tmp_path / "usr/share/doc/tini").mkdir(parents=True)
     (tmp_path / "models/org--A").mkdir(parents=True)
-    status = "Package: tini\nStatus: install ok installed\nArchitecture: amd64\nVersion: 0.19\n\n"
+    maintainer = "Ubuntu Developers <ubuntu-devel@lists.ubuntu.com>"
+    status = (
+        f"Package: tini\nStatus: install ok installed\nArchitecture: amd64\nVersion: 0.19\nMaintainer: {maintainer}\n\n"
+    )
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text('ID=ubuntu\nVERSION_ID="24.04"\n')
+    assert inventory.distribution(tmp_path) == "ubuntu-24.04"
+    assert inventory.distribution(tmp_path / "models") is None
     (tmp_path / "var/lib/dpkg/status").write_text(f"{status}Package: gone\nStatus: deinstall ok config-files\n")
     (tmp_path / "usr/share/doc/tini/copyright").write_text(
         "Format: x\n\nFiles: *\nLicense: Expat\n\nLicense: Expat\n text\n"
@@ -160,8 +183,9 @@ def test_debian_packages_and_models_are_read_from_the_image(tmp_path: Path) -> N
         json.dumps({"model": "org/A", "revision": "c", "files": files})
     )
     assert inventory.debian_packages(tmp_path) == [
-        {"name": "tini", "version": "0.19", "architecture": "amd64", "licence": "Expat"}
+        {"name": "tini", "version": "0.19", "architecture": "amd64", "supplier": maintainer, "licence": "Expat"}
     ]
+    assert inventory.python_supplier({"Maintainer": "UNKNOWN", "Author": "A\n  B"}) == "A B"
     (model,) = inventory.models(tmp_path)
     assert (model["name"], model["revision"], model["files"]) == ("org/A", "c", files)
     assert "pytest" in [python_package["name"] for python_package in inventory.python_packages()]

@@ -27,6 +27,8 @@ BAD = {
     "fra.ocir.io/ns/repo@sha256:" + "0" * 64: "digest",
     "-x.ocir.io/ns/repo": "expected HOST/REPOSITORY:TAG",
     "fra.ocir.io/ns/re po": ": 're po': ",
+    "registry.example.com:99999/repo": "port 99999.*65535",
+    "registry.example.com:0/repo": "port 0: ",
 }
 
 

@@ -148,3 +148,28 @@ def test_other_gpus_of_the_same_kind_are_comparable_but_not_the_same(make_two):
 def test_gpus_without_uuids_do_not_count_as_the_same(tmp_path):
     conditions = run(tmp_path / "a", "a")
     assert not same_gpus(conditions, conditions)
+
+
+SOFTWARE = {"torch": "2.11.0", "numpy": "2.0"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        ((SOFTWARE, ["torch", "numpy"]), (SOFTWARE | {"gguf": "0.17"}, ["torch", "numpy"]), False),
+        ((SOFTWARE, ["torch"]), (SOFTWARE | {"gguf": "0.17"}, ["torch", "gguf"]), True),
+        ((SOFTWARE, ["torch"]), (SOFTWARE | {"numpy": "2.1"}, ["torch"]), False),
+        ((SOFTWARE, ["torch", "numpy"]), (SOFTWARE | {"numpy": "2.1"}, ["torch", "numpy"]), True),
+        ((SOFTWARE, ["torch"]), (SOFTWARE, ["torch", "numpy"]), False),  # another suite, the same packages
+        ((SOFTWARE, None), (SOFTWARE | {"gguf": "0.17"}, ["torch"]), True),  # an earlier version lists no imports
+        ((SOFTWARE, None), (SOFTWARE, ["torch"]), False),
+        ((SOFTWARE, "torch"), (SOFTWARE, [7, None]), False),
+    ],
+)
+def test_only_packages_that_a_trial_imported_count(make_two, first, second, differs):
+    def software(packages, imported):
+        full = environment(lock_digest=None, packages=packages)
+        return {"full": full if imported is None else full | {"imported": imported}}
+
+    differences = find_differences(make_two(software(*first), software(*second)))
+    assert [difference.name for difference in differences] == ["lock"] * differs

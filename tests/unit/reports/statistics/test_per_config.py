@@ -8,6 +8,7 @@ import pytest
 
 from reports.statistics import per_config
 from reports.statistics.per_config import measure, ratio
+from reports.statistics.per_process import describe
 from tests.support.reports.noise import ON_A_GPU, Noise, steps
 from tests.support.thorough import examples
 
@@ -66,9 +67,10 @@ def test_an_interval_names_its_unit():
 
 
 def test_without_noise_the_interval_is_the_value():
-    measured = measure([steps("a", (0.5,) * 10), steps("b", (0.5,) * 10)])
-    assert (measured.step_time_sec.low, measured.step_time_sec.high) == pytest.approx((0.5, 0.5))
-    assert (measured.samples_per_sec.low, measured.samples_per_sec.high) == pytest.approx((8.0, 8.0))
+    median = math.exp(-0.7)  # no timer's resolution
+    measured = measure([steps("a", (median,) * 10), steps("b", (median,) * 10)])
+    assert (measured.step_time_sec.low, measured.step_time_sec.high) == pytest.approx((median, median))
+    assert (measured.samples_per_sec.low, measured.samples_per_sec.high) == pytest.approx((4 / median, 4 / median))
 
 
 def test_a_single_step_has_a_value_but_no_interval():
@@ -271,6 +273,18 @@ def test_drifting_processes_and_many_outliers_are_flagged():
     jumpy[::5] = 0.3
     (flag,) = measure([steps("a", tuple(jumpy))]).flags
     assert flag.startswith("4 of 20 steps ")
+
+
+def test_clocks_of_two_speeds_widen_the_interval_of_their_only_worker():
+    random = np.random.default_rng(5)
+    calm = steps("a", 0.2 * np.exp(random.normal(0.0, 0.001, 30)), process="calm")
+    jumping = steps("a", 0.2 * np.exp(random.normal(0.0, 0.001, 30) + 0.04 * (np.arange(30) > 14)), process="jumping")
+    single, both = (
+        per_config.combine_all({str(index): describe([each]) for index, each in enumerate(processes)})["0"]
+        for processes in ((calm,), (calm, jumping))
+    )
+    assert single.step_time_sec.high / single.step_time_sec.value < 1.03
+    assert both.step_time_sec.high / both.step_time_sec.value > 1.04  # the next process may keep the other speed
 
 
 def test_no_processes_are_refused():

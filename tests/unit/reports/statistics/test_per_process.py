@@ -63,15 +63,26 @@ def test_processes_of_different_lengths_keep_their_order_and_numbers():
 
 
 def test_a_single_step_has_no_interval_and_no_noise():
-    (described,) = describe([process([0.25])])
+    (described,) = describe([process([0.2512345])])
     assert steps.half_width(described) is None
-    assert (described.step_time_sec, described.noise_percent, described.standard_error) == (0.25, 0.0, 0.0)
+    assert (described.step_time_sec, described.noise_percent, described.standard_error) == (0.2512345, 0.0, 0.0)
 
 
 def test_equal_steps_have_an_interval_of_no_width():
-    (described,) = describe([process([0.5] * 20)])
+    (described,) = describe([process([0.5123456] * 20)])
     assert steps.half_width(described) == pytest.approx(0.0, abs=1e-12)
     assert (described.outliers, described.drifts, described.drift_percent) == (0, False, pytest.approx(0.0))
+
+
+@pytest.mark.parametrize(("resolution", "seed"), [(0.01, 1), (0.001, 2), (1 / 64, 3)])
+def test_a_coarse_timer_has_an_interval_that_holds_the_true_median(resolution, seed):
+    random, held = np.random.default_rng(seed), 0
+    for _ in range(200):
+        median = random.uniform(0.2, 0.6)
+        times = median * np.exp(random.normal(0.0, 0.0002, 30))
+        (described,) = describe([process(np.round(times / resolution) * resolution)])
+        held += abs(math.log(described.step_time_sec / median)) <= steps.half_width(described)
+    assert held >= 0.95 * 200  # 0 % before: all steps are equal
 
 
 def test_the_same_steps_give_the_same_interval():

@@ -13,7 +13,7 @@ from tasks.adapter import chat
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
-from tests.support.machines.fake_openai import StandIn
+from tests.support.machines.fake_openai import FakeOpenAI
 
 
 def set_stdin(lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -25,9 +25,9 @@ def test_a_chat_remembers_its_turns_until_an_empty_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_stdin("one\ntwo\n\nthree\n", monkeypatch, tmp_path)
-    with StandIn({"two": "2\x1b[2J\nsecond line"}) as server:
+    with FakeOpenAI({"two": "2\x1b[2J\nsecond line"}) as server:
         chat.chat(Context(), server.url, None, model=None, key_file=None)
-    assert [len(request["messages"]) for request in server.asked] == [1, 3, 1]
+    assert [len(request["messages"]) for request in server.requests] == [1, 3, 1]
     assert capsys.readouterr().out == "?\n2\\x1b[2J\nsecond line\n?\n"
 
 

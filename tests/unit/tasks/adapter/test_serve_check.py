@@ -10,7 +10,7 @@ from bench.records.training import SampleAnswer
 from tasks.adapter import serve_check
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.errors import RetryableError, TaskFailed, UsageError
-from tests.support.machines.fake_openai import StandIn
+from tests.support.machines.fake_openai import FakeOpenAI
 from tests.unit.tasks.adapter.conftest import adapter_check, save_check
 
 RECORDED = {"What is len?": "The number of items in a container.", "<s>?": "yes", "<s>!": "no"}
@@ -32,9 +32,9 @@ def check(url: str, **options: str) -> None:
 
 
 def test_a_server_that_answers_as_recorded_passes(answered: TrainedAdapter, capsys: pytest.CaptureFixture[str]) -> None:
-    with StandIn(RECORDED) as server:
+    with FakeOpenAI(RECORDED) as server:
         check(server.url)
-    assert [("messages" in request, request["max_tokens"]) for request in server.asked] == [
+    assert [("messages" in request, request["max_tokens"]) for request in server.requests] == [
         (True, 64),
         (False, 512),
         (False, 512),
@@ -47,7 +47,7 @@ def test_a_server_that_answers_as_recorded_passes(answered: TrainedAdapter, caps
 def test_an_answer_that_parts_late_is_alike_and_another_model_fails(
     answered: TrainedAdapter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with StandIn(RECORDED | {"What is len?": "The number of items in a list."}) as server:
+    with FakeOpenAI(RECORDED | {"What is len?": "The number of items in a list."}) as server:
         check(server.url)
         assert re.search(r"2 of 3 .*, 3 ", capsys.readouterr().out.splitlines()[-1])
         server.answers = {}
@@ -60,7 +60,7 @@ def test_an_answer_that_parts_late_is_alike_and_another_model_fails(
 
 @pytest.mark.usefixtures("answered")
 def test_a_server_of_several_models_or_none_is_one_line() -> None:
-    with StandIn(RECORDED, models=("base", "tuned")) as server:
+    with FakeOpenAI(RECORDED, models=("base", "tuned")) as server:
         with pytest.raises(UsageError, match=r"base, tuned; .*--model"):
             check(server.url)
         with pytest.raises(UsageError, match="base, tuned, not other"):
@@ -74,7 +74,7 @@ def test_without_a_recorded_answer_the_command_that_records_some_is_named(answer
     bare = dataclasses.replace(answered, record=dataclasses.replace(answered.record, answers=[]))
     (bare.folder / "adapter-check.json").unlink()
     with (
-        StandIn({}) as server,
+        FakeOpenAI({}) as server,
         pytest.raises(UsageError, match=r"inv adapter\.check --run="),
     ):
         list(serve_check.query_server(bare, serve_check.connect(server.url, None), "tuned"))

@@ -16,13 +16,8 @@ from tasks.image import commands as image_commands
 OLD_FLAGS = [(task, old, new) for task, flags in RENAMED_FLAGS.items() for old, new in flags.items()]
 # Every flag that a release before this table had, and that no command has any more.
 PUBLISHED = {
-    *(
-        "adapter.merge --anyway",
-        "bench --trials",
-        "build --anew",
-        "data.check --page",
-        "deploy --replace",
-    ),  # vocabulary: an old flag
+    "build --anew",  # vocabulary: an old flag
+    *("adapter.merge --anyway", "bench --trials", "data.check --page", "deploy --replace"),
     *("deploy --take-over", "push --stale", "report --watch", "tenancy.nodes --grow", "tenancy.nodes --shrink"),
     "train --trial",
 }

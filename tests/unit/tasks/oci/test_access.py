@@ -24,7 +24,7 @@ from tasks.oci.access.clients import connect, get_namespace, resolve_compartment
 from tasks.oci.access.errors import Operation
 from tasks.settings.load import Settings, load
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, FakeTenancy, ocid
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 pytestmark = pytest.mark.usefixtures("tenancy")
 Make = Callable[..., Settings]
@@ -96,7 +96,7 @@ def test_a_proxy_s_page_is_rejected(tenancy: FakeTenancy, settings: Make) -> Non
         listed(settings())
 
 
-class Gateway(Answering):
+class Gateway(StubHandler):
     """Gateway that responds instead of the API, in its own format."""
 
     def do_GET(self) -> None:
@@ -109,7 +109,7 @@ class Gateway(Answering):
 def test_a_gateway_s_response_may_have_another_encoding_and_a_numeric_code(
     settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Serving(Gateway) as gateway:
+    with StubServer(Gateway) as gateway:
         monkeypatch.setattr(clients, "ENDPOINT", f"http://{gateway.host}")
         with pytest.raises(UsageError, match="listing clusters: 403 7: blocked"):
             listed(settings())

@@ -24,7 +24,7 @@ from tasks.oci.access.errors import Operation
 from tasks.settings.load import Settings
 from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, ocid, signature_error, token_error
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 Make = Callable[..., Settings]
 AS_INSTANCE = "tenancy: {auth: instance_principal}"
@@ -60,7 +60,7 @@ def test_an_instance_signs_with_the_token_for_its_certificate(instance_host: Fak
     assert len(instance_host.sessions) == 1
 
 
-class Proxy(Answering):
+class Proxy(StubHandler):
     def do_GET(self) -> None:
         self.server.heard.append(self.path)  # type: ignore[attr-defined]
         self.reply(502)
@@ -71,7 +71,7 @@ def test_the_instance_s_key_is_not_sent_through_a_proxy(
     before: str, instance_host: FakeInstance, settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", before)
-    with Serving(Proxy) as proxy:
+    with StubServer(Proxy) as proxy:
         proxy.heard = proxied_paths = list[str]()  # type: ignore[attr-defined]
         monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
         assert connect(settings(AS_INSTANCE)).tenancy == TENANCY

@@ -18,7 +18,7 @@ from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, Usage
 from tasks.oci import prices
 from tasks.oci.prices import update_prices
 from tests.support.machines.fake_tenancy import FakeTenancy, price
-from tests.support.machines.http_stubs import Answering, Serving
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 Make = Callable[..., Context]
 Capture = pytest.CaptureFixture[str]
@@ -133,7 +133,7 @@ def test_a_temporary_failure_is_retried_up_to_a_limit(
         update_prices(context(), "USD", yes=True)
 
 
-class Redirecting(Serving):
+class Redirecting(StubServer):
     """Server that redirects every request to `to`."""
 
     def __init__(self, to: str) -> None:
@@ -141,7 +141,7 @@ class Redirecting(Serving):
         self.to = to
 
 
-class _Handler(Answering):
+class _Handler(StubHandler):
     server: Redirecting
 
     def do_GET(self) -> None:

@@ -27,7 +27,7 @@ from tasks.settings.load import Settings
 from tests.support.kubernetes import pki
 from tests.support.machines.fake_buckets import Buckets
 from tests.support.machines.fake_tenancy import ApiKey, FakeTenancy
-from tests.support.reports.training_run import RECORD, with_adapter
+from tests.support.reports.training_run import RECORD, write_run_with_adapter
 
 FILES = {
     "README.md": b"# card",
@@ -244,7 +244,7 @@ def test_the_default_prefix_is_the_run_s_name() -> None:
 def test_the_command_records_the_adapter_s_address(
     tenancy: FakeTenancy, project: Path, context: Callable[..., Context], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = with_adapter(project / "results" / "20261122-000000-train")
+    run = write_run_with_adapter(project / "results" / "20261122-000000-train")
     digest = hashlib.sha256(b"weights").hexdigest()
     dataclasses.replace(RECORD, adapter_sha256=digest).write(run)
     with pytest.raises(UsageError, match=r"--folder=DIR, --oci=HOST/REPOSITORY:TAG and --bucket=oci://"):

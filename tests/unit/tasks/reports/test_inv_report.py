@@ -60,6 +60,13 @@ def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypat
     assert DISK_FULL in retryable_error(context(), ["mlperf"])
 
 
+def test_allow_needs_a_run_to_compare_with_and_a_known_condition(folder: Path, context: MakeContext) -> None:
+    synthetic.exact_run(folder)
+    for against, allow in ((None, "lock"), ("r", "colour")):
+        with pytest.raises(UsageError, match="--allow"):
+            report.write_report(context(), "r", follow=False, against=against, allow=[allow])
+
+
 @pytest.mark.usefixtures("without_figures")
 def test_a_damaged_run_is_a_usage_error(folder: Path, context: MakeContext) -> None:
     synthetic.exact_run(folder)
