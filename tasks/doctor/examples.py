@@ -248,15 +248,15 @@ def gpu() -> Rows:
         ),
         (
             "/dev/nvidiactl: a GPU is here, but torch VERSION cannot use it: Torch not compiled with CUDA enabled",
-            "install torch's CUDA build, as the image's lock has it; or set CUDA_VISIBLE_DEVICES= to run on the CPU",
+            "install torch's CUDA build, as in the image's lock; or set CUDA_VISIBLE_DEVICES= to run on the CPU",
         ),
         (
-            "bitsandbytes VERSION has no GPU support for CUDA CUDA here: it holds no CUDA build",
+            "bitsandbytes VERSION has no GPU support for CUDA CUDA here: it has no CUDA build",
             "install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
-            "or set BNB_CUDA_VERSION to a build it holds; `python -m bitsandbytes` says more",
+            "or set BNB_CUDA_VERSION to one of its builds; `python -m bitsandbytes` has details",
         ),
         (
             "neither gcc nor clang is on PATH: Triton builds the launchers of its kernels with a C compiler",
-            "apt-get install g++ python3-dev, or take the image that `inv build` makes",
+            "apt-get install g++ python3-dev, or use the image of `inv build`",
         ),
     ]

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.records.checksummed import ResultError
-from bench.records.paths import RESULT_FILE, RUN_FILE, TRIALS_FOLDER
+from bench.records.paths import RESULT_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import RunRecord
+from bench.records.training import TrainingRecord
 from tasks.clients.workers import require_same_fleet
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
@@ -76,12 +77,25 @@ def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
         yield results
 
 
+def newest_trainings(results_folder: Path) -> Iterator[tuple[TrialResult, TrainingRecord]]:
+    """Yield the collected results and records of the newest trainings, newest first, without unreadable ones."""
+    paths = [
+        path
+        for path in results_folder.glob(f"*-{TRAIN}*/{TRIALS_FOLDER}/*/{TRAINING_FILE}")
+        if not path.parents[2].is_symlink()
+    ]
+    for path in sorted(paths, reverse=True)[:_MAX_HISTORY_RUNS]:
+        with contextlib.suppress(ResultError):
+            yield TrialResult.read(path.with_name(RESULT_FILE)), TrainingRecord.read(path)
+
+
 def resume_command(run: RunRecord | str) -> str:
     """Return the command that resumes a run. An id names its suite; whether a Job runs it is in its record only."""
     run_id = run if isinstance(run, str) else run.run_id
     if isinstance(run, RunRecord) and "job" in run.provenance.get("inputs", {}):
         return f"inv {TRAIN} --job --resume={run_id}"
-    return f"inv {TRAIN if run_id.split('-')[2:3] == [TRAIN] else 'bench'} --resume={run_id}"
+    suite = run_id.split("-")[2:3] if isinstance(run, str) else [run.suite]
+    return f"inv {TRAIN if suite == [TRAIN] else 'bench'} --resume={run_id}"
 
 
 def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:

@@ -1,9 +1,15 @@
 """Check of the newest run: the outcomes of its trials, and its results."""
 
+import contextlib
+
+from bench.records.checksummed import ResultError
+from bench.records.paths import RUN_FILE
 from bench.records.result import TrialStatus
+from bench.records.run import RunRecord
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
 from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
+from tasks.fleet.run_store import resume_command
 from tasks.reports.runs import RunInfo, find_runs
 
 CHECKS = Checks("runs")
@@ -20,7 +26,7 @@ FAILED = Fault(
 )
 INTERRUPTED = Fault(
     message="run {run}: {count} of {planned} trials were lost, preempted or cancelled, or have not ended",
-    remedy="`inv bench --resume={run}` resumes",
+    remedy="`{command}` resumes",
     status=CheckStatus.WARN,
 )
 DAMAGED = Fault(
@@ -38,11 +44,15 @@ def newest(context: CheckContext) -> CheckResult | list[CheckResult]:
     known_runs = find_runs(context.settings.results_folder)
     if not known_runs:
         raise Skipped(f"there is no run in {context.settings.results_folder} yet: `inv bench --quick` creates one")
-    return run_results(known_runs[0])
+    newest_run = known_runs[0]
+    record: RunRecord | str = newest_run.run_id
+    with contextlib.suppress(ResultError):  # a damaged run is a fault of its own
+        record = RunRecord.read(context.settings.results_folder / newest_run.run_id / RUN_FILE)
+    return run_results(newest_run, resume_command(record))
 
 
-def run_results(run: RunInfo) -> CheckResult | list[CheckResult]:
-    """Return the faults of a run's trials."""
+def run_results(run: RunInfo, command: str) -> CheckResult | list[CheckResult]:
+    """Return the faults of a run's trials; `command` resumes it, or follows a running training."""
     if run.ends is None or run.planned is None:
         return DAMAGED.result(run=run.run_id, state=run.state)
     unfinished = run.planned - sum(run.ends.values())
@@ -51,5 +61,5 @@ def run_results(run: RunInfo) -> CheckResult | list[CheckResult]:
         count = sum(run.ends.get(status.value, 0) for status in statuses)
         count += unfinished if fault is INTERRUPTED else 0
         if count:
-            results.append(fault.result(run=run.run_id, count=count, planned=run.planned))
+            results.append(fault.result(run=run.run_id, count=count, planned=run.planned, command=command))
     return results or passed(f"run {run.run_id}: all {run.planned} trials succeeded")

@@ -34,7 +34,12 @@ OVERLAY = Fault(
 )
 THREADS_OF_PODS = Fault(
     message="a trial starts {threads} threads (fleet.pods.threads) on {cpu} cores (cluster.cpu), which slows its steps",
-    remedy="set fleet.pods.threads to {cpu}",
+    remedy="set fleet.pods.threads to {cores}",
+    status=CheckStatus.WARN,
+)
+CPU_OF_PODS = Fault(
+    message="a pod has {cpu} cores (cluster.cpu), less than one thread of a trial uses",
+    remedy="set cluster.cpu to 1 or more",
     status=CheckStatus.WARN,
 )
 THREADS_HERE = Fault(
@@ -114,7 +119,7 @@ def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
 @CHECKS.register(
     "slow",
     "Does a setting make steps slower than necessary?",
-    *(THREADS_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
+    *(THREADS_OF_PODS, CPU_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
 )
 def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
     return [*slow_faults(context.settings, os.cpu_count() or 1)] or passed(
@@ -124,8 +129,11 @@ def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
 
 def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
     fleet, cluster = settings.fleet, settings.cluster
-    if fleet.kind == "pods" and fleet.pods.threads > parse_quantity(cluster.cpu):
-        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu)
+    cpu = parse_quantity(cluster.cpu)
+    if fleet.kind == "pods" and cpu < 1:
+        yield CPU_OF_PODS.result(cpu=cluster.cpu)
+    elif fleet.kind == "pods" and fleet.pods.threads > cpu:
+        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu, cores=int(cpu))
     if fleet.kind == "pods" and not cluster.one_per_node:
         yield SHARED_NODE.result()
     if fleet.kind == "local" and fleet.size > 1 and fleet.size * fleet.local.threads > cores:

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialStatus
+from remote.fleet.ledger import Ledger
 from remote.image import vm_jobs
 from remote.image.engine import FolderInfo
 from tasks.doctor.checks import cluster, gpu, machine, nodes, oci, registry, runs, settings, vm
 from tasks.doctor.result import CheckResult, CheckStatus, Fault
 from tasks.errors import UsageError
 from tasks.reports.runs import RunInfo
+from tests.support.reports import synthetic
 from tests.unit.remote.cluster.test_nodes import NODE
 from tests.unit.tasks.doctor.conftest import FakeCluster, MakeContext, ResultOf
 
@@ -99,6 +102,7 @@ CONTRADICTING = {
 }
 SLOW = {
     "threads of pods": (PODS + "cluster: {cpu: 2}", settings.THREADS_OF_PODS),
+    "less than a core": (PODS + "cluster: {cpu: 400m}", settings.CPU_OF_PODS),
     "shared nodes": (PODS + "cluster: {one_per_node: false}", settings.SHARED_NODE),
     "threads here": ("fleet: {size: 4, local: {threads: 8}}", settings.THREADS_HERE),
     "recipe": ("fleet: {size: 1}\ntrain: {recipe: reference}", settings.SLOW_RECIPE),
@@ -115,6 +119,33 @@ def test_settings_that_contradict_each_other(text: str, fault: Fault, make_conte
 def test_settings_that_make_steps_slow(text: str, fault: Fault, make_context: MakeContext) -> None:
     (result,) = settings.slow_faults(make_context(text).settings, cores=8)
     assert is_fault(result, fault)
+
+
+@pytest.mark.parametrize(("cpu", "threads"), [("1500m", "1"), ("2", "2"), ("3900m", "3")])
+def test_the_number_of_threads_that_is_named_can_be_set(cpu: str, threads: str, make_context: MakeContext) -> None:
+    (result,) = settings.slow_faults(make_context(PODS + f"cluster: {{cpu: '{cpu}'}}").settings, cores=8)
+    assert result.remedy == f"set fleet.pods.threads to {threads}"
+    text = f"fleet: {{kind: pods, pods: {{threads: {threads}}}}}\nbench: {{profile: gpu}}\ncluster: {{cpu: '{cpu}'}}"
+    assert list(settings.slow_faults(make_context(text).settings, cores=8)) == []
+
+
+@pytest.mark.parametrize(
+    ("suite", "inputs", "command"),
+    [
+        ("quick", {}, "inv bench --resume=20261122-080000-x"),
+        ("train", {}, "inv train --resume=20261122-080000-x"),
+        ("train", {"job": {}}, "inv train --job --resume=20261122-080000-x"),
+    ],
+)
+def test_a_running_run_is_resumed_by_its_own_command(
+    suite: str, inputs: dict[str, object], command: str, result_of: ResultOf, project: Path
+) -> None:
+    run_id = "20261122-080000-x"
+    record = synthetic.record(run_id=run_id, suite=suite, workers=1, provenance={"inputs": inputs})
+    (project / "results" / run_id).mkdir(parents=True)
+    record.write(project / "results" / run_id)
+    Ledger.create(project / "results" / run_id / LEDGER_FILE, [planned.trial_id for planned in record.planned])
+    assert f"`{command}`" in result_of("runs newest", "{}").remedy
 
 
 def test_settings_as_shipped_for_a_cluster_contradict_nothing(result_of: ResultOf) -> None:
@@ -317,10 +348,11 @@ RUNS: dict[str, tuple[dict[str, int] | None, list[Fault]]] = {
 
 @pytest.mark.parametrize(("ends", "faults"), RUNS.values(), ids=RUNS)
 def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Fault]) -> None:
-    results = runs.run_results(RunInfo(run_id="r1", state="damaged: x", planned=4, ends=ends))
+    command = "inv train --job --resume=r1"
+    results = runs.run_results(RunInfo(run_id="r1", state="damaged: x", planned=4, ends=ends), command)
     listed = [results] if isinstance(results, CheckResult) else results
     remedies = [result.remedy for result in listed if result.status is not CheckStatus.OK]
-    assert remedies == [fault.remedy.format(run="r1") for fault in faults]
+    assert remedies == [fault.remedy.format(run="r1", command=command) for fault in faults]
 
 
 def test_a_laptop_without_gpu_that_needs_none(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
