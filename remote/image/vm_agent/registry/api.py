@@ -353,12 +353,18 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def __init__(self, host: str) -> None:
         self._host = host
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         try:
-            _origin(newurl)
+            return super().http_error_302(req, fp, code, msg, headers)
         except ValueError:  # an invalid port or address, which no retry changes
             fp.close()
-            raise VmAgentError("refused", f"{self._host} redirects to an invalid URL: {newurl[:200]!r}") from None
+            location = str(headers.get("Location", ""))[:200]
+            raise VmAgentError("refused", f"{self._host} redirects to an invalid URL: {location!r}") from None
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        _origin(newurl)  # ValueError if the port is invalid
         if not (newurl.startswith("https://") or (req.type == "http" and is_loopback_http(newurl))):
             fp.close()
             raise VmAgentError("refused", f"{self._host} redirects to {newurl}, which is not https")
@@ -406,7 +412,10 @@ def is_loopback_http(url: str) -> bool:
 def _connection_error(error: Exception, server: str) -> VmAgentError:
     """Convert an error without a readable response: transient, unless the certificate is not trusted."""
     cause = getattr(error, "reason", None) or error
-    is_invalid_url = isinstance(cause, (http.client.InvalidURL, UnicodeError))  # no retry changes it
+    # No retry changes an invalid URL, which urllib reports by several classes.
+    is_invalid_url = isinstance(cause, http.client.InvalidURL) or (
+        isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError)
+    )
     kind = "failed" if isinstance(cause, ssl.SSLCertVerificationError) or is_invalid_url else "transient"
     text = str(cause) if isinstance(cause, OSError) else f"{type(error).__name__}: {cause}"
     return VmAgentError(kind, f"{server}: {text}")

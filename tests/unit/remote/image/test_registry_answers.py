@@ -157,8 +157,9 @@ NOT_A_MANIFEST = r".* ns/repo; .*registry\.image"
     (FixedResponse(status=200, headers={"X": "x" * 70_000}), "transient", "LineTooLong: got more than 65536 bytes"),
     (FixedResponse(status=500), "transient", "500"),
     (FixedResponse(status=507), "full", "ns/repo: 507"),
-    *((FixedResponse(status=307, headers={"Location": location}), "refused", "URL")
-      for location in ("https://a:99999/x", "https://a:port/x", "https://[::1/x")),
+    (FixedResponse(status=307, headers={"Location": "https://a:99999/x"}), "refused", "URL: 'https://a:99999/x'"),
+    (FixedResponse(status=307, headers={"Location": "https://a:port/x"}), "refused", "URL: 'https://a:port/x'"),
+    (FixedResponse(status=307, headers={"Location": "https://[::1/x"}), "refused", r"URL: 'https://\[::1/x'"),
     (FixedResponse(status=400), "failed", "400"),
 ])  # fmt: skip
 def test_a_response_that_is_not_a_manifest_is_reported_with_registry_and_remedy(

@@ -101,7 +101,7 @@ def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(
 @pytest.mark.parametrize("realm", ["https://[::1/token", "https://127.0.0.1:port/token"])
 def test_an_invalid_url_of_a_token_service_is_reported(server: Server, registry: Registry, realm: str) -> None:
     server.realm = realm
-    with raises_agent_error("transient", f"^{re.escape(realm)}.* {re.escape(server.host)}: "):
+    with raises_agent_error("failed", f"^{re.escape(realm)}.* {re.escape(server.host)}: "):
         registry.manifest("1.0")
 
 
