@@ -77,6 +77,7 @@ def record(
     }
     return RunRecord(**(defaults | changed))
 
+
 # Round step times would look like those of a coarse timer, whose rounding counts as an error.
 OF_A_FINE_TIMER = 1.0 + 3e-7
 

@@ -275,7 +275,7 @@ def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
         if plan.trial.name == "baseline":
             synthetic.rewrite(folder, plan, status=TrialStatus.TIMED_OUT, reason="too slow")
     report = build(folder)
-    assert re.match(r"optimized .*100 \(100 to 100\) samples per second .*4 workers", report.finding)
+    assert re.match(r"optimized .*100\.0 \(100\.0 to 100\.0\) samples per second .*4 workers", report.finding)
     assert any(caution.startswith("baseline ") for caution in report.cautions)
     assert all(row.samples_ratio is None for row in report.rows)
 

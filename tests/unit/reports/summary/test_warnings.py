@@ -77,7 +77,7 @@ def test_slow_steps_are_reported_with_their_cost(cautions_of):
         return with_times(result, times) if number < 4 else result
 
     (caution,) = cautions_of(slow)
-    assert re.match(r"Slow steps .* rank-1 .* 6\.2 %;", caution)
+    assert re.match(r"Slow steps .* rank-1 .* 6\.3 %;", caution)
     assert "dollars and energy" in caution
 
 

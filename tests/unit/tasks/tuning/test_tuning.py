@@ -324,7 +324,11 @@ def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_f
 
 def result(trial: Trial, rate: float, peak: int | None, status: TrialStatus = TrialStatus.SUCCEEDED) -> TrialResult:
     steps = Steps(
-        step_time_sec=[1.0, 1.0], samples=[1, 1], tokens=[2000, 2000], useful_tokens=[rate, rate], loss=[2.0, 1.0]
+        step_time_sec=[synthetic.OF_A_FINE_TIMER] * 2,
+        samples=[1, 1],
+        tokens=[2000, 2000],
+        useful_tokens=[rate, rate],
+        loss=[2.0, 1.0],
     )
     made = synthetic.result(PlannedTrial(trial_id=trial.trial_id, trial=trial), status=status)
     return dataclasses.replace(made, steps=steps, metrics=synthetic.metrics_of(steps, peak_vram_bytes=peak))
