@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -346,7 +347,8 @@ def _forecast(arguments: argparse.Namespace) -> int:
     from bench.data.tokenizer import load_tokenizer
     from bench.machine.isolation import require_gpus_for
     from bench.predict.forecast import forecast
-    from bench.train.check import build_report
+    from bench.train.check import report_examples
+    from bench.workloads.finetune import training_set
 
     source = str(arguments.trial)
     (trial,) = read_trials(_read_text(arguments.trial), source)
@@ -354,11 +356,13 @@ def _forecast(arguments: argparse.Namespace) -> int:
         raise TrialError(f"{source}: kind: expected finetune, found {trial.kind}")
     require_gpus_for(trial.profile)
     prediction, model = forecast(trial), Path(trial.model)
-    row_tokens = trial.micro_batch_size * trial.max_seq_len
-    data = build_report(
-        trial.training.data, model, partial(load_tokenizer, model), row_tokens=row_tokens, cache_dir=arguments.cache
+    start = time.monotonic()
+    examples, was_cached = training_set.load(trial, partial(load_tokenizer, model), arguments.cache)
+    data = report_examples(
+        trial.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, start=start
     )
-    return _print_json(schema.to_json(replace(prediction, data=data)))
+    # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
+    return _print_json(schema.to_json(replace(prediction, data=data, steps=examples.steps())))
 
 
 def _data(arguments: argparse.Namespace) -> int:

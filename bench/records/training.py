@@ -117,7 +117,8 @@ class Forecast:
     adapter_weights: int
     row_sec: float | None
     data: DataReport | None = None
-    recipe: str | None = None  # None from a worker of an older version
+    recipe: str | None = None  # None from a worker of an older version, as are steps
+    steps: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

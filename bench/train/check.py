@@ -50,6 +50,13 @@ def build_report(
     """Load the examples and build the report. Raises InputError."""
     start = time.monotonic()
     examples, was_cached = load_examples(spec, model, tokenizer, cache_dir)
+    return report_examples(spec, examples, row_tokens=row_tokens, was_cached=was_cached, start=start)
+
+
+def report_examples(
+    spec: TrainingData, examples: Dataset, *, row_tokens: int, was_cached: bool, start: float
+) -> DataReport:
+    """Build the report on examples whose loading began at `start` (time.monotonic), with some of their texts."""
     seconds = time.monotonic() - start
     data_report = summarize(spec, examples, row_tokens=row_tokens, was_cached=was_cached, seconds=seconds)
     return replace(data_report, shown=examples.shown)

@@ -1,7 +1,8 @@
 """Forecast of a training before it starts: steps, hours, dollars, memory, and the share of communication.
 
-If an earlier run in the results folder trained the same configuration of this model on the same kind of device, hours
-come from its measured steps, with their interval; otherwise they are estimated from the chip's specification. The
+If an earlier training in the results folder had the same configuration, model, workers and kind of device, hours come
+from its steps. If an earlier run measured the configuration there, hours come from its measured steps, with their
+interval; otherwise they are estimated from the chip's specification. The
 gradient all-reduce is predicted from the bandwidth that an earlier distributed trial measured.
 
 Not covered: start-up (loading, reading the data), evaluations, sample answers, restarts; the training's report has
@@ -28,7 +29,7 @@ from reports.summary.cost import Amount, Price
 from tasks.clients.workers import forecast
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet.pricing import price_of
-from tasks.fleet.run_store import newest_results
+from tasks.fleet.run_store import newest_results, newest_trainings
 from tasks.settings.load import Settings
 from tasks.train.trial_spec import train_limits
 
@@ -199,8 +200,10 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         steps = training.max_steps
         rows = steps * training.rows_per_step
     max_rows_per_worker = math.ceil(min(training.rows_per_step, max(1, rows)) / workers)
-    step, basis = _step_sec(settings, trial, probe, max_rows_per_worker)
+    steps = steps if probe.forecast.steps is None else probe.forecast.steps
     all_reduce = _all_reduce_sec(settings, probe, workers, DTYPE_BYTES[training.gradients])
+    trained = _trained_step_sec(settings, trial, probe, all_reduce or 0.0)
+    step, basis = trained or _step_sec(settings, trial, probe, max_rows_per_worker)
     seconds = None if step is None else _add_seconds(step, all_reduce or 0.0).times(steps)
     price = price_of(settings, [probe.device])
     usd = None if price is None or seconds is None else seconds.times(workers * price.usd_per_gpu_hour / 3600.0)
@@ -218,6 +221,37 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         max_hours=training.max_hours,
         limiting_setting=training.limited_by,
         fallback=None if probe.forecast.recipe in (None, trial.recipe) else probe.forecast.recipe,
+    )
+
+
+def _trained_step_sec(
+    settings: Settings, trial: Trial, probe: ProbeResult, all_reduce_sec: float
+) -> tuple[Amount, str] | None:
+    """Return the mean step of the newest training of this configuration, without communication; and name the source.
+
+    It has the same rows in a step and the same number of workers; a step's time includes its communication. None if
+    there is no such training.
+    """
+    for result, record in newest_trainings(settings.results_folder):
+        seconds = record.steps.step_time_sec
+        if seconds and _is_same_training(result, trial, probe):
+            value = max(0.0, statistics.fmean(seconds) - all_reduce_sec)
+            basis = f"from {len(seconds)} steps trained on {probe.device} (run {record.run_id})"
+            return Amount(value=value, low=None, high=None), basis
+    return None
+
+
+def _is_same_training(result: TrialResult, trial: Trial, probe: ProbeResult) -> bool:
+    """Check whether a result is that of a training with equal steps: configuration, rows, workers, model, device."""
+    training, other = trial.training, result.trial.training
+    return (
+        training is not None
+        and other is not None
+        and (other.rows_per_step, other.gradients) == (training.rows_per_step, training.gradients)
+        and result.trial.world_size == trial.world_size
+        and all(getattr(result.trial, name) == getattr(trial, name) for name in COMPARED_FIELDS)
+        and device(result.fingerprint) == probe.device
+        and result.fingerprint.get("model_sha256") == probe.forecast.model_sha256
     )
 
 

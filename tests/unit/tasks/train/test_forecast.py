@@ -12,7 +12,7 @@ from bench.records.training import Forecast
 from tasks.settings.load import Settings
 from tasks.train import forecast as forecast_module
 from tasks.train import trial_spec
-from tests.support.reports import synthetic
+from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train.conftest import MakeSettings
 from tests.unit.tasks.train.test_check import REPORT
 
@@ -45,7 +45,7 @@ def test_hours_are_the_sum_of_all_steps_so_slow_ones_count(settings: Callable[..
     write_measured_run(settings(), trial, measurements=[])
     predicted = forecast_module.predict(settings(), trial, make_probe())
     assert predicted.seconds is not None
-    assert math.isclose(predicted.seconds.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20)
+    assert math.isclose(predicted.seconds.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20, rel_tol=1e-6)
     assert predicted.basis.startswith("from 20 steps measured on CPU (run 1-trials)")
 
 
@@ -53,7 +53,7 @@ def test_rows_of_one_step_share_its_optimizer_step(settings: Callable[..., Setti
     write_measured_run(settings(), trial, measurements=[synthetic.measurement("step_optimizer_sec", 0.02)])
     predicted = forecast_module.predict(settings(), trial, make_probe())
     assert predicted.step_sec is not None
-    assert math.isclose(predicted.step_sec, ROWS * 0.12 - (ROWS - 1) * 0.02)
+    assert math.isclose(predicted.step_sec, ROWS * 0.12 - (ROWS - 1) * 0.02, rel_tol=1e-6)
 
 
 def test_the_trial_and_the_forecast_name_the_limit_that_is_reached_first(settings: MakeSettings) -> None:
@@ -64,6 +64,34 @@ def test_the_trial_and_the_forecast_name_the_limit_that_is_reached_first(setting
     assert trial.training is not None
     assert (trial.training.max_hours, trial.training.limited_by) == (1.5, "train.budget_usd")
     assert forecast_module.predict(priced, trial, make_probe()).limiting_setting == "train.budget_usd"
+
+
+def test_the_steps_are_those_that_the_worker_counted_in_the_order_of_training(
+    settings: MakeSettings, trial: Trial
+) -> None:
+    probe = make_probe()
+    assert forecast_module.predict(settings(), trial, probe).steps == STEPS
+    counted = dataclasses.replace(probe, forecast=dataclasses.replace(probe.forecast, steps=25))
+    assert forecast_module.predict(settings(), trial, counted).steps == 25
+
+
+@pytest.mark.parametrize(
+    ("change", "is_used"),
+    [({}, True), ({"seed": 7}, True), ({"max_seq_len": 128}, False), ({"world_size": 2}, False)],
+)
+def test_hours_come_from_the_same_training(
+    settings: MakeSettings, trial: Trial, change: dict[str, Any], is_used: bool
+) -> None:
+    trained = dataclasses.replace(trial, **change)
+    folder = settings().results_folder / "20260101-000000-train"
+    (plan,) = synthetic.planned((trained,), ["worker-0"])
+    synthetic.write_result(folder, synthetic.result(plan, run_id=folder.name))
+    dataclasses.replace(training_run.RECORD, run_id=folder.name).write(folder / "trials" / plan.trial_id)
+    predicted = forecast_module.predict(settings(), trial, make_probe())
+    assert (predicted.seconds is not None) == is_used
+    if predicted.seconds is not None:
+        assert math.isclose(predicted.seconds.value, STEPS * 1800.0)
+        assert folder.name in predicted.basis
 
 
 def test_the_plan_has_the_digest_of_every_input(trial: Trial) -> None:
