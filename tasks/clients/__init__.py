@@ -4,6 +4,7 @@ workers         the fleet's hosts and their commands: local processes or pods
 worker_queries  queries to all workers before a run, with retries
 cluster         the Kubernetes cluster
 image_ref       the image that pods run, by its digest
+manifest_values values of the manifests, from the settings
 build_vm        the build VM, over SSH
 registry        the registry of the settings, queried from the build VM
 secrets         passwords and tokens

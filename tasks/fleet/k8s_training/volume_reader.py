@@ -14,6 +14,7 @@ from bench.records.run import RunRecord
 from remote.cluster.client import Cluster
 from remote.cluster.labels import Object
 from remote.cluster.manifests import render
+from remote.cluster.plan import identity
 from remote.cluster.volume_reader_pod import READER, make_reader_job
 from remote.hosts.command import Command
 from remote.hosts.host import Host, HostError, collapse_whitespace
@@ -53,14 +54,14 @@ def open_reader_pod(settings: Settings, run: RunRecord) -> Iterator[Host]:
 @contextlib.contextmanager
 def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) -> Iterator[Host]:
     jobs = [job for kind in ("Job", "JobSet") for job in cluster.list_fleet_objects(kind)]
-    reader_pod = _reader_job(jobs) or _reader_job(_rendered_jobs(settings, run))
-    if reader_pod is None:
+    reader_objects = _reader_objects(jobs) or _rendered_reader_objects(settings, cluster, run)
+    if not reader_objects:
         raise UsageError(
             f"run {run.run_id}: no pod can read the volume, as cluster.fss.volume_handle is null; set it as it was "
             "for the training, then rerun the command"
         )
     print(f"creating pod {READER} to read the volume", flush=True)
-    cluster.apply([reader_pod])
+    cluster.apply(reader_objects)
     try:
         (host,) = component_hosts(settings, READER)
         deadline = time.monotonic() + settings.cluster.ready_timeout_sec
@@ -70,24 +71,31 @@ def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) 
             time.sleep(_POLL_SEC)
         yield host
     finally:
-        cluster.delete([reader_pod], wait_sec=_DELETE_TIMEOUT_SEC)
+        cluster.delete(reader_objects, wait_sec=_DELETE_TIMEOUT_SEC)
 
 
-def _reader_job(jobs: Sequence[Object]) -> Object | None:
-    """Return a reader with the volumes of the first Job that mounts a claim."""
-    return next((reader for job in jobs if (reader := make_reader_job(job)) is not None), None)
+def _reader_objects(jobs: Sequence[Object]) -> Sequence[Object]:
+    """Return a reader with the volumes of the first Job that mounts a claim; empty if none does."""
+    return [reader for job in jobs if (reader := make_reader_job(job)) is not None][:1]
 
 
-def _rendered_jobs(settings: Settings, run: RunRecord) -> list[Object]:
-    """Render the Job of the run with the current settings. Raises UsageError without an image."""
+def _rendered_reader_objects(settings: Settings, cluster_client: Cluster, run: RunRecord) -> Sequence[Object]:
+    """Return a reader made from the run's Job as rendered with the current settings, and ConfigMaps that it lacks.
+
+    Raises UsageError without an image.
+    """
     cluster = settings.cluster.model_copy(update={"overlay": run.provenance["inputs"]["job"]["overlay"]})
     settings = settings.model_copy(update={"cluster": cluster})
     values = manifest_values(settings, resolve_image(settings))
-    order = {"order": "{}", "run_id": run.run_id, "size": len(run.workers)}
+    order: dict[str, str | int | list[str]] = {"order": "{}", "run_id": run.run_id, "size": len(run.workers)}
     values = dataclasses.replace(values, extra_settings={**values.extra_settings, **order})
     with translate_cluster_errors():
         desired = render(values, settings.root / MANIFESTS)
-    return [resource for resource in desired if resource["kind"] in ("Job", "JobSet")]
+    reader = _reader_objects([resource for resource in desired if resource["kind"] in ("Job", "JobSet")])
+    existing = {identity(resource) for resource in cluster_client.live_objects()}
+    # A ConfigMap's name has the hash of its content, which depends on the settings.
+    maps = [resource for resource in desired if resource["kind"] == "ConfigMap" and identity(resource) not in existing]
+    return [*maps, *reader] if reader else []
 
 
 def _probe_error(host: Host) -> str | None:
