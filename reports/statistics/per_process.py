@@ -36,7 +36,7 @@ DRIFT_MIN_STEPS = 10
 LEVELS_SDS, LEVELS_SHARE = 5.0, 0.01  # two clock levels: more than 5 standard deviations and at least 1 % apart
 # Resolutions in seconds that a timer's steps can show: decimal ones, and the 1/64 s of some systems.
 TIMER_STEPS = (1.0, 0.1, 0.015625, 0.01, 0.001, 0.0001)
-_TIMER_ACCURACY = 1e-8  # share of the resolution
+_TIMER_ACCURACY = 1e-10  # share of the resolution
 _MAX_AUTOCORRELATION = 0.9
 _SD_OF_MAD = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
 _SE_OF_MEDIAN = math.sqrt(math.pi / 2.0)  # a normal sample's standard error of the median over that of the mean

@@ -79,7 +79,7 @@ def record(
 
 
 # Round step times would look like those of a coarse timer, whose rounding counts as an error.
-OF_A_FINE_TIMER = 1.0 + 3e-7
+OF_A_FINE_TIMER = 1.0 + 3e-10
 
 
 def measured_steps(

@@ -9,6 +9,7 @@ import pytest
 from bench.records.result import Steps, TrialStatus
 from reports.read.load import load
 from reports.statistics.per_process import describe
+from reports.summary import warnings
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 from tests.support.reports.noise import steps
@@ -77,7 +78,7 @@ def test_slow_steps_are_reported_with_their_cost(cautions_of):
         return with_times(result, times) if number < 4 else result
 
     (caution,) = cautions_of(slow)
-    assert re.match(r"Slow steps .* rank-1 .* 6\.3 %;", caution)
+    assert re.match(r"Slow steps .* rank-1 .* 6\.[23] %;", caution)
     assert "dollars and energy" in caution
 
 
@@ -130,3 +131,24 @@ def test_steps_that_jump_between_two_clocks_are_detected_and_others_are_not():
     rare = [np.where(random.random(30) < 0.06, 1.5, 1.0) * times for times in one_level]
     calm = describe([steps("a", tuple(times), process=str(n)) for n, times in enumerate((*one_level, *rare))])
     assert sum(process.levels_percent is not None for process in calm) <= 8
+
+
+@pytest.mark.parametrize(
+    ("out_of_memory", "status", "warned", "unfit"),
+    [
+        (("rank-3",), TrialStatus.OUT_OF_MEMORY, False, "rank-3"),
+        (("rank-3",), TrialStatus.FAILED, True, ""),
+        (("rank-3.worker-2",), TrialStatus.OUT_OF_MEMORY, True, ""),  # the others fit
+        (("rank-1",), TrialStatus.OUT_OF_MEMORY, True, ""),  # the baseline
+    ],
+)
+def test_a_configuration_that_never_fits_is_a_result_and_no_warning(tmp_path, out_of_memory, status, warned, unfit):
+    trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 7))
+    run = synthetic.record(trials)
+    synthetic.write_run(tmp_path, run)
+    for plan in run.planned:
+        if plan.trial_id.startswith(out_of_memory):
+            synthetic.rewrite(tmp_path, plan, status=status, reason="memory", steps=0)
+    summary = summarize(load(tmp_path))
+    assert any("did not succeed" in caution or "gave no" in caution for caution in summary.cautions) is warned
+    assert warnings.describe_unfit(summary.rows, summary.others, summary.baseline).split(" ")[0] == unfit
