@@ -21,7 +21,7 @@ from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 
 _FIRST_PORT, _PORT_COUNT = 21_000, 4_000  # below the ephemeral ports; two ports for each gang
-_STATE_ARGUMENTS = {"progress": "progress.json", "every_sec": 1.0, "for_sec": 0.0}  # of `watch`, for one state only
+_STATE_ARGUMENTS = {"progress": "progress.json", "every_sec": 1.0, "for_sec": 0.0}  # a `watch` with one state
 
 
 class GangAgent(Agent):
