@@ -135,8 +135,8 @@ def to_engine_error(host: Host, client: Client, command: Command, completed: Com
     stderr = completed.stderr.decode(errors="replace").strip()
     if completed.exit_code == 127:
         return EngineError(
-            f"{host.name}: {client.program}: not found; install Docker there (`apt-get install docker.io`), or set "
-            "image.client to its client"
+            f"{host.name}: {client.program}: not found; install Docker there (`apt-get install docker.io`), set "
+            "image.client to its client, or set build.host to a VM that has it"
         )
     if (access_error := engine_access_error(stderr, client.address)) is not None:
         return EngineError(f"{host.name}: {access_error}")

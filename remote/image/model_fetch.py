@@ -70,10 +70,19 @@ class Fetch:
         """All fields, as JSON values: equal for equal fetches."""
         return {**asdict(self), "cache_here": None if self.cache_here is None else str(self.cache_here)}
 
-    def to_job(self, source: dict[str, Any], *, has_token: bool) -> dict[str, Any]:
-        """Build the job document. It contains no secret: `has_token` says that a token will be sent separately."""
+    def to_job(self, source: dict[str, Any], *, has_token: bool, client_lock: str) -> dict[str, Any]:
+        """Build the job document. It contains no secret: `has_token` says that a token will be sent separately.
+
+        `client_lock` pins the packages of the hub's client, for a VM without one.
+        """
         fields = {"model": self.model, "folder": self.folder, "endpoint": self.endpoint, "index_url": self.index_url}
-        return {**fields, "revision": self.revision, "source": source, "token": has_token}
+        return {
+            **fields,
+            "revision": self.revision,
+            "source": source,
+            "token": has_token,
+            "client_lock": client_lock,
+        }
 
 
 def find_job(agent: Agent, fetch: Fetch) -> Job | None:
@@ -92,6 +101,7 @@ def start(
     *,
     token: Secret | None = None,
     deadline_sec: float,
+    client_lock: str = "",
     on_progress: Callable[[UploadProgress], None] = lambda _: None,
 ) -> Job:
     """Start the job; with `cache_here`, upload its files first. Raises FetchError and like `push_folder`."""
@@ -101,7 +111,9 @@ def start(
     elif fetch.cache_here is not None:
         source = _upload_cache(agent, fetch, on_progress, deadline_sec)
     job = vm_jobs.new_job(agent, VERB, fetch.model, fetch.request)
-    vm_jobs.start(job, fetch.to_job(source, has_token=token is not None), deadline_sec=deadline_sec)
+    vm_jobs.start(
+        job, fetch.to_job(source, has_token=token is not None, client_lock=client_lock), deadline_sec=deadline_sec
+    )
     if token is not None:
         host, stdin = agent.host, token.reveal().encode()
         pipe = f"{job.folder}/{TOKEN_PIPE}"

@@ -21,6 +21,7 @@ PROFILES_FILE = "image/profiles.yaml"
 LOCK_TIMEOUT_SEC = 1800.0
 DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}\Z")
 PLATFORM = "x86_64-manylinux_2_28"
+HUB_CLIENT, HUB_CLIENT_PYTHON = "hub-client", "3.9"  # its lock; the oldest Python that a build VM may have
 
 
 def load_profiles(root: Path) -> dict[str, BuildProfile]:
@@ -65,16 +66,31 @@ def image_name(settings: Settings) -> str:
     return f"{settings.image.name}:{settings.image.profile}{suffix}"
 
 
+def hub_client_lock(root: Path) -> str:
+    """Read the lock of the hub's client. Raises UsageError."""
+    path = root / "image" / "locks" / f"{HUB_CLIENT}.txt"
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}; `inv image.lock` rebuilds it") from None
+
+
 def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
     settings = load(context)
     profiles = load_profiles(settings.root)
     if profile is not None and profile not in profiles:
         raise UsageError(f"image.lock: --profile: expected one of {', '.join(profiles)}, found {profile!r}")
-    for name in [profile] if profile is not None else profiles:
+    names = [profile] if profile is not None else [*profiles, HUB_CLIENT]
+    for name in names:
         folder = settings.root / "image" / "locks"
         argv = (
             *(sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--generate-hashes"),
-            *("--only-binary", ":all:", "--python-version", profiles[name].python, "--python-platform", PLATFORM),
+            *("--only-binary", ":all:"),
+            *(
+                ("--universal", "--python-version", HUB_CLIENT_PYTHON)
+                if name == HUB_CLIENT
+                else ("--python-version", profiles[name].python, "--python-platform", PLATFORM)
+            ),
             *("--custom-compile-command", "inv image.lock", "--output-file", f"{name}.txt"),
             *(("--upgrade",) if upgrade else ()),
             f"{name}.in",

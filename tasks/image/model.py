@@ -17,7 +17,7 @@ from remote.ssh.rsync import UploadProgress
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
-from tasks.image import jobs
+from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
 from tasks.settings.schema import Sections
 
@@ -114,6 +114,7 @@ def _fetch(settings: Settings, agent: Agent, fetch: Fetch) -> None:
             fetch,
             token=_hub_token(settings, fetch),
             deadline_sec=settings.image.deadline_sec,
+            client_lock=build_profiles.hub_client_lock(settings.root),
             on_progress=_UploadLines(),
         )
     facts = jobs.follow(settings, job).facts

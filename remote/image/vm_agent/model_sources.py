@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -24,7 +25,6 @@ from remote.jobs.host_agent.files import CHUNK_BYTES
 
 UPLOAD_FOLDER = ".brought"  # below a model's folder: unverified files from the laptop
 TOKEN_PIPE = "token.pipe"  # noqa: S105 - a file name
-HUB_CLIENT = "huggingface_hub>=0.30,<3"
 _TOKEN_TIMEOUT_SEC, _MAX_TOKEN_BYTES = 120.0, 1 << 16
 _FIRST_WAIT_SEC = 1.0
 _PROGRESS_INTERVAL_SEC = 2.0
@@ -68,7 +68,7 @@ class HubSource:
                 "over plain HTTP; set hub.endpoint to https://..., or hub.token_file to null",
             )
         self._job_log, self._job, self._token = job_log, {**job, "endpoint": endpoint}, token
-        self._python = python_with_hub_client(job_log, job["index_url"])
+        self._python = python_with_hub_client(job_log, job["index_url"], job.get("client_lock") or "")
         self._commit = ""
         self._client: subprocess.Popen[bytes] | None = None
 
@@ -280,19 +280,29 @@ class ProgressReporter:
 # --- the client and the token -----------------------------------------------------------------------------------------
 
 
-def python_with_hub_client(job_log: JobLog, index_url: str | None) -> str:
-    """Return a Python with huggingface_hub: this one, or a virtual environment's, created once next to the jobs."""
+def python_with_hub_client(job_log: JobLog, index_url: str | None, lock: str) -> str:
+    """Return a Python with huggingface_hub: this one, or a virtual environment's, created once next to the jobs.
+
+    `lock` pins all packages of the environment with their hashes: they will be given the hub's token.
+    """
     if importlib.util.find_spec("huggingface_hub") is not None:
         return sys.executable
     home = Path.cwd().parent.parent / "hub-client"
     python, ready = home / "bin" / "python", home / "ready"
-    if ready.exists():
-        return str(python)
-    job_log.add(f"installing {HUB_CLIENT} into {home}", "preparing")
+    lock_digest = hashlib.sha256(lock.encode()).hexdigest()
+    with contextlib.suppress(OSError):
+        if ready.read_text() == lock_digest:
+            return str(python)
+    requirements = Path.cwd() / "hub-client.txt"
+    requirements.write_text(lock)
+    job_log.add(f"installing huggingface_hub, pinned with hashes, into {home}", "preparing")
     environment = {**os.environ, **({"PIP_INDEX_URL": index_url} if index_url else {})}
     steps = (
         [sys.executable, "-m", "venv", "--clear", str(home)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", HUB_CLIENT],
+        [
+            *(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"),
+            *("--require-hashes", "--requirement", str(requirements)),
+        ],
     )
     for step in steps:
         done = subprocess.run(step, env=environment, capture_output=True, text=True, check=False)
@@ -304,7 +314,7 @@ def python_with_hub_client(job_log: JobLog, index_url: str | None) -> str:
                 "there and set image.index_url to a reachable package index, or fetch the model from a cache (--cache, "
                 "--cache-here)",
             )
-    ready.touch()
+    ready.write_text(lock_digest)
     return str(python)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from remote.image.vm_agent.model_sources import CacheSource, find_snapshot, snap
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.hosts.pythons import other_python
 from tests.support.machines.failures import raises_agent_error
+from tests.support.paths import ROOT
 
 COMMIT = "a" * 40
 
@@ -253,3 +255,30 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
     assert fetch()["fetched_bytes"] == len(weights)
     assert any(line.text.startswith("model.safetensors: ") and "manifest" in line.text for line in lines)
     assert (folder / "model.safetensors").read_bytes() == weights
+
+
+def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_another_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = list[list[str]]()
+
+    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        called.append(argv)
+        (tmp_path / "hub-client").mkdir(exist_ok=True)
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    (tmp_path / "jobs" / "fetch-x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "jobs" / "fetch-x")
+    monkeypatch.setattr(model_sources.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(model_sources.subprocess, "run", run)
+    lock = (ROOT / "image" / "locks" / "hub-client.txt").read_text()
+    assert lock.count("==") > 10
+    assert len(re.findall(r"^[a-z].*\\\n    --hash=sha256:", lock, re.MULTILINE)) == len(
+        re.findall("^[a-z]", lock, re.MULTILINE)
+    )
+    for text, count in ((lock, 2), (lock, 2), (lock + "#", 4)):
+        python = model_sources.python_with_hub_client(JobLog(), None, text)
+        assert python == str(tmp_path / "hub-client" / "bin" / "python")
+        assert len(called) == count
+        assert Path("hub-client.txt").read_text() == text
+        assert called[-1][-3:] == ["--require-hashes", "--requirement", str(Path.cwd() / "hub-client.txt")]
