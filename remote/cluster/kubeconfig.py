@@ -109,8 +109,8 @@ def _read(paths: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
             ) from None
     if not has_file:
         raise Misconfigured(
-            f"kubeconfig {paths}: not found; create one (`oci ce cluster create-kubeconfig ...`), "
-            "or set cluster.kubeconfig or KUBECONFIG"
+            f"kubeconfig {paths}: not found; `inv tenancy.kubeconfig` writes one for a cluster on Oracle's cloud; "
+            "elsewhere set cluster.kubeconfig or KUBECONFIG"
         )
     return contexts, clusters, current
 

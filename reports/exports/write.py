@@ -17,10 +17,12 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
 }
 
 
-def check_formats(formats: Sequence[str]) -> None:
-    """Raise ReportError if a format needs a package that is not installed."""
-    if offline_wandb.FOLDER in formats and find_spec("wandb") is None:
-        raise ReportError("--format wandb: wandb is not installed; run `pip install wandb`, then retry")
+def usable_formats(formats: Sequence[str]) -> tuple[tuple[str, ...], ReportError | None]:
+    """Return the formats whose packages are installed, and an error that names one whose package is missing."""
+    usable = tuple(name for name in formats if name != offline_wandb.FOLDER or find_spec("wandb") is not None)
+    if len(usable) == len(formats):
+        return usable, None
+    return usable, ReportError("--format wandb: wandb is not installed; run `pip install wandb`, then retry")
 
 
 def export(run_folder: Path, formats: Sequence[str], partial_steps: Path | None = None) -> tuple[Path, ...]:

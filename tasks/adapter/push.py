@@ -20,7 +20,15 @@ from tasks.adapter import model_card
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
 from tasks.clients.registry import configured_user, parse_reference
 from tasks.clients.secrets import registry_password
-from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, results_write_errors
+from tasks.errors import (
+    DISK_ERRNOS,
+    ConfirmationRequired,
+    RetryableError,
+    TaskFailed,
+    UsageError,
+    disk_error,
+    results_write_errors,
+)
 from tasks.settings.load import Settings, load
 
 ARTIFACT_TYPE = "application/vnd.qlora-fleet.{}.v1"
@@ -88,10 +96,15 @@ def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
         partial.replace(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise UsageError(
-            f"adapter.push: --folder: {folder}: {error.strerror}; free space, or name another one"
-        ) from None
+        raise _to_file_error(f"adapter.push: --folder: {folder}", error, "name another one") from None
     print(f"{folder}: {len(files)} files, read back and verified")
+
+
+def _to_file_error(label: str, error: OSError, remedy: str) -> TaskFailed:
+    """Return the task error of a file; on a full or read-only disk one that may pass (exit code 3)."""
+    if error.errno in DISK_ERRNOS:
+        return disk_error(f"{label}: ", error)
+    return UsageError(f"{label}: {error.strerror}; {remedy}")
 
 
 def _push_to_registry(
@@ -116,7 +129,7 @@ def _push_to_registry(
         remedy = f"; `{retry_command}` resumes" if error_type is RetryableError else ""
         raise error_type(f"{failed}{remedy}") from None
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}") from None
+        raise _to_file_error(str(error.filename), error, "check owner and permissions") from None
     path = _write_record(trained, push_record_json(reference, facts, _now()))
     print(f"{reference.repository}@{facts['digest']}: {len(files)} files, confirmed by the registry; wrote {path}")
 
@@ -126,7 +139,7 @@ def _push_to_bucket(settings: Settings, trained: TrainedAdapter, files: Mapping[
     try:
         facts = storage.push(settings, target, trained.run.run_id, files, print_line)
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}") from None
+        raise _to_file_error(str(error.filename), error, "check owner and permissions") from None
     path = _write_record(trained, json.dumps({**facts, "pushed_at": _now()}, indent=1, ensure_ascii=False) + "\n")
     print(f"{facts['place']}: {len(facts['sha256'])} files, confirmed by the service; wrote {path}")
 

@@ -11,4 +11,5 @@ flags     parsers for the values of flags
 lock      one task at a time that changes something
 git       output of git commands
 terminal  consoles, tables, JSON output and yes/no questions
+wrap      messages wrapped to the terminal's width
 """

@@ -16,6 +16,7 @@ from invoke.executor import Executor
 
 from tasks.cli.parser import refuse_empty_values
 from tasks.cli.signals import set_ctrl_c_handler
+from tasks.cli.wrap import wrap_for_terminal
 from tasks.errors import DISK_ERRNOS, Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.load import load
 
@@ -50,7 +51,7 @@ class ChainExecutor(Executor):
                 results.update(super().execute((call.called_as or call.task.name, call.kwargs)))
             except SomeTrialsFailed as failure:
                 has_failures = True
-                print(failure, file=sys.stderr)
+                print(wrap_for_terminal(str(failure), sys.stderr), file=sys.stderr)
         if has_failures:
             raise Exit(code=1)
         return results

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,21 @@ from invoke.parser.argument import Argument
 from invoke.program import Program
 
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
-from tasks.cli.signals import exit_now, set_ctrl_c_handler
+from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
+from tasks.cli.wrap import wrap_for_terminal
 from tasks.errors import Interrupted, UsageError
 from tasks.settings.sources import InvokesConfig
 
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
+DISTRIBUTION = "qlora-fleet"
 _LIST_FORMATS = ("flat", "nested", "json")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line. Prints an error as one line on standard error; returns the exit code."""
+    set_hangup_handler()
     set_ctrl_c_handler(exit_now)  # while a task runs, `tasks.cli.executor` sets another handler
     guard_standard_streams()
     patch_parser()
@@ -99,13 +103,57 @@ class _InvProgram(Program):
         pairs = super()._make_pairs(coll, ancestors)
         return [(re.sub(r"^(\S+)\.\S+ \(\1\)$", r"\1", name), text) for name, text in pairs]
 
+    def print_version(self) -> None:
+        try:
+            version = metadata.version(DISTRIBUTION)
+        except metadata.PackageNotFoundError:  # started from a copy that is not installed
+            version = "unknown"
+        print(f"{DISTRIBUTION} {version}, Invoke {__version__}")
+
+    def no_tasks_given(self) -> None:
+        """Print the tasks for a bare `inv`; Invoke prints its own options only."""
+        print(f"Usage: {self.binary} [--core-opts] TASK [--options] [TASK ...]\n")
+        self.list_tasks()
+        print("`inv help TASK` explains a task, `inv help GROUP` lists one group, `inv --help` shows the core options")
+        raise Exit
+
     def parse_tasks(self) -> None:
+        self._parse_help_request()
+        self._refuse_values_of_switches()
         super().parse_tasks()
         tasks = self.parser.contexts
         for word in self.core.unparsed:  # to the parser, `--resume=collect` is the same as `--resume collect`
             flag, _, value = word.partition("=")
             if value in tasks and any(flag in task.flags and task.flags[flag].optional for task in tasks.values()):
                 raise UsageError(f"{word}: {value} is a task; type `{flag} {value}` to run one after the other")
+
+    def _parse_help_request(self) -> None:
+        """Turn `inv help X` and `inv GROUP` into `--help X` and `--list GROUP`."""
+        groups, names = self.collection.collections, self.collection.task_names
+        tasks = {name for primary, aliases in names.items() for name in (primary, *aliases)}
+        typed = self.core.unparsed
+        is_help = typed[:1] == ["help"] and "help" not in tasks
+        topics = typed[1:] if is_help else typed
+        if is_help and not topics:
+            self.no_tasks_given()
+        if not is_help and not (len(topics) == 1 and topics[0] in groups and topics[0] not in tasks):
+            return
+        argument = self.args.list if topics[0] in groups else self.args.help
+        argument.value = topics[0]
+        typed.clear()
+
+    def _refuse_values_of_switches(self) -> None:
+        """Raise UsageError for `--quick=yes`: the parser would take the value for a task's name."""
+        if not any("=" in word for word in self.core.unparsed):
+            return
+        contexts = self.collection.to_contexts()
+        tasks = {name: context for context in contexts for name in (context.name, *context.aliases)}
+        task = None
+        for word in self.core.unparsed:
+            flag, separator, value = word.partition("=")
+            task = tasks.get(word, task)
+            if separator and task is not None and flag in task.flags and task.flags[flag].kind is bool:
+                raise UsageError(f"{task.name}: {flag}: expected no value, found {value!r}; type `{flag}`, or omit it")
 
     def parse_cleanup(self) -> None:
         name = self.args.help.value
@@ -131,5 +179,5 @@ class _InvProgram(Program):
 
 def _print_error(error: Exit) -> int:
     if error.message:
-        print(error.message, file=sys.stderr)
+        print(wrap_for_terminal(error.message, sys.stderr), file=sys.stderr)
     return int(error.code)

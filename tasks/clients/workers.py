@@ -37,7 +37,7 @@ def fleet_hosts(settings: Settings) -> list[Host]:
     """Return the fleet's hosts, named worker-0, worker-1, ...; over pods, the pods with these indices."""
     if settings.fleet.kind == "pods":
         return list(pod_hosts(settings, print_target(settings)))
-    folder = settings.root / settings.fleet.local.folder
+    folder = settings.resolve_path(settings.fleet.local.folder)
     existing_path = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing_path.is_dir():
         raise UsageError(f"fleet.local.folder: {existing_path} is a file; set it to a folder")

@@ -217,10 +217,12 @@ class FleetView(View):
         steps = f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
         return self._event_line(row, f"{progress.phase}{steps}{rate}")
 
-    def _on_end(self, row: WorkerRow, event: FleetEvent) -> Text:
+    def _on_end(self, row: WorkerRow, event: FleetEvent) -> Text | None:
         end = event.status
         if event.trial_id is not None and end is not None:
             self._ends[event.trial_id] = end
+        if end is TrialStatus.CANCELLED and row.trial_id != event.trial_id:
+            return None  # it was still queued; the summary counts it
         label, style = END_STYLES.get(end, (end.value, "red")) if end is not None else ("ended", "")
         rate = row.progress.samples_per_sec if row.progress is not None else None
         parts = [label]

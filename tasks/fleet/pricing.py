@@ -17,7 +17,7 @@ def pricing(settings: Settings) -> Pricing:
         usd_per_gpu_hour=cost.price_usd_per_gpu_hour,
         source=cost.price_source,
         shape=cost.shape,
-        table=None if cost.prices is None else settings.root / cost.prices,
+        table=None if cost.prices is None else settings.resolve_path(cost.prices),
         hosted_usd_per_10000_samples=cost.hosted_usd_per_10000_samples,
         hosted_source=cost.hosted_source,
         co2_kg_per_kwh=cost.co2_kg_per_kwh,

@@ -165,7 +165,7 @@ def _download(url: str) -> bytes:
 
 def _load_table(settings: Settings, today: datetime.date) -> tuple[Path | None, PriceTable]:
     """Return (the user's own file or None, the table in effect). Raises UsageError."""
-    file = settings.root / (settings.cost.prices or DEFAULT_FILE)
+    file = settings.resolve_path(settings.cost.prices or DEFAULT_FILE)
     with translate_errors(UsageError, PriceError, suffix="; nothing was written"):
         if file.exists() or settings.cost.prices is not None:
             return file, prices.read_table(file, today=today)

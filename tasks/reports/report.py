@@ -14,13 +14,13 @@ from bench.records.paths import REPORT_FOLDER
 from bench.records.result import TrialStatus
 from reports import formatting
 from reports.comparison.comparability import NAMES
-from reports.exports.write import FORMATS, check_formats, export
+from reports.exports.write import FORMATS, export, usable_formats
 from reports.output import watch as watching
 from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
 from reports.read.run import ReportError, ReportWriteError
 from reports.statistics.types import Ratio
-from reports.summary.warnings import MAX_SHOWN
+from reports.summary.warnings import MAX_SHOWN, describe_unfit
 from reports.training import page as training
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
@@ -47,23 +47,30 @@ def write_report(
     if allowed and against is None:
         raise UsageError("report: --allow: there is no run to compare with; pass it with --against")
     selected_formats = parse_names("--format", formats, tuple(FORMATS))
-    with translate_errors(UsageError, ReportError):
-        check_formats(selected_formats)
+    usable, format_error = usable_formats(selected_formats)
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
     if is_training(folder):
         if follow:
             raise UsageError("report: --follow: a training's page is built after its end; until then use `inv monitor`")
-        _report_training(folder, selected_formats, other)
+        _report_training(folder, usable, other)
+        _raise_format_error(format_error)
         return
     build_report = partial(build, folder, pricing=pricing(settings), against=other, allow=allowed)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         summary = _follow_run(folder, build_report) if follow else build_report()
-        exported = export(folder, selected_formats)
+        exported = export(folder, usable)
     print_summary(summary)
     _print_paths(exported)
+    _raise_format_error(format_error)
     if summary.exit_code != 0:
         raise SomeTrialsFailed(_describe_failures(summary))
+
+
+def _raise_format_error(error: ReportError | None) -> None:
+    """Raise UsageError for a format that could not be written, after everything else was."""
+    if error is not None:
+        raise UsageError(str(error))
 
 
 def _print_paths(exported: Iterable[Path]) -> None:
@@ -121,6 +128,8 @@ def print_summary(summary: ReportSummary) -> None:
         out.print(Text(f"! {caution}"))
     if (hidden := len(summary.cautions) - MAX_SHOWN) > 0:
         out.print(Text(f"! {hidden} more on the page"))
+    if unfit := describe_unfit(summary.rows, summary.others, summary.baseline):
+        out.print(Text(unfit))
     for table in (
         *([configuration_table(summary, out.width)] if summary.rows else ()),
         *([workload_table(summary, out.width)] if summary.others else ()),

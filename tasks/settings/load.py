@@ -51,7 +51,7 @@ class Settings(Sections):
         """Working directory of `python -m bench` on a worker; relative paths start here."""
         if self.fleet.kind == "pods":
             return Path(_IMAGE_WORKSPACE, self.fleet.workspace or "")
-        return self.root / (self.fleet.workspace or "")
+        return self.resolve_path(self.fleet.workspace or "")
 
     @property
     def shared_results(self) -> str | None:
@@ -63,7 +63,7 @@ class Settings(Sections):
     @property
     def results_folder(self) -> Path:
         """Folder of all runs on this machine."""
-        return self.root / self.results.folder
+        return self.resolve_path(self.results.folder)
 
     @property
     def image_file(self) -> Path:

@@ -38,6 +38,7 @@ COMPARED_FIELDS = (
     *("lora_rank", "lora_dropout", "lora_targets"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "matmul"),
 )
+MIN_LIMIT_SEC = 0.1  # no training has a shorter step
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -58,8 +59,8 @@ class TrainingForecast:
     """A predicted training. `seconds` is the time of all steps, None if unknown; `basis` names the source of the time.
 
     `peak_bytes` is None without a GPU. `all_reduce_sec` is the gradient all-reduce of one step, None with one worker or
-    without a measured bandwidth. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that will be
-    built instead of the trial's, with the reason.
+    without a measured bandwidth. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that
+    will be built instead of the trial's, with the reason.
     """
 
     steps: int
@@ -152,6 +153,18 @@ def check_limits(settings: Settings, trial: Trial, probe: ProbeResult) -> None:
             f"train.micro_batch_size: {trial.micro_batch_size} x {trial.max_seq_len} tokens need about "
             f"{peak / 2**30:.1f} GiB, and {probe.device} has {gpu_memory / 2**30:.1f}; lower it, or set "
             "train.gradient_checkpointing to true, or lower train.max_seq_len"
+        )
+
+
+def check_time_limit(predicted: TrainingForecast) -> None:
+    """Raise UsageError if the limit in hours or dollars ends before the first step."""
+    if predicted.max_hours is None:
+        return
+    seconds = predicted.max_hours * 3600.0
+    if seconds < MIN_LIMIT_SEC or predicted.steps_within_limit == 0:
+        raise UsageError(
+            f"{predicted.limiting_setting}: it ends after {seconds:.2g} s on {predicted.workers} workers, before the "
+            "first step; raise it, or train on fewer workers"
         )
 
 

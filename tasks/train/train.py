@@ -53,6 +53,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     forecast.check_limits(settings, trial, probe)
     trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
     predicted = forecast.predict(settings, trial, probe)
+    forecast.check_time_limit(predicted)
     names = [host.name for host in hosts[:count]]
     if options.dry_run:
         output.show_plan(console(), trial, probe, predicted, names)
@@ -82,6 +83,7 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
     if probe is not None:
         trial = forecast.pin_inputs(trial, probe)
         predicted = forecast.predict(settings, trial, probe)
+        forecast.check_time_limit(predicted)
         inputs = forecast.run_inputs(trial, probe, predicted)
         for line in output.headline(predicted):
             print(line)

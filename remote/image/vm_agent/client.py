@@ -77,7 +77,8 @@ def engine_access_error(complaint: str, address: str | None = None) -> VmAgentEr
         )
     if "cannot connect to the docker daemon" in text or "is the docker daemon running" in text:
         message = f"the engine does not respond at {address or 'its socket'}"
-        return VmAgentError("transient", f"{message}; start it (sudo systemctl start docker), or set build.host to another VM")
+        remedy = "start it (sudo systemctl start docker), or set build.host to another VM"
+        return VmAgentError("transient", f"{message}; {remedy}")
     return None
 
 

@@ -16,7 +16,7 @@ CHECKS = Checks("models")
 def whole(context: CheckContext) -> CheckResult:
     settings = context.settings
     if settings.fleet.kind == "local":
-        folder = settings.root / settings.fleet.local.folder
+        folder = settings.resolve_path(settings.fleet.local.folder)
         inputs = inspect(settings, [LocalHost(name="worker-0", workdir=str(folder / "worker-0"))])
     else:
         context.version.get_or_skip()

@@ -22,6 +22,9 @@ EMPTY = "expected a value"
         (("bench", "-q"), "bench: -q: ", "--quick?"),
         # Invoke's flags for commands that it runs itself. No task uses them, so `--dry` would run the real task.
         (("bench", "--dry"), "bench: --dry: ", "--dry-run?"),
+        (("bench", "--quick=yes"), "bench: --quick: ", "'yes'"),
+        (("collect", "bench", "--dry-run=no", "report"), "bench: --dry-run: ", "'no'"),
+        (("help", "benhc"), "benhc: ", "bench?"),
         (("-R", "bench"), "-R: ", "`inv --help`"),
         (("--list-depth", "x", "--list"), "--list-depth: ", "'x'"),
         (("--list-format=xml", "--list"), "--list-format: ", "flat, nested, json"),
@@ -80,3 +83,20 @@ def test_repeatable_flags_are_lists_to_invoke() -> None:
 def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
     completed = inv("--complete", "--", "inv benhc --")
     assert (completed.returncode, completed.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "tokens"),
+    [
+        ((), ("bench ", "image.bom", "`inv help TASK`")),
+        (("help",), ("bench ", "`inv help TASK`")),
+        (("help", "bench"), ("bench [--options]", "--quick")),
+        (("help", "image"), (".bom", ".archive")),
+        (("image",), (".bom", ".archive")),
+        (("--version",), ("qlora-fleet ", ", Invoke 2.")),
+    ],
+)
+def test_help_is_printed_for_what_a_newcomer_types(inv: Inv, argv: tuple[str, ...], tokens: tuple[str, ...]) -> None:
+    completed = inv(*argv)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert [token for token in tokens if token not in completed.stdout] == []

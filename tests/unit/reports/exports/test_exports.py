@@ -10,7 +10,7 @@ from bench.records.paths import STEPS_FILE
 from bench.records.result import TrialStatus
 from reports.exports import tensorboard
 from reports.exports.log_model import read_logged_runs
-from reports.exports.write import check_formats, export
+from reports.exports.write import export, usable_formats
 from reports.read.run import ReportError, ReportWriteError
 from tests.support.reports import synthetic, training_run
 
@@ -197,9 +197,10 @@ def test_optimum_benchmarks_file_has_the_measured_steps_without_the_warm_up(benc
 
 def test_without_wandb_its_format_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setattr("reports.exports.write.find_spec", lambda _: None)
-    with pytest.raises(ReportError, match="pip install wandb"):
-        check_formats(["wandb"])
-    check_formats(["tensorboard"])
+    usable, error = usable_formats(["tensorboard", "wandb", "mlflow"])
+    assert usable == ("tensorboard", "mlflow"), "the others are written nevertheless"
+    assert "`pip install wandb`" in str(error)
+    assert usable_formats(["tensorboard"]) == (("tensorboard",), None)
 
 
 def test_errors_name_an_invalid_run_and_a_folder_that_cannot_be_written(trained):

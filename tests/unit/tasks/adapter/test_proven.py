@@ -1,6 +1,8 @@
 """Tests of the adapter's check, merge, model card and push to a folder."""
 
 import dataclasses
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tasks.adapter import model_card, push
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.adapter.check import find_failure, format_change, has_other_loss, hidden_change_warning
 from tasks.adapter.merge import require_same_loss
-from tasks.errors import ConfirmationRequired, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, adapter_check, form, save_check
 
 
@@ -140,3 +142,19 @@ def test_a_folder_gets_the_adapter_whole_and_a_card(trained: TrainedAdapter, tmp
     on_pods = dataclasses.replace(trained, run=dataclasses.replace(trained.run, fleet_kind="pods"))
     with pytest.raises(UsageError, match="/nowhere"):
         push.collect_files(on_pods, tmp_path, merged=True)
+
+
+def test_a_full_disk_may_pass_and_another_error_of_the_folder_may_not(
+    trained: TrainedAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    files = push.collect_files(trained, tmp_path / "scratch", merged=False)
+    for number, error_type in ((errno.ENOSPC, RetryableError), (errno.EACCES, UsageError)):
+
+        def copy(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(push.shutil, "copyfile", copy)
+        with pytest.raises(error_type, match="--folder: "):
+            push.copy_to_folder(files, tmp_path / "home")
+        assert not (tmp_path / "home").exists()

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from tasks.cli.terminal import plain_table, ruled_table
+from tasks.cli.wrap import wrap_for_terminal
 from tests.support.paths import ROOT
 
 
@@ -39,6 +40,24 @@ def test_where_columns_have_no_room_each_row_is_a_block_with_every_cell_whole(wi
     if width < 80:
         assert "\nno-checkpointing\n  kind distributed; step s 12.5;" in f"\n{output}"
         assert text.endswith("packed kind training; x baseline 1")
+
+
+MESSAGE = (
+    "results/20261122-101500-quick/ledger.jsonl: cannot be written: No space left on device; free some space there, "
+    "then run `inv bench --resume=20261122-101500-quick`"
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_a_message_breaks_between_words_and_commands_stay_whole(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    assert wrap_for_terminal(MESSAGE, stream) == MESSAGE, "a pipe gets one line"
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    lines = wrap_for_terminal(MESSAGE, stream).splitlines()
+    assert " ".join(lines) == MESSAGE
+    assert max(map(len, lines)) <= width
+    assert any("`inv bench --resume=20261122-101500-quick`" in line for line in lines)
 
 
 def test_only_the_module_terminal_makes_a_console_and_every_live_drawing_gets_one() -> None:

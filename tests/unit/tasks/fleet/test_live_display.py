@@ -60,9 +60,7 @@ class Scene:
             clock=lambda: self.now,
         )
 
-    def send(
-        self, kind: EventType, worker: str = "worker-0", trial: str | None = "baseline", **more: object
-    ) -> None:
+    def send(self, kind: EventType, worker: str = "worker-0", trial: str | None = "baseline", **more: object) -> None:
         trial_id = f"{trial}.{worker}" if trial is not None else None
         self.view.handle(FleetEvent(kind=kind, worker=worker, trial_id=trial_id, **more))  # type: ignore[arg-type]
 
@@ -393,3 +391,16 @@ def test_amounts_are_short_and_unknown_ones_are_a_dash() -> None:
         *("-", "-", "0.00123", "1.46", "49.1", "5820"),
     ]
     assert [dollars(value) for value in (0.00012, 0.1142, 2, 1234.5)] == ["$0.0001", "$0.1142", "$2.00", "$1234.50"]
+
+
+def test_a_cancelled_trial_that_had_not_begun_is_counted_without_a_line():
+    scene = Scene()
+    with scene.view:
+        first, *queued = [planned.trial_id for planned in scene.view._planned.values()]
+        scene.view.handle(FleetEvent(kind=EventType.STARTED, worker="worker-0", trial_id=first))
+        for trial_id in (first, *queued):
+            cancelled = {"status": TrialStatus.CANCELLED, "reason": "cancelled by the operator"}
+            scene.view.handle(FleetEvent(kind=EventType.ENDED, worker="worker-0", trial_id=trial_id, **cancelled))
+    lines = [line for line in scene.bytes.getvalue().decode().splitlines() if "cancelled" in line]
+    assert len(lines) == 2, "the trial that ran, and the summary"
+    assert f"{1 + len(queued)} cancelled" in lines[-1]

@@ -60,6 +60,18 @@ def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypat
     assert DISK_FULL in retryable_error(context(), ["mlperf"])
 
 
+@pytest.mark.usefixtures("without_figures")
+def test_a_format_without_its_package_does_not_keep_the_others_from_being_written(
+    folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synthetic.exact_run(folder)
+    monkeypatch.setattr("reports.exports.write.find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="pip install wandb"):
+        report.write_report(context(), "r", follow=False, against=None, formats=["tensorboard,wandb"])
+    assert (folder / "report" / "index.html").is_file()
+    assert (folder / "report" / "tensorboard").is_dir()
+
+
 def test_allow_needs_a_run_to_compare_with_and_a_known_condition(folder: Path, context: MakeContext) -> None:
     synthetic.exact_run(folder)
     for against, allow in ((None, "lock"), ("r", "colour")):

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from bench.records import PROFILES, SUITES
 from tasks.errors import UsageError
+from tasks.fleet.pricing import pricing
 from tasks.settings import renamed
 from tasks.settings.load import SYNONYMS, Settings, load
 from tasks.settings.renamed import RENAMED, RENAMED_VALUES
@@ -307,6 +308,13 @@ def test_a_number_with_an_exponent_is_a_number_although_yaml_reads_text(text: st
 def test_an_exponent_that_leads_out_of_the_range_is_refused(text: str, context: Make) -> None:
     message = refusal(context(text=f"bench: {{learning_rate: {text}}}"))
     assert message.startswith("f.yaml:1: bench.learning_rate: expected a number above 0, at most 1")
+
+
+def test_a_leading_tilde_is_the_home_folder_in_every_path(project: Path, context: Make) -> None:
+    home = project.parent / "home"
+    settings = load(context(text="results: {folder: ~/r}\nfleet: {workspace: ~/w}\ncost: {prices: ~/p.yaml}"))
+    assert (settings.results_folder, settings.workspace) == (home / "r", home / "w")
+    assert pricing(settings).table == home / "p.yaml"
 
 
 def test_cpus_may_be_a_number(context: Make) -> None:

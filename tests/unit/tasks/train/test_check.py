@@ -11,7 +11,7 @@ from bench.records.training import Forecast
 from bench.records.training_data import ConversationPreview, DataFinding, DataPart, DataReport, FileFacts
 from reports.summary.cost import Amount, Price
 from reports.training import data_page
-from tasks.errors import RetryableError
+from tasks.errors import RetryableError, UsageError
 from tasks.settings.load import Settings
 from tasks.train import forecast, output, trial_spec
 from tests.unit.tasks.train.conftest import MakeSettings
@@ -168,3 +168,19 @@ def test_a_limit_that_stops_a_training_early_is_a_warning_of_the_forecast(
     else:
         (warning,) = warnings
         assert re.fullmatch(rf"! train\.budget_usd .*\b{left} of these steps; .*train\.max_steps.*", warning)
+
+
+@pytest.mark.parametrize(
+    ("max_hours", "seconds", "is_refused"),
+    [(None, 3600.0, False), (1.0, 3600.0, False), (1e-9, None, True), (0.001, None, False), (0.1, 36_000.0, True)],
+)
+def test_a_limit_that_ends_before_the_first_step_is_refused_before_it_costs(
+    max_hours: float | None, seconds: float | None, is_refused: bool
+) -> None:
+    time = None if seconds is None else Amount(value=seconds, low=None, high=None)
+    limited = dataclasses.replace(PREDICTED, seconds=time, max_hours=max_hours, limiting_setting="train.budget_usd")
+    if not is_refused:
+        forecast.check_time_limit(limited)
+        return
+    with pytest.raises(UsageError, match=r"^train\.budget_usd: "):
+        forecast.check_time_limit(limited)
