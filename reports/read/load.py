@@ -118,8 +118,8 @@ def _read_results(
                 rejected.append(Rejected(file=file, reason="not a trial of this run's plan"))
             continue
         if is_link[name]:
-            reason = "its folder is a symbolic link, so its files may be another run's"
-            rejected.append(Rejected(file=_relative_path(path, folder), reason=reason))
+            link = "its folder is a symbolic link, so its files may be another run's"
+            rejected.append(Rejected(file=_relative_path(path, folder), reason=link))
             continue
         try:
             result = TrialResult.read(path)
