@@ -16,7 +16,7 @@ from reports import formatting
 from reports.figures.drawing import lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
-from reports.figures.drawing.palette import ACCENT_TONE, BAND, DEEP_TONE, MUTED
+from reports.figures.drawing.palette import ACCENT_TONE, BAND, DEEP_TONE, MUTED, OTHER_TONE, PAPER
 from reports.read.run import Run
 from reports.summary import headline
 from reports.summary.summary import Summary
@@ -30,9 +30,32 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurveMarker:
+    """A marker of matplotlib, filled or hollow, and the character of the same shape for the label."""
+
+    shape: str
+    is_hollow: bool
+    character: str
+
+
+MARKERS = tuple(
+    CurveMarker(shape=shape, is_hollow=is_hollow, character=character)
+    for is_hollow, characters in (
+        (False, "\N{BLACK CIRCLE}\N{BLACK SQUARE}\N{BLACK UP-POINTING TRIANGLE}\N{BLACK DIAMOND}"
+                "\N{BLACK DOWN-POINTING TRIANGLE}\N{BLACK RIGHT-POINTING TRIANGLE}\N{BLACK LEFT-POINTING TRIANGLE}"),
+        (True, "\N{WHITE CIRCLE}\N{WHITE SQUARE}\N{WHITE UP-POINTING TRIANGLE}\N{WHITE DIAMOND}"
+               "\N{WHITE DOWN-POINTING TRIANGLE}\N{WHITE RIGHT-POINTING TRIANGLE}\N{WHITE LEFT-POINTING TRIANGLE}"),
+    )
+    for shape, character in zip(("o", "s", "^", "D", "v", ">", "<"), characters, strict=True)
+)  # fmt: skip
+_MARKS_PER_CURVE = 8
+_TONES, _LINE_STYLES = (OTHER_TONE, MUTED), ("-", "--", "-.")  # neither the baseline nor recommended
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossCurve:
     """One configuration: the median over its trials at each step, its last warm-up step, the useful tokens of a worker
-    up to the last step, and its tone."""
+    up to the last step, its tone, and its marker, which no other curve has."""
 
     name: str
     step: Floats
@@ -41,6 +64,7 @@ class LossCurve:
     useful_tokens: int
     n_trials: int
     tone: str
+    marker: CurveMarker
 
     @property
     def last_loss(self) -> float:
@@ -60,7 +84,8 @@ class LossCurvesData:
     def caption(self) -> str:
         return (
             "Similar curves mean similar learning per step; a curve above the others learns less. "
-            "Labels show the last loss and the useful tokens up to it. The band is the warm-up."
+            "Each curve has its own marker. Labels show the last loss and the useful tokens up to it. The band is the "
+            "warm-up."
         )
 
     @property
@@ -97,10 +122,10 @@ def gather(summary: Summary, run: Run) -> LossCurvesData | None:
         str(label): rows_of_label for label, rows_of_label in usable.groupby("configuration", observed=True)
     }
     best = headline.recommended_label(summary)
+    drawn = [label for label in tones if label in rows_by_label]
     curves = tuple(
-        _curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label])
-        for label in tones
-        if label in rows_by_label
+        _curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label], MARKERS[number])
+        for number, label in enumerate(drawn)
     )
     trials = [curve.n_trials for curve in curves]
     has_repeats = max(trials) > 1
@@ -114,7 +139,7 @@ def gather(summary: Summary, run: Run) -> LossCurvesData | None:
     return LossCurvesData(header=make_header(summary, title, n_text, subset_note, "nats per token"), curves=curves)
 
 
-def _curve(label: str, rows: pd.DataFrame, tone: str) -> LossCurve:
+def _curve(label: str, rows: pd.DataFrame, tone: str, marker: CurveMarker) -> LossCurve:
     medians = rows.groupby("step")["loss"].median()
     medians = medians.iloc[:: -math.ceil(len(medians) / _MAX_POINTS)].iloc[
         ::-1
@@ -128,6 +153,7 @@ def _curve(label: str, rows: pd.DataFrame, tone: str) -> LossCurve:
         useful_tokens=int(rows.groupby("trial_id", observed=True)["useful_tokens"].sum().median()),
         n_trials=int(rows["trial_id"].nunique()),
         tone=tone,
+        marker=marker,
     )
 
 
@@ -146,9 +172,9 @@ def _title(curves: Sequence[LossCurve], noun: str) -> str:
 
 
 def _label(curve: LossCurve, sheet: Sheet) -> str:
+    name = f"{curve.marker.character} {text_size.shorten(curve.name, _MAX_NAME_IN, 8.5)}"
     if sheet.is_narrow:
-        return curve.name
-    name = text_size.shorten(curve.name, _MAX_NAME_IN, 8.5)
+        return name
     return (
         f"{name}: {formatting.number(curve.last_loss, 2)}, {formatting.number(curve.useful_tokens / 1000, 0)} k tokens"
     )
@@ -158,12 +184,22 @@ def _draw(axes: Any, curves: Sequence[LossCurve], labels: Sequence[str], height_
     warmup = max(curve.warmup for curve in curves)
     if warmup:
         axes.axvspan(0.5, warmup + 0.5, color=BAND, linewidth=0, zorder=0)
-    for curve in curves:
-        tone = curve.tone if curve.is_falling else ACCENT_TONE
+    for number, curve in enumerate(curves):
+        tone = curve.tone if curve.tone != OTHER_TONE else _TONES[number % len(_TONES)]
+        tone = tone if curve.is_falling else ACCENT_TONE
         bold = tone in (DEEP_TONE, ACCENT_TONE)
-        single = "o" if len(curve.step) == 1 else None
+        stride = max(1, len(curve.step) // _MARKS_PER_CURVE)
         axes.plot(
-            curve.step, curve.median, color=tone, linewidth=2.0 if bold else 1.2, marker=single, zorder=3 if bold else 2
+            curve.step,
+            curve.median,
+            color=tone,
+            linewidth=2.0 if bold else 1.0,
+            linestyle="-" if bold or curve.tone != OTHER_TONE else _LINE_STYLES[number % len(_LINE_STYLES)],
+            marker=curve.marker.shape,
+            markerfacecolor=PAPER if curve.marker.is_hollow else tone,
+            markersize=4.5,
+            markevery=(number % stride, stride),  # shifted, so that markers of close curves do not hide each other
+            zorder=3 if bold else 2,
         )
     axes.set_title("Loss by optimizer step")
     axes.set_xlabel("step", labelpad=2)

@@ -20,7 +20,7 @@ from reports import formatting
 from reports.figures.drawing.chart import Chart, Picture
 from reports.output import failure_groups, methods_text
 from reports.read.run import Run
-from reports.summary import headline
+from reports.summary import headline, warnings
 from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
 from reports.summary.warnings import MAX_SHOWN
@@ -51,6 +51,7 @@ def render(
     refresh_sec: int | None = None,
 ) -> str:
     """Render index.html. `refresh_sec` makes the page reload itself, for a run in progress."""
+    recommendation = text_module.recommendation_text(summary)
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     return _template().render(
         s=summary,
@@ -60,7 +61,10 @@ def render(
         max_failures=MAX_FAILURES,
         max_warnings=MAX_SHOWN,
         run=summary.record,
-        recommendation=text_module.recommendation_text(summary),
+        recommendation=text_module.without_basis(recommendation),
+        interval_basis=text_module.ONE_PROCESS_BASIS if text_module.has_basis(recommendation) else "",
+        finding=text_module.without_basis(summary.finding),
+        does_not_fit=warnings.describe_unfit(summary.rows, summary.others, summary.baseline),
         recommended=headline.recommended_label(summary),
         tiles=headline.tiles(summary),
         costs=headline.costs(summary),
@@ -114,12 +118,13 @@ def _template() -> jinja2.Template:
 
 
 def _table_rows(summary: Summary) -> tuple[ConfigurationRow, ...]:
-    """Return the configurations of the page's table, in the plan's order: all, or the baseline and the fastest."""
-    if len(summary.rows) <= MAX_ROWS:
-        return summary.rows
+    """Return the configurations of the page's table: all, or the baseline and the fastest."""
+    ordered = headline.recommended_first(summary)
+    if len(ordered) <= MAX_ROWS:
+        return ordered
     fastest = sorted(summary.rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MAX_ROWS]
     labels = {row.label for row in fastest}
-    return tuple(row for row in summary.rows if row.label in labels)
+    return tuple(row for row in ordered if row.label in labels)
 
 
 def without_refresh(page: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from reports import formatting
 from reports.figures.drawing.chart import Chart, Picture
 from reports.output import failure_groups, methods_text
-from reports.summary import headline
+from reports.summary import headline, warnings
 from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
 from reports.summary.warnings import MAX_SHOWN
@@ -16,16 +16,21 @@ _md = formatting.markdown
 def render(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Chart] = ()) -> str:
     """Render report.md. It links the pictures in its folder figures/."""
     recommendation = text_module.recommendation_text(summary)
-    parts = [f"# {_md(recommendation)}"]
-    if summary.finding != recommendation:
-        parts.append(_md(" ".join(filter(None, (summary.finding, summary.second_finding)))))
+    parts = [f"# {_md(text_module.without_basis(recommendation))}"]
+    if text_module.has_basis(recommendation):
+        parts.append(_md(text_module.ONE_PROCESS_BASIS))
     if summary.profile_note:
         parts.append(f"> **{_md(summary.profile_note)}**")
     if summary.cautions:
         parts += _cautions(summary.cautions)
+    if unfit := warnings.describe_unfit(summary.rows, summary.others, summary.baseline):
+        parts.append(_md(unfit))
     parts.append(_table(("", ""), list(methods_text.facts(summary))))
     if summary.rows:
         parts += ["## Configurations", _configurations(summary)]
+    if summary.finding != recommendation:
+        finding = text_module.without_basis(summary.finding)
+        parts.append(_md(" ".join(filter(None, (finding, summary.second_finding)))))
     if (costs := headline.costs(summary)) is not None:
         parts += ["## Cost of a fine-tuning on 10,000 samples", *_costs(costs)]
     if (energy := headline.energy_sentence(summary)) is not None:
@@ -69,7 +74,8 @@ def _configurations(summary: Summary) -> str:
     note = f"Values with 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
     note = f"{note} {methods_text.interval_mark_note(summary)}".rstrip()
     rows = [
-        (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else [])) for row in summary.rows
+        (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else []))
+        for row in headline.recommended_first(summary)
     ]
     table = _table(tuple(head), rows)
     return f"{table}\n\n{_md(note)}"

@@ -58,6 +58,12 @@ def recommended_label(summary: Summary) -> str | None:
     return row.label if row is not None and len(measured) > 1 and any(other.is_baseline for other in measured) else None
 
 
+def recommended_first(summary: Summary) -> tuple[ConfigurationRow, ...]:
+    """Return all configurations in the plan's order, after the recommended one."""
+    label = recommended_label(summary)
+    return tuple(sorted(summary.rows, key=lambda row: row.label != label))
+
+
 def tiles(summary: Summary) -> tuple[Tile, ...]:
     """Return at most four numbers about the best configuration; () if nothing was measured."""
     row = best_row(summary)
@@ -74,7 +80,7 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     ratio = row.useful_tokens_ratio
     if ratio is not None:
         decimals = formatting.ratio_decimals(ratio.low, ratio.high)
-        detail = f"{_detail(ratio, decimals)} {ratio.verdict or 'not shown to differ'}".strip()
+        detail = _detail(ratio, decimals, ratio.verdict or "not shown to differ")
         numbers.append(
             Tile(
                 name=f"Against {summary.baseline}", value=f"{formatting.number(ratio.value, decimals)}x", detail=detail
@@ -160,9 +166,9 @@ def duration(seconds: float) -> str:
     return f"{hours:,} h {rest} min"
 
 
-def _detail(rate: Estimate | Ratio, decimals: int) -> str:
+def _detail(rate: Estimate | Ratio, decimals: int, verdict: str = "") -> str:
     mark = ", of one process" if formatting.interval_mark(rate) else ""
-    return f"{formatting.span(rate.low, rate.high, decimals)}{mark}"
+    return f"{formatting.span(rate.low, rate.high, decimals)} {verdict}".strip() + mark
 
 
 def _dollars(amount: Amount) -> str:

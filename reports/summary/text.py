@@ -10,6 +10,8 @@ from reports.statistics.types import MeasuredRate
 from reports.summary.recommendation import Choice, recommended_choice
 from reports.summary.summary import ConfigurationRow, OtherConfiguration, Summary
 
+ONE_PROCESS_BASIS = "The interval is of one process each; the distance to the next process is assumed, not measured."
+
 
 def finding(
     rows: tuple[ConfigurationRow, ...], others: tuple[OtherConfiguration, ...], baseline: str, run: Run, hosts: Hosts
@@ -64,8 +66,17 @@ def spell_out(sentence: str) -> str:
     """Replace the mark of an interval over one process by a sentence that explains it."""
     if formatting.ONE_PROCESS_MARK not in sentence:
         return sentence
-    plain = sentence.replace(formatting.ONE_PROCESS_MARK, "")
-    return f"{plain} The interval is of one process each; the distance to the next process is assumed, not measured."
+    return f"{sentence.replace(formatting.ONE_PROCESS_MARK, '')} {ONE_PROCESS_BASIS}"
+
+
+def has_basis(sentence: str) -> bool:
+    """Return whether `spell_out` explained an interval over one process."""
+    return sentence.endswith(ONE_PROCESS_BASIS)
+
+
+def without_basis(sentence: str) -> str:
+    """Return a sentence of `spell_out` without its explanation."""
+    return sentence.removesuffix(ONE_PROCESS_BASIS).rstrip()
 
 
 def _recommended(summary: Summary, chosen: Choice) -> str:

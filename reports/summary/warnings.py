@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.records.result import TrialResult
+from bench.records.result import TrialResult, TrialStatus
 from reports import formatting
 from reports.read.fingerprint import CPU, Hosts
 from reports.statistics import per_config, pooling
@@ -82,7 +82,8 @@ def _run_warnings(
     configurations: tuple[ConfigurationRow | OtherConfiguration, ...] = (*rows, *others)
     planned = sum(row.planned for row in configurations)
     incomplete = sum(row.planned - row.succeeded for row in configurations)
-    if 0 < incomplete < planned:  # if none succeeded, the headline says so
+    is_fault = any(row.planned > row.succeeded and not _is_unfit(row, baseline) for row in configurations)
+    if is_fault and 0 < incomplete < planned:  # if none succeeded, the headline says so
         outcome = "did not succeed" if others else "gave no measurement"
         trials = f"{incomplete} of {formatting.count(planned, 'planned trial')}"
         text = f"{trials} {outcome} ({describe_ends(configurations)}); the numbers are of the others."
@@ -94,6 +95,21 @@ def _run_warnings(
     if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
         text = f"{baseline} has no successful trial, so no configuration can be compared with it."
         yield RunWarning(text=text, weight=2.0)
+
+
+def describe_unfit(rows: Sequence[ConfigurationRow], others: Sequence[OtherConfiguration], baseline: str) -> str:
+    """Name the configurations that need more memory than there is: a result of the benchmark; "" without any."""
+    configurations: tuple[ConfigurationRow | OtherConfiguration, ...] = (*rows, *others)
+    labels = [row.label for row in configurations if _is_unfit(row, baseline)]
+    if not labels or not any(row.succeeded for row in configurations):
+        return ""
+    verb = "does" if len(labels) == 1 else "do"
+    return f"{formatting.first_n(labels)} {verb} not fit into memory: every trial ended OUT_OF_MEMORY."
+
+
+def _is_unfit(row: ConfigurationRow | OtherConfiguration, baseline: str) -> bool:
+    """Return whether every planned trial ran out of memory, and others do not depend on the configuration."""
+    return row.label != baseline and 0 < row.planned == row.ends.get(TrialStatus.OUT_OF_MEMORY, 0)
 
 
 def _stopped_warnings(results: Sequence[TrialResult]) -> Iterable[RunWarning]:

@@ -26,7 +26,7 @@ def read(training: TrainingReport) -> AdapterCheck:
 
 
 def rows(training: TrainingReport) -> list[SummaryRow]:
-    """Return the held-out loss of each checked form, or why there is none; [] without an adapter or held-out data."""
+    """Return the held-out loss of each checked form, or why it is missing; [] without an adapter or held-out data."""
     if training.record.adapter_sha256 is None or not training.record.evaluations:
         return []
     if not (training.folder / ADAPTER_CHECK_FILE).exists():

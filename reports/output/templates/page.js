@@ -27,16 +27,22 @@
     const label = document.createElement("label");
     label.className = "sorter";
     label.append("Sort by ", choice);
-    choice.append(new Option("the plan's order", ""));
+    choice.append(new Option("the report's order", ""));
     const planned = [...table.tBodies[0].rows];
     heads.forEach((head, column) => {
       const name = head.innerText.replace(/\s+/g, " ").trim();
-      const button = document.createElement("button");
-      button.type = "button";
+      // Chromium does not repeat form controls in the table head of a printed page, so this is no button element.
+      const button = document.createElement("span");
+      button.setAttribute("role", "button");
+      button.tabIndex = 0;
       button.append(...head.childNodes);
       head.append(button);
-      button.addEventListener("click", () => {
-        sort(table, column, head.getAttribute("aria-sort") === "ascending");
+      const toggle = () => sort(table, column, head.getAttribute("aria-sort") === "ascending");
+      button.addEventListener("click", toggle);
+      button.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault(); // a space would scroll the page
+        toggle();
       });
       choice.append(new Option(`${name}, ascending`, `${column} up`), new Option(`${name}, descending`, `${column} down`));
     });

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import html.parser
 import io
+import itertools
 import json
 import re
 import shutil
@@ -127,6 +128,39 @@ def test_a_configuration_that_is_not_shown_to_be_faster_is_not_recommended(folde
     assert report.rows[1].samples_ratio.verdict is None
     assert 'baseline <span class="tag">recommended</span>' in read_report_file(report, "index.html")
     assert "faster</small>" not in read_report_file(report, "index.html")
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_recommended_configuration_is_first_and_the_head_has_one_ratio_and_one_sentence(folder):
+    trials = (
+        synthetic.trial("baseline"),
+        synthetic.trial("other", lora_rank=8),
+        synthetic.trial("best", max_seq_len=32),
+    )
+    speeds = {"baseline": 0.15, "other": 0.15, "best": 0.02}
+    synthetic.write_run(folder, synthetic.record(trials, workers=1), speeds=speeds)
+    report = build(folder)
+    page = read_report_file(report, "index.html")
+    body = page[page.index("<tbody>") :]
+    assert re.findall(r'<th scope="row">([a-z]+)', body)[:3] == ["best", "baseline", "other"]
+    assert [row.label for row in report.rows] == ["baseline", "other", "best"]  # summary.json keeps the plan's order
+    head = page[page.index("<header>") : page.index("</header>")]
+    assert len(set(re.findall(r"[0-9.]+x", head))) == 1
+    title = re.findall(r"<h1>(.*?)</h1>", head)[0]
+    assert report.recommendation.startswith(f"{title} ")
+    assert report.finding.split(" The interval")[0] in page_text(report)
+    markdown = read_report_file(report, "report.md")
+    assert markdown.splitlines()[0] == f"# {title}"
+    assert re.findall(r"^\| (best|baseline|other) ", markdown, re.MULTILINE)[:3] == ["best", "baseline", "other"]
+
+
+def test_every_head_has_a_scope_no_heading_level_is_skipped_and_no_form_control_is_in_a_table_head(exact):
+    page = read_report_file(exact, "index.html")
+    assert not re.search(r"<th(?! scope=)[ >]", page)
+    levels = [int(level) for level in re.findall(r"<h([1-6])", page)]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    (script,) = scripts(page)
+    assert 'createElement("button")' not in script  # Chromium prints it on the first page only
 
 
 def scripts(page: str) -> list[str]:

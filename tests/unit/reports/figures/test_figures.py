@@ -426,7 +426,10 @@ def test_the_losses_of_all_configurations_are_in_one_panel(a10):
     assert len(axes.lines) == len(data.curves)
     labels = [label.get_text() for label in axes.texts]
     assert len(labels) == len(data.curves)
-    assert labels[0].startswith("baseline: ")
+    assert "baseline: " in labels[0]
+    looks = {(line.get_marker(), line.get_markerfacecolor() == palette.PAPER) for line in axes.lines}
+    assert {line.get_color() for line in axes.lines} >= {palette.OTHER_TONE, palette.MUTED, palette.DEEP_TONE}
+    assert len(looks) == len({label[0] for label in labels}) == len(data.curves)
     assert all(label.endswith(" k tokens") for label in labels)  # even the longest is not cut
 
 
