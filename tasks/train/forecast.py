@@ -113,6 +113,8 @@ def probe_workers(settings: Settings, hosts: Sequence[Host], trial: Trial) -> Pr
     Raises ConfirmationRequired if their files differ. Workers on this machine have the same files, so only one of them
     is asked.
     """
+    if trial.training is not None:  # the workers say what there is; the caller compares it with the plan
+        trial = dataclasses.replace(trial, training=dataclasses.replace(trial.training, input_digests={}))
     probed_hosts = hosts[:1] if settings.fleet.kind == "local" else hosts
     first, *others = [_parse_probe(answer) for answer in forecast(settings, probed_hosts, trial)]
     first_host = probed_hosts[0]

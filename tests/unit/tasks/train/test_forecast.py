@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.records import Trial
+from bench.records import Trial, schema
 from bench.records.training import Forecast
+from remote.hosts.local import LocalHost
 from tasks.settings.load import Settings
 from tasks.train import forecast as forecast_module
 from tasks.train import trial_spec
@@ -101,6 +102,22 @@ def test_the_plan_has_the_digest_of_every_input(trial: Trial) -> None:
     files = {file.path: file.sha256 for file in probe.data.files}
     assert pinned.input_digests == {trial.model: probe.forecast.model_sha256, **files}
     assert files
+
+
+def test_workers_are_probed_without_the_planned_digests(
+    settings: MakeSettings, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would reject changed data that the operator is about to confirm."""
+    probe, probed = make_probe(), list[Trial]()
+
+    def answer(_settings: Settings, _hosts: object, probed_trial: Trial) -> list[object]:
+        probed.append(probed_trial)
+        return [schema.to_json(dataclasses.replace(probe.forecast, data=probe.data))]
+
+    monkeypatch.setattr(forecast_module, "forecast", answer)
+    host = LocalHost(name="worker-0", workdir=str(settings().results_folder))
+    forecast_module.probe_workers(settings(), [host], forecast_module.pin_inputs(trial, probe))
+    assert probed == [trial]
 
 
 def test_the_newest_run_counts_once(settings: Callable[..., Settings], trial: Trial) -> None:
