@@ -37,15 +37,16 @@ LOCALS = frozenset({"one", "found", "place", "words", "there", "what", "said", "
 # fmt: off
 VAGUE_FUNCTIONS = frozenset(
     {
-        "tell", "told", "say", "said", "hear", "ask", "answer", "bring", "take", "keep", "lay", "learn", "reach", "look",
-        "settle", "bring_home", "why_not",
+        "tell", "told", "say", "said", "hear", "ask", "answer", "bring", "take", "keep", "lay", "learn", "reach",
+        "look", "settle", "bring_home", "why_not",
     }
 )
 VAGUE_MODULES = frozenset(
     {
         "told", "going", "foreseen", "sofar", "planned", "resumed", "trained", "served", "printed", "privately",
         "again", "beside", "taken", "written", "logged", "pushed", "typed", "asking", "answering", "ordered",
-        "uncollected", "incoming", "starting", "sealed", "settle", "learn", "reach", "stop", "words", "foreign", "verbs",
+        "uncollected", "incoming", "starting", "sealed", "settle", "learn", "reach", "stop", "words", "foreign",
+        "verbs",
     }
 )
 # fmt: on

@@ -18,6 +18,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.data.trial_inputs import check_trials
 from bench.harness.termination import EXIT_BROKEN_PIPE, EXIT_INPUT_REJECTED
+from bench.machine.isolation import require_gpus_for
 from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import read_regular
 from bench.records.training_data import TrainingData
@@ -303,8 +304,6 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.profile is not None:
-        from bench.machine.isolation import require_gpus_for
-
         require_gpus_for(arguments.profile)
     model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
     check_trials(_read_trials(arguments))
@@ -345,7 +344,6 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 def _forecast(arguments: argparse.Namespace) -> int:
     from bench.data.tokenizer import load_tokenizer
-    from bench.machine.isolation import require_gpus_for
     from bench.predict.forecast import forecast
     from bench.train.check import report_examples
     from bench.workloads.finetune import training_set

@@ -67,7 +67,9 @@ def cancel(agent: Agent, verb: str) -> None:
         stop_hint = f"; `inv {running_verb} --cancel` stops it" if running_verb in CANCELLABLE_VERBS else ""
         raise UsageError(f"{agent.host.name}: no {verb} is running, but {job.folder} is{stop_hint}")
     starter = vm_jobs.started_by(job)
-    if starter != current_user() and not confirm(f"{job.folder} was started by {starter or 'an unknown user'}. Stop it?"):
+    if starter != current_user() and not confirm(
+        f"{job.folder} was started by {starter or 'an unknown user'}. Stop it?"
+    ):
         raise ConfirmationRequired(
             f"{job.folder} was started by {starter or 'an unknown user'}, not by {current_user()}; ask them, or rerun "
             f"`inv {verb} --cancel` in a terminal and confirm"

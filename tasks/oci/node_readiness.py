@@ -42,7 +42,10 @@ def describe_unready(pool: NodePoolInfo, nodes: Iterable[Node]) -> list[str]:
 def _readiness_problem(name: str, node: Node) -> str | None:
     status = node.get("status", {})
     try:
-        conditions, gpus = status.get("conditions") or (), parse_quantity((status.get("allocatable") or {}).get(GPU_RESOURCE, 0))
+        conditions, gpus = (
+            status.get("conditions") or (),
+            parse_quantity((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),
+        )
         is_ready = any(
             condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
         )

@@ -22,7 +22,11 @@ ROUNDS = 7
 def main() -> list[Figure]:
     if why := unavailable_reason():
         raise RuntimeError(why)
-    with running_build_vm() as build_vm, Cluster(nodes=2) as cluster, cluster_seen_by_laptop(build_vm, cluster) as settings:
+    with (
+        running_build_vm() as build_vm,
+        Cluster(nodes=2) as cluster,
+        cluster_seen_by_laptop(build_vm, cluster) as settings,
+    ):
         shutil.copytree(ROOT / "manifests", build_vm.project / "manifests")
         build_vm.inv("deploy", **settings)
         took = [_doctor(build_vm, settings) for _ in range(ROUNDS)]

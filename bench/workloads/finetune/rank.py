@@ -44,7 +44,7 @@ class FinetuneRank(RankProcess):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     def _uses_stock_kernels(self) -> bool:
-        """Return whether another recipe than `fast` will be built; `fast` sums in a fixed order by itself."""
+        """Return whether another recipe than `fast` will be built; `fast` itself sums in a fixed order."""
         if self.trial.recipe != "fast":
             return True
         config = read_config(Path(self.trial.model))

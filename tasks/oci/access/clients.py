@@ -20,7 +20,7 @@ from oci.object_storage import ObjectStorageClient
 from oci.signer import AbstractBaseSigner
 
 from tasks.errors import RetryableError, UsageError, translate_errors
-from tasks.oci.access.errors import Caller, ApiNotFound, Operation, to_task_error
+from tasks.oci.access.errors import ApiNotFound, Caller, Operation, to_task_error
 from tasks.oci.access.instance import TOKEN_ERRORS, create_instance_signer, retry_strategy, root_cause
 from tasks.oci.access.profile import OciProfile, check_ocid, check_region, ocid_type, read_profile
 from tasks.oci.access.signing import SigningKey, load_signing_key

@@ -61,8 +61,8 @@ class Network:
         self.machine, self.path = machine, f"/proc/{machine.pid}/ns/net"
         self._rules: list[tuple[str, ...]] = []
 
-    def cut(self, one: set[int], other: set[int]) -> None:
-        ports = self._connections(one, other)
+    def cut(self, first: set[int], second: set[int]) -> None:
+        ports = self._connections(first, second)
         assert ports
         for local, peer in ports:
             for source, destination in ((local, peer), (peer, local)):
@@ -75,7 +75,7 @@ class Network:
             self.machine.run("iptables", "-w", "-D", *rule)
         self._rules.clear()
 
-    def _connections(self, one: set[int], other: set[int]) -> set[tuple[str, str]]:
+    def _connections(self, first: set[int], second: set[int]) -> set[tuple[str, str]]:
         """Return the ports of the connections between two sets of processes: of the first set's end, and the peer's."""
         ends: dict[tuple[str, str], set[int]] = {}
         for line in self.machine.run("ss", "-tnpH", "state", "established").stdout.splitlines():
@@ -85,7 +85,7 @@ class Network:
         return {
             (local, peer)
             for (local, peer), pids in ends.items()
-            if pids & one and ends.get((peer, local), set()) & other
+            if pids & first and ends.get((peer, local), set()) & second
         }
 
 
@@ -182,13 +182,13 @@ def undisturbed(trainings) -> TrainingRecord:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [pytest.param(1, 2, id="followers"), pytest.param(0, 1, id="leader and follower")]
+    ("first", "second"), [pytest.param(1, 2, id="followers"), pytest.param(0, 1, id="leader and follower")]
 )
-def test_a_cut_network_costs_no_step_and_never_the_training(trainings, undisturbed, one: int, other: int) -> None:
-    training = trainings[f"{one}-{other}"]
+def test_a_cut_network_costs_no_step_and_never_the_training(trainings, undisturbed, first: int, second: int) -> None:
+    training = trainings[f"{first}-{second}"]
     nodes = training.start(held_after=HELD_AFTER)
     training.wait_for_checkpoint(nodes, HELD_AFTER)
-    training.network.cut(processes_of(nodes[one]), processes_of(nodes[other]))
+    training.network.cut(processes_of(nodes[first]), processes_of(nodes[second]))
     training.gate.touch()
     lost = training.wait(nodes)  # longer than a step
     training.network.repair()
@@ -196,7 +196,7 @@ def test_a_cut_network_costs_no_step_and_never_the_training(trainings, undisturb
 
     nodes = training.start(held_after=HELD_AFTER + 2)
     training.wait_for_checkpoint(nodes, HELD_AFTER + 2)
-    training.network.cut(processes_of(nodes[one]), processes_of(nodes[other]))
+    training.network.cut(processes_of(nodes[first]), processes_of(nodes[second]))
     training.gate.touch()
     time.sleep(SHORT_CUT_SEC)
     training.network.repair()

@@ -174,7 +174,7 @@ def test_a_login_timeout_ends_no_trial_and_a_resumed_run_continues_them(
     assert len(pods.bench_log_lines("started")) == 2
 
 
-@pytest.mark.parametrize("fault", ["image cannot be pulled", "quota used up", "no GPU remaining_worker"])
+@pytest.mark.parametrize("fault", ["image cannot be pulled", "quota used up", "no GPU left"])
 def test_a_replacement_that_cannot_start_delays_nothing(pods: PodFleet, fault: str) -> None:
     faults = pods.cluster.faults
     quota = {
@@ -196,7 +196,7 @@ def test_a_replacement_that_cannot_start_delays_nothing(pods: PodFleet, fault: s
         log_lines = (*pods.bench_log_lines("started", "slow-middle"), *pods.bench_log_lines("succeeded"))
         doomed = [pods.pod_of(line.split()[3]) for line in log_lines]
         for pod in doomed:
-            if fault == "no GPU remaining_worker":
+            if fault == "no GPU left":
                 faults.set_gpus(pod["node"], 0)
             faults.delete_pod(pod["name"], grace=0)
         for worker in map(worker_of, doomed):
@@ -252,7 +252,7 @@ def test_a_full_volume_ends_trials_with_the_reason_and_a_resume_with_space_runs_
             "fine-start": "LOST",
         }
         for trial_id in ("slow-middle", "fine-start"):
-            assert "No space remaining_worker on device" in (pods.reasons()[trial_id] or "")
+            assert "No space left on device" in (pods.reasons()[trial_id] or "")
         pods.free_volume()
         pods.pod_fleet(hosts=hosts).run()
         assert set(pods.statuses().values()) == {"SUCCEEDED"}

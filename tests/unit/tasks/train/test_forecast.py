@@ -110,11 +110,11 @@ def test_workers_are_probed_without_the_planned_digests(
     """They would reject changed data that the operator is about to confirm."""
     probe, probed = make_probe(), list[Trial]()
 
-    def answer(_settings: Settings, _hosts: object, probed_trial: Trial) -> list[object]:
+    def reply(_settings: Settings, _hosts: object, probed_trial: Trial) -> list[object]:
         probed.append(probed_trial)
         return [schema.to_json(dataclasses.replace(probe.forecast, data=probe.data))]
 
-    monkeypatch.setattr(forecast_module, "forecast", answer)
+    monkeypatch.setattr(forecast_module, "forecast", reply)
     host = LocalHost(name="worker-0", workdir=str(settings().results_folder))
     forecast_module.probe_workers(settings(), [host], forecast_module.pin_inputs(trial, probe))
     assert probed == [trial]
