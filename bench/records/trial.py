@@ -192,7 +192,7 @@ class Trial:
 
 def rename_old_fields(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return a trial's fields under today's names. Raises SchemaError if an old and a new name are given."""
-    if OLD_MATMUL_FIELD not in fields and fields.get("matmul") not in OLD_MATMULS:
+    if OLD_MATMUL_FIELD not in fields and "matmul" not in fields:
         return fields
     if OLD_MATMUL_FIELD in fields and "matmul" in fields:
         raise schema.SchemaError(f"{where}: {OLD_MATMUL_FIELD} is now matmul, and both are set; remove the old one")

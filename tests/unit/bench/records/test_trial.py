@@ -235,6 +235,14 @@ def test_an_old_and_a_new_name_in_one_trial_are_refused_by_their_place(make_tria
         read_trials(json.dumps(document), "t.json")
 
 
+@pytest.mark.parametrize("name", ["matmul", "products"])
+@pytest.mark.parametrize("value", [[], {}, 3, None])
+def test_a_matmul_of_another_type_is_a_trial_error(make_trial, name: str, value: object):
+    document = make_trial(recipe="fast").to_json() | {name: value}
+    with pytest.raises(TrialError, match="matmul"):
+        read_trials(json.dumps(document), "t.json")
+
+
 def test_a_trial_without_newer_options_is_written_so_that_older_workers_read_it(make_trial):
     assert not {"matmul", "training", "products"} & make_trial().to_json().keys()
     assert make_trial(recipe="fast", matmul="int8").to_json()["matmul"] == "int8"
