@@ -74,8 +74,8 @@ def run(request: Request) -> int:
             return termination.EXIT_CODES.get(stopped.status, 1)
         status, reason = stopped.status, stopped.reason
     try:
-        fingerprint.add_imported(request.out, record.imported)
         record.write(status, reason)
+        fingerprint.add_imported(request.out, record.imported)
     except OSError as error:
         print(f"{request.out / RESULT_FILE}: the result cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_WRITTEN

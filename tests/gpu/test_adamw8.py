@@ -8,7 +8,7 @@ from bench.kernels import adamw8  # noqa: E402
 from bench.kernels.adamw8 import Codebook, Moments, TensorTable, Update  # noqa: E402
 from bench.qlora.adamw8 import multi_tensor_adamw8bit  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("_cuda")]
 SHAPES = [(16, 4096), (4096, 16), (33, 129), (1024, 16), (64, 64)]
 RATE, DECAY = 1e-3, 0.1
 

@@ -38,7 +38,7 @@ def test_a_missing_context_is_reported_with_the_existing_ones(operator: Operator
 
 def test_a_missing_kubeconfig_is_reported_with_the_command_for_one(operator: Operator) -> None:
     operator.set_cluster(kubeconfig="none.yaml")
-    assert "oci ce cluster create-kubeconfig" in operator.inv("deploy", "--dry-run", code=2)
+    assert "inv tenancy.kubeconfig" in operator.inv("deploy", "--dry-run", code=2)
 
 
 def test_without_kubectl_the_error_names_it(operator: Operator) -> None:

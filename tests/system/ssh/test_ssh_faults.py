@@ -113,7 +113,7 @@ def test_a_job_is_followed_to_its_end_over_a_link_that_is_cut(
     shorten_timeouts(monkeypatch)
     with from_laptop(network) as host:
         job = Job(Agent(host), f"{host.workdir}/cut-{how}")
-        script = "echo once >> runs; until [ -e go ]; do sleep 0.05; completed; exit 7"
+        script = "echo once >> runs; until [ -e go ]; do sleep 0.05; done; exit 7"
         job.start(JobSpec(command=Command(argv=("sh", "-c", script)), deadline_sec=PATIENCE_SEC))
         network.cable.cut(how)  # type: ignore[arg-type]
         with pytest.raises((HostUnreachable, CommandTimedOut)):

@@ -73,7 +73,7 @@ def test_the_variable_may_name_several_files_and_the_first_wins(
 @pytest.mark.parametrize(
     ("text", "token"),
     [
-        (None, "oci ce cluster create-kubeconfig"),
+        (None, "inv tenancy.kubeconfig"),
         ("a: [", ", line 1, column 5"),
         ("[" * 20_000, "recursion"),
         ("just words", ": not a kubeconfig; "),

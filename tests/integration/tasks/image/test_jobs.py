@@ -91,7 +91,7 @@ def test_a_user_s_own_job_is_cancelled_and_a_job_of_another_verb_is_not(
 
 def test_another_user_s_job_is_cancelled_only_after_confirmation(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(agent, REQUEST) as job:
-        monkeypatch.setattr(jobs, "me", lambda: "alice@elsewhere")
+        monkeypatch.setattr(jobs, "current_user", lambda: "alice@elsewhere")
         with pytest.raises(ConfirmationRequired, match=r"alice@elsewhere.*; .*`inv push --cancel`"):
             jobs.cancel(agent, "push")
         assert job.status().state is JobState.RUNNING
