@@ -190,7 +190,12 @@ def test_the_pods_program_exports_metrics_of_the_training(
     workspace: Path, tiny_model: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     # It runs on this machine, because the pods of the tests' cluster share its ports.
-    trial = dataclasses.replace(TRIAL, world_size=1, model=str(tiny_model), data=str(tiny_data), max_seq_len=64)
+    assert TRIAL.training is not None
+    data = dataclasses.replace(TRIAL.training.data, files=[str(tiny_data)])
+    trial = dataclasses.replace(
+        TRIAL, world_size=1, model=str(tiny_model), data=str(tiny_data), max_seq_len=data.max_seq_len,
+        training=dataclasses.replace(TRIAL.training, data=data),
+    )  # fmt: skip
     order = TrainingJobSpec(
         run_id="r1", planned=PlannedTrial(trial_id="train", trial=trial), shared=str(tmp_path), turn=1, after=0,
         max_restarts=0, port=free_ports(), token="t",
