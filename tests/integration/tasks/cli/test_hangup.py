@@ -12,8 +12,7 @@ from tests.support.paths import ROOT
 
 PROGRAM = """
 import signal, sys, time
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 from tasks.cli import program
 SECONDS = 3 if sys.argv[1] == "nohup" else 60
 program._InvProgram.run_argv = lambda *_: (print("started", flush=True), time.sleep(SECONDS))
