@@ -54,10 +54,10 @@ def file_errors(label: object, remedy: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in DISK_ERRNOS:
-            raise disk_error(f"{label}: ", error) from None
-        raise UsageError(f"{label}: {error.strerror or error}{remedy}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{label}: not UTF-8 text{remedy}") from None
+            raise disk_error(f"{label}: ", error) from error
+        raise UsageError(f"{label}: {error.strerror or error}{remedy}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{label}: not UTF-8 text{remedy}") from error
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ def translate_errors(
     try:
         yield
     except error_types as error:
-        raise task_error(f"{prefix}{error}{suffix}") from None
+        raise task_error(f"{prefix}{error}{suffix}") from error
 
 
 def results_write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:

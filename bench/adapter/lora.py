@@ -80,7 +80,7 @@ def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Lora:
                     raise InputError(f"{path}: {name}: not a matrix of plain LoRA; this adapter cannot be merged")
                 parts.setdefault(f"{match['weight']}.weight", {})[match["part"]] = file.get_tensor(name).float()
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: cannot be read: {error}") from error
     for name, pair in parts.items():
         _check_pair(path, name, {part: tuple(tensor.shape) for part, tensor in pair.items()}, shapes.get(name), rank)
     if not parts:
@@ -123,9 +123,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_regular(path, max_bytes=MAX_CONFIG_BYTES))
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path}: invalid JSON, truncated or damaged; copy the adapter again") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: invalid JSON, truncated or damaged; copy the adapter again") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type: expected LORA")
     used = [name for name in UNSUPPORTED_KEYS if config.get(name)]

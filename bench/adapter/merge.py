@@ -113,8 +113,8 @@ def _exclusive_lock(part: Path) -> Iterator[None]:
     with (part / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{part}: another merge is writing to it; wait until it ends") from None
+        except BlockingIOError as error:
+            raise InputError(f"{part}: another merge is writing to it; wait until it ends") from error
         yield
 
 

@@ -31,8 +31,8 @@ def handle_request(action: str, cache_dir: Path | None) -> int:
         request = schema.from_json(getattr(module, request_class), json.loads(sys.stdin.read()), "request")
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError | TrialError | schema.SchemaError):
-            raise InputError(str(error)) from None
-        raise InputError("request: not JSON") from None
+            raise InputError(str(error)) from error
+        raise InputError("request: not JSON") from error
     try:
         result = handler(request, _log, cache_dir).run() if action == "check" else handler(request, _log)
     except OSError as error:

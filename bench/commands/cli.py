@@ -325,7 +325,7 @@ def _read_text(path: Path) -> str:
     try:
         return read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TrialError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
+        raise TrialError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _read_trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
@@ -372,7 +372,7 @@ def _data(arguments: argparse.Namespace) -> int:
         spec = schema.from_json(TrainingData, json.loads(_read_text(arguments.spec)), source)
     except (ValueError, RecursionError) as error:
         message = str(error) if isinstance(error, schema.SchemaError | TrialError) else "not JSON"
-        raise TrialError(message if message.startswith(source) else f"{source}: {message}") from None
+        raise TrialError(message if message.startswith(source) else f"{source}: {message}") from error
     if arguments.row_tokens and arguments.row_tokens < spec.max_seq_len:
         raise TrialError(f"--row-tokens: {arguments.row_tokens} is less than max_seq_len, {spec.max_seq_len}")
     data_report = build_report(

@@ -170,7 +170,7 @@ def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:
     except ValueError as error:
         raise InputError(
             f"{ORDER_VARIABLE}: not a training's order: {error}; start the training with `inv train --job`"
-        ) from None
+        ) from error
 
 
 def _wait_for_dns(name: str) -> None:
@@ -183,7 +183,7 @@ def _wait_for_dns(name: str) -> None:
             if time.monotonic() > deadline:
                 raise InputError(
                     f"{name}: not resolved within {DNS_TIMEOUT_SEC:g} s: {error}; check the cluster's DNS"
-                ) from None
+                ) from error
             time.sleep(1.0)
         else:
             return

@@ -36,7 +36,7 @@ def apply_overrides(trial: Trial, settings: Sequence[str]) -> Trial:
     try:
         return dataclasses.replace(trial, **values)
     except TrialError as error:
-        raise TrialError(f"--set {error}") from None
+        raise TrialError(f"--set {error}") from error
 
 
 def _parse_value(key: str, type_name: str, text: str) -> Any:
@@ -53,8 +53,8 @@ def _parse_value(key: str, type_name: str, text: str) -> Any:
     parse, expected = parsers[type_name]
     try:
         return parse(text)
-    except (ValueError, KeyError):
-        raise TrialError(f"--set {key}: expected {expected}, found {_clip(text)!r}") from None
+    except (ValueError, KeyError) as error:
+        raise TrialError(f"--set {key}: expected {expected}, found {_clip(text)!r}") from error
 
 
 def _clip(text: str) -> str:

@@ -119,7 +119,7 @@ def prepare_folder(out: Path) -> None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(f"{out}: results cannot be written: {error.strerror}; name another --out") from None
+        raise InputError(f"{out}: results cannot be written: {error.strerror}; name another --out") from error
 
 
 def _execute(record: Record, inputs: Inputs, stops: StopSignals) -> tuple[TrialStatus, str | None]:

@@ -57,7 +57,7 @@ def _load_stack() -> torch_stack.Stack:
     except ImportError as error:
         raise InputError(
             f"torch and its libraries cannot be imported: {error}; install them with: pip install 'qlora-fleet[bench]'"
-        ) from None
+        ) from error
 
 
 def _run_two_steps(folder: Path) -> int:

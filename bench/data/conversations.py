@@ -29,7 +29,9 @@ def read_data(path: Path) -> tuple[DataFacts, list[ConversationStats]]:
                 else:
                     skipped += 1
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; name a file with one JSON chat per line") from None
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}; name a file with one JSON chat per line"
+        ) from error
     if not conversations and not skipped:
         raise InputError(f"{path}: empty; name a file with one JSON chat per line")
     if not conversations:
@@ -43,10 +45,10 @@ def read_data(path: Path) -> tuple[DataFacts, list[ConversationStats]]:
 def _parse_messages(location: str, line: bytes) -> list[dict[str, str]]:
     try:
         document = json.loads(line)
-    except UnicodeDecodeError:
-        raise InputError(f"{location}: not UTF-8 text") from None
-    except (ValueError, RecursionError):  # also a number of thousands of digits
-        raise InputError(f"{location}: not JSON") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{location}: not UTF-8 text") from error
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+        raise InputError(f"{location}: not JSON") from error
     messages = document.get("messages") if isinstance(document, dict) else None
     if not isinstance(messages, list) or not messages:
         actual = _describe(document) if messages is None else f"messages: {_describe(messages)}"

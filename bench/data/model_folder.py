@@ -65,7 +65,7 @@ def check_model(folder: Path) -> ModelFacts:
             layers=tuple(sorted({name.split(".")[-2] for name in shapes if name.endswith("_proj.weight")})),
         )
     except OSError as error:
-        raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -85,8 +85,8 @@ def _read_object(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: missing; the folder must contain a complete model in Hugging Face layout")
     try:
         document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise InputError(f"{path}: invalid JSON, truncated or damaged; fetch or make the model again") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: invalid JSON, truncated or damaged; fetch or make the model again") from error
     if not isinstance(document, dict):
         raise InputError(f"{path}: expected a JSON object, found {type_name(document)}")
     return document
@@ -139,7 +139,7 @@ def _read_weights(folder: Path) -> Iterator[tuple[str, Shapes]]:
         try:
             shapes = read_shapes(path)
         except WeightsError as error:
-            raise InputError(f"{path}: {error}; fetch or make the model again") from None
+            raise InputError(f"{path}: {error}; fetch or make the model again") from error
         for tensor in tensors:
             if tensor not in shapes:
                 raise InputError(f"{path}: {tensor}: missing, but {INDEX} lists it; fetch or make the model again")

@@ -29,8 +29,8 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         tensors = {name: entry for name, entry in document.items() if name != "__metadata__"}
         shapes = {name: tuple(map(_parse_dimension, entry["shape"])) for name, entry in tensors.items()}
         end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
-        raise WeightsError("damaged, or not a safetensors file: its header cannot be parsed") from None
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise WeightsError("damaged, or not a safetensors file: its header cannot be parsed") from error
     expected = 8 + length + end
     if size != expected:
         problem = "truncated" if size < expected else "longer than its header says"

@@ -33,7 +33,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: its tokenizer cannot be loaded: {' '.join(str(error).split())}") from None
+        raise InputError(f"{folder}: its tokenizer cannot be loaded: {' '.join(str(error).split())}") from error
 
 
 @contextlib.contextmanager
@@ -94,14 +94,14 @@ class ChatTemplate:
         """
         try:
             return self._with_timeout(self._render, messages, prompt)
-        except _TimerFired:
+        except _TimerFired as error:
             raise TemplateTimeout(
                 f"{location}: the model's chat template did not end within {TEMPLATE_TIMEOUT_SEC:g} s of CPU time; "
                 "check its loops in the model's folder, or use another model"
-            ) from None
-        except Exception as error:  # noqa: BLE001 - a template may raise anything
+            ) from error
+        except Exception as error:
             why = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(f"{location}: rejected by the model's chat template: {why}") from None
+            raise InputError(f"{location}: rejected by the model's chat template: {why}") from error
 
     def _with_timeout(self, render: Callable[[Messages, bool], str], messages: Messages, prompt: bool) -> str:
         """Call `render`. Raises _TimerFired after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.

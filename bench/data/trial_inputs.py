@@ -31,7 +31,7 @@ def check_trials(trials: Iterable[Trial]) -> None:
             else:
                 _check(trial, load_model, load_data)
         except InputError as error:
-            raise InputError(f"trial {trial.trial_id}: {error}") from None
+            raise InputError(f"trial {trial.trial_id}: {error}") from error
 
 
 def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: Callable[[Path], DataContent]) -> Inputs:

@@ -79,8 +79,8 @@ class MetricsEndpoint:
             if not 0 <= port < 65536:
                 raise ValueError
             return cls(host=str(document["host"]), port=port, usd_per_gpu_hour=None if price is None else float(price))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{METRICS_VARIABLE}: expected host and port as JSON, found {text[:60]!r}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{METRICS_VARIABLE}: expected host and port as JSON, found {text[:60]!r}") from error
 
 
 class MetricsPublisher:

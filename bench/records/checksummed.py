@@ -57,11 +57,11 @@ def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
     try:
         document = schema.parse(read_regular(path, max_bytes=MAX_BYTES, follow=False))
     except OSError as error:
-        raise ResultError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ResultError(f"{path}: cannot be read: {error.strerror}") from error
     except schema.SchemaError as error:
-        raise ResultError(f"{path}: {error}") from None
-    except ValueError:
-        raise ResultError(f"{path}: not complete JSON; the file is truncated or damaged") from None
+        raise ResultError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise ResultError(f"{path}: not complete JSON; the file is truncated or damaged") from error
     if not isinstance(document, dict) or document.get("kind") != kind:
         raise ResultError(f"{path}: not a {kind} record")
     if document.get("schema_version") != SCHEMA_VERSION:
@@ -78,4 +78,4 @@ def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
     try:
         return schema.from_json(cls, document, str(path))
     except (schema.SchemaError, TrialError) as error:
-        raise ResultError(str(error)) from None
+        raise ResultError(str(error)) from error

@@ -32,8 +32,8 @@ def parse(content: bytes) -> Any:
         raise SchemaError(f"it has more than {MAX_VALUES:,} values")
     try:
         return json.loads(content, parse_constant=_reject_constant, object_pairs_hook=_object_from_pairs)
-    except RecursionError:
-        raise SchemaError("not usable JSON: its values are nested too deep") from None
+    except RecursionError as error:
+        raise SchemaError("not usable JSON: its values are nested too deep") from error
 
 
 def _reject_constant(name: str) -> None:
@@ -209,8 +209,8 @@ def _read_scalar(hint: type, value: Any, path: str) -> Any:
     if hint is float and type(value) is int:
         try:
             return float(value)
-        except OverflowError:
-            raise SchemaError(f"{path}: expected a number, found one of {len(str(value))} digits") from None
+        except OverflowError as error:
+            raise SchemaError(f"{path}: expected a number, found one of {len(str(value))} digits") from error
     if type(value) is not hint:
         raise SchemaError(f"{path}: expected {_SCALARS[hint]}, found {type_name(value)}")
     if hint is int:
@@ -226,6 +226,6 @@ def _check_integer(value: Any, path: str) -> None:
 def _read_enum(enum: type[Enum], value: Any, path: str) -> Enum:
     try:
         return enum(value)
-    except ValueError:
+    except ValueError as error:
         allowed = ", ".join(str(member.value) for member in enum)
-        raise SchemaError(f"{path}: expected one of {allowed}, found {value!r}") from None
+        raise SchemaError(f"{path}: expected one of {allowed}, found {value!r}") from error

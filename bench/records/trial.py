@@ -172,9 +172,9 @@ class Trial:
         try:
             return schema.from_json(cls, document, where)
         except schema.SchemaError as error:
-            raise TrialError(str(error)) from None
+            raise TrialError(str(error)) from error
         except TrialError as error:
-            raise TrialError(f"{where}: {error}") from None
+            raise TrialError(f"{where}: {error}") from error
 
     @classmethod
     def read(cls, path: Path) -> Trial:
@@ -182,9 +182,9 @@ class Trial:
         try:
             text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
         except OSError as error:
-            raise TrialError(f"{path}: cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise TrialError(f"{path}: not UTF-8 text; a trial file is JSON") from None
+            raise TrialError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise TrialError(f"{path}: not UTF-8 text; a trial file is JSON") from error
         document = parse_json(text, str(path))
         _print_old_names(document, str(path))
         return cls.from_json(document, str(path))
@@ -223,9 +223,9 @@ def parse_json(text: str, where: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise TrialError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from None
+        raise TrialError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # a number with thousands of digits; brackets nested too deep
-        raise TrialError(f"{where}: not usable JSON: {error}") from None
+        raise TrialError(f"{where}: not usable JSON: {error}") from error
 
 
 def _check_fast_only_fields(trial: Trial) -> None:

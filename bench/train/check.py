@@ -40,7 +40,7 @@ def load_examples(
         except OSError as error:
             raise InputError(
                 f"{cache_dir}: examples cannot be cached: {error.strerror}; free some space there"
-            ) from None
+            ) from error
     return examples, False
 
 

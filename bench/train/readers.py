@@ -156,8 +156,8 @@ def _digest(location: str, turns: Sequence[tuple[str, str]]) -> bytes:
     try:
         # The output of json.dumps without spaces, in a third of its time.
         encoded = f"[{','.join(f'[{quoted(role)},{quoted(text)}]' for role, text in turns)}]".encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{location}: contains a lone surrogate (\\ud800 to \\udfff); remove it") from None
+    except UnicodeEncodeError as error:
+        raise InputError(f"{location}: contains a lone surrogate (\\ud800 to \\udfff); remove it") from error
     return hashlib.sha256(encoded).digest()
 
 
@@ -175,7 +175,7 @@ def _open_regular(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check its path in the settings") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}; check its path in the settings") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InputError(f"{path}: not a regular file; name a file with one JSON object per line")
@@ -191,7 +191,7 @@ def _read_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
                 raise InputError(f"{path}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; split or remove it")
             yield number, line
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check the disk, or copy the file again") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}; check the disk, or copy the file again") from error
 
 
 class _DuplicateKey(Exception):
@@ -211,16 +211,18 @@ DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:
     try:
         document = DECODER.decode(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise InputError(f"{location}: not UTF-8 text") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{location}: not UTF-8 text") from error
     except _DuplicateKey as error:
         raise InputError(
             f"{location}: {shorten(error.args[0])}: occurs twice in one object; remove one of them"
-        ) from None
-    except (ValueError, RecursionError):
+        ) from error
+    except (ValueError, RecursionError) as error:
         if line.startswith(codecs.BOM_UTF8):
-            raise InputError(f"{location}: begins with a byte order mark; save the file as UTF-8 without one") from None
-        raise InputError(f"{location}: not JSON; write one complete object per line") from None
+            raise InputError(
+                f"{location}: begins with a byte order mark; save the file as UTF-8 without one"
+            ) from error
+        raise InputError(f"{location}: not JSON; write one complete object per line") from error
     if not isinstance(document, dict):
         raise InputError(
             f"{location}: expected a JSON object with {_expected_keys()}, found {schema.type_name(document)}"

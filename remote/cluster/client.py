@@ -86,8 +86,8 @@ class Cluster:
     def _parse(self, path: str, text: bytes) -> dict[str, Any]:
         try:
             document = json.loads(text)
-        except (ValueError, RecursionError):
-            raise Unreachable(f"{self.target.server}: the response to {path} is truncated; retry") from None
+        except (ValueError, RecursionError) as error:
+            raise Unreachable(f"{self.target.server}: the response to {path} is truncated; retry") from error
         if not isinstance(document, dict):
             raise Unreachable(
                 f"{self.target.server}: the response to {path} is not from Kubernetes: {text[:60]!r}; {CHECK_NETWORK}"
@@ -127,10 +127,10 @@ class Cluster:
             finally:
                 response.close()  # after a complete read the connection is in the pool already
         except ApiException as error:
-            raise self._to_error(error.status or 0, error.body or error.reason, path) from None
+            raise self._to_error(error.status or 0, error.body or error.reason, path) from error
         except (HTTPError, OSError) as error:
             reason = collapse_whitespace(getattr(error, "reason", None) or error)
-            raise Unreachable(f"{self.target.server} does not answer: {reason}; {CHECK_NETWORK}") from None
+            raise Unreachable(f"{self.target.server} does not answer: {reason}; {CHECK_NETWORK}") from error
 
     def _check_headers(self, headers: dict[str, str]) -> None:
         """Strip whitespace like kubectl and reject control characters; the client's own error would show the token."""
@@ -365,11 +365,11 @@ class Cluster:
         try:
             completed = run_program(command.argv, label=command.render(), stdin=stdin, timeout_sec=timeout_sec)
         except CannotStart as error:
-            raise not_installed_error(error) from None
+            raise not_installed_error(error) from error
         except CommandTimedOut as error:
-            raise Unreachable(f"{error}; retry") from None
+            raise Unreachable(f"{error}; retry") from error
         except TooMuchOutput as error:
-            raise ClusterError(str(error)) from None
+            raise ClusterError(str(error)) from error
         if completed.exit_code not in ok_exit_codes:
             stderr = mask(completed.stderr.decode(errors="replace"), secrets)
             raise to_cluster_error(f"kubectl {arguments[0]}", stderr)

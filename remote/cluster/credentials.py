@@ -32,14 +32,14 @@ class _LimitedCredentialProgram(subprocess.Popen[str]):
             process = cast("subprocess.Popen[bytes]", self)
             pump(process, (input or "").encode(), {process.stdout: out.append, process.stderr: err.append}, limits)
             self.wait(limits.remaining_sec())
-        except (CommandTimedOut, subprocess.TimeoutExpired):
+        except (CommandTimedOut, subprocess.TimeoutExpired) as error:
             self._kill_tree()
             raise TimeoutError(
                 f"{program} timed out after {limits.timeout_sec:g} s; run it by hand to see what it waits for"
-            ) from None
+            ) from error
         except TooMuchOutput as error:
             self._kill_tree()
-            raise OSError(str(error)) from None
+            raise OSError(str(error)) from error
         return out.content.decode(errors="replace"), err.content.decode(errors="replace")
 
     def _kill_tree(self) -> None:

@@ -46,4 +46,4 @@ def object_errors() -> Iterator[None]:
         raise ClusterError(
             f"the cluster returned a malformed object ({type(error).__name__}: {collapse_whitespace(error)[:80]}); "
             "check that the kubeconfig's server is the cluster itself, not a proxy"
-        ) from None
+        ) from error

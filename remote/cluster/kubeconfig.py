@@ -90,11 +90,11 @@ def _read(paths: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
         except OSError as error:
             is_not_regular = error.errno == errno.EINVAL  # a pipe, such as a shell's `<(program)`
             remedy = "use a regular file, which kubectl reads for each command" if is_not_regular else "fix the file"
-            raise Misconfigured(f"kubeconfig {name}: cannot be read: {error.strerror or error}; {remedy}") from None
+            raise Misconfigured(f"kubeconfig {name}: cannot be read: {error.strerror or error}; {remedy}") from error
         except (ValueError, RecursionError, yaml.YAMLError) as error:
             raise Misconfigured(
                 f"kubeconfig {name}: cannot be read: {collapse_whitespace(error)}; fix the file"
-            ) from None
+            ) from error
         if not isinstance(document, dict):
             raise Misconfigured(f"kubeconfig {name}: not a kubeconfig; fix the file")
         has_file = True
@@ -106,7 +106,7 @@ def _read(paths: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
         except (KeyError, TypeError, ValueError) as error:
             raise Misconfigured(
                 f"kubeconfig {name}: not a kubeconfig: {collapse_whitespace(error)}; fix the file"
-            ) from None
+            ) from error
     if not has_file:
         raise Misconfigured(
             f"kubeconfig {paths}: not found; `inv tenancy.kubeconfig` writes one for a cluster on Oracle's cloud; "
@@ -156,12 +156,12 @@ def connect(target: Target) -> "ApiClient":
         client = ApiClient(configuration)
     except (ConfigException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # writing a key file
-            raise Unreachable(f"{_key_folder()}: no space left on the disk; free some, then retry") from None
-        raise Misconfigured(f"context {target.context}: {collapse_whitespace(error)}; fix the kubeconfig") from None
-    except (AttributeError, TypeError):  # a number instead of text; the client's message may hold the value
+            raise Unreachable(f"{_key_folder()}: no space left on the disk; free some, then retry") from error
+        raise Misconfigured(f"context {target.context}: {collapse_whitespace(error)}; fix the kubeconfig") from error
+    except (AttributeError, TypeError) as error:  # a number instead of text; the client's message may hold the value
         raise Misconfigured(
             f"context {target.context}: a value is not text; put quotes around it in the kubeconfig"
-        ) from None
+        ) from error
     finally:
         root.handlers = previous_handlers
     if log_buffer.buffer and not configuration.api_key and not configuration.cert_file:

@@ -143,9 +143,9 @@ def render(values: ManifestValues, manifests: Path) -> list[dict[str, Any]]:
         try:
             completed = run_program(argv, label="kubectl kustomize", timeout_sec=60.0)
         except CannotStart as error:
-            raise not_installed_error(error) from None
+            raise not_installed_error(error) from error
         except CommandTimedOut as error:
-            raise ClusterError(str(error)) from None
+            raise ClusterError(str(error)) from error
         if completed.exit_code != 0:
             stderr = collapse_whitespace(completed.stderr.decode(errors="replace"))
             # Kustomize prints the path first and the error last.

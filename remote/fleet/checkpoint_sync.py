@@ -153,5 +153,5 @@ def _remote_checkpoints(agent: Agent, folder: str) -> list[str]:
     completed = check(agent.host, command, agent.host.run(command, timeout_sec=_LIST_TIMEOUT_SEC))
     try:
         return [name for name in json.loads(completed.stdout) if CHECKPOINT_NAME.match(name)]
-    except (ValueError, TypeError):
-        raise HostUnreachable(f"{agent.host.name}: the list of its checkpoints is truncated") from None
+    except (ValueError, TypeError) as error:
+        raise HostUnreachable(f"{agent.host.name}: the list of its checkpoints is truncated") from error

@@ -148,7 +148,7 @@ class Ledger:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise LedgerError(f"{self.path}: cannot be read: {error.strerror}") from None
+            raise LedgerError(f"{self.path}: cannot be read: {error.strerror}") from error
         whole = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
@@ -157,7 +157,7 @@ class Ledger:
                 self._validate(event)
                 self._apply(event)
             except (ValueError, KeyError, TypeError, RecursionError, LedgerError) as error:
-                raise LedgerError(f"{self.path}: line {number} is damaged: {error}; restore the file") from None
+                raise LedgerError(f"{self.path}: line {number} is damaged: {error}; restore the file") from error
         # The fleet never acted on a line that a crash truncated. The next append removes it; reading must not, because
         # the run may be in progress.
         self._torn_offset = whole if whole < len(content) else None
@@ -193,7 +193,7 @@ class Ledger:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise LedgerError(f"{self.path}: cannot be written: {error.strerror}") from None
+            raise LedgerError(f"{self.path}: cannot be written: {error.strerror}") from error
 
     def _entry(self, trial_id: str) -> Entry:
         if trial_id not in self.entries:

@@ -127,8 +127,8 @@ def parse_json(host: Host, text: bytes, label: str) -> Any:
     """Parse JSON from a host. `label` names the text in errors. Raises HostUnreachable."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
-        raise HostUnreachable(f"{host.name}: {label} is truncated or not JSON: it starts with {text[:60]!r}") from None
+    except (ValueError, RecursionError) as error:
+        raise HostUnreachable(f"{host.name}: {label} is truncated or not JSON: it starts with {text[:60]!r}") from error
 
 
 def collapse_whitespace(error: object) -> str:

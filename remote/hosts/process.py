@@ -79,10 +79,10 @@ def run_program(
     try:
         pump(process, stdin, {process.stdout: on_output, process.stderr: stderr.append}, limits)
         code = process.wait(limits.remaining_sec())
-    except (CommandTimedOut, subprocess.TimeoutExpired):
+    except (CommandTimedOut, subprocess.TimeoutExpired) as error:
         end_process_group(process)
         if not limits.is_in_exit_grace:
-            raise limits.timeout_error() from None
+            raise limits.timeout_error() from error
         code = 0
     except BaseException:
         end_process_group(process)

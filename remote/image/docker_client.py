@@ -68,11 +68,11 @@ def connect(host: Host, client: Client) -> Iterator[docker.DockerClient]:
     try:
         yield sdk
     except docker.errors.ImageNotFound as error:
-        raise EngineError(f"{host.name}: {error.explanation}; build it with `inv build`") from None
+        raise EngineError(f"{host.name}: {error.explanation}; build it with `inv build`") from error
     except docker.errors.APIError as error:
-        raise EngineError(f"{host.name}: the engine refused the request: {error.explanation or error}") from None
+        raise EngineError(f"{host.name}: the engine refused the request: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.RequestException) as error:
-        raise HostUnreachable(f"{host.name}: no response from the engine: {error}") from None
+        raise HostUnreachable(f"{host.name}: no response from the engine: {error}") from error
     finally:
         sdk.close()
 
@@ -116,7 +116,7 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
         except requests.RequestException as error:  # over a Unix socket a timeout arrives as a ConnectionError
             if "timed out" not in str(error).lower():
                 raise
-            raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image}") from None
+            raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image}") from error
         out, err = (container.logs(stdout=out, stderr=not out).decode(errors="replace") for out in (True, False))
         return ContainerExit(exit_code=code, stdout=out, stderr=err)
     finally:

@@ -85,11 +85,11 @@ def observe(host: Host, client: Client) -> EngineFacts:
             version["Client"],
             {key: str(version["Server"][key]) for key in ("Version", "ApiVersion")},
         )
-    except (KeyError, TypeError):  # podman reports `Client` only
+    except (KeyError, TypeError) as error:  # podman reports `Client` only
         raise EngineError(
             f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?); install "
             "Docker on the VM, or set image.client to its client"
-        ) from None
+        ) from error
     if _version_numbers(server["Version"]) < _MIN_BUILDKIT_VERSION:
         raise EngineError(f"{host.name}: engine {server['Version']} has no BuildKit; install Docker 20.10 or newer")
     if _version_numbers(client_version["Version"]) >= (23,):

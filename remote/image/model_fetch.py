@@ -132,7 +132,7 @@ def _upload_cache(
         snapshot = find_snapshot(cache, fetch.model, fetch.revision)
         files = select_files(snapshot_files(snapshot, cache))
     except VmAgentError as failed:
-        raise (CacheUnsafe if failed.kind == "refused" else FetchError)(str(failed)) from None
+        raise (CacheUnsafe if failed.kind == "refused" else FetchError)(str(failed)) from failed
     if not isinstance(agent.host, SshHost):
         return {"kind": "cache", "path": str(snapshot.parent.parent)}
     with _hard_linked(snapshot, [file["path"] for file in files]) as folder:
@@ -151,5 +151,5 @@ def _hard_linked(snapshot: Path, names: list[str]) -> Iterator[Path]:
             for name in names:
                 Path(folder, name).hardlink_to((snapshot / name).resolve())
         except OSError as error:
-            raise FetchError(f"{home}: hard links failed: {error.strerror}; copy the cache and use the copy") from None
+            raise FetchError(f"{home}: hard links failed: {error.strerror}; copy the cache and use the copy") from error
         yield folder

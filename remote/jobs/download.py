@@ -49,9 +49,9 @@ class PartialFile:
             for piece in read_chunks(file):
                 digest.update(piece)
                 size += len(piece)
-        except (BlockingIOError, FileNotFoundError):
+        except (BlockingIOError, FileNotFoundError) as error:
             file.close()
-            raise HostError(f"{path}: another process is receiving this file; wait until it has finished") from None
+            raise HostError(f"{path}: another process is receiving this file; wait until it has finished") from error
         except BaseException:
             file.close()
             raise
@@ -184,7 +184,7 @@ class Download:
             for name in names:
                 join_inside("/", name)
         except RequestRefused as error:
-            raise HostError(f"{self._agent.host.name}: {error}; nothing was received") from None
+            raise HostError(f"{self._agent.host.name}: {error}; nothing was received") from error
         is_wanted = self._wanted is None or {*names} <= {*self._wanted}
         if len({*names}) < len(names) or self._exclude & {*names} or not is_wanted:
             raise HostError(f"{self._agent.host.name}: lists other files than requested; nothing was received")

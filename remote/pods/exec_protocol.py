@@ -167,8 +167,8 @@ class Reply:
             code, reason, out, err = text.decode("ascii").split(" ")
             sums = (int(out, 16), int(err, 16))
             ending = Ending(exit_code=int(code), reason=reason)
-        except ValueError:
-            raise HostUnreachable(f"{self._name}: the end of the reply is corrupt") from None
+        except ValueError as error:
+            raise HostUnreachable(f"{self._name}: the end of the reply is corrupt") from error
         if sums != (self._checksums[b"o"], self._checksums[b"e"]):
             raise HostUnreachable(f"{self._name}: the reply does not match its checksum: part of it was lost")
         return ending

@@ -86,12 +86,12 @@ class PodHost:
                 idle_timeout_sec=self.silence_sec,
             )
         except CannotStart as error:
-            raise Misconfigured(f"{self.name}: {not_installed_error(error)}") from None
-        except CommandTimedOut:
+            raise Misconfigured(f"{self.name}: {not_installed_error(error)}") from error
+        except CommandTimedOut as error:
             self.pods.invalidate()
             if time.monotonic() >= deadline:
                 raise
-            raise HostUnreachable(f"{self.name}: no keepalive from {pod.name} for {self.silence_sec:g} s") from None
+            raise HostUnreachable(f"{self.name}: no keepalive from {pod.name} for {self.silence_sec:g} s") from error
         if reply.ending is None:
             self.pods.invalidate()
             raise self._broken_stream_error(pod, reply, completed)

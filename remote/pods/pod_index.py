@@ -124,9 +124,9 @@ class PodIndex:
         try:
             completed = run_program(argv, label="kubectl get pods", timeout_sec=_READ_SEC)
         except CannotStart as error:
-            raise not_installed_error(error) from None
+            raise not_installed_error(error) from error
         except CommandTimedOut as error:
-            raise Unreachable(f"the cluster does not answer: {error}") from None
+            raise Unreachable(f"the cluster does not answer: {error}") from error
         if completed.exit_code != 0:
             raise to_cluster_error("kubectl get pods", completed.stderr.decode(errors="replace"), Unreachable)
         return parse(completed.stdout.decode(errors="replace"))

@@ -76,7 +76,7 @@ def connect(url: str, key: Secret | None) -> "ServerClient":
                     raise ConnectionResetError(f"the response ended {response.length} bytes early")
                 return ServerResponse(status=response.status, reason=response.reason, content=bytes(content))
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _connection_error(f"{base}{path}", error) from None
+            raise _connection_error(f"{base}{path}", error) from error
 
     return ServerClient(base, fetch)
 
@@ -138,8 +138,8 @@ class ServerClient:
             text, reason = get_text(choice), choice["finish_reason"]
             if not isinstance(text, str) or reason not in ("stop", "length"):
                 raise ValueError
-        except (KeyError, TypeError, ValueError):
-            raise BadServer(f"{self.url}/v1/{endpoint}: the response does not have one choice with its text") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadServer(f"{self.url}/v1/{endpoint}: the response does not have one choice with its text") from error
         return Completion(text=text.strip(), has_ended=reason == "stop")
 
     def _request(self, endpoint: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -48,15 +48,15 @@ def connect_in_pod(host: Host) -> ServerClient:
         try:
             completed = host.run(command, stdin=data or b"", timeout_sec=REQUEST_TIMEOUT_SEC + _EXEC_MARGIN_SEC)
         except HostError as error:
-            raise ServerUnavailable(collapse_whitespace(error)) from None
+            raise ServerUnavailable(collapse_whitespace(error)) from error
         head, _, content = completed.stdout.partition(b"\n")
         try:
             header = json.loads(head)
             if completed.exit_code or "away" in header:
                 raise ServerUnavailable(f"{host.name}{path}: {header.get('away')}")
             return ServerResponse(status=int(header["status"]), reason=str(header["reason"]), content=content)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             last = collapse_whitespace(completed.stderr.decode(errors="replace"))[-200:]
-            raise ServerUnavailable(f"{host.name}{path}: the request in its pod failed: {last}") from None
+            raise ServerUnavailable(f"{host.name}{path}: the request in its pod failed: {last}") from error
 
     return ServerClient(host.name, fetch)

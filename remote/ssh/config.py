@@ -102,11 +102,11 @@ def _passwd_entry() -> pwd.struct_passwd:
     """Return this user's entry in the user database. Raises InvalidAddress if it is missing."""
     try:
         return pwd.getpwuid(os.getuid())
-    except KeyError:
+    except KeyError as error:
         raise InvalidAddress(
             f"OpenSSH needs an entry for user {os.getuid()} in this machine's user database (/etc/passwd); "
             "add one, or log in as another user"
-        ) from None
+        ) from error
 
 
 def strict_config(config_file: str | None) -> str:
@@ -159,12 +159,12 @@ def _resolve_hop(strict_file: Path, host: str, options: Sequence[str]) -> Hop:
         completed = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_TIMEOUT_SEC, check=False
         )
-    except FileNotFoundError:
-        raise InvalidAddress("ssh: not found on this machine; install the OpenSSH client") from None
-    except subprocess.TimeoutExpired:
+    except FileNotFoundError as error:
+        raise InvalidAddress("ssh: not found on this machine; install the OpenSSH client") from error
+    except subprocess.TimeoutExpired as error:
         raise InvalidAddress(
             f"{host}: reading the ssh configuration took longer than {_RESOLVE_TIMEOUT_SEC:g} s"
-        ) from None
+        ) from error
     if completed.returncode != 0:
         error_lines = os.fsdecode(completed.stderr).strip().splitlines() or ["ssh -G failed"]
         raise InvalidAddress(f"{host}: {error_lines[0]}; correct the ssh configuration")

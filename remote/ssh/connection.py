@@ -98,12 +98,12 @@ class Connection:
             self._exit_stack.callback(connection.close)
             connection.open()
         except paramiko.BadHostKeyException as error:
-            raise HostKeyRefused(policy.refusal_reason(error.key)) from None
+            raise HostKeyRefused(policy.refusal_reason(error.key)) from error
         except AuthFailure as error:
-            raise keys.login_error(error) from None
+            raise keys.login_error(error) from error
         # ValueError: the server sent invalid text or an invalid key.
         except (paramiko.SSHException, OSError, EOFError, ValueError) as error:
-            raise _to_host_error(hop, error) from None
+            raise _to_host_error(hop, error) from error
         finally:
             keys.close()
         return connection
@@ -207,7 +207,7 @@ class StrictHostKeyPolicy(paramiko.MissingHostKeyPolicy):
         except OSError as error:
             raise InvalidAddress(
                 f"known hosts file {error.filename}: cannot be read: {error.strerror}; make it readable"
-            ) from None
+            ) from error
 
     def install(self, client: paramiko.SSHClient) -> None:
         """Give `client` the keys that it may accept; it then requests a key of a known type from the host."""

@@ -73,7 +73,7 @@ def translate_connection_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise HostUnreachable(f"{name}: the connection is lost: {error or type(error).__name__}") from None
+        raise HostUnreachable(f"{name}: the connection is lost: {error or type(error).__name__}") from error
 
 
 class SshSession:

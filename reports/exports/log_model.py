@@ -66,7 +66,7 @@ def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[L
     try:
         run = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
-        raise ReportError(f"{error}; choose another run with --run") from None
+        raise ReportError(f"{error}; choose another run with --run") from error
     if any(planned.trial.training is not None for planned in run.planned):
         return (_logged_training(folder, run, partial_steps),)
     read = load(folder)
@@ -136,7 +136,7 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
         try:
             steps_measured, held_out = steps.read(path)
         except OSError as error:
-            raise ReportError(f"{path}: cannot be read: {error.strerror}") from None
+            raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
     points = tuple(_training_points(steps_measured, held_out, start_time))
     return LoggedRun(
         run_id=run.run_id,

@@ -36,4 +36,4 @@ def export(run_folder: Path, formats: Sequence[str], partial_steps: Path | None 
     try:
         return tuple(FORMATS[name](report_folder, runs) for name in formats)
     except OSError as error:
-        raise ReportWriteError(error.filename or report_folder, error) from None
+        raise ReportWriteError(error.filename or report_folder, error) from error

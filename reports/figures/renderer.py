@@ -92,8 +92,8 @@ class FigurePool(contextlib.AbstractContextManager["FigurePool"]):
 def _await_picture(job: RenderJob, future: Future[Picture]) -> Picture:
     try:
         return future.result(timeout=DRAW_SEC)
-    except TimeoutError:
-        raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
+    except TimeoutError as error:
+        raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from error
     except BrokenProcessPool:  # killed, most likely for memory; it may fit in this process
         return draw_picture(job.chart.name, job.chart.title, job.drawing)
 

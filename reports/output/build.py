@@ -74,7 +74,7 @@ def build(
             charts = _charts_with_comparison(run, None if against is None else load(against), allow)
             pictures, skipped = _draw_charts(pool, charts, summary, run)
         except (PriceError, CompareError, DrawError) as error:
-            raise ReportError(str(error)) from None
+            raise ReportError(str(error)) from error
     figures = {
         f"{FIGURES_FOLDER}/{picture.name}.{kind}": content
         for picture in pictures
@@ -139,5 +139,5 @@ def _write_files(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
             if f"{FIGURES_FOLDER}/{path.name}" not in contents and path.suffix in (".png", ".svg"):
                 path.unlink()
     except OSError as error:
-        raise ReportWriteError(path, error) from None
+        raise ReportWriteError(path, error) from error
     return tuple(folder / name for name in contents)

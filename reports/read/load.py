@@ -25,7 +25,7 @@ def load(folder: Path) -> Run:
     except ResultError as error:
         exists = (folder / RUN_FILE).exists()
         hint = "a report needs the run's plan" if exists else "expected a run's folder, results/<run-id>"
-        raise ReportError(f"{error}; {hint}") from None
+        raise ReportError(f"{error}; {hint}") from error
     if not record.planned:
         raise ReportError(f"{folder / RUN_FILE}: the plan has no trial; there is nothing to report")
     record, rejected = _deduplicate_plan(record)
@@ -109,7 +109,7 @@ def _read_results(
     except FileNotFoundError:
         return results, rejected
     except OSError as error:
-        raise ReportError(f"{trials}: cannot be read: {error.strerror}") from None
+        raise ReportError(f"{trials}: cannot be read: {error.strerror}") from error
     for name in sorted(is_link):
         path = Path(f"{trials}/{name}/{RESULT_FILE}")  # joining 10,000 Path objects takes a second
         if not os.path.lexists(path):

@@ -71,7 +71,7 @@ def make_report_folder(run_folder: Path, *subfolders: str) -> Path:
         try:
             path.mkdir(exist_ok=True)
         except OSError as error:
-            raise ReportWriteError(path, error) from None
+            raise ReportWriteError(path, error) from error
     return folder
 
 

@@ -143,17 +143,17 @@ def read_table(path: Path, *, today: date) -> PriceTable:
     try:
         document = _parse(read_regular(path, max_bytes=_MAX_TABLE_BYTES))
     except OSError as error:
-        raise PriceError(f"{path}: cannot be read: {error.strerror}; check cost.prices") from None
-    except RecursionError:
-        raise PriceError(f"{path}: nested too deeply; see reports/prices.yaml for an example") from None
+        raise PriceError(f"{path}: cannot be read: {error.strerror}; check cost.prices") from error
+    except RecursionError as error:
+        raise PriceError(f"{path}: nested too deeply; see reports/prices.yaml for an example") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date such as 2026-02-30
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
-        raise PriceError(f"{path}{line}: not valid YAML; see reports/prices.yaml for an example") from None
+        raise PriceError(f"{path}{line}: not valid YAML; see reports/prices.yaml for an example") from error
     try:
         table = PriceTable.model_validate(document)
     except ValidationError as error:
-        raise PriceError(f"{path}: {_first_problem(error)}") from None
+        raise PriceError(f"{path}: {_first_problem(error)}") from error
     for key, dated in _dated_keys(table):
         if dated > today:
             raise PriceError(

@@ -17,7 +17,7 @@ def read(training: TrainingReport) -> AdapterCheck:
     try:
         check = AdapterCheck.read(path)
     except ResultError as error:
-        raise ReportError(f"{error}; {remedy}") from None
+        raise ReportError(f"{error}; {remedy}") from error
     if check.adapter_sha256 != training.record.adapter_sha256:
         raise ReportError(f"{path}: belongs to another adapter than the run's; {remedy}")
     if (fault := _fault(check)) is not None:

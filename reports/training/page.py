@@ -63,7 +63,7 @@ def build(run_folder: Path) -> Report:
         for name, content in contents.items():
             write_atomic(folder / name, content)
     except OSError as error:
-        raise ReportWriteError(folder, error) from None
+        raise ReportWriteError(folder, error) from error
     return Report(
         index=folder / INDEX_FILE,
         headline=summary.headline(training),

@@ -73,9 +73,9 @@ def read(run_folder: Path) -> TrainingReport:
         forecast = _read_forecast(run)
         spans = attempts.read(run_folder, trial_id)
     except (ResultError, ValueError) as error:
-        raise ReportError(f"{error}; run `inv collect --run={run_folder.name}` to fetch its files") from None
+        raise ReportError(f"{error}; run `inv collect --run={run_folder.name}` to fetch its files") from error
     except OSError as error:
-        raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from None
+        raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from error
     return TrainingReport(
         folder=run_folder,
         run=run,

@@ -96,7 +96,7 @@ def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
         partial.replace(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise _to_file_error(f"adapter.push: --folder: {folder}", error, "name another one") from None
+        raise _to_file_error(f"adapter.push: --folder: {folder}", error, "name another one") from error
     print(f"{folder}: {len(files)} files, read back and verified")
 
 
@@ -127,9 +127,9 @@ def _push_to_registry(
     except VmAgentError as failed:
         error_type = ERROR_TYPES.get(failed.kind, TaskFailed)
         remedy = f"; `{retry_command}` resumes" if error_type is RetryableError else ""
-        raise error_type(f"{failed}{remedy}") from None
+        raise error_type(f"{failed}{remedy}") from failed
     except OSError as error:
-        raise _to_file_error(str(error.filename), error, "check owner and permissions") from None
+        raise _to_file_error(str(error.filename), error, "check owner and permissions") from error
     path = _write_record(trained, push_record_json(reference, facts, _now()))
     print(f"{reference.repository}@{facts['digest']}: {len(files)} files, confirmed by the registry; wrote {path}")
 
@@ -139,7 +139,7 @@ def _push_to_bucket(settings: Settings, trained: TrainedAdapter, files: Mapping[
     try:
         facts = storage.push(settings, target, trained.run.run_id, files, print_line)
     except OSError as error:
-        raise _to_file_error(str(error.filename), error, "check owner and permissions") from None
+        raise _to_file_error(str(error.filename), error, "check owner and permissions") from error
     path = _write_record(trained, json.dumps({**facts, "pushed_at": _now()}, indent=1, ensure_ascii=False) + "\n")
     print(f"{facts['place']}: {len(facts['sha256'])} files, confirmed by the service; wrote {path}")
 

@@ -79,7 +79,7 @@ def configured_image(settings: Settings) -> Image:
     try:
         return Image.parse(settings.serve.image)
     except ValueError as error:
-        raise UsageError(f"serve.image: {error}, and a tag can move; write HOST/REPOSITORY@sha256:...") from None
+        raise UsageError(f"serve.image: {error}, and a tag can move; write HOST/REPOSITORY@sha256:...") from error
 
 
 def stage_request(settings: Settings, trained: TrainedAdapter) -> dict[str, object]:

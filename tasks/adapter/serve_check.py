@@ -123,6 +123,6 @@ def with_server(
             raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}, not {model}")
         return use(server, model or names[0])
     except BadServer as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error)) from error
     except ServerUnavailable as error:
-        raise RetryableError(f"{error}; rerun the command when it answers") from None
+        raise RetryableError(f"{error}; rerun the command when it answers") from error

@@ -30,12 +30,12 @@ class ChainExecutor(Executor):
         try:
             set_ctrl_c_handler(signal.default_int_handler)
             return self._execute(*tasks)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted") from None
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted") from error
         except OSError as error:
             if error.errno not in DISK_ERRNOS:
                 raise
-            raise disk_error(f"{error.filename}: " if error.filename else "", error) from None
+            raise disk_error(f"{error.filename}: " if error.filename else "", error) from error
         finally:
             set_ctrl_c_handler(old_handler)
 
@@ -65,4 +65,4 @@ class ChainExecutor(Executor):
             names = ", ".join(sorted(name for name in os.environ if name.startswith("INVOKE_")))
             raise UsageError(
                 f"environment: Invoke cannot use one of {names or 'no variables'}: {error}; set it in a file instead"
-            ) from None
+            ) from error

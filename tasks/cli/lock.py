@@ -22,11 +22,11 @@ def acquire_lock(results_folder: Path, command: str) -> Iterator[None]:
         try:
             # A flock, not the file's presence: the kernel releases it even when the holder is killed.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
             holder = os.pread(handle, 1000, 0).decode(errors="replace").strip() or "another process"
             raise ConfirmationRequired(
                 f"{results_folder}: in use by {holder}; wait until it ends, or stop it with Ctrl-C in its terminal"
-            ) from None
+            ) from error
         with contextlib.suppress(OSError):  # on a full disk the lock holds without its holder's name
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"`inv {command}`, process {os.getpid()} of {current_user()}\n".encode(), 0)

@@ -74,9 +74,9 @@ class PatchedParser(parser.ParseMachine):
     def see_value(self, value: Any) -> None:
         try:
             super().see_value(value)
-        except ValueError:
+        except ValueError as error:
             name = self.flag.names[0] if self.flag else ""
-            raise ParseError(f"{self._task}--{name}: expected a whole number, found {value!r}") from None
+            raise ParseError(f"{self._task}--{name}: expected a whole number, found {value!r}") from error
 
     def complete_context(self) -> None:
         missing = self.context.missing_positional_args if self.context else []

@@ -93,10 +93,10 @@ class _InvProgram(Program):
             super().load_collection()
         except UsageError:
             raise
-        except Exit:
+        except Exit as error:
             name, start = self.args.collection.value or "tasks", self.args["search-root"].value or Path.cwd()
             home = Path(__file__).resolve().parents[2]
-            raise UsageError(f"no {name}.py in {start} or above it; `cd {home}`, then rerun the command") from None
+            raise UsageError(f"no {name}.py in {start} or above it; `cd {home}`, then rerun the command") from error
 
     def _make_pairs(self, coll: Collection, ancestors: list[str] | None = None) -> list[tuple[str, str | None]]:
         # List `tenancy.show (tenancy)` as `tenancy`, which is shorter to type.
@@ -172,8 +172,8 @@ class _InvProgram(Program):
 
         try:
             Path.cwd()
-        except FileNotFoundError:
-            raise UsageError("the current directory was deleted; `cd` to an existing one") from None
+        except FileNotFoundError as error:
+            raise UsageError("the current directory was deleted; `cd` to an existing one") from error
         load(Context(self.config))
 
 

@@ -29,10 +29,10 @@ class Stdout(io.FileIO):
         except OSError as error:
             _redirect_to_devnull(self.fileno())
             if isinstance(error, BrokenPipeError):
-                raise BrokenStdout from None
+                raise BrokenStdout from error
             raise RetryableError(
                 f"standard output cannot be written: {error.strerror}; fix that, then rerun the command"
-            ) from None
+            ) from error
 
 
 class Stderr(io.FileIO):

@@ -44,7 +44,7 @@ def build_vm(settings: Settings, retry_command: str) -> Iterator[Host]:
         try:
             yield stack.enter_context(_host(settings))
         except HostError as error:
-            raise to_task_error(error, retry_command) from None
+            raise to_task_error(error, retry_command) from error
 
 
 @contextlib.contextmanager
@@ -56,8 +56,8 @@ def build_vm_job(settings: Settings, retry_command: str, stop_hint: str = "") ->
     try:
         with build_vm(settings, retry_command) as host:
             yield host
-    except KeyboardInterrupt:
-        raise Interrupted(f"detached; the job on the VM continues; `{retry_command}` resumes{stop_hint}") from None
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"detached; the job on the VM continues; `{retry_command}` resumes{stop_hint}") from error
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ def open_cluster(settings: Settings, *, changes: bool = False, yes: bool = False
         cluster = Cluster(target)
         try:
             yield cluster
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted; running jobs continue; rerun the command to resume") from None
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted; running jobs continue; rerun the command to resume") from error
         finally:
             cluster.close()
 
@@ -65,13 +65,13 @@ def translate_cluster_errors() -> Iterator[None]:
     try:
         yield
     except (Misconfigured, Forbidden) as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error)) from error
     except Conflict as error:
-        raise ConfirmationRequired(str(error)) from None
+        raise ConfirmationRequired(str(error)) from error
     except Unreachable as error:
-        raise RetryableError(str(error)) from None
+        raise RetryableError(str(error)) from error
     except ClusterError as error:
-        raise TaskFailed(str(error)) from None
+        raise TaskFailed(str(error)) from error
 
 
 def target_identity(target: Target) -> dict[str, str]:

@@ -108,8 +108,8 @@ def _read_stdin_line(label: str) -> str:
         return ""
     try:
         text = check_utf8(sys.stdin.readline(_MAX_SECRET_BYTES + 1))
-    except UnicodeError:
-        raise UsageError(f"{label}: standard input is not UTF-8 text") from None
+    except UnicodeError as error:
+        raise UsageError(f"{label}: standard input is not UTF-8 text") from error
     if len(text) > _MAX_SECRET_BYTES:
         raise UsageError(f"{label}: the first line of standard input is longer than {_MAX_SECRET_BYTES:,} characters")
     return text.removesuffix("\n")

@@ -22,9 +22,9 @@ def translate_host_errors() -> Iterator[None]:
     try:
         yield
     except (PermissionDenied, PodUnusable) as error:
-        raise UsageError(f"{error}, then rerun the command") from None
+        raise UsageError(f"{error}, then rerun the command") from error
     except HostError as error:
-        raise RetryableError(f"{error}; check that the workers are up, then rerun the command") from None
+        raise RetryableError(f"{error}; check that the workers are up, then rerun the command") from error
 
 
 def query_all(settings: Settings, hosts: Sequence[Host], query: Callable[[Host], T]) -> list[T]:
@@ -57,7 +57,7 @@ class _RetryPolicy:
             except (HostUnreachable, CommandTimedOut) as error:
                 elapsed_sec = monotonic() - started
                 if elapsed_sec >= self._timeout_sec or self.stopped.is_set():
-                    raise HostUnreachable(f"{collapse_whitespace(error)} (tried for {elapsed_sec:.0f} s)") from None
+                    raise HostUnreachable(f"{collapse_whitespace(error)} (tried for {elapsed_sec:.0f} s)") from error
                 if self._has_printed.acquire(blocking=False):
                     limit = f"up to {self._timeout_sec:g} s (fleet.lost_after_sec)"
                     print(escape_controls(f"{collapse_whitespace(error)}; retrying {limit}"), flush=True)

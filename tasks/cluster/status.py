@@ -136,7 +136,7 @@ def _run_piped(argv: tuple[str, ...]) -> int:
                 raise
         return process.returncode
     except OSError as error:
-        raise not_installed_error(error) from None
+        raise not_installed_error(error) from error
 
 
 def _run_interactive(argv: tuple[str, ...]) -> int:
@@ -144,4 +144,4 @@ def _run_interactive(argv: tuple[str, ...]) -> int:
     try:
         return subprocess.run(argv, check=False).returncode
     except OSError as error:
-        raise not_installed_error(error) from None
+        raise not_installed_error(error) from error

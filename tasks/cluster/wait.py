@@ -71,7 +71,7 @@ def wait_for_pods(
                 if silence_sec > _MAX_SILENCE_SEC:
                     raise RetryableError(
                         f"{error} (silent for {silence_sec:.0f} s); `{retry_command}` resumes"
-                    ) from None
+                    ) from error
                 time.sleep(_RETRY_SEC)
                 continue
             events = _events(state)

@@ -54,8 +54,8 @@ class SharedFact(Generic[T]):
             return self.get_or_raise(TIMEOUT_SEC - _MARGIN_SEC)
         except Skipped:
             raise
-        except Exception:  # noqa: BLE001 - the check `title` reports the error
-            raise Skipped(f"see {self._title}") from None
+        except Exception as error:
+            raise Skipped(f"see {self._title}") from error
 
     def _run(self) -> None:
         try:
@@ -145,4 +145,4 @@ def translate_vm_errors() -> Iterator[None]:
     try:
         yield
     except HostError as error:
-        raise to_task_error(error, "inv doctor") from None
+        raise to_task_error(error, "inv doctor") from error

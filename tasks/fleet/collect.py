@@ -126,11 +126,11 @@ def collect_run(
                 return
             _fetch_results(settings, run, folder, [host])
     except LedgerError as error:
-        raise UsageError(f"{error}; `inv report` still reports the results collected so far") from None
+        raise UsageError(f"{error}; `inv report` still reports the results collected so far") from error
     except PermissionDenied as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error)) from error
     except HostError as error:
-        raise RetryableError(f"{collapse_whitespace(error)}; rerun `inv collect --run={run.run_id}`") from None
+        raise RetryableError(f"{collapse_whitespace(error)}; rerun `inv collect --run={run.run_id}`") from error
 
 
 def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
@@ -152,7 +152,7 @@ def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequ
         raise RetryableError(
             f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
             "then rerun `inv collect`"
-        ) from None
+        ) from error
     if adapter_message is not None:
         print(adapter_message)
     _report_outcome(run, folder, collected)

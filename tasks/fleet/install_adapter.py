@@ -29,7 +29,7 @@ def install(run: RunRecord, folder: Path) -> str | None:
     try:
         record = TrainingRecord.read(trial / TRAINING_FILE)
     except ResultError as error:
-        raise ConfirmationRequired(f"{error}; remove it, then rerun `inv collect --run={run.run_id}`") from None
+        raise ConfirmationRequired(f"{error}; remove it, then rerun `inv collect --run={run.run_id}`") from error
     write_atomic(folder / TRAINING_FILE, (trial / TRAINING_FILE).read_bytes())
     source, target = trial / ADAPTER_FOLDER, folder / ADAPTER_FOLDER
     if record.adapter_sha256 is None or not source.is_dir():

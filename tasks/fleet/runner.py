@@ -162,10 +162,10 @@ def run_trials(
                     fleet.stop()
                 fleet.run()
                 was_stopped = fleet.was_stopped
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             raise Interrupted(
                 f"run {run.run_id}: detached, its trials continue; reattach with `inv bench --resume={run.run_id}`"
-            ) from None
+            ) from error
     report_outcome(run, ledger, interrupted=was_stopped)
 
 
@@ -235,8 +235,8 @@ def ledger_errors(run: RunRecord | str) -> Iterator[None]:
     except LoginTimeout as error:
         raise RetryableError(
             f"{error}; jobs on the workers continue: log in, then run `{resume_command(run)}`"
-        ) from None
+        ) from error
     except (LedgerError, OSError) as error:
         raise RetryableError(
             f"{error}; jobs on the workers continue: fix that, then run `{resume_command(run)}`"
-        ) from None
+        ) from error

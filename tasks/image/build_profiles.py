@@ -33,7 +33,7 @@ def load_profiles(root: Path) -> dict[str, BuildProfile]:
         reason = " ".join(str(error).split())
         raise UsageError(
             f"{PROFILES_FILE}: cannot be used: {reason}; `git checkout {PROFILES_FILE}` restores it"
-        ) from None
+        ) from error
 
 
 def selected_profile(settings: Settings) -> BuildProfile:
@@ -72,7 +72,7 @@ def hub_client_lock(root: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; `inv image.lock` rebuilds it") from None
+        raise UsageError(f"{path}: cannot be read: {error}; `inv image.lock` rebuilds it") from error
 
 
 def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
@@ -99,10 +99,10 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
             completed = subprocess.run(
                 argv, cwd=folder, capture_output=True, text=True, timeout=LOCK_TIMEOUT_SEC, check=False
             )
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as error:
             raise RetryableError(
                 f"image.lock: {name}: not done after {LOCK_TIMEOUT_SEC:.0f} s; rerun `inv image.lock`"
-            ) from None
+            ) from error
         if completed.returncode != 0:
             raise TaskFailed(f"image.lock: {name}: {' '.join(completed.stderr.split()[-60:]) or argv}")
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
@@ -123,7 +123,7 @@ def _pin_base(settings: Settings, profile: BuildProfile, *, upgrade: bool) -> No
         reference = pull_reference(profile.base)
         manifest = Registry(reference.host, reference.path, None).manifest(reference.tag)
     except InvalidReference as error:
-        raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {error}") from None
+        raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {error}") from error
     except VmAgentError as failed:
         error_class = (
             RetryableError
@@ -134,7 +134,7 @@ def _pin_base(settings: Settings, profile: BuildProfile, *, upgrade: bool) -> No
         )
         raise error_class(
             f"base {profile.base} is not pinned ({failed}); the packages are locked; {retry_command}"
-        ) from None
+        ) from failed
     if manifest is None:
         raise UsageError(
             f"{PROFILES_FILE}: {profile.name}: base: {reference.host} has no {reference.path}:{reference.tag}"

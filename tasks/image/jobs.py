@@ -25,7 +25,7 @@ def follow(settings: Settings, job: Job) -> Outcome:
         outcome = vm_jobs.follow(job, print_job_line, print_reconnect)
     except JobFailed as failure:
         log = save_log(settings, job)
-        raise failure if log is None else JobFailed(failure.kind, failure.message, str(log)) from None
+        raise failure if log is None else JobFailed(failure.kind, failure.message, str(log)) from failure
     save_log(settings, job)
     return outcome
 

@@ -44,8 +44,8 @@ def make_demo(context: Context, *, real: bool = False) -> None:
         completed = subprocess.run(
             command.argv, cwd=command.folder, stderr=subprocess.PIPE, timeout=DEMO_TIMEOUT_SEC, check=False
         )
-    except subprocess.TimeoutExpired:
-        raise TaskFailed(f"model.demo: not done after {DEMO_TIMEOUT_SEC:.0f} s: {command.render()}") from None
+    except subprocess.TimeoutExpired as error:
+        raise TaskFailed(f"model.demo: not done after {DEMO_TIMEOUT_SEC:.0f} s: {command.render()}") from error
     stderr = completed.stderr.decode(errors="replace").strip()
     if completed.returncode == UsageError.exit_code:
         raise UsageError(f"model.demo: {stderr}")

@@ -140,7 +140,7 @@ def _push(
             vm_jobs.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
         except HostBusy as busy:
             registry.remove_login(agent.host, folder)
-            raise RetryableError(f"{busy}; when that has ended, `{retry_command}`") from None
+            raise RetryableError(f"{busy}; when that has ended, `{retry_command}`") from busy
         try:
             return jobs.follow(settings, job)
         except vm_jobs.JobFailed as failure:

@@ -14,9 +14,9 @@ def parse_report(name: str, container: ContainerExit) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(container.stdout.splitlines()[-1])
         report["wrong"] = [str(line) for line in report["wrong"]]
         list(_lines(report)), list(differing_models(report, {}))
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         last = " ".join((container.stderr or container.stdout)[-500:].split()[-30:])
-        raise TaskFailed(f"{name}: self-check exited with {container.exit_code} and no report: {last}") from None
+        raise TaskFailed(f"{name}: self-check exited with {container.exit_code} and no report: {last}") from error
     return report
 
 

@@ -124,8 +124,8 @@ def build_kubeconfig(fetched: Kubeconfig, cluster_info: ClusterInfo, token_progr
     try:
         cluster = dict(fetched["clusters"][0]["cluster"])
         server = str(cluster["server"])
-    except (LookupError, TypeError, ValueError):
-        raise UsageError(f"the service's kubeconfig for {cluster_info.name} has no cluster") from None
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"the service's kubeconfig for {cluster_info.name} has no cluster") from error
     if not server.startswith("https://") or cluster.get("insecure-skip-tls-verify"):
         raise UsageError(f"the service's kubeconfig for {cluster_info.name} is not safe: {server[:80]}")
     exec_plugin = {
@@ -155,7 +155,7 @@ def read_kubeconfig(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(
             f"{display_path(path)}: cannot be read: {error.strerror}; choose another with --file"
-        ) from None
+        ) from error
 
 
 class _NoTimestampLoader(yaml.SafeLoader):
@@ -174,7 +174,7 @@ def _parse(content: bytes, name: str) -> dict[str, Any]:
         document = yaml.load(content.decode("utf-8"), _NoTimestampLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise UsageError(f"{name}{f':{mark.line + 1}' if mark else ''}: cannot be read as YAML; {remedy}") from None
+        raise UsageError(f"{name}{f':{mark.line + 1}' if mark else ''}: cannot be read as YAML; {remedy}") from error
     if document is None:
         return {}
     is_kubeconfig = isinstance(document, dict) and document.get("kind", "Config") == "Config"

@@ -49,8 +49,8 @@ def _readiness_problem(name: str, node: Node) -> str | None:
         is_ready = any(
             condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
         )
-    except (AttributeError, TypeError, ValueError):
-        raise RetryableError(f"{name}: the cluster returned a malformed node status: {str(status)[:80]!r}") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RetryableError(f"{name}: the cluster returned a malformed node status: {str(status)[:80]!r}") from error
     if not is_ready:
         return "not Ready yet"
     return None if gpus else "Ready, no GPU yet (the device plugin starts)"
@@ -65,9 +65,9 @@ def wait_until_ready(settings: Settings, pool: NodePoolInfo) -> None:
     except UsageError as error:
         raise UsageError(
             f"the pool has grown, but the cluster cannot be queried: {error}; `inv tenancy.kubeconfig`"
-        ) from None
+        ) from error
     except RetryableError as error:
-        raise RetryableError(f"{error}; {remedy}") from None
+        raise RetryableError(f"{error}; {remedy}") from error
     print(f"all {len(pool.nodes)} nodes are Ready; `inv nodes` shows which qualify", flush=True)
 
 

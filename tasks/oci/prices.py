@@ -113,10 +113,10 @@ def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
         local = {str(item["currencyCode"]): item["prices"] for item in item["currencyCodeLocalizations"]}
         paid = [item for item in local.get(currency, ()) if item["model"] == "PAY_AS_YOU_GO"]
         steps = sorted({(float(item.get("rangeMin") or 0.0), float(item["value"])) for item in paid})
-    except StopIteration:
-        raise UsageError(f"{response} lacks that part; prices are unchanged") from None
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        raise UsageError(f"{response} has an unknown format; prices are unchanged") from None
+    except StopIteration as error:
+        raise UsageError(f"{response} lacks that part; prices are unchanged") from error
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{response} has an unknown format; prices are unchanged") from error
     if currency not in local:
         raise UsageError(
             f"{response} is in {', '.join(local) or 'no currency'}, not in {currency}; prices are unchanged"
@@ -148,12 +148,14 @@ def _download(url: str) -> bytes:
         except urllib.error.HTTPError as error:
             reason = f"{error.code} {error.reason}"
             if error.code != 429 and error.code < 500:
-                raise UsageError(f"the price list at {PRICE_LIST_URL} answers {reason}; prices are unchanged") from None
+                raise UsageError(
+                    f"the price list at {PRICE_LIST_URL} answers {reason}; prices are unchanged"
+                ) from error
         except (http.client.InvalidURL, ValueError, OverflowError) as error:  # from a redirect
             raise UsageError(
                 f"the price list at {PRICE_LIST_URL} redirects to an invalid URL: {error}; is a proxy intercepting the "
                 "connection? prices are unchanged"
-            ) from None
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", None) or error) or type(error).__name__
         if attempt < ATTEMPTS:
@@ -249,8 +251,8 @@ def _write_table(path: Path, text: str, today: datetime.date) -> None:
         prices.read_table(draft, today=today)
         draft.replace(path)
     except PriceError as error:
-        raise UsageError(f"{error}; nothing was written") from None
+        raise UsageError(f"{error}; nothing was written") from error
     except OSError as error:
-        raise UsageError(f"{display_path(path)}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"{display_path(path)}: cannot be written: {error.strerror}") from error
     finally:
         draft.unlink(missing_ok=True)

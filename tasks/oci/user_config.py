@@ -55,7 +55,7 @@ def _read(path: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{display_path(path)}: cannot be read: {reason}; nothing was written") from None
+        raise UsageError(f"{display_path(path)}: cannot be read: {reason}; nothing was written") from error
 
 
 def merge_settings(text: str, values: Values, name: str) -> str:
@@ -80,7 +80,7 @@ def _parse(text: str, name: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise UsageError(f"{name}{line}: invalid YAML; fix it; nothing was written") from None
+        raise UsageError(f"{name}{line}: invalid YAML; fix it; nothing was written") from error
     if data is None:
         return {}
     if not isinstance(data, dict):

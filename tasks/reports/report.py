@@ -115,7 +115,7 @@ def _follow_run(folder: Path, build_report: Callable[..., ReportSummary]) -> Rep
             return watching.watch(folder, lambda refresh_sec: build_report(refresh_sec=refresh_sec), print_progress)
     except watching.StalledRun as error:
         remedy = f"inv collect --run={folder.name} report --run={folder.name}"
-        raise RetryableError(f"run {folder.name}: {error}; collect and report what there is: {remedy}") from None
+        raise RetryableError(f"run {folder.name}: {error}; collect and report what there is: {remedy}") from error
 
 
 def print_summary(summary: ReportSummary) -> None:

@@ -93,7 +93,7 @@ def _check_tensorboard(port: int) -> None:
         try:
             probe.bind((ADDRESS, port))
         except OSError as error:
-            raise UsageError(f"--port {port}: {error.strerror}; choose another: --port {port + 1}") from None
+            raise UsageError(f"--port {port}: {error.strerror}; choose another: --port {port + 1}") from error
 
 
 def _serve(events_folder: Path, port: int, run_id: str, live: LiveEvents, *, is_running: bool) -> None:

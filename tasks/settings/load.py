@@ -99,7 +99,7 @@ def load(context: Context) -> Settings:
     try:
         sections = Sections.model_validate(merged)
     except ValidationError as error:
-        raise UsageError(_first_problem(error, layers)) from None
+        raise UsageError(_first_problem(error, layers)) from error
     return Settings(root=layers.root, **{name: getattr(sections, name) for name in Sections.model_fields})
 
 

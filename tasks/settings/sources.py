@@ -125,8 +125,8 @@ class InvokesConfig(Config):
             return super()._load_py(path)
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001 - another project's program may raise anything
-            raise UsageError(f"{display_path(Path(path))}: cannot be run: {type(error).__name__}: {error}") from None
+        except Exception as error:
+            raise UsageError(f"{display_path(Path(path))}: cannot be run: {type(error).__name__}: {error}") from error
 
 
 def env_name(keys: Keys) -> str:
@@ -156,8 +156,8 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Set
         raise UsageError(f"{display_path(path)}: expected a name that ends in .yaml, .yml or .json")
     try:
         data, node = _content(path)
-    except FileNotFoundError:
-        raise UsageError(f"{display_path(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from None
+    except FileNotFoundError as error:
+        raise UsageError(f"{display_path(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from error
     return SettingsLayer(data=data, path=path, node=node, shared=shared)
 
 
@@ -167,10 +167,10 @@ def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
         text = read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise
-    except UnicodeDecodeError:
-        raise UsageError(f"{display_path(path)}: expected UTF-8 text") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{display_path(path)}: expected UTF-8 text") from error
     except OSError as error:
-        raise UsageError(f"{display_path(path)}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{display_path(path)}: cannot be read: {error.strerror}") from error
     data, node = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
     data = {} if data is None else copy.deepcopy(data)
     if not isinstance(data, dict):
@@ -182,9 +182,9 @@ def _parse_json(text: str, path: Path) -> tuple[Any, None]:
     try:
         return json.loads(text), None
     except json.JSONDecodeError as error:
-        raise UsageError(f"{display_path(path)}:{error.lineno}: not JSON: {error.msg}") from None
+        raise UsageError(f"{display_path(path)}:{error.lineno}: not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{display_path(path)}: unusable JSON: {error}") from None
+        raise UsageError(f"{display_path(path)}: unusable JSON: {error}") from error
 
 
 class _UnusableError(Exception):
@@ -213,12 +213,12 @@ def _parse_yaml_text(text: str) -> tuple[Any, yaml.Node | None]:
         line = f":{mark.line + 1}" if mark is not None else ""
         reason = error.problem or error.context or "not usable"
         reason = reason.replace("but found another document", "a second document")
-        raise _UnusableError(f"{line}: not YAML: {reason}") from None
+        raise _UnusableError(f"{line}: not YAML: {reason}") from error
     except yaml.reader.ReaderError as error:
         line = f":{text.count(chr(10), 0, error.position) + 1}"
-        raise _UnusableError(f"{line}: not YAML: a forbidden character") from None
-    except RecursionError:
-        raise _UnusableError(": unusable YAML: nested too deeply") from None
+        raise _UnusableError(f"{line}: not YAML: a forbidden character") from error
+    except RecursionError as error:
+        raise _UnusableError(": unusable YAML: nested too deeply") from error
 
 
 def _refuse_duplicate_keys(node: yaml.Node, parents: Keys = ()) -> None:
@@ -253,10 +253,10 @@ def _refuse_invalid_scalars(root: yaml.Node) -> None:
                 constructor.construct_object(node)
             except yaml.YAMLError:
                 continue  # it has a line number, and construct_document raises it again
-            except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
+            except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
                 kind = node.tag.rpartition(":")[2]
                 line = node.start_mark.line + 1
-                raise _UnusableError(f":{line}: not YAML: {clip(node.value)} is not a valid {kind}") from None
+                raise _UnusableError(f":{line}: not YAML: {clip(node.value)} is not a valid {kind}") from error
 
 
 def _count(node: yaml.Node, known: dict[int, float]) -> float:

@@ -137,7 +137,7 @@ def _parse_probe(answer: Mapping[str, Any]) -> ProbeResult:
     except schema.SchemaError as error:
         raise RetryableError(
             f"the worker's forecast cannot be read: {error}; check that its image has this version of bench"
-        ) from None
+        ) from error
     if parsed.data is None:
         raise RetryableError("the worker's forecast has no data report; check that its image has this version of bench")
     return ProbeResult(forecast=parsed, data=parsed.data)

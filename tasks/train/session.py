@@ -78,12 +78,12 @@ class TrainingSession:
                     self._run_fleets(view)
                     while self._replan_with_reachable(view):
                         self._run_fleets(view)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 run_id = self.run.run_id
                 raise Interrupted(
                     f"run {run_id}: detached, the training continues; `{resume_command(run_id)}` reattaches and "
                     f"restarts it if necessary, `inv cancel --run={run_id}` stops it"
-                ) from None
+                ) from error
         self.report_outcome()
 
     def _run_fleets(self, view: TrainingView) -> None:

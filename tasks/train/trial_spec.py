@@ -192,7 +192,7 @@ def setting_errors() -> Iterator[None]:
         yield
     except TrialError as error:
         field, _, message = str(error).partition(": ")
-        raise UsageError(f"train.{SETTING_NAMES.get(field, field)}: {message}") from None
+        raise UsageError(f"train.{SETTING_NAMES.get(field, field)}: {message}") from error
 
 
 def _fields(source: object, names: Sequence[str]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _read(folder: Path) -> TuneRecord:
             raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {version}")
         record = schema.from_json(TuneRecord, document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, TrialError) as error:
-        raise UsageError(f"{path}: invalid: {error}; start a new search with `inv tune`") from None
+        raise UsageError(f"{path}: invalid: {error}; start a new search with `inv tune`") from error
     record.folder = folder
     return record
 

@@ -39,7 +39,7 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, 
         command = f"`inv tune --resume={search.tune_id}`"
         try:
             search_loop.search(settings, search, hosts, plain=plain)
-        except Interrupted:
-            raise Interrupted(f"search {search.tune_id}: interrupted; resume it with {command}") from None
+        except Interrupted as error:
+            raise Interrupted(f"search {search.tune_id}: interrupted; resume it with {command}") from error
         except RetryableError as error:
-            raise RetryableError(f"{error}; resume the search with {command}") from None
+            raise RetryableError(f"{error}; resume the search with {command}") from error

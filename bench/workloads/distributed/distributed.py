@@ -180,7 +180,7 @@ def visible_gpus() -> int:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=GPU_COUNT_TIMEOUT_SEC, check=True)
         return int(done.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise InputError(f"torch cannot count the GPUs ({error}); run: {sys.executable} -m bench selfcheck") from None
+        raise InputError(f"torch cannot count the GPUs ({error}); run: {sys.executable} -m bench selfcheck") from error
 
 
 def choose_backend(trial: Trial, gpus: int, nodes: NodeList | None = None) -> str:
@@ -214,7 +214,7 @@ def rendezvous_endpoint() -> str:
             raise InputError(
                 f"{PORT_VARIABLE}: port {port} cannot be used for the rendezvous: {error.strerror}; choose another "
                 "port, or unset the variable to use a free one"
-            ) from None
+            ) from error
     return f"127.0.0.1:{port}"
 
 

@@ -101,7 +101,7 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
         except OSError as error:
             raise InputError(
                 f"{NODE_ADDRESS}: {nodes.address}:{nodes.port + 1} cannot be listened on: {error.strerror}"
-            ) from None
+            ) from error
         for work in (self._accept, self._send_heartbeats):
             threading.Thread(target=work, daemon=True, name=f"nodes {work.__name__}").start()
 
@@ -196,7 +196,7 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
                 if not self._socket.recv(4096):
                     raise LeaderGone("the first machine has ended the trial")
             except OSError as error:
-                raise LeaderGone(f"the first machine is gone: {error.strerror}") from None
+                raise LeaderGone(f"the first machine is gone: {error.strerror}") from error
             self._last_heartbeat = time.monotonic()
         if time.monotonic() - self._last_heartbeat > self._silence_sec:
             raise LeaderGone(f"the first machine has been silent for {self._silence_sec:g} s")
@@ -243,7 +243,7 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
         try:
             self._socket.sendall(json.dumps(line).encode() + b"\n")
         except OSError as error:
-            raise LeaderGone(f"the first machine is gone: {error.strerror}") from None
+            raise LeaderGone(f"the first machine is gone: {error.strerror}") from error
 
     def _connect(self) -> socket.socket:
         address, deadline = (self._nodes.address, self._nodes.port + 1), time.monotonic() + JOIN_TIMEOUT_SEC
@@ -254,7 +254,7 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
                 if time.monotonic() > deadline:
                     name = f"{address[0]}:{address[1]}"
                     reason = f"did not answer for {JOIN_TIMEOUT_SEC:g} s: {error.strerror or error}"
-                    raise LeaderGone(f"the first machine at {name} {reason}") from None
+                    raise LeaderGone(f"the first machine at {name} {reason}") from error
                 time.sleep(0.3)
             else:
                 return link

@@ -139,7 +139,7 @@ def _checkpoint_folder(request: Request) -> Path:
     try:
         request.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{request.checkpoints}: cannot be created: {error.strerror}; use another folder") from None
+        raise InputError(f"{request.checkpoints}: cannot be created: {error.strerror}; use another folder") from error
     return request.checkpoints
 
 
@@ -185,7 +185,7 @@ def _wait_for_ranks(
         ranks.dispatch_lines(log.on_line)
         log_failure(log.record, ranks, error)
         if isinstance(error, RankStopped):
-            raise Stopped(TrialStatus.PREEMPTED, str(error)) from None
+            raise Stopped(TrialStatus.PREEMPTED, str(error)) from error
         if isinstance(error, RankKilled):
-            raise WorkerGone(str(error)) from None
+            raise WorkerGone(str(error)) from error
         raise

@@ -163,7 +163,9 @@ class FinetuneRank(RankProcess):
                     )
                     digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
                 except OSError as error:  # an input error, so that a retry resumes from the last checkpoint
-                    raise InputError(f"{out}: the adapter was not written: {error.strerror}; free some space") from None
+                    raise InputError(
+                        f"{out}: the adapter was not written: {error.strerror}; free some space"
+                    ) from error
                 self.report(adapter={"step": step, "sha256": digest, "files": files}, answers=schema.to_json(answers))
             self.report(stop=stop, seconds=trainer.state.seconds)
         self.group.barrier()

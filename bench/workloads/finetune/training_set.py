@@ -76,7 +76,7 @@ def check_first_attempt(checkpoints: Path, training: Training, current: Mapping[
     except FileNotFoundError:
         first = None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: the inputs of the first attempt cannot be read: {error}; remove the file") from None
+        raise InputError(f"{path}: the inputs of the first attempt cannot be read: {error}; remove the file") from error
     inputs = AttemptInputs(revision=training.revision, may_differ=training.may_differ, digests=dict(current))
     if first is not None and (first.revision, first.may_differ) == (inputs.revision, inputs.may_differ):
         check_digests(first.digests, current)
@@ -84,7 +84,7 @@ def check_first_attempt(checkpoints: Path, training: Training, current: Mapping[
     try:
         write_atomic(path, json.dumps(schema.to_json(inputs)).encode())
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; free some space there") from None
+        raise InputError(f"{path}: cannot be written: {error.strerror}; free some space there") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,13 +35,13 @@ def load_private_key(pem: str, pass_phrase: Secret | None) -> ec.EllipticCurvePr
     password = None if pass_phrase is None else pass_phrase.reveal().encode()
     try:
         key = serialization.load_pem_private_key(pem.encode(), password)
-    except TypeError:  # the pass phrase is missing, or not needed
+    except TypeError as error:  # the pass phrase is missing, or not needed
         if password is None:
-            raise NeedsPassPhrase("is encrypted, and there is no pass phrase for it") from None
+            raise NeedsPassPhrase("is encrypted, and there is no pass phrase for it") from error
         return load_private_key(pem, None)
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm) as error:
         hint = "" if password is None else ", or the pass phrase is wrong"
-        raise InvalidKey(f"contains no readable private key{hint}; {_CREATE_KEY_COMMAND}") from None
+        raise InvalidKey(f"contains no readable private key{hint}; {_CREATE_KEY_COMMAND}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InvalidKey(f"is not an ECDSA P-256 key, which cosign requires; {_CREATE_KEY_COMMAND}")
     return key

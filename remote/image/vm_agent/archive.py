@@ -59,7 +59,7 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     try:
         check_links(path)
     except ForeignOwner as error:
-        raise VmAgentError("refused", str(error)) from None
+        raise VmAgentError("refused", str(error)) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     for target in (path, checksum, part, checksum_part):
         check_replaceable(target)

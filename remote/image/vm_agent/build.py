@@ -53,7 +53,7 @@ def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
             sums = assemble(job_log, job)
             dockerfile = _read_dockerfile(job)
     except ForeignOwner as error:
-        raise VmAgentError("refused", str(error)) from None
+        raise VmAgentError("refused", str(error)) from error
     # A local base image is used without a query, so that a build does not need the base's registry.
     if query(docker, environment, "image", "inspect", job["base"]) is None:
         job_log.add(f"pulling {job['base']}", "base image")
@@ -217,8 +217,8 @@ def _file_stamp(source: Path) -> list[int]:
     """Return inode, size and modification time, which change if the file is replaced."""
     try:
         status = source.stat()
-    except FileNotFoundError:
-        raise VmAgentError("refused", f"{source}: not found; fetch it again with `inv model.fetch`") from None
+    except FileNotFoundError as error:
+        raise VmAgentError("refused", f"{source}: not found; fetch it again with `inv model.fetch`") from error
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 

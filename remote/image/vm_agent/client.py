@@ -54,14 +54,14 @@ def query(docker: list[str], environment: dict[str, str], *arguments: str) -> An
     command = " ".join(arguments)
     try:
         completed = run_bounded([*docker, *arguments], environment, timeout_sec=QUERY_TIMEOUT_SEC)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
         message = f"the engine did not respond to `{command}` within {QUERY_TIMEOUT_SEC:.0f} s"
-        raise VmAgentError("transient", message) from None
+        raise VmAgentError("transient", message) from error
     if completed.returncode == 0:
         try:
             return json.loads(completed.stdout)
-        except ValueError:
-            raise VmAgentError("transient", f"the engine's output of `{command}` was truncated") from None
+        except ValueError as error:
+            raise VmAgentError("transient", f"the engine's output of `{command}` was truncated") from error
     complaint = completed.stderr.decode(errors="replace").strip()
     if re.search(r"no such (image|object)", complaint, re.IGNORECASE):
         return None

@@ -166,8 +166,8 @@ def weight_files(folder: Path, entries: list[Entry]) -> set[str]:
         return {"model.safetensors"} & names
     try:
         wanted = set(_read_json(folder / "model.safetensors.index.json")["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise VmAgentError("failed", "model.safetensors.index.json lists no files; choose another model") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise VmAgentError("failed", "model.safetensors.index.json lists no files; choose another model") from error
     if wanted - names:
         raise VmAgentError("failed", f"{min(wanted - names)}: in the model's index, but not in the source")
     return wanted

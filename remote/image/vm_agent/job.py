@@ -50,7 +50,7 @@ def wrap_os_errors(label: str) -> Iterator[None]:
     except OSError as error:
         kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
         # tarfile's error has a message but no number if a file is shorter than its manifest says.
-        raise VmAgentError(kind, f"{error.filename or label}: {error.strerror or error}") from None
+        raise VmAgentError(kind, f"{error.filename or label}: {error.strerror or error}") from error
 
 
 class JobLog:

@@ -233,10 +233,10 @@ class UploadedSource:
     def fetch(self, entry: Entry, folder: Path) -> None:
         try:
             (self._folder / entry["path"]).replace(folder / entry["path"])
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             # Second attempt: the uploaded file was complete but had another digest than the cache says.
             message = f"{entry['path']}: its digest differs from the one in the laptop's cache; choose another source"
-            raise VmAgentError("refused", message) from None
+            raise VmAgentError("refused", message) from error
 
 
 class ProgressReporter:

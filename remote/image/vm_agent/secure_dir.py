@@ -71,11 +71,11 @@ def _open_folder(parent: int, folder: Path) -> int | None:
     except OSError as error:
         status = os.stat(folder.name, dir_fd=parent, follow_symlinks=False)
         if error.errno == errno.EACCES:  # a folder that is closed to us
-            raise _foreign_owner(folder, status.st_uid) from None
+            raise _foreign_owner(folder, status.st_uid) from error
         kind = "a link" if stat.S_ISLNK(status.st_mode) else "not a folder"
         raise ForeignOwner(
             f"{folder}: is {kind}, created by {user_name(status.st_uid)}; check and remove it, then rerun the command"
-        ) from None
+        ) from error
 
 
 def _check_folder(handle: int, folder: Path) -> None:

@@ -104,7 +104,7 @@ def kubectl(context: CheckContext) -> CheckResult:
         client = str(json.loads(completed.stdout)["clientVersion"]["gitVersion"])
     except CannotStart as error:
         with translate_cluster_errors():
-            raise not_installed_error(error) from None
+            raise not_installed_error(error) from error
     except (ValueError, KeyError, TypeError):
         return passed("installed, version unknown")
     server = context.version.get_or_skip()[0]
@@ -240,7 +240,7 @@ def runtime(context: CheckContext) -> CheckResult:
         try:
             names = [str(item["metadata"]["name"]) for item in cluster.list_all(RUNTIME_CLASS)]
         except Forbidden as error:
-            raise Skipped(str(error).partition("; ")[0]) from None
+            raise Skipped(str(error).partition("; ")[0]) from error
     has = "there is a runtime class nvidia" if "nvidia" in names else "no runtime class nvidia"
     return passed(f"{has}; our pods use the nodes' default runtime, which must be NVIDIA's, as in OKE's GPU images")
 
@@ -251,7 +251,7 @@ def dns(context: CheckContext) -> CheckResult:
         try:
             pods = cluster.list_all(POD, namespace="kube-system", selector="k8s-app=kube-dns")
         except Forbidden as error:
-            raise Skipped(str(error).partition("; ")[0]) from None
+            raise Skipped(str(error).partition("; ")[0]) from error
     if not pods:
         raise Skipped("no pod in kube-system has the label k8s-app=kube-dns")
     ready = sum(

@@ -103,8 +103,8 @@ def clock(context: CheckContext) -> CheckResult:
     if remote_time is None:
         try:
             remote_time, remote_name = context.machine.get_or_skip().clock, "the build VM"
-        except Skipped:
-            raise Skipped("no time from the cluster or the build VM") from None
+        except Skipped as error:
+            raise Skipped("no time from the cluster or the build VM") from error
     return compare_clocks(time.time(), remote_time, remote_name)
 
 

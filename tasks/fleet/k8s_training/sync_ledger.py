@@ -79,8 +79,8 @@ def read_volume_state(run: RunRecord, host: Host) -> VolumeState:
         document = json.loads(completed.stdout)
         attempts = [(int(number), float(first), float(last)) for number, first, last in document["attempts"]]
         progress = document["progress"]
-    except (ValueError, KeyError, TypeError):
-        raise HostUnreachable(f"{host.name}: the list of the training's attempts is truncated or not JSON") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise HostUnreachable(f"{host.name}: the list of the training's attempts is truncated or not JSON") from error
     return VolumeState(attempts=attempts, progress=progress if isinstance(progress, dict) else None)
 
 

@@ -106,11 +106,11 @@ def _documents(
             "bom.cdx.json": bom.cyclonedx(subject, components),
             "bom.spdx.json": bom.spdx(subject, components),
         }
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         last = " ".join(container.stderr[-500:].split()[-30:])
         raise TaskFailed(
             f"{name}: its inventory cannot be read: {last or 'a package or model has no name or version'}"
-        ) from None
+        ) from error
 
 
 def _subject(settings: Settings, name: str, image_id: str, labels: Mapping[str, str]) -> Subject:

@@ -79,13 +79,13 @@ class TenancyApi:
                 headers=error.headers,
                 request_id=error.request_id,
                 now=datetime.datetime.now(datetime.UTC),
-            ) from None
+            ) from error
         # The SDK's RequestException is an OSError; a proxy's page may not be UTF-8.
         except (OSError, UnicodeDecodeError, ClientError, *TOKEN_ERRORS) as error:
             raise RetryableError(
                 f"{operation.action}: no complete response from {self.region}: {root_cause(error)}; check network and "
                 "proxy, then retry"
-            ) from None
+            ) from error
 
     def get_object(self, operation: Operation, method: Any, *arguments: Any, **options: Any) -> Json:
         """Call an SDK method and return its JSON object."""
@@ -103,10 +103,10 @@ class TenancyApi:
         """Apply `parser` to an object without further requests. Raises RetryableError for a malformed object."""
         try:
             return parser(item)
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RetryableError(
                 f"{operation.action}: malformed object: {str(item)[:80]!r}; is a proxy intercepting the connection?"
-            ) from None
+            ) from error
 
     def text_field(self, operation: Operation, item: Json, key: str) -> str:
         """Return an object's non-empty text field. Raises RetryableError."""

@@ -42,17 +42,17 @@ def create_instance_signer() -> Any:
         problem = f"{_SETTING}: no token for this instance: {error.status} {error.code or ''}".rstrip()
         detail = f"{problem}: {_one_line(error.message)}"
         if error.status == 429 or error.status >= 500:
-            raise RetryableError(f"{detail}; tried several times; retry later") from None
+            raise RetryableError(f"{detail}; tried several times; retry later") from error
         now = datetime.datetime.now(datetime.UTC)
         skewed = describe_clock_skew(error.headers, now) if error.status == 401 else None
         if skewed is not None:
-            raise UsageError(f"{problem}: {skewed}; set it (timedatectl set-ntp true), then retry") from None
-        raise UsageError(f"{detail}; if this machine is not an instance, set tenancy.auth: config") from None
+            raise UsageError(f"{problem}: {skewed}; set it (timedatectl set-ntp true), then retry") from error
+        raise UsageError(f"{detail}; if this machine is not an instance, set tenancy.auth: config") from error
     except (OSError, ClientError, ValueError, *TOKEN_ERRORS) as error:
         raise UsageError(
             f"{_SETTING}: no instance credentials here ({root_cause(error)}); use it on an instance of the tenancy in "
             "a dynamic group; elsewhere set tenancy.auth: config"
-        ) from None
+        ) from error
 
 
 def _bypass_proxies() -> None:

@@ -14,4 +14,4 @@ def require_sdk() -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"the tenancy tasks need Oracle's SDK ({error.name} is missing); type: pip install '.[tenancy]' (500 MB)"
-        ) from None
+        ) from error

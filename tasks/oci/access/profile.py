@@ -131,20 +131,20 @@ def _read_section(file: Path, name: str) -> dict[str, str]:
     try:
         text = read_regular(file, max_bytes=_MAX_BYTES).decode("utf-8")
         parser.read_string(text)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         raise UsageError(
             f"{display_path(file)}: does not exist; create it with `oci setup config` or `oci session authenticate`, "
             "or set tenancy.config_file, or tenancy.auth: instance_principal"
-        ) from None
+        ) from error
     except OSError as error:
-        raise UsageError(f"{display_path(file)}: cannot be read: {error.strerror}; set tenancy.config_file") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{display_path(file)}: expected UTF-8 text") from None
+        raise UsageError(f"{display_path(file)}: cannot be read: {error.strerror}; set tenancy.config_file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{display_path(file)}: expected UTF-8 text") from error
     except configparser.Error as error:
         # The error's own message quotes the line, which may contain the pass phrase.
         line = getattr(error, "lineno", None) or next((at for at, _ in getattr(error, "errors", ())), None)
         at = f":{line}" if line else ""
-        raise UsageError(f"{display_path(file)}{at}: cannot be read: expected `key=value` lines") from None
+        raise UsageError(f"{display_path(file)}{at}: cannot be read: expected `key=value` lines") from error
     if name != parser.default_section and not parser.has_section(name):
         known = ", ".join([parser.default_section, *parser.sections()])
         raise UsageError(f"{display_path(file)}: no profile {name}, only {known}; set tenancy.profile")
@@ -168,8 +168,8 @@ def _read_session_token(path: Path, name: str, region: str, now: float) -> Secre
     try:
         payload = text.split(".")[1]
         expires = float(json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"])
-    except (LookupError, ValueError, TypeError, OverflowError, RecursionError):
-        raise UsageError(f"{display_path(path)}: not a session's token; {remedy}") from None
+    except (LookupError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{display_path(path)}: not a session's token; {remedy}") from error
     if expires <= now:
         raise UsageError(f"{display_path(path)}: the session expired {_format_age(now - expires)} ago; {remedy}")
     return Secret(text)

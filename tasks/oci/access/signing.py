@@ -64,18 +64,18 @@ def _load_key(profile: OciProfile, phrase: Secret | None, ask_pass_phrase: PassP
     try:
         # Pass bytes: the error for a non-ASCII text would contain the pass phrase.
         key = serialization.load_pem_private_key(profile.key, None if phrase is None else phrase.reveal().encode())
-    except TypeError:
+    except TypeError as error:
         if phrase is not None:  # the key has no pass phrase; this one was inherited from [DEFAULT]
             return _load_key(profile, None, ask_pass_phrase)
         typed = ask_pass_phrase(profile)
         if typed is None:
             raise UsageError(
                 f"{name}: the key has a pass phrase; put pass_phrase=... into {profile}, chmod 600"
-            ) from None
+            ) from error
         return _load_key(profile, typed, lambda _: None)
-    except ValueError:
+    except ValueError as error:
         problem = "not a private key in PEM" if phrase is None else "not a private key in PEM, or wrong pass phrase"
-        raise UsageError(f"{profile}: key_file: {name}: {problem}") from None
+        raise UsageError(f"{profile}: key_file: {name}: {problem}") from error
     if not isinstance(key, RSAPrivateKey):
         raise UsageError(f"{profile}: key_file: {name}: expected an RSA key")
     return key

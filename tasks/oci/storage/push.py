@@ -78,7 +78,7 @@ def _list_objects(api: TenancyApi, bucket: OciBucket, address: BucketAddress) ->
             raise
         raise UsageError(
             f"{error}; {address.namespace} is not this tenancy's namespace, which is {own_namespace}"
-        ) from None
+        ) from error
 
 
 def _check_no_other_objects(

@@ -140,7 +140,7 @@ def verify(checkpoint: Path) -> Manifest:
     try:
         manifest = read_checksummed(Manifest, checkpoint / MANIFEST, "checkpoint")
     except ResultError as error:
-        raise BrokenCheckpoint(str(error)) from None
+        raise BrokenCheckpoint(str(error)) from error
     if manifest.format != FORMAT:
         raise BrokenCheckpoint(f"{checkpoint}: written in format {manifest.format}; this version reads {FORMAT}")
     if checkpoint_folder(checkpoint.parent, manifest.step) != checkpoint:
@@ -156,7 +156,7 @@ def verify(checkpoint: Path) -> Manifest:
             if sha256_of(path) != expected.sha256:
                 raise BrokenCheckpoint(f"{path}: its sha256 does not match its manifest; it was changed or damaged")
         except OSError as error:
-            raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from None
+            raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from error
     return manifest
 
 

@@ -121,7 +121,7 @@ def load_checkpoint(folder: Path, weights: Weights) -> dict[str, Any] | None:
         best = folder / checkpoint.BEST
         return dict(load_file(best)) if best.exists() else None
     except (KeyError, ValueError, RuntimeError) as error:
-        raise InputError(f"{folder}: does not fit this model: {' '.join(str(error).split())}") from None
+        raise InputError(f"{folder}: does not fit this model: {' '.join(str(error).split())}") from error
 
 
 def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) -> dict[str, int]:

@@ -99,7 +99,7 @@ class Registry:
             except OSError as error:
                 raise VmAgentError(
                     "usage", f"{certificate}: cannot be read: {error.strerror or error}; correct the file"
-                ) from None
+                ) from error
         # Requests to this machine have no TLS. They bypass the proxy, which could read the login.
         proxies = {kind: proxy for kind, proxy in urllib.request.getproxies().items() if kind != "http"}
         handlers = (urllib.request.HTTPSHandler(context=tls), urllib.request.ProxyHandler(proxies), _Redirects(host))
@@ -173,12 +173,12 @@ class Registry:
             manifest = json.loads(content)
             if not isinstance(manifest, dict) or "schemaVersion" not in manifest:
                 raise ValueError
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
             actual = "a web page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
             remedy = "correct registry.image, or check the proxy between the VM and the registry"
             raise VmAgentError(
                 "usage", f"{self.host} returned {actual} instead of the manifest of {self.path}; {remedy}"
-            ) from None
+            ) from error
         return manifest
 
     def check_push_access(self) -> None:
@@ -232,8 +232,8 @@ class Registry:
         try:
             url = urllib.parse.urljoin(url, location)
             _origin(url)  # ValueError if the port is invalid
-        except ValueError:
-            raise VmAgentError("refused", f"{self.host} redirects to an invalid URL: {location[:200]!r}") from None
+        except ValueError as error:
+            raise VmAgentError("refused", f"{self.host} redirects to an invalid URL: {location[:200]!r}") from error
         return url
 
     def _request(
@@ -256,10 +256,10 @@ class Registry:
                     return None
                 challenge = error.headers.get("WWW-Authenticate", "")
                 if error.code != 401 or is_last or not challenge.lower().startswith("bearer "):
-                    raise self._to_error(error, method) from None
+                    raise self._to_error(error, method) from error
                 self.bearer = self._fetch_token(challenge)
             except _RESPONSE_ERRORS as error:
-                raise _connection_error(error, self.host) from None
+                raise _connection_error(error, self.host) from error
         raise AssertionError("unreachable")
 
     def _send_request(
@@ -303,12 +303,12 @@ class Registry:
             token = response.get("token") or response["access_token"]
         except urllib.error.HTTPError as error:
             if error.code in TRANSIENT_STATUSES:
-                raise self._to_error(error, "GET") from None
+                raise self._to_error(error, "GET") from error
             raise VmAgentError(
                 "unauthorized", f"{self.host} refused the login of user {self.user}: {_status_line(error)}"
-            ) from None
+            ) from error
         except (*_RESPONSE_ERRORS, KeyError, AttributeError) as error:
-            raise _connection_error(error, f"{realm}, the token service of {self.host}") from None
+            raise _connection_error(error, f"{realm}, the token service of {self.host}") from error
         # An unprintable token in a header would raise an error whose message contains the token.
         if not (isinstance(token, str) and token.isascii() and token.isprintable()):
             raise VmAgentError("refused", f"{realm}, the token service of {self.host}, returned an invalid token")
@@ -356,10 +356,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         try:
             return super().http_error_302(req, fp, code, msg, headers)
-        except ValueError:  # an invalid port or address, which no retry changes
+        except ValueError as error:  # an invalid port or address, which no retry changes
             fp.close()
             location = str(headers.get("Location", ""))[:200]
-            raise VmAgentError("refused", f"{self._host} redirects to an invalid URL: {location!r}") from None
+            raise VmAgentError("refused", f"{self._host} redirects to an invalid URL: {location!r}") from error
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 

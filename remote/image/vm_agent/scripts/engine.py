@@ -72,10 +72,10 @@ def open_folder(folder: Path, owner: int) -> int:
     """Open the folder of the file after checking that only `owner` or root can change it."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except NotADirectoryError:
+    except NotADirectoryError as error:
         raise ForeignOwner(
             f"{folder}: is not a folder, created by uid {folder.lstat().st_uid}; check and remove it"
-        ) from None
+        ) from error
     status = os.fstat(handle)
     if status.st_uid not in (0, owner) or status.st_mode & 0o077:
         raise ForeignOwner(
@@ -148,7 +148,7 @@ def mount(file: Path, folder: int, mount_point: Path) -> None:
         owner = os.stat(file.name, dir_fd=folder, follow_symlinks=False).st_uid
         raise ForeignOwner(
             f"{file}: cannot be opened ({error.strerror}), created by uid {owner}; check and remove it"
-        ) from None
+        ) from error
     try:
         check_disk(file, os.fstat(handle))
         os.fchmod(handle, 0o600)

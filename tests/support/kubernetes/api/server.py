@@ -188,7 +188,7 @@ class Server:
         try:
             return json.loads(raw)  # type: ignore[no-any-return]
         except ValueError as error:
-            raise Refusal(400, "BadRequest", f"the object provided is unrecognized: {error}") from None
+            raise Refusal(400, "BadRequest", f"the object provided is unrecognized: {error}") from error
 
     def _review(self, at: Target, body: Any, user: str) -> Json | None:
         """Answer the reviews of `auth can-i` and `auth whoami`; None for other objects."""

@@ -93,9 +93,9 @@ def json_patch(live: Json, operations: list[Json]) -> Json:
             for part in way:
                 at = at[int(part)] if isinstance(at, list) else at[part]
             _apply_operation(at, last, step)
-        except (KeyError, IndexError, ValueError, TypeError):
+        except (KeyError, IndexError, ValueError, TypeError) as error:
             message = f"the server rejected our request due to an error in our request: {step}"
-            raise Refusal(422, "Invalid", message) from None
+            raise Refusal(422, "Invalid", message) from error
     return made
 
 

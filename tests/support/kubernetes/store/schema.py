@@ -125,7 +125,7 @@ def unknown_fields(resource: Resource, obj: Json) -> list[str]:
     try:
         return list(_walk(schema_of(resource), obj, resource.kind, "", ""))
     except ValueError as error:
-        raise bad_request(cannot_handle(resource, str(error))) from None
+        raise bad_request(cannot_handle(resource, str(error))) from error
 
 
 def cannot_handle(resource: Resource, reason: str) -> str:
