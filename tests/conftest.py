@@ -18,7 +18,8 @@ import pytest
 
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from tests.support.forked import BENCH_LIBRARIES, INV_LIBRARIES, ForkServer
 from tests.support.hosts.local_fleet import LocalFleet, mounted_tmpfs
 from tests.support.machines.ssh_client import SshClient

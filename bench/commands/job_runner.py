@@ -27,8 +27,9 @@ from bench.harness.termination import EXIT_BAD_INPUT, EXIT_INPUT_REJECTED
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, schema
 from bench.records.checksummed import ResultError
 from bench.records.paths import CHECKPOINTS_FOLDER, ORDER_VARIABLE, RESULT_FILE
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
+from bench.records.status import TrialStatus
 from bench.records.training import is_limit_reached
 from bench.workloads.distributed.torchrun import START_TIMED_OUT
 

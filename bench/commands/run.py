@@ -22,7 +22,8 @@ from bench.predict import flops
 from bench.records import Trial, TrialError
 from bench.records.checksummed import ResultError
 from bench.records.paths import EXIT_NOT_WRITTEN, RESULT_FILE
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from bench.records.trial import RANKED
 from bench.workloads.distributed.multi_node import NodeList
 

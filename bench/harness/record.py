@@ -17,8 +17,9 @@ from typing import Any
 from bench.harness.progress import Log, ProgressFile
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
-from bench.records.result import Measurement, Metrics, Steps, TrialResult, TrialStatus
+from bench.records.result import Measurement, Metrics, Steps, TrialResult
 from bench.records.run import Progress
+from bench.records.status import TrialStatus
 
 LOG_EVERY_STEPS = 5
 

@@ -15,7 +15,7 @@ from types import FrameType
 
 from bench.harness import out_of_memory
 from bench.harness.record import Record, peak_rss_bytes
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 
 EXIT_CODES = {TrialStatus.SUCCEEDED: 0, TrialStatus.CANCELLED: 130, TrialStatus.PREEMPTED: 143}
 EXIT_BAD_INPUT = 2

@@ -1,30 +1,13 @@
 """Status and measurements of one trial: result.json."""
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from bench.records.bootstrap import Interval
 from bench.records.checksummed import Checksummed
 from bench.records.paths import RESULT_FILE
+from bench.records.status import TrialStatus
 from bench.records.trial import Trial
-
-
-class TrialStatus(str, Enum):
-    """Final status of a trial. Every planned trial reaches exactly one."""
-
-    SUCCEEDED = "SUCCEEDED"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    FAILED = "FAILED"
-    TIMED_OUT = "TIMED_OUT"
-    PREEMPTED = "PREEMPTED"
-    LOST = "LOST"
-    CANCELLED = "CANCELLED"
-
-    @property
-    def is_resumable(self) -> bool:
-        """True if a resumed run retries the trial: it was stopped or lost before it had a result."""
-        return self in (TrialStatus.PREEMPTED, TrialStatus.LOST, TrialStatus.CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.records.checksummed import Checksummed, ResultError, read_checksummed, write_checksummed
 from bench.records.paths import ORDER_END_FILE, RUN_FILE
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.records.trial import Trial
 from bench.records.validation import TrialError
 

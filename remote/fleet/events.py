@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Attempt
 
 

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger

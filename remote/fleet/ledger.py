@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.records.atomic_files import read_regular
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from remote.jobs.host_agent.util import sync_folder
 
 MAX_LEDGER_BYTES = 256 << 20  # a thousand trials take a hundredth of it

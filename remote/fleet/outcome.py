@@ -8,8 +8,9 @@ import signal
 from dataclasses import dataclass
 
 from bench.records.paths import EXIT_NOT_WRITTEN
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
+from bench.records.status import TrialStatus
 from bench.records.training import is_limit_reached
 from remote.jobs.job import JobState, JobStatus
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
 from bench.records.schema import SchemaError, from_json
+from bench.records.status import TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import EventType, FleetEvent, attempt_event
 from remote.fleet.fetch_result import OUT_FOLDER, PROGRESS_PATH, TRIAL_FILE, fetch_result

@@ -15,7 +15,7 @@ from typing import Any
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.paths import ENVIRONMENT_FILE, TRIALS_FOLDER
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.read.fingerprint import CPU, device
 from reports.read.run import Run

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median, median_high
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
 from reports.comparison.samples import STEP_METRICS, Quantity, SampleSet, Value

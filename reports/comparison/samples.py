@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from bench.records.result import Measurement, TrialResult, TrialStatus
+from bench.records.result import Measurement, TrialResult
+from bench.records.status import TrialStatus
 from reports.read import measurements
 from reports.read.run import KINDS_WITH_STEPS, Run
 from reports.statistics import per_config

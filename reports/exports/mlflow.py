@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.exports.log_model import LoggedRun
 
 FOLDER = "mlflow"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.exports.log_model import LoggedRun
 
 FOLDER, PROJECT = "wandb", "qlora-fleet"

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.records.trial import Trial
 from reports import formatting
 from reports.figures.drawing import glyphs, row_chart

@@ -2,7 +2,7 @@
 
 import math
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header

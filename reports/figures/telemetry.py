@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures import worker_map
 from reports.figures.drawing import lines, text_size

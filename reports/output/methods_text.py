@@ -4,7 +4,7 @@ import math
 import statistics
 from datetime import datetime
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.summary.summary import Summary
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.read import measurements
 from reports.read.run import Run

@@ -12,8 +12,9 @@ from typing import Any
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_FILE, TRIALS_FOLDER
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import TrialStatus
 from reports.read import attempts, fingerprint, measurements, telemetry, validation
 from reports.read.run import KINDS_WITH_STEPS, Configuration, Missing, Rejected, ReportError, Run, trials_frame
 

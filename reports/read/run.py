@@ -27,8 +27,9 @@ from typing import Any
 import pandas as pd
 
 from bench.records.paths import REPORT_FOLDER
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import TrialStatus
 from reports.read.attempts import Starts
 
 KINDS_WITH_STEPS = ("training", "distributed")

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from bench.records.bootstrap import Interval
-from bench.records.result import Measurement, Metrics, Steps, TrialResult, TrialStatus
+from bench.records.result import Measurement, Metrics, Steps, TrialResult
+from bench.records.status import TrialStatus
 from bench.records.training import TrainedSteps, TrainingRecord
 from reports import formatting
 from reports.read import measurements

@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed_scaling
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from reports.read import clocks, fingerprint
 from reports.read.run import Configuration, Run
 from reports.statistics import per_config, per_process

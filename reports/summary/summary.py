@@ -6,8 +6,8 @@ cannot disagree. `summarize.summarize` computes the values, `text` the sentences
 
 from dataclasses import dataclass
 
-from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from bench.records.trial import Trial
 from reports.read.fingerprint import Hosts
 from reports.read.run import Missing, Rejected

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records.result import Measurement, TrialResult, TrialStatus
+from bench.records.result import Measurement, TrialResult
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.read import measurements
 

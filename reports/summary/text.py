@@ -1,7 +1,7 @@
 """Sentences of the report: the finding and the recommendation, each with its interval."""
 
-from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.read import measurements
 from reports.read.fingerprint import Hosts

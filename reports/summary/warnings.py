@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.read.fingerprint import CPU, Hosts
 from reports.statistics import per_config, pooling

@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
-from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from bench.records.training import Evaluation, TrainingRecord
 from bench.records.training_data import DataFinding
 from reports import formatting

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.records.training import Restart, is_limit_reached
 from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE

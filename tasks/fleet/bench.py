@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from invoke.context import Context
+from remote.hosts.host import Host
 from rich.text import Text
 
 from bench.records import SUITES
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import CANCEL_UNCONFIRMED
-from remote.hosts.host import Host
 from reports import formatting
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock

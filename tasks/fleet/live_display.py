@@ -20,8 +20,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
+from bench.records.status import TrialStatus
 from remote.fleet.events import EventType, FleetEvent
 from tasks.cli import terminal
 from tasks.errors import escape_controls

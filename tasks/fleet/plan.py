@@ -9,8 +9,8 @@ from typing import Any
 from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
 from bench.records.atomic_files import read_regular
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import TrialStatus
 from bench.records.trial import MAX_BYTES
 from reports import formatting
 from tasks.cli.git import run_git

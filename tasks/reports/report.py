@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.paths import REPORT_FOLDER
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.comparison.comparability import NAMES
 from reports.exports.write import FORMATS, export, usable_formats

@@ -12,8 +12,8 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular, regular_file_size
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
-from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
 from tasks.errors import escape_controls
 from tasks.fleet.run_store import LATEST

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Entry, Ledger
 from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts

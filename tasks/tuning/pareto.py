@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.records import Trial
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from reports.statistics import crossed
 from reports.statistics.per_config import estimate, measure, samples
 from reports.statistics.per_process import ProcessSteps, describe

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from tests.support.gpu import environment, on_gpu
 
 TRIAL_SEC = 300.0

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from bench.records import suite
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from tests.mistral_7b import CONFIG, PARAMETERS, write
 from tests.support.gpu import on_gpu, run_trial
 

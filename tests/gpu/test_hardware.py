@@ -6,7 +6,8 @@ import pytest
 
 from bench.machine.gpu_specs import lookup
 from bench.records import suite
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from bench.workloads.hardware import FULL, MIN_CAPABILITY
 from tests.support.gpu import on_gpu, run_trial
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bench.records import choose, suite
-from bench.records.result import Measurement, TrialResult, TrialStatus
+from bench.records.result import Measurement, TrialResult
+from bench.records.status import TrialStatus
 from bench.workloads.loading import LEFTOVER_BYTES
 from tests.support.gpu import environment, on_gpu, run_trial
 

@@ -12,7 +12,8 @@ import pytest
 from bench.commands.overrides import apply_overrides
 from bench.harness.phase_timer import PHASES
 from bench.records import Trial
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from tests.support.gpu import on_gpu, run_trial
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]

@@ -30,7 +30,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.harness import termination
 from bench.harness.termination import Stopped, WorkerGone
 from bench.records import Trial
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.workloads.distributed.multi_node import NodeList, read_object
 
 LINES_FILE, FAILURES_FILE, TRIAL_FILE = "lines.jsonl", "failures.json", "trial.json"

@@ -19,7 +19,7 @@ from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record, Request
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.records.training_data import DataReport
 from bench.train import check
 from bench.workloads.distributed.distributed import (

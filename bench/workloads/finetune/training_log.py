@@ -6,7 +6,7 @@ from typing import Any
 from bench.harness.progress import StepsFile
 from bench.harness.record import Record, peak_rss_bytes
 from bench.records import schema
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.records.training import CheckpointFacts, Evaluation, SampleAnswer, TrainingRecord
 from bench.records.training_data import DataReport
 from bench.workloads.finetune.checkpoints.checkpoint import History, State

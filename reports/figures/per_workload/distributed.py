@@ -1,6 +1,6 @@
 """Figure 11, distributed: throughput over ranks, share of linear scaling, cost of communication and its bound."""
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header

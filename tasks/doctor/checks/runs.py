@@ -4,8 +4,8 @@ import contextlib
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import RUN_FILE
-from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
 from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed

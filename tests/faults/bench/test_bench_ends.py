@@ -19,7 +19,8 @@ import pytest
 from bench.records import Trial, suite
 from bench.records.checksummed import ResultError
 from bench.records.paths import EXIT_NOT_WRITTEN
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from tests.support.hosts.local_fleet import fill_disk, wait_for
 
 PHASE_SEC = 120.0

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from bench.workloads.distributed.torchrun import descendant_pids
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import SILENCE_SEC, alive

@@ -17,7 +17,8 @@ import pytest
 
 from bench import torch_stack
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
 from bench.workloads.distributed.torchrun import descendant_pids
 from tests.support import tiny_training

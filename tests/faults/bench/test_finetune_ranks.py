@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from bench import torch_stack
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
 from bench.workloads.distributed.torchrun import descendant_pids
 from bench.workloads.finetune.checkpoints.resume import NO_REASON

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 
 LIMIT_BYTES = 3 << 30  # importing the stack takes 2 GiB
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux sets them")]

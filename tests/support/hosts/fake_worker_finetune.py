@@ -27,8 +27,8 @@ from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
-from bench.records.result import TrialStatus
 from bench.records.run import Progress
+from bench.records.status import TrialStatus
 from bench.records.training import Evaluation, Restart, TrainedSteps, TrainingRecord
 from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 from bench.workloads.finetune import training_set

@@ -17,7 +17,8 @@ from pathlib import Path
 from bench.records import suite
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 
 
 def write_until_killed(folder: Path) -> None:

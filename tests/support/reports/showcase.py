@@ -14,8 +14,9 @@ import numpy as np
 
 from bench.records import Trial, suite
 from bench.records.bootstrap import Interval
-from bench.records.result import Measurement, Metrics, TrialResult, TrialStatus
+from bench.records.result import Measurement, Metrics, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import TrialStatus
 from tests.support.reports import synthetic
 
 RUN_ID = "20261120-181500-all"

@@ -12,8 +12,9 @@ import numpy as np
 
 from bench.records import Trial
 from bench.records.bootstrap import Interval
-from bench.records.result import Measurement, Metrics, Steps, TrialResult, TrialStatus
+from bench.records.result import Measurement, Metrics, Steps, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import TrialStatus
 
 RUN_ID = "20260301-101500-quick"
 

@@ -21,7 +21,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.figures import CHARTS, renderer
 from reports.figures.drawing import style
 from reports.output.build import build

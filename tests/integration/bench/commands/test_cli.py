@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from tests.support.paths import ROOT
 
 

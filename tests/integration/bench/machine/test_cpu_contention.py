@@ -9,7 +9,8 @@ import pytest
 
 from bench.machine import cpu_contention
 from bench.machine.cpu_contention import CpuContention, read_counters
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from tests.support.paths import ROOT
 
 TRIAL = """

@@ -16,7 +16,8 @@ from bench.commands import run
 from bench.data.inputs import InputError
 from bench.harness.record import Request
 from bench.machine import cpu_contention, isolation, nvml, sampler, telemetry
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
 from tests.support.faults import raising, wait_for
 from tests.support.paths import ROOT
 

@@ -15,7 +15,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.records.bootstrap import summarize
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.workloads.distributed import distributed, efficiency, torchrun
 from bench.workloads.distributed.distributed import (
     RankReport,

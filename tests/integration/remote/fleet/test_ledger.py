@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
 from tests.support.hosts.local_fleet import fill_disk
 

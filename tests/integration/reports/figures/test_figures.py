@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.figures import CHARTS, renderer
 from reports.figures.drawing import style
 from reports.figures.drawing.inline_svg import inline_svg

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.output.build import build
 from reports.read.run import ReportError, ReportWriteError
 from reports.statistics import per_process

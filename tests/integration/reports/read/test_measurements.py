@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.records.bootstrap import Interval
-from bench.records.result import Measurement, TrialStatus
+from bench.records.result import Measurement
+from bench.records.status import TrialStatus
 from reports.output.build import build
 from reports.read import measurements
 from reports.read.load import load

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from invoke.context import Context
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.output import watch
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
 from tasks.reports.commands import report

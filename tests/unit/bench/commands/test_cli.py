@@ -15,8 +15,9 @@ from bench.data import demo_tiny
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
 from bench.records import SCALES, Trial, suite
-from bench.records.result import Steps, TrialResult, TrialStatus
+from bench.records.result import Steps, TrialResult
 from bench.records.run import Progress
+from bench.records.status import TrialStatus
 from bench.records.trial import KINDS
 from tests.support.paths import ROOT
 from tests.support.reports.synthetic import metrics_of

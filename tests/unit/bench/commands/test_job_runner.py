@@ -11,8 +11,9 @@ from bench.commands.job_runner import JobRunner, attempt_numbers, read_order
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
 from bench.records.paths import ORDER_VARIABLE
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, TrainingJobEnd, TrainingJobSpec
+from bench.records.status import TrialStatus
 
 # For each attempt: exit code, and the result's status and reason (None: no result).
 Script = list[tuple[int, TrialStatus | None, str | None]]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from bench.harness.termination import Stopped, StopSignals, classify_error
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from tests.support.faults import OutOfMemoryError
 
 pytestmark = pytest.mark.usefixtures("restored_signals")

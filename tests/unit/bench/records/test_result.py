@@ -12,8 +12,9 @@ import pytest
 from bench.records.atomic_files import write_atomic
 from bench.records.bootstrap import Interval, quantile, summarize
 from bench.records.checksummed import ResultError
-from bench.records.result import Steps, TrialResult, TrialStatus
+from bench.records.result import Steps, TrialResult
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic
 

@@ -14,7 +14,7 @@ import pytest
 
 from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.workloads.distributed import distributed
 from bench.workloads.distributed.multi_node import LeaderGone
 from tests.support.faults import raising

@@ -15,7 +15,7 @@ from bench.harness.phase_timer import PHASES, PhaseClock
 from bench.harness.record import Clock, Record, Request
 from bench.predict import memory
 from bench.records import Trial, TrialError
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.workloads import training
 from tests.support.faults import OutOfMemoryError
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
 
 IDS = ["one", "two", "three"]

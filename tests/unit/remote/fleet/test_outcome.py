@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from bench.records.result import TrialResult, TrialStatus
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
+from bench.records.status import TrialStatus
 from remote.fleet.outcome import Outcome, judge
 from remote.jobs.job import JobState, JobStatus
 from tests.support.hosts.local_fleet import make_trial

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.fleet.queue import OpenTrial, TrialQueue
 from tests.support.hosts.local_fleet import PATIENCE_SEC, make_trial

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.comparison.comparability import NAMES, find_differences, read_conditions, same_gpus
 from reports.read.load import load
 from tests.support.reports import synthetic

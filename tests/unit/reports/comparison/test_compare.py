@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.records.result import Steps, TrialStatus
+from bench.records.result import Steps
+from bench.records.status import TrialStatus
 from reports.comparison.compare import CompareError, compare
 from reports.comparison.export import frame, to_json
 from reports.read.load import load

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.comparison.compare import compare
 from reports.read.load import load
 from tests.benchmarks.statistics_power import has_alarm, share

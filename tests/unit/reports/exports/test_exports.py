@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bench.records.paths import STEPS_FILE
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.exports import tensorboard
 from reports.exports.log_model import read_logged_runs
 from reports.exports.write import export, usable_formats

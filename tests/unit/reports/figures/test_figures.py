@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.comparison.compare import compare
 from reports.figures import (
     CHARTS,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.records.paths import RESULT_FILE, RUN_FILE
-from bench.records.result import Steps, TrialResult, TrialStatus
+from bench.records.result import Steps, TrialResult
+from bench.records.status import TrialStatus
 from reports.read.load import load
 from reports.read.run import ReportError
 from tests.support.reports import synthetic

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from reports.read import attempts, clocks
 from reports.read.load import load

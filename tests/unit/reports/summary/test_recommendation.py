@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from reports.read.load import load
 from reports.summary import headline, text
 from reports.summary.prices import Pricing

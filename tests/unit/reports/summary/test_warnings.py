@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.records.result import Steps, TrialStatus
+from bench.records.result import Steps
+from bench.records.status import TrialStatus
 from reports.read.load import load
 from reports.statistics.per_process import describe
 from reports.summary import warnings

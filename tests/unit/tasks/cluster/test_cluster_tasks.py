@@ -11,8 +11,8 @@ from invoke import Context
 from bench.records import Trial
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import LEDGER_FILE, SUMS_FILE
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial
+from bench.records.status import TrialStatus
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.image import vm_jobs
 from remote.image.engine import FolderInfo

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import CANCEL_UNCONFIRMED
 from tasks.errors import RetryableError

@@ -9,8 +9,8 @@ from invoke import Context
 
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import TrialStatus
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import run_hosts

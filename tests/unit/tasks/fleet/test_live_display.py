@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from bench.records import suite
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, Progress
+from bench.records.status import TrialStatus
 from remote.fleet.events import EventType, FleetEvent
 from tasks.fleet.live_display import FleetView, dollars, duration, number
 

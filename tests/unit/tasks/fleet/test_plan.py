@@ -11,8 +11,8 @@ import pytest
 from invoke import Context
 
 from bench.records import SUITES, Trial, suite
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial
+from bench.records.status import TrialStatus
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import launcher
 from tasks.errors import UsageError

@@ -8,7 +8,7 @@ import pytest
 from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.reports import runs as listing
 from tasks.reports.commands import runs

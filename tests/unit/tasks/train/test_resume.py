@@ -9,8 +9,8 @@ import pytest
 from invoke import Context
 
 from bench.records.paths import LEDGER_FILE, RUN_FILE
-from bench.records.result import TrialStatus
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.errors import UsageError
 from tasks.settings.load import Settings

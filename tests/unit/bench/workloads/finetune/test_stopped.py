@@ -13,7 +13,7 @@ from bench.data.inputs import InputError
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import Stopped, StopSignals
 from bench.records.paths import PROGRESS_FILE
-from bench.records.result import TrialStatus
+from bench.records.status import TrialStatus
 from bench.workloads.distributed import distributed
 from bench.workloads.distributed.multi_node import NodeList
 from bench.workloads.distributed.torchrun import RankKilled, RankSample, RankStopped, Torchrun
