@@ -1,5 +1,6 @@
 """`inv tenancy.repository`: create the repository that `inv push` pushes to, if it is missing."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 
@@ -30,9 +31,7 @@ def create_repository(context: Context, name: str | None, *, immutable: bool) ->
     path = name or _repository_path(settings, api, namespace)
     compartment, compartment_name = resolve_compartment(settings, api)
     client = api.client(ArtifactsClient)
-    operation = Operation(action="finding the repository", permission="manage repos")
-    repositories = api.list_all(operation, client.list_container_repositories, compartment, display_name=path)
-    existing = next((repository for repository in repositories if repository.get("displayName") == path), None)
+    existing = _find_repository(api, client, compartment, path)
     full_name = f"{registry_host(api.region)}/{namespace}/{path}"
     if existing is None:
         details = CreateContainerRepositoryDetails(
@@ -44,11 +43,53 @@ def create_repository(context: Context, name: str | None, *, immutable: bool) ->
         print(f"created {full_name}, {visibility}, in {compartment_name}")
     else:
         visibility = "PUBLIC: everyone can pull from it" if existing.get("isPublic") else "private"
-        print(f"{full_name} exists, {visibility}")
+        print(f"{full_name} exists in {_compartment_name(api, existing, compartment, compartment_name)}, {visibility}")
         if immutable:
             _check_immutable(api, client, existing, full_name)
     for line in _describe_pushers(api, compartment):
         print(line)
+
+
+def _find_repository(api: TenancyApi, client: ArtifactsClient, compartment: str, path: str) -> Json | None:
+    """Find the repository in every compartment that the caller may read: its name is unique in a tenancy's region."""
+    operation = Operation(action="finding the repository", permission="manage repos")
+
+    def find(scope: str, **options: bool) -> Json | None:
+        method = client.list_container_repositories
+        repositories = api.list_all(operation, method, scope, display_name=path, **options)
+        return next((repository for repository in repositories if repository.get("displayName") == path), None)
+
+    try:
+        return find(api.tenancy, compartment_id_in_subtree=True)
+    except UsageError:  # the caller's policy covers some compartments only
+        if (existing := find(compartment)) is not None:
+            return existing
+    for other in _list_compartments(api):
+        with contextlib.suppress(UsageError):  # this one cannot be read
+            if (existing := find(other)) is not None:
+                return existing
+    return None
+
+
+def _list_compartments(api: TenancyApi) -> dict[str, str]:
+    """Map the OCID of each compartment that the caller may list to its name."""
+    operation = Operation(action="listing compartments", permission="inspect compartments")
+    method = api.client(IdentityClient).list_compartments
+    try:
+        compartments = api.list_all(operation, method, api.tenancy, compartment_id_in_subtree=True)
+    except UsageError:
+        return {}
+    return {api.text_field(operation, item, "id"): str(item.get("name", "?")) for item in compartments}
+
+
+def _compartment_name(api: TenancyApi, repository: Json, compartment: str, name: str) -> str:
+    """Describe the compartment of a repository; `name` is that of the settings' compartment."""
+    actual = str(repository.get("compartmentId", compartment))
+    if actual == compartment:
+        return name
+    return (
+        "the tenancy's root" if actual == api.tenancy else f"compartment {_list_compartments(api).get(actual, actual)}"
+    )
 
 
 def _check_immutable(api: TenancyApi, client: object, listed: Json, full_name: str) -> None:

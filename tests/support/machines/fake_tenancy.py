@@ -380,6 +380,8 @@ class _Handler(StubHandler):
         start, size = int(query.get("page", ["0"])[0]), self.server.page_size
         name = query.get("displayName", [None])[0]
         items = [item for item in items if name is None or item.get("displayName") == name]
+        if path == "/container/repositories" and query.get("compartmentIdInSubtree") != ["true"]:
+            items = [item for item in items if item.get("compartmentId", TENANCY) == query["compartmentId"][0]]
         more = {"opc-next-page": str(start + size)} if start + size < len(items) else {}
         page: Any = items[start : start + size]
         if path == "/container/repositories":

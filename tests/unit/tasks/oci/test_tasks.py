@@ -94,8 +94,26 @@ def test_a_repository_is_created_once_private_and_immutable_if_requested(
     assert (body["displayName"], body["isPublic"], body["isImmutable"]) == ("team/new", False, True)
     assert body["compartmentId"] == TENANCY
     create_repository(context(), "team/new", immutable=False)
-    assert "fra.ocir.io/axns/team/new exists, private" in capsys.readouterr().out
+    assert "fra.ocir.io/axns/team/new exists in the tenancy's root, private" in capsys.readouterr().out
     assert len(tenancy.bodies) == 1
+
+
+@pytest.mark.parametrize("refused", [None, "GET .*/container/repositories.*compartmentIdInSubtree=true"])
+def test_a_repository_in_another_compartment_is_named_and_not_created_again(
+    tenancy: FakeTenancy, context: Make, capsys: Capture, refused: str | None
+) -> None:
+    elsewhere = {
+        "id": ocid("containerrepo", "e"),
+        "displayName": "mine",
+        "compartmentId": ocid("compartment", "team-3"),
+    }
+    tenancy.resources.collections["/container/repositories"].append(elsewhere)
+    if refused is not None:  # a policy for some compartments only
+        tenancy.fail(refused, 404, "NotAuthorizedOrNotFound")
+        tenancy.fail(f"GET .*/container/repositories.*compartmentId={ocid('compartment', 'team-1')}", 403)
+    create_repository(context(), "mine", immutable=False)
+    assert "fra.ocir.io/axns/mine exists in compartment team-3, private" in capsys.readouterr().out
+    assert not tenancy.bodies
 
 
 def test_a_missing_permission_for_the_repository_names_the_policy(tenancy: FakeTenancy, context: Make) -> None:
