@@ -1,0 +1,56 @@
+"""Clouds, each one object: names in its registry, labels of its nodes, volumes, prices, checks, texts of remedies.
+
+provider: what a provider has
+generic: any Kubernetes with any registry
+oci: Oracle Cloud Infrastructure
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from remote.providers.generic import Generic
+from remote.providers.oci import Oci
+from remote.providers.provider import REMEDIES, Provider
+
+PROVIDERS: dict[str, Provider] = {}
+GENERIC = Generic()
+
+
+def register(provider: Provider) -> None:
+    """Add a provider. Raises TypeError or ValueError that names it, if it is incomplete or its name is taken."""
+    label = getattr(provider, "name", type(provider).__name__)
+    if missing := [field for field in Provider.__annotations__ if not hasattr(provider, field)]:
+        raise TypeError(f"provider {label}: has no {', '.join(missing)}")
+    abstract = [name for name in _METHODS if getattr(type(provider), name) is getattr(Provider, name)]
+    if abstract:
+        raise TypeError(f"provider {label}: does not define {', '.join(abstract)}")
+    if unknown := provider.remedies.keys() - REMEDIES.keys():
+        raise ValueError(f"provider {label}: no remedy has the key {', '.join(sorted(unknown))}")
+    if label in PROVIDERS:
+        raise ValueError(f"provider {label}: registered twice")
+    PROVIDERS[label] = provider
+
+
+_METHODS = ("owns_registry", "owns_node", "owns_volume", "image_problem", "user_problem")
+register(GENERIC)
+register(Oci())
+
+
+def registry_provider(host: str) -> Provider:
+    """Return the provider whose registry is at this host; generic for any other."""
+    return next((provider for provider in PROVIDERS.values() if provider.owns_registry(host)), GENERIC)
+
+
+def detect(
+    *, registries: Iterable[str] = (), volume: str | None = None, nodes: Iterable[Mapping[str, Any]] = ()
+) -> Provider | None:
+    """Return the first provider that owns one of these; None if none does."""
+    hosts, machines = tuple(registries), tuple(nodes)
+    for provider in PROVIDERS.values():
+        if (
+            any(map(provider.owns_registry, hosts))
+            or (volume is not None and provider.owns_volume(volume))
+            or any(map(provider.owns_node, machines))
+        ):
+            return provider
+    return None

@@ -1,0 +1,80 @@
+"""Provider: everything that differs between clouds, as one object. Pure.
+
+A provider is a subclass that sets every field without a value here, and overrides the methods in which it differs. The
+texts of its remedies replace those of `REMEDIES` by key; a key that is not there fails at import.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+# Remedies that depend on the provider, as they are on any Kubernetes with any registry.
+REMEDIES: Mapping[str, str] = {
+    "kubeconfig": "set cluster.kubeconfig or KUBECONFIG",
+    "node-not-ready": "restart or replace the node; its pods move after 30 s",
+    "device-plugin": "install NVIDIA's device plugin or the GPU operator",
+    "disk": "grow the node's disk, or lower cluster.scratch",
+    "node-pool": "see `inv nodes`; lower fleet.size, or add GPU nodes",
+    "dns": "`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows the reason",
+    "volume-driver": "install that CSI driver, or set cluster.volume.handle to null",
+    "volume-mount": (
+        "the node must reach the file server (NFS: TCP 111 and 2049); check address and export in cluster.volume.handle"
+    ),
+    "registry-host": "check the host in cluster.image and the nodes' DNS",
+    "registry-network": "the nodes need a way to the registry: check routes, firewall and proxy",
+    "registry-login": "check registry.user and its password",
+    "registry-read": "the secret must be for this host, and its user must be allowed to pull the image",
+    "registry-push": "allow the user to push there, or correct registry.image",
+    "image-missing": "push it: `inv push`, which writes results/image.json",
+}
+_NFS = re.compile(r"(?P<server>[A-Za-z0-9][A-Za-z0-9.-]*):(?P<path>/\S*)\Z")
+
+
+class Provider:
+    """A cloud. `remote/providers/__init__.py` registers one object of each subclass."""
+
+    name: ClassVar[str]  # value of cluster.provider
+    # Registry
+    image_form: ClassVar[str]  # how an image is named, for messages
+    user_forms: ClassVar[str | None]  # how a user is named, for messages; None: as the registry likes
+    password_name: ClassVar[str]  # what the registry calls the password
+    create_repository_command: ClassVar[str | None]  # command that makes a repository; None: pushing makes it
+    pull_secret: ClassVar[str]  # name of the pull secret if cluster.pull_secret is auto
+    # Nodes
+    instance_type: ClassVar[str | None]  # if cluster.instance_type is null; None: any node with GPUs
+    preemptible_label: ClassVar[str | None]  # label of preemptible nodes, "true", and key of their taint
+    # Shared volume, prices, commands
+    volume_form: ClassVar[str]  # form of cluster.volume.handle, for messages
+    price_table: ClassVar[str | None]  # file in reports/ with list prices; None: prices come from the settings only
+    commands: ClassVar[Mapping[str, str]]  # collection of `inv` commands: its module
+    checks: ClassVar[Sequence[str]]  # modules with checks of `inv doctor`
+    remedies: ClassVar[Mapping[str, str]]  # replacements in REMEDIES
+
+    def remedy(self, key: str) -> str:
+        """Return what fixes a problem of this kind here."""
+        return self.remedies.get(key) or REMEDIES[key]
+
+    def owns_registry(self, host: str) -> bool:
+        """Return True if the registry at this host is the provider's own."""
+        raise NotImplementedError
+
+    def owns_node(self, node: Mapping[str, Any]) -> bool:
+        """Return True if the node, as the API's JSON, is a machine of this provider."""
+        raise NotImplementedError
+
+    def owns_volume(self, handle: str) -> bool:
+        """Return True if the handle names a volume that only this provider has."""
+        raise NotImplementedError
+
+    def image_problem(self, host: str, parts: Sequence[str]) -> str | None:
+        """Return why this registry of the provider cannot have an image with this path; None if it can."""
+        raise NotImplementedError
+
+    def user_problem(self, user: str, path: str) -> str | None:
+        """Return why the registry would reject this user for images below `path`; None if the form is right."""
+        raise NotImplementedError
+
+    def volume_source(self, handle: str) -> dict[str, Any] | None:
+        """Return the source of a PersistentVolume, an export over NFS; None if the handle has not the right form."""
+        nfs = _NFS.match(handle)
+        return None if nfs is None else {"nfs": {"server": nfs["server"], "path": nfs["path"]}}
