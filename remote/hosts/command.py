@@ -4,12 +4,15 @@ Secrets go to a command's standard input. Process listings show argv and environ
 cannot be constructed.
 """
 
+import json
 import shlex
+import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 MASK = "***"
+_known_values: set[str] = set()  # of every secret of this process, to mask them in logs
 _MAX_ARGUMENT_CHARS, _SHORTENED_CHARS = 200, 40
 
 
@@ -22,6 +25,7 @@ class Secret:
         if not value:
             raise ValueError("a secret is empty")
         self._value = value
+        _known_values.add(value)
 
     def reveal(self) -> str:
         return self._value
@@ -40,7 +44,20 @@ class Secret:
 
 def mask(text: str, secrets: Iterable[Secret]) -> str:
     """Replace every secret in `text` with `***`, in its plain and in its shell-quoted form."""
-    forms = {form for secret in secrets for form in (secret.reveal(), shlex.quote(secret.reveal()))}
+    return _mask_values(text, [secret.reveal() for secret in secrets])
+
+
+def mask_known(text: str) -> str:
+    """Replace every secret that this process has read, like `mask`."""
+    return _mask_values(text, list(_known_values))
+
+
+def _mask_values(text: str, values: Iterable[str]) -> str:
+    forms = {
+        form
+        for value in values
+        for form in (value, shlex.quote(value), json.dumps(value)[1:-1], urllib.parse.quote(value, safe=""))
+    }
     # Longest first: a quoted form contains the plain one.
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, MASK)

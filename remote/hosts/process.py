@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import selectors
 import shutil
@@ -12,13 +13,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol, cast
 
-from remote.hosts.host import ByteReader, CommandTimedOut, Completed, TooMuchOutput
+from remote.hosts.base import ByteReader, CommandTimedOut, Completed, TooMuchOutput
+
+_logger = logging.getLogger(__name__)
 
 _WRITE_BYTES = 1 << 16
 _READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # with a pipe's default of 64 kB both sides wait for each other
 _KILL_AFTER_SEC = 2.0
 MAX_OUTPUT_BYTES = 64 << 20  # for each stream of a command
 _SETPRIV = shutil.which("setpriv")
+_MAX_LOGGED_CHARS = 500
 _EXIT_GRACE_SEC = 2.0  # for a client program whose output is complete and that only has to exit
 
 
@@ -51,6 +55,7 @@ def run_program(
     CannotStart, TooMuchOutput, and CommandTimedOut after `timeout_sec` or after `idle_timeout_sec` without standard
     output. Any exception, including one from `on_stdout`, ends the program.
     """
+    started_at = time.monotonic()
     try:
         process = subprocess.Popen(
             with_parent_death_signal(argv, environment),
@@ -84,7 +89,8 @@ def run_program(
         if not limits.is_in_exit_grace:
             raise limits.timeout_error() from error
         code = 0
-    except BaseException:
+    except BaseException as error:
+        _logger.debug("%s: ended by %s", _brief(label), type(error).__name__)
         end_process_group(process)
         raise
     finally:
@@ -92,9 +98,20 @@ def run_program(
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
+    elapsed_sec = time.monotonic() - started_at
+    _logger.debug("%s: exit code %d after %.2f s%s", _brief(label), code, elapsed_sec, _stderr_tail(code, stderr))
     return Completed(
         exit_code=code if code >= 0 else 128 - code, stdout=bytes(stdout.content), stderr=bytes(stderr.content)
     )
+
+
+def _brief(label: str) -> str:
+    return label if len(label) <= _MAX_LOGGED_CHARS else f"{label[:_MAX_LOGGED_CHARS]} [...]"
+
+
+def _stderr_tail(code: int, stderr: "BoundedOutput") -> str:
+    text = bytes(stderr.content[-_MAX_LOGGED_CHARS:]).decode(errors="replace").strip() if code else ""
+    return f": {text}" if text else ""
 
 
 class BoundedOutput:

@@ -14,6 +14,7 @@ from invoke.context import Context
 from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
 from invoke.executor import Executor
 
+from tasks.cli.log import log_command
 from tasks.cli.parser import refuse_empty_values
 from tasks.cli.signals import set_ctrl_c_handler
 from tasks.cli.wrap import wrap_for_terminal
@@ -40,13 +41,15 @@ class ChainExecutor(Executor):
             set_ctrl_c_handler(old_handler)
 
     def _execute(self, *tasks: Any) -> Any:
-        self._check_settings()
+        results_folder = load(Context(self.config)).results_folder
+        self._check_environment()
         calls = self.normalize(tasks)
         if self.config.tasks.dedupe:
             calls = self.dedupe(calls)
         results: dict[Any, Any] = {}
         has_failures = False
         for call in calls:
+            log_command(call.task.name, results_folder)
             try:
                 results.update(super().execute((call.called_as or call.task.name, call.kwargs)))
             except SomeTrialsFailed as failure:
@@ -56,8 +59,7 @@ class ChainExecutor(Executor):
             raise Exit(code=1)
         return results
 
-    def _check_settings(self) -> None:
-        load(Context(self.config))
+    def _check_environment(self) -> None:
         try:
             self.config.load_shell_env()
         except (AmbiguousEnvVar, UncastableEnvVar, ValueError, TypeError) as error:

@@ -4,11 +4,11 @@ Plain Invoke prints a traceback for a settings file that it cannot parse, exits 
 and does not handle a closed terminal. `python -m invoke` still works, without these improvements.
 """
 
+import logging
 import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser.argument import Argument
 from invoke.program import Program
 
+from tasks.cli import log
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
@@ -28,8 +29,9 @@ from tasks.settings.sources import InvokesConfig
 
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
-DISTRIBUTION = "qlora-fleet"
 _LIST_FORMATS = ("flat", "nested", "json")
+
+_logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     set_hangup_handler()
     set_ctrl_c_handler(exit_now)  # while a task runs, `tasks.cli.executor` sets another handler
     guard_standard_streams()
+    log.start_log()
     patch_parser()
     try:
         try:
@@ -50,6 +53,9 @@ def main(argv: Sequence[str]) -> int:
         return _print_error(error)
     except KeyboardInterrupt:
         return _print_error(Interrupted("interrupted"))
+    except Exception:
+        _logger.exception("unexpected error: report it with this log")
+        raise
 
 
 class _InvProgram(Program):
@@ -60,6 +66,16 @@ class _InvProgram(Program):
 
     def core_args(self) -> list[Argument]:
         return [core_arg for core_arg in super().core_args() if core_arg.names[0] not in _HIDDEN_CORE_FLAGS]
+
+    def parse_core_args(self) -> None:
+        super().parse_core_args()
+        self._apply_debug_flag()
+
+    def _apply_debug_flag(self) -> None:
+        """Print our log, not Invoke's: that one has the answers of every client library, with the secrets in them."""
+        if self.args.debug.value:
+            self.args.debug.value = False
+            log.print_debug()
 
     def update_config(self, merge: bool = True) -> None:
         # Like Invoke's method, without the removed flags.
@@ -104,11 +120,7 @@ class _InvProgram(Program):
         return [(re.sub(r"^(\S+)\.\S+ \(\1\)$", r"\1", name), text) for name, text in pairs]
 
     def print_version(self) -> None:
-        try:
-            version = metadata.version(DISTRIBUTION)
-        except metadata.PackageNotFoundError:  # started from a copy that is not installed
-            version = "unknown"
-        print(f"{DISTRIBUTION} {version}, Invoke {__version__}")
+        print(f"{log.DISTRIBUTION} {log.own_version()}, Invoke {__version__}")
 
     def no_tasks_given(self) -> None:
         """Print the tasks for a bare `inv`; Invoke prints its own options only."""
@@ -121,6 +133,7 @@ class _InvProgram(Program):
         self._parse_help_request()
         self._refuse_values_of_switches()
         super().parse_tasks()
+        self._apply_debug_flag()  # after a task, as in `inv bench --debug`
         tasks = self.parser.contexts
         for word in self.core.unparsed:  # to the parser, `--resume=collect` is the same as `--resume collect`
             flag, _, value = word.partition("=")
@@ -178,6 +191,9 @@ class _InvProgram(Program):
 
 
 def _print_error(error: Exit) -> int:
+    # Wrong usage and a bare `inv --list` are no incidents: they begin no log file.
+    level = logging.DEBUG if isinstance(error, UsageError) or not error.code else logging.ERROR
+    _logger.log(level, "exit code %s: %s", error.code, error.message, exc_info=error if error.code else None)
     if error.message:
         print(wrap_for_terminal(error.message, sys.stderr), file=sys.stderr)
     return int(error.code)
