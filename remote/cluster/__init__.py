@@ -3,9 +3,7 @@
 client: reads and changes one namespace of a cluster
 credentials: timeout for the kubeconfig's credential programs
 diagnosis: causes and remedies of nodes, pods, Jobs and claims that are not ready (pure)
-errors: exceptions of this package
 kubeconfig: resolves context and namespace, makes the API client
-kubectl: builds kubectl's argv and YAML, explains its errors
 labels: labels and names of the fleet's objects
 manifests: renders the manifests by Kustomize
 plan: computes the actions that bring the cluster to the manifests (pure)

@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 
-from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, ObjectNotFound, Unreachable
 from remote.cluster.kubeconfig import Target, connect
-from remote.cluster.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, not_installed_error, to_cluster_error, to_yaml
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
+from remote.cluster.manifests import to_yaml
 from remote.cluster.resource_kinds import KINDS, POD, Kind
+from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
 from remote.hosts.command import Command, Secret, mask
-from remote.hosts.host import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
+from remote.hosts.pods.errors import ClusterError, Forbidden, Misconfigured, ObjectNotFound, Unreachable
+from remote.hosts.pods.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, not_installed_error, to_cluster_error
 from remote.hosts.process import CannotStart, run_program
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{_JSO
 
 
 class Cluster:
-    """A client that reads and changes the target. Its methods raise the errors of `remote.cluster.errors`.
+    """A client that reads and changes the target. Its methods raise the errors of `remote.hosts.pods.errors`.
 
     Reading raises NotFound, Forbidden, Misconfigured or Unreachable.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
-from remote.hosts.host import CommandTimedOut, TooMuchOutput
+from remote.hosts.base import CommandTimedOut, TooMuchOutput
 from remote.hosts.process import BoundedOutput, ProcessLimits, pump
 
 CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may have to log in meanwhile

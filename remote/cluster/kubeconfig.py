@@ -24,9 +24,9 @@ import yaml
 
 from bench.records.atomic_files import read_regular
 from remote.cluster.credentials import limit_credential_programs
-from remote.cluster.errors import Misconfigured, Unreachable
-from remote.hosts.host import collapse_whitespace, is_loopback
+from remote.hosts.base import collapse_whitespace, is_loopback
 from remote.hosts.local import expand_user
+from remote.hosts.pods.errors import Misconfigured, Unreachable
 from remote.hosts.tempdirs import scratch_folder
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ OWNER_LABEL = "app.kubernetes.io/managed-by"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF = f"{PART_OF_LABEL}={OWNER}"
 COMPONENT_LABEL = "app.kubernetes.io/component"
-INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 SERVE, ADAPTER_CONTAINER = "serve", "adapter"  # the server's Job and its init container
 RUN_ANNOTATION = "qlora-fleet/run"  # run ID, on the Job of a training that runs without the operator

@@ -10,24 +10,26 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
-from remote.cluster.errors import ClusterError, Misconfigured
-from remote.cluster.kubectl import not_installed_error, to_yaml
 from remote.cluster.labels import SERVE, Object
-from remote.hosts.host import CommandTimedOut, collapse_whitespace
+from remote.hosts.base import CommandTimedOut, collapse_whitespace
+from remote.hosts.pods.errors import ClusterError, Misconfigured
+from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program
 from remote.hosts.tempdirs import scratch_folder
 
 DIGEST_ANNOTATION = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER, SERVER_PLACEHOLDER = "qlora-fleet-bench", "qlora-fleet-server"
+PROVIDER_COMPONENT = "provider"
 JOB_PREFIX = "job-"  # overlays of trainings that run without the operator
-_SIZED_OVERLAYS = ("pods", "preemptible")
+PREEMPTIBLE_OVERLAY = "preemptible"  # the overlay pods, on preemptible nodes
+_SIZED_OVERLAYS = ("pods", PREEMPTIBLE_OVERLAY)
 _DIGEST_REFERENCE = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
 
 
@@ -69,26 +71,29 @@ class Image:
 class ManifestValues:
     """Parameters of a deployment.
 
-    `extra_settings`: further settings by name. Kustomize copies those that manifests/components/settings names, in
-    camelCase. `components`: further folders of manifests/components.
+    `preemptible_label`: label of the nodes to use, and key of their taint; None: any nodes. `volume_source`: part of
+    the PersistentVolume; None: no shared volume. `extra_settings`: further settings by name. Kustomize copies those
+    that manifests/components/settings names, in camelCase. `components`: further folders of manifests/components.
     """
 
     namespace: str
     overlay: str
     image: Image
-    preemptible: bool
+    preemptible_label: str | None
     pull_secret: str | None
-    volume_handle: str | None
+    volume_source: Mapping[str, Any] | None
     extra_settings: Mapping[str, str | int | list[str]]
     components: tuple[str, ...] = ()
     server_image: Image | None = None
 
 
 def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Build (kustomization.yaml, settings.yaml) as data; `manifests` is the path from their folder to manifests/."""
+    """Build (kustomization.yaml, settings.yaml) as data; `manifests` is the path from their folder to manifests/.
+
+    The component `PROVIDER_COMPONENT` is beside them.
+    """
     components = [
-        *(["preemptible"] if values.preemptible and values.overlay != "preemptible" else []),
-        *(["emptydir"] if values.volume_handle is None else []),
+        *(["emptydir"] if values.volume_source is None else []),
         "settings",
         *(["size"] if values.overlay in _SIZED_OVERLAYS else []),
         *(["order"] if values.overlay.startswith(JOB_PREFIX) else []),
@@ -99,13 +104,13 @@ def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any
         # Last: it copies the Job after all other components have changed it.
         *(["jobset"] if values.overlay == "job-4gpu-jobset" else []),
     ]
-    overlay = values.overlay.removesuffix("-jobset")
+    overlay = "pods" if values.overlay == PREEMPTIBLE_OVERLAY else values.overlay.removesuffix("-jobset")
     top = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "namespace": values.namespace,
         "resources": [f"{manifests}/overlays/{overlay}", "settings.yaml"],
-        "components": [f"{manifests}/components/{name}" for name in components],
+        "components": [PROVIDER_COMPONENT, *(f"{manifests}/components/{name}" for name in components)],
         "images": [
             {"name": name, "newName": image.repository, "digest": image.digest}
             for name, image in ((IMAGE_PLACEHOLDER, values.image), (SERVER_PLACEHOLDER, values.server_image))
@@ -119,12 +124,32 @@ def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any
         "spec": {
             "namespace": values.namespace,
             "pullSecret": values.pull_secret or "none",
-            "volumeHandle": values.volume_handle or "none",
             "volumeName": f"qlora-fleet-{values.namespace}",
             **{_camel_case(name): value for name, value in values.extra_settings.items()},
         },
     }
     return top, settings
+
+
+def provider_component(values: ManifestValues) -> dict[str, Any]:
+    """Build the component with the fields of a provider: the source of the volume, and preemptible nodes."""
+    patches = {"PersistentVolume": [], "Job": []}  # type: dict[str, list[dict[str, Any]]]
+    for kind, source in (values.volume_source or {}).items():
+        patches["PersistentVolume"].append({"op": "add", "path": f"/spec/{kind}", "value": source})
+    if (key := values.preemptible_label) is not None:
+        pod = "/spec/template/spec"
+        escaped = key.replace("~", "~0").replace("/", "~1")
+        patches["Job"] += [
+            {"op": "add", "path": f"{pod}/nodeSelector/{escaped}", "value": "true"},
+            {"op": "add", "path": f"{pod}/tolerations/-", "value": {"key": key, "operator": "Exists"}},
+        ]
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1alpha1",
+        "kind": "Component",
+        "patches": [
+            {"target": {"kind": kind}, "patch": json.dumps(operations)} for kind, operations in patches.items() if operations
+        ],
+    }
 
 
 def _camel_case(name: str) -> str:
@@ -139,6 +164,9 @@ def render(values: ManifestValues, manifests: Path) -> list[dict[str, Any]]:
         top, settings = kustomization(values, os.path.relpath(manifests.resolve(), folder.resolve()))
         (folder / "kustomization.yaml").write_text(to_yaml([top]), encoding="utf-8")
         (folder / "settings.yaml").write_text(to_yaml([settings]), encoding="utf-8")
+        (folder / PROVIDER_COMPONENT).mkdir()
+        component = to_yaml([provider_component(values)])
+        (folder / PROVIDER_COMPONENT / "kustomization.yaml").write_text(component, encoding="utf-8")
         argv = ("kubectl", "kustomize", str(folder))
         try:
             completed = run_program(argv, label="kubectl kustomize", timeout_sec=60.0)
@@ -162,3 +190,17 @@ def with_digest(resource: Object) -> dict[str, Any]:
     marked = copy.deepcopy(dict(resource))
     marked["metadata"].setdefault("annotations", {})[DIGEST_ANNOTATION] = digest
     return marked
+
+
+class _QuotingDumper(yaml.SafeDumper):
+    """YAML dumper that quotes every text: Go's parsers take an unquoted 12e34567 for a number."""
+
+
+_QuotingDumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
+
+
+def to_yaml(objects: Iterable[Any]) -> str:
+    """Write one YAML document per object."""
+    return yaml.dump_all(objects, Dumper=_QuotingDumper, sort_keys=False)

@@ -22,8 +22,8 @@ from bench.records.atomic_files import sha256_of
 from bench.records.paths import MANIFEST_FILE
 from bench.records.run import PlannedTrial, Progress
 from remote.fleet.ledger import Ledger
+from remote.hosts.base import HostError, HostUnreachable, check
 from remote.hosts.command import Command
-from remote.hosts.host import HostError, HostUnreachable, check
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull, push
 

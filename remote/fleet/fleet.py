@@ -26,7 +26,7 @@ from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import RetryLimits, RetryPolicy
 from remote.fleet.worker import DOWNLOAD_FOLDER, CommandFactory, FleetState, Worker
-from remote.hosts.host import Host
+from remote.hosts.base import Host
 from remote.jobs.agent import Agent
 
 

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from remote.hosts.host import Host, HostError
+from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 
 _FIRST_PORT, _PORT_COUNT = 21_000, 4_000  # below the ephemeral ports; two ports for each gang

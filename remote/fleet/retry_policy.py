@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job, JobState, JobStatus, slot_path
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from bench.records import NODE_RANK
 from bench.records.paths import RESULT_FILE
 from remote.fleet.fetch_result import OUT_FOLDER
+from remote.hosts.base import Host
 from remote.hosts.bundle import PYTHON_FLAGS
 from remote.hosts.command import Command
-from remote.hosts.host import Host
 
 # Only a gang's leader writes output.
 _LINK_SCRIPT = f"""

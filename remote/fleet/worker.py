@@ -18,8 +18,8 @@ from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import CredentialsRejected, FleetStopped, RetryPolicy, WorkerBusy, WorkerLost
 from remote.fleet.shared_volume import shared_output_folder
+from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
-from remote.hosts.host import Host, HostError, collapse_whitespace
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus, slot_path
 

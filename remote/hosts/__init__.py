@@ -1,9 +1,11 @@
-"""The host protocol, and this machine as a host.
+"""Hosts: the protocol, and one connector for each kind.
 
+base: the protocol of every kind of host, and its errors
 bundle: sends our own modules to a host and runs them there
 command: a command as a value, with its secrets masked
-host: the protocol of every kind of host, and its errors
 local: this machine as a host
+pods: a pod as a host, by `kubectl exec`
 process: runs one local program and pumps its streams
+ssh: a machine behind SSH as a host; gigabytes to it
 tempdirs: temporary folders that are removed even after a killed process
 """

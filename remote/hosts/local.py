@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
+from remote.hosts.base import Completed, RunOptions
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, RunOptions
 from remote.hosts.process import CannotStart, run_program
 
 

@@ -17,10 +17,10 @@ import urllib3.connection
 import urllib3.connectionpool
 from docker.transport.basehttpadapter import BaseHTTPAdapter
 
+from remote.hosts.base import Host, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import Host, HostUnreachable
+from remote.hosts.ssh.host import SshHost
 from remote.image.engine import Client, EngineError, observe
-from remote.ssh.host import SshHost
 
 if TYPE_CHECKING:
     from docker.models.images import Image

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remote.hosts.base import Completed, Host, HostError, check, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, Host, HostError, check, parse_json
 from remote.image.vm_agent.client import engine_access_error
 
 _TIMEOUT_SEC = 60.0

@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from remote.hosts.base import HostError, check
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
-from remote.hosts.host import HostError, check
 from remote.hosts.local import expand_user
+from remote.hosts.ssh.host import SshHost
+from remote.hosts.ssh.rsync import UploadProgress, push_folder
 from remote.hosts.tempdirs import scratch_folder
 from remote.image import vm_jobs
 from remote.image.vm_agent.fetch import select_files
@@ -21,8 +23,6 @@ from remote.image.vm_agent.job import VmAgentError
 from remote.image.vm_agent.model_sources import TOKEN_PIPE, UPLOAD_FOLDER, find_snapshot, snapshot_files
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job
-from remote.ssh.host import SshHost
-from remote.ssh.rsync import UploadProgress, push_folder
 
 VERB = "fetch"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")

@@ -3,9 +3,9 @@
 import json
 import re
 
+from remote.hosts.base import Host, HostError, HostUnreachable, LoginRefused, check
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command, Secret
-from remote.hosts.host import Host, HostError, HostUnreachable, LoginRefused, check
 from remote.image.engine import Client, to_engine_error
 from remote.image.references import USER_FORMS, Reference, is_ocir
 from remote.image.vm_agent.client import engine_access_error

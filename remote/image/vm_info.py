@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from remote.hosts.base import Host, InvalidAddress, check, parse_json
 from remote.hosts.bundle import inline_command
-from remote.hosts.host import Host, InvalidAddress, check, parse_json
 
 MIN_PYTHON = (3, 9)
 REQUIRED_MACHINE = "x86_64"  # the GPU nodes' processor; they cannot start an image built on another one

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, check, parse_json
 from remote.hosts.bundle import PYTHON_FLAGS, load_program
 from remote.hosts.command import Command
-from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, check, parse_json
 from remote.hosts.local import current_user
 from remote.jobs.agent import HOST_AGENT, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus

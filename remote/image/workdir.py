@@ -3,8 +3,8 @@
 import json
 import posixpath
 
+from remote.hosts.base import Host, HostError
 from remote.hosts.bundle import inline_command
-from remote.hosts.host import Host, HostError
 from remote.image.vm_agent.secure_dir import EXIT_FOREIGN_OWNER
 
 FOLDER_NAME = "qlora-fleet"

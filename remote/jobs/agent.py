@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from remote.hosts.base import ByteReader, Completed, Host, HostError, HostUnreachable, check
 from remote.hosts.bundle import PYTHON_FLAGS, Program, inline_command, load_program
 from remote.hosts.command import Command
-from remote.hosts.host import ByteReader, Completed, Host, HostError, HostUnreachable, check
 from remote.hosts.process import MAX_OUTPUT_BYTES
 from remote.jobs.host_agent.util import EXIT_REFUSED, EXIT_TRUNCATED
 

@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from remote.hosts.host import HostError, HostUnreachable
+from remote.hosts.base import HostError, HostUnreachable
 from remote.hosts.process import MAX_OUTPUT_BYTES
 from remote.jobs.agent import Agent
 from remote.jobs.host_agent.files import hash_file, is_movable, list_names, partial_path, read_chunks

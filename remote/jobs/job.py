@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from remote.hosts.base import Host, HostError, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import Host, HostError, HostUnreachable
 from remote.jobs.agent import Agent
 
 LOG_FILE = "log.txt"

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remote.hosts.base import is_loopback
 from remote.hosts.command import Secret
-from remote.hosts.host import is_loopback
 
 MAX_RESPONSE_BYTES, MAX_ERROR_BYTES = 8 << 20, 500
 REQUEST_TIMEOUT_SEC = 300.0

@@ -2,8 +2,8 @@
 
 import json
 
+from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
-from remote.hosts.host import Host, HostError, collapse_whitespace
 from remote.serving.client import (
     MAX_ERROR_BYTES,
     MAX_RESPONSE_BYTES,

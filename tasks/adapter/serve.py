@@ -21,11 +21,11 @@ from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import ADAPTER_CONTAINER, SERVE
 from remote.cluster.manifests import Image
 from remote.cluster.pull_secret import key_secret
+from remote.hosts.base import HostError
 from remote.hosts.command import Secret
-from remote.hosts.host import HostError
+from remote.hosts.pods.host import PodHost
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
-from remote.pods.host import PodHost
 from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.clients.cluster import open_cluster
 from tasks.clients.workers import component_hosts

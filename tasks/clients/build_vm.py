@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from remote.hosts.host import (
+from remote.hosts.base import (
     Host,
     HostError,
     HostKeyRefused,
@@ -13,13 +13,13 @@ from remote.hosts.host import (
     collapse_whitespace,
 )
 from remote.hosts.local import LocalHost
+from remote.hosts.ssh.config import Destination
+from remote.hosts.ssh.host import SshHost
 from remote.image.engine import EngineError
 from remote.image.model_fetch import CacheUnsafe, FetchError
 from remote.image.plan import ModelDamaged
 from remote.image.vm_jobs import JobFailed, JobLine
 from remote.image.workdir import WorkdirError, WorkdirUnsafe
-from remote.ssh.config import Destination
-from remote.ssh.host import SshHost
 from tasks.errors import (
     ConfirmationRequired,
     Interrupted,

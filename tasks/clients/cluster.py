@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from bench.records.atomic_files import write_atomic
 from remote.cluster.client import Cluster
-from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, resolve
+from remote.hosts.pods.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings

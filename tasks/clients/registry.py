@@ -4,8 +4,8 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from remote.hosts.base import Host
 from remote.hosts.command import Secret
-from remote.hosts.host import Host
 from remote.image import vm_jobs
 from remote.image.references import USER_FORMS, InvalidReference, Reference, parse_image_name
 from tasks.clients.secrets import check_registry_user

@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.records.atomic_files import read_regular
+from remote.hosts.base import is_loopback
 from remote.hosts.command import Secret
-from remote.hosts.host import is_loopback
 from remote.image.references import InvalidReference, check_user
 from tasks.clients.prompt import check_utf8, prompt_hidden
 from tasks.errors import UsageError, file_errors, translate_errors

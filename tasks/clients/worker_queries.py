@@ -7,8 +7,8 @@ from threading import Event, Lock
 from time import monotonic
 from typing import TypeVar
 
-from remote.cluster.errors import PodUnusable
-from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from remote.hosts.pods.errors import PodUnusable
 from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.settings.load import Settings
 

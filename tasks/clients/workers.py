@@ -11,17 +11,17 @@ from bench.records.paths import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, METRICS_VA
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.trial import RANKED
 from remote.cluster.kubeconfig import Target
-from remote.cluster.kubectl import Kubectl
 from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.gang_agent import GangAgent
 from remote.fleet.shared_volume import shared_output_folder, with_shared_output
 from remote.fleet.worker import CommandFactory
+from remote.hosts.base import CommandFailed, Completed, Host, HostUnreachable, check, parse_json
 from remote.hosts.command import Command
-from remote.hosts.host import CommandFailed, Completed, Host, HostUnreachable, check, parse_json
 from remote.hosts.local import LocalHost
+from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.kubectl import Kubectl
+from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.agent import Agent
-from remote.pods.host import PodHost
-from remote.pods.pod_index import PodIndex
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError

@@ -17,9 +17,9 @@ from remote.cluster.diagnosis.nodes import (
     examine,
     mixed_gpu_products,
 )
-from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
 from remote.cluster.quantities import format_gib, parse_quantity
+from remote.hosts.pods.errors import Forbidden
 from tasks.cli.terminal import console, json_output, plain_table
 from tasks.clients.cluster import open_cluster
 from tasks.clients.image_ref import resolve_image

@@ -12,8 +12,9 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import grouped_lines
 from remote.cluster.diagnosis.pods import is_ready
 from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
-from remote.cluster.kubectl import not_installed_error
-from remote.cluster.labels import INDEX_LABEL, PART_OF, label
+from remote.cluster.labels import PART_OF, label
+from remote.hosts.pods.kubectl import not_installed_error
+from remote.hosts.pods.pod_index import INDEX_LABEL
 from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import open_cluster
 from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions

@@ -9,9 +9,9 @@ from invoke.config import Config
 
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import NodeReport, examine
-from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
-from remote.hosts.host import Host, HostError
+from remote.hosts.base import Host, HostError
+from remote.hosts.pods.errors import Forbidden
 from remote.image import engine, vm_info, workdir
 from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error

@@ -21,9 +21,9 @@ from remote.cluster.diagnosis.nodes import (
     examine,
 )
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
-from remote.cluster.kubectl import not_installed_error, to_cluster_error
 from remote.cluster.quantities import parse_quantity
-from remote.hosts.host import HostError
+from remote.hosts.base import HostError
+from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
 from remote.image.vm_agent.client import engine_access_error

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from time import monotonic
 
-from remote.hosts.host import HostError
+from remote.hosts.base import HostError
 from tasks.doctor.check import Check
 from tasks.doctor.context import TIMEOUT_SEC, CheckContext, translate_vm_errors
 from tasks.doctor.result import CheckResult, CheckStatus, Skipped, from_message

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from invoke.context import Context
-from remote.hosts.host import Host
 from rich.text import Text
 
 from bench.records import SUITES
@@ -17,6 +16,7 @@ from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import CANCEL_UNCONFIRMED
+from remote.hosts.base import Host
 from reports import formatting
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock

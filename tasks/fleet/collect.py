@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Self
 
 from invoke.context import Context
-from remote.hosts.host import Host, HostError, PermissionDenied, collapse_whitespace
 from rich.progress import track
 
 from bench.records.atomic_files import sha256_of, write_atomic
@@ -32,6 +31,7 @@ from bench.records.status import TrialStatus
 from remote.fleet.fetch_result import OUT_FOLDER
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.shared_volume import shared_output_folder
+from remote.hosts.base import Host, HostError, PermissionDenied, collapse_whitespace
 from remote.jobs.agent import Agent
 from remote.jobs.download import ChecksumMismatch
 from remote.jobs.job import LOG_FILE

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from bench.records.run import RunRecord
 from remote.fleet.fetch_result import PROGRESS_PATH
-from remote.hosts.host import Host, HostError
+from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_path
 from tasks.cli import terminal

@@ -15,7 +15,7 @@ from bench.records.paths import LEDGER_FILE, RUN_FILE, SUMS_FILE
 from bench.records.run import RunRecord
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.hosts.host import Host, HostError
+from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_path
 from tasks.clients.workers import pod_hosts

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remote.hosts.host import Host
-
 from bench.records import Trial
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, RunRecord
@@ -24,6 +22,7 @@ from remote.fleet.events import FleetEvent
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.retry_policy import LoginTimeout, RetryLimits
+from remote.hosts.base import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_path
 from reports import formatting

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from remote.hosts.host import Host
+from remote.hosts.base import Host
 from remote.image import engine, registry, vm_jobs, workdir
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from remote.hosts.host import HostError
+from remote.hosts.base import HostError
 from remote.hosts.local import current_user
 from remote.hosts.tempdirs import scratch_folder
 from remote.image import vm_jobs

@@ -10,10 +10,10 @@ from pathlib import Path
 from invoke.context import Context
 
 from remote.hosts.command import Command, Secret
+from remote.hosts.ssh.rsync import UploadProgress
 from remote.image import model_fetch, vm_jobs, workdir
 from remote.image.model_fetch import Fetch
 from remote.jobs.agent import Agent
-from remote.ssh.rsync import UploadProgress
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls

@@ -16,8 +16,8 @@ from typing import Any
 from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
+from remote.hosts.base import Host, HostError
 from remote.hosts.command import Secret
-from remote.hosts.host import Host, HostError
 from remote.image import engine, registry, vm_jobs
 from remote.image.context import ContextError
 from remote.image.plan import outdated_parts

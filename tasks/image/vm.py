@@ -5,9 +5,9 @@ import time
 
 from invoke.context import Context
 
+from remote.hosts.base import check
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
-from remote.hosts.host import check
 from remote.image import engine, vm_info, workdir
 from remote.image.vm_agent.secure_dir import EXIT_FOREIGN_OWNER
 from tasks.cli.flags import parse_number

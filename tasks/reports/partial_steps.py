@@ -13,7 +13,7 @@ from bench.records.paths import LEDGER_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_F
 from bench.records.run import RunRecord
 from remote.fleet.fetch_result import OUT_FOLDER
 from remote.fleet.ledger import Ledger
-from remote.hosts.host import Host, HostError
+from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
 from tasks.clients.workers import run_hosts

@@ -17,7 +17,7 @@ from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.hosts.host import HostError
+from remote.hosts.base import HostError
 from reports.exports import tensorboard
 from reports.exports.write import export
 from reports.read.run import ReportError, ReportWriteError

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from remote.hosts.host import Host
-
 from bench.records import Trial, schema
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.training import LIMIT_SETTINGS, Forecast
 from bench.records.training_data import DataReport
+from remote.hosts.base import Host
 from reports.read.fingerprint import CPU, device
 from reports.statistics.per_config import measure
 from reports.statistics.per_process import ProcessSteps

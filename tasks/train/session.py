@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from remote.hosts.host import Host, HostError
-
 from bench.records import Trial
 from bench.records.paths import CHECKPOINTS_FOLDER
 from bench.records.run import RunRecord
@@ -21,6 +19,7 @@ from bench.records.status import TrialStatus
 from bench.records.training import is_limit_reached
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Entry, Ledger
+from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_path
 from reports.summary.cost import Price

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS
-from remote.hosts.host import Host
+from remote.hosts.base import Host
 from tasks.cli.flags import parse_number
 from tasks.clients.workers import inspect, survey
 from tasks.errors import ConfirmationRequired, UsageError

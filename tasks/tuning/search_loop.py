@@ -7,14 +7,13 @@ can be resumed.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from remote.hosts.host import Host
-
 from bench.records import Trial
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
+from remote.hosts.base import Host
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, translate_errors
 from tasks.fleet import runner
 from tasks.fleet.plan import plan_trials

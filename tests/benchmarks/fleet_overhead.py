@@ -14,8 +14,8 @@ from bench.records.run import PlannedTrial
 from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
+from remote.hosts.base import Host
 from remote.hosts.command import Command
-from remote.hosts.host import Host
 from remote.hosts.local import LocalHost
 from tests.benchmarks import Figure, compare_with, demo_inputs, seconds
 from tests.support.paths import ROOT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.records.bootstrap import Interval, summarize
 from remote.hosts.command import Command
-from remote.ssh.host import SshHost
+from remote.hosts.ssh.host import SshHost
 from tests.benchmarks import Figure, seconds, spread
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd

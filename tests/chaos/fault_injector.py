@@ -10,8 +10,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from remote.hosts.base import HostError
 from remote.hosts.command import Command
-from remote.hosts.host import HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_path
 from tests.support.hosts.local_fleet import kill_kubectl_execs

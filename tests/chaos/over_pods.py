@@ -17,12 +17,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from remote.pods.pod_index import PodIndex
-
 from bench.records.paths import LEDGER_FILE, RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
+from remote.hosts.pods.pod_index import PodIndex
 from tasks.settings.schema import PodsSection
 from tests.chaos.fault_injector import TRIALS, FaultInjector
 from tests.chaos.scenario import CommandResult, run_command

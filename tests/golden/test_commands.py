@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.remote.pods.test_pod_index import READY
 
-from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
+from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.kubectl import Kubectl
+from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_path
 from remote.jobs.transfer import pull, push
-from remote.pods.host import PodHost
-from remote.pods.pod_index import PodIndex
 from tests.support.hosts.local_fleet import CuttableHost
-from tests.unit.remote.pods.test_pod_index import READY
 
 GOLDEN = Path(__file__).with_name("commands")
 
@@ -67,7 +67,7 @@ def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPa
         executed.append(argv)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("remote.pods.pod_index.run_program", run_program)
+    monkeypatch.setattr("remote.hosts.pods.pod_index.run_program", run_program)
     kubectl = Kubectl(namespace="qlora-fleet", context="it's mine", kubeconfig="/home/me/.kube/config")
     pods = PodIndex(kubectl, "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker")
     with pytest.raises(KeyboardInterrupt):

@@ -21,16 +21,15 @@ import yaml
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import PlannedTrial, RunRecord
-from remote.cluster.kubectl import Kubectl
-from remote.cluster.labels import INDEX_LABEL
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.retry_policy import RetryLimits
 from remote.fleet.shared_volume import shared_output_folder, with_shared_output
+from remote.hosts.base import Host
 from remote.hosts.command import Command
-from remote.hosts.host import Host
-from remote.pods.host import PodHost
-from remote.pods.pod_index import PodIndex
+from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.kubectl import Kubectl
+from remote.hosts.pods.pod_index import INDEX_LABEL, PodIndex
 from tests.support.hosts.local_fleet import (
     FAKE_BENCH,
     LocalFleet,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from remote.cluster.labels import Object
-from remote.hosts.host import collapse_whitespace
+from remote.hosts.base import collapse_whitespace
 
 PULL_REASONS = (
     "ErrImagePull",

@@ -11,9 +11,9 @@ from decimal import Decimal
 
 from remote.cluster.diagnosis.driver import DriverRange
 from remote.cluster.diagnosis.finding import Diagnosis
-from remote.cluster.errors import object_errors
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantities import format_gib, parse_quantity
+from remote.hosts.pods.errors import object_errors
 
 GPU_RESOURCE = "nvidia.com/gpu"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"

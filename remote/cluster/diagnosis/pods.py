@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from remote.cluster.diagnosis.finding import DEFAULT_PATIENCE_SEC, SHORT_PATIENCE_SEC, Diagnosis, Rule, first_match
 from remote.cluster.diagnosis.image_pull import PULL_REASONS, explain_pull
 from remote.cluster.diagnosis.scheduling import explain_scheduling
-from remote.cluster.errors import object_errors
 from remote.cluster.labels import ADAPTER_CONTAINER, RUN_ANNOTATION, SERVE, Object
-from remote.hosts.host import collapse_whitespace
+from remote.hosts.base import collapse_whitespace
+from remote.hosts.pods.errors import object_errors
 
 
 def events_of(target: Object, events: Iterable[Object]) -> list[Object]:

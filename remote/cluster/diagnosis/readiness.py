@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
-from remote.cluster.errors import object_errors
-from remote.cluster.labels import COMPONENT_LABEL, INDEX_LABEL, JOB_LABEL, Object, label
+from remote.cluster.labels import COMPONENT_LABEL, JOB_LABEL, Object, label
 from remote.cluster.plan import end_state
+from remote.hosts.pods.errors import object_errors
+from remote.hosts.pods.pod_index import INDEX_LABEL
 
 _MAX_ROWS = 10_000  # per Job; fleet.size allows a tenth, but other users may create larger Jobs with our labels
 

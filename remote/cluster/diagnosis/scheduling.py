@@ -3,7 +3,7 @@
 import re
 
 from remote.cluster.diagnosis.finding import Diagnosis, Rule, first_match
-from remote.hosts.host import collapse_whitespace
+from remote.hosts.base import collapse_whitespace
 
 _NODE_COUNT_AND_PROBLEM = re.compile(
     r"(\d+) (Insufficient [^\s,]*[^\s,.]|node\(s\) [^,]*?|Too many pods[^,]*?)(?=,|\. |\.$|$)"

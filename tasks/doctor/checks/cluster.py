@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from remote.cluster.errors import Forbidden
-from remote.cluster.kubectl import not_installed_error
 from remote.cluster.quantities import parse_quantity
 from remote.cluster.resource_kinds import CSI_DRIVER, KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
+from remote.hosts.pods.errors import Forbidden
+from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program
 from tasks.clients.cluster import translate_cluster_errors
 from tasks.cluster.checks import EXEC_PERMISSIONS, OVERLAY_CONTROLLERS, missing_permissions

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from remote.hosts.base import Host
 from remote.hosts.command import Secret
-from remote.hosts.host import Host
 from remote.image import vm_jobs
 from remote.image.references import USER_FORMS, Reference
 from tasks.clients import registry, secrets

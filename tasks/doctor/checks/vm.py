@@ -2,7 +2,7 @@
 
 import time
 
-from remote.hosts.host import Host
+from remote.hosts.base import Host
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.engine import FolderInfo

@@ -6,14 +6,13 @@ Deleting the Job leaves its pods time to write a checkpoint.
 import contextlib
 from pathlib import Path
 
-from remote.hosts.host import HostError
-
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.cluster.client import Cluster
 from remote.cluster.labels import RUN_ANNOTATION, Object
 from remote.cluster.plan import is_training
 from remote.fleet.ledger import Ledger
+from remote.hosts.base import HostError
 from tasks.clients.cluster import open_cluster
 from tasks.fleet.k8s_training.sync_ledger import sync_ledger
 from tasks.fleet.k8s_training.volume_reader import training_pods

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from remote.hosts.host import Host, HostUnreachable, check
-
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import ORDER_END_FILE, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord, TrainingJobEnd
@@ -18,6 +16,7 @@ from bench.records.status import TrialStatus
 from remote.fleet.fetch_result import fetch_result
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import DOWNLOAD_FOLDER
+from remote.hosts.base import Host, HostUnreachable, check
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobState, JobStatus

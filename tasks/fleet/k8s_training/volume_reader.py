@@ -16,9 +16,9 @@ from remote.cluster.labels import Object
 from remote.cluster.manifests import render
 from remote.cluster.plan import identity
 from remote.cluster.volume_reader_pod import READER, make_reader_job
+from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
-from remote.hosts.host import Host, HostError, collapse_whitespace
-from remote.pods.host import PodHost
+from remote.hosts.pods.host import PodHost
 from tasks.clients.cluster import open_cluster, resolve_target, translate_cluster_errors
 from tasks.clients.image_ref import resolve_image
 from tasks.clients.manifest_values import MANIFESTS, manifest_values

@@ -2,8 +2,8 @@
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
+from remote.hosts.base import Host
 from remote.hosts.command import Secret
-from remote.hosts.host import Host
 from remote.image.references import Reference
 from remote.image.sbom import signature
 from remote.image.sbom.signature import InvalidKey, NeedsPassPhrase

@@ -14,8 +14,8 @@ from bench.records.result import TrialResult
 from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import LedgerError
 from remote.fleet.retry_policy import RetryLimits
+from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.job import JobState
 from tests.support.hosts import local_fleet

@@ -16,8 +16,8 @@ from remote.fleet.fetch_result import TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.fleet.shared_volume import shared_output_folder, with_shared_output
+from remote.hosts.base import Host
 from remote.hosts.command import Command
-from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec
 from tests.support.hosts.local_fleet import (

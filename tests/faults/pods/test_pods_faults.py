@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from remote.cluster.errors import Forbidden, Misconfigured
+from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable
+from remote.hosts.pods.errors import Forbidden, Misconfigured
+from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.pod_index import PodGone, PodIndex
 from remote.jobs.agent import Agent, HostRefused
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push
-from remote.pods.host import PodHost
-from remote.pods.pod_index import PodGone, PodIndex
 from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
 from tests.support.kubernetes.faults import ENDINGS
 from tests.support.pods import EVICTION_SCALE, SELECTOR, PodFleet, fixtures, running_pod_fleet

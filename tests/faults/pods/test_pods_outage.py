@@ -13,7 +13,7 @@ import pytest
 
 from remote.fleet.events import EventType
 from remote.fleet.retry_policy import RetryLimits
-from remote.hosts.host import HostError
+from remote.hosts.base import HostError
 from tasks.fleet.runner import SILENCE_TIMEOUT_SEC
 from tasks.settings.schema import FleetSection
 from tests.support.hosts.local_fleet import wait_for

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.host import Completed, HostError
+from remote.hosts.base import Completed, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.host_agent.util import encode_line
 from remote.jobs.transfer import ChecksumMismatch, pull

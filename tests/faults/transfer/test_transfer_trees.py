@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from remote.hosts.host import HostError
+from remote.hosts.base import HostError
 from remote.jobs.agent import HostRefused
 from remote.jobs.download import PartialFile
 from remote.jobs.transfer import pull, push

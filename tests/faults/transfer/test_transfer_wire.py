@@ -12,8 +12,8 @@ from typing import Self
 
 import pytest
 
+from remote.hosts.base import ByteReader, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import ByteReader, HostUnreachable
 from remote.jobs.agent import Agent
 from remote.jobs.host_agent.files import partial_path
 from remote.jobs.transfer import ChecksumMismatch, pull, push

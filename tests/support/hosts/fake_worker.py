@@ -4,11 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-from remote.cluster.kubectl import Kubectl
+from remote.hosts.base import Completed
 from remote.hosts.command import Command
-from remote.hosts.host import Completed
-from remote.pods.host import PodHost
-from remote.pods.pod_index import PodIndex
+from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.kubectl import Kubectl
+from remote.hosts.pods.pod_index import PodIndex
 from tests.support.hosts.local_fleet import PATIENCE_SEC
 from tests.support.paths import ROOT
 

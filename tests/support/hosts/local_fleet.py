@@ -33,8 +33,8 @@ from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.fleet.retry_policy import RetryLimits
 from remote.fleet.worker import CommandFactory
+from remote.hosts.base import Completed, Host, HostUnreachable, RunOptions
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, Host, HostUnreachable, RunOptions
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_path

@@ -6,8 +6,8 @@ from typing import Self, Unpack
 
 import pytest
 
+from remote.hosts.base import ByteReader, Completed, HostUnreachable, RunOptions
 from remote.hosts.command import Command
-from remote.hosts.host import ByteReader, Completed, HostUnreachable, RunOptions
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull, push

@@ -10,8 +10,8 @@ from types import TracebackType
 
 import pytest
 
-from remote.ssh.config import Destination
-from remote.ssh.host import SshHost
+from remote.hosts.ssh.config import Destination
+from remote.hosts.ssh.host import SshHost
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.machines.sshd import Sshd, keygen
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-import remote.ssh.connection
+import remote.hosts.ssh.connection
+from remote.hosts.base import Completed
 from remote.hosts.command import Command
-from remote.hosts.host import Completed
-from remote.ssh.config import Destination
-from remote.ssh.host import SshHost
+from remote.hosts.ssh.config import Destination
+from remote.hosts.ssh.host import SshHost
 from tests.support.hosts.local_fleet import running_in_thread as running_in_thread
 from tests.support.hosts.local_fleet import wait_for as wait_for
 from tests.support.machines.network import Network
@@ -37,9 +37,9 @@ def shorten_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     The kernel always answers keepalives in time; the other side's sshd may be slow on a busy machine.
     """
     kernel = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 2000}
-    monkeypatch.setattr(remote.ssh.connection, "_TCP_OPTIONS", kernel)
-    monkeypatch.setattr(remote.ssh.connection, "_KEEPALIVE_SEC", 0.5)
-    monkeypatch.setattr(remote.ssh.connection, "_KEEPALIVE_TIMEOUT_SEC", 5.0)
+    monkeypatch.setattr(remote.hosts.ssh.connection, "_TCP_OPTIONS", kernel)
+    monkeypatch.setattr(remote.hosts.ssh.connection, "_KEEPALIVE_SEC", 0.5)
+    monkeypatch.setattr(remote.hosts.ssh.connection, "_KEEPALIVE_TIMEOUT_SEC", 5.0)
 
 
 def is_running_on_vm(network: Network, pattern: str) -> bool:

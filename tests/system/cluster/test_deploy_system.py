@@ -13,13 +13,13 @@ import pytest
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import PlannedTrial, RunRecord
-from remote.cluster.kubectl import Kubectl
 from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
+from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.kubectl import Kubectl
+from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState, slot_path
-from remote.pods.host import PodHost
-from remote.pods.pod_index import PodIndex
 from tests.support.kubernetes import Cluster
 from tests.support.kubernetes.real_cluster import RealCluster, gpu_nodes
 from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator

@@ -15,8 +15,8 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 import yaml
 
 from remote.cluster.client import Cluster as Client
-from remote.cluster.errors import Misconfigured
 from remote.cluster.kubeconfig import resolve
+from remote.hosts.pods.errors import Misconfigured
 from tasks.oci.discovery import ClusterInfo
 from tasks.oci.kubeconfig import build_kubeconfig
 from tests.support.kubernetes import Cluster

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.host import CommandFailed, HostKeyRefused, HostUnreachable
-from remote.ssh import rsync
+from remote.hosts.base import CommandFailed, HostKeyRefused, HostUnreachable
+from remote.hosts.ssh import rsync
 from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import from_laptop, run, running_in_thread, wait_for
 

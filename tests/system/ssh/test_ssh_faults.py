@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import remote.ssh.connection
-import remote.ssh.session
+import remote.hosts.ssh.connection
+import remote.hosts.ssh.session
+from remote.hosts.base import CommandFailed, CommandTimedOut, HostUnreachable, check
 from remote.hosts.command import Command, Secret
-from remote.hosts.host import CommandFailed, CommandTimedOut, HostUnreachable, check
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
@@ -51,10 +51,10 @@ def sleeper(number: int) -> str:
 
 def test_a_dead_link_is_known_within_a_minute() -> None:
     """The tests below use shorter timeouts; this one checks the real values."""
-    kernel = remote.ssh.connection._TCP_OPTIONS
+    kernel = remote.hosts.ssh.connection._TCP_OPTIONS
     assert kernel["TCP_USER_TIMEOUT"] <= 60_000
     assert kernel["TCP_KEEPIDLE"] + kernel["TCP_KEEPINTVL"] * kernel["TCP_KEEPCNT"] <= 60
-    assert remote.ssh.connection._KEEPALIVE_SEC + remote.ssh.connection._KEEPALIVE_TIMEOUT_SEC <= 60
+    assert remote.hosts.ssh.connection._KEEPALIVE_SEC + remote.hosts.ssh.connection._KEEPALIVE_TIMEOUT_SEC <= 60
 
 
 @pytest.mark.parametrize("how", ["down", "drop"])
@@ -91,7 +91,7 @@ def test_a_command_with_a_lost_link_ends_at_its_deadline_on_the_host(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_timeouts(monkeypatch)
-    monkeypatch.setattr(remote.ssh.session, "MARGIN_SEC", 1.0)
+    monkeypatch.setattr(remote.hosts.ssh.session, "MARGIN_SEC", 1.0)
     script = f"echo up; {sleeper(1)}; true"
     with from_laptop(network) as host:
         with pytest.raises((HostUnreachable, CommandTimedOut)):

@@ -15,9 +15,9 @@ import pytest
 
 from remote.cluster import client, credentials
 from remote.cluster.client import Cluster
-from remote.cluster.errors import ClusterError, Misconfigured, Unreachable
 from remote.cluster.kubeconfig import Target, connect, resolve
 from remote.hosts import process
+from remote.hosts.pods.errors import ClusterError, Misconfigured, Unreachable
 from tests.support.hosts.rank_pids import alive
 from tests.support.machines.http_stubs import StubHandler, StubServer
 

@@ -9,8 +9,8 @@ import pytest
 
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from remote.fleet.gang_agent import GangAgent, rank_environment
+from remote.hosts.base import HostError, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import HostError, HostUnreachable
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from tests.support.faults import wait_for

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from remote.hosts import process
+from remote.hosts.base import CommandTimedOut, Completed, Host, TooMuchOutput
 from remote.hosts.command import Command
-from remote.hosts.host import CommandTimedOut, Completed, Host, TooMuchOutput
 from remote.hosts.local import LocalHost
-from remote.pods.host import PodHost
+from remote.hosts.pods.host import PodHost
 from tests.support.hosts.fake_worker import FakePod
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, processes_under, wait_for
 from tests.support.machines.ssh_client import SshFleet

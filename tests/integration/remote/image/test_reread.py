@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.host import HostError
+from remote.hosts.base import HostError
+from remote.hosts.ssh import rsync
 from remote.image import engine
 from remote.image.engine import EngineError
 from remote.image.plan import model_folders
-from remote.ssh import rsync
 from tests.support.hosts.local_fleet import LocalFleet
 
 

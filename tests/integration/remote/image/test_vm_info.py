@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from remote.hosts.base import Completed, HostUnreachable, InvalidAddress
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable, InvalidAddress
 from remote.hosts.local import LocalHost
 from remote.image import vm_info
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet

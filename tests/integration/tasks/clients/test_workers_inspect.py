@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from invoke import Context
 
+from remote.hosts.base import Completed, HostUnreachable, PermissionDenied
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable, PermissionDenied
 from tasks.clients.workers import inspect
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings, load

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.host import HostError
+from remote.hosts.base import HostError
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
 from remote.image.model_fetch import Fetch, find_job

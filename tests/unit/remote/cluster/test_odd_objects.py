@@ -8,8 +8,8 @@ import pytest
 
 from remote.cluster.diagnosis.nodes import examine
 from remote.cluster.diagnosis.readiness import build_fleet
-from remote.cluster.errors import ClusterError
 from remote.cluster.plan import is_training, plan
+from remote.hosts.pods.errors import ClusterError
 from tests.unit.remote.cluster.test_nodes import NODE, need, pod
 
 EVENT = {

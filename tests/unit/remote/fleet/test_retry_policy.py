@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 
-from remote.cluster.errors import PodUnusable
 from remote.fleet.retry_policy import (
     CredentialsRejected,
     FleetStopped,
@@ -18,8 +17,9 @@ from remote.fleet.retry_policy import (
     WorkerLost,
     WorkerUnusable,
 )
-from remote.hosts.host import HostError, HostUnreachable, PermissionDenied
+from remote.hosts.base import HostError, HostUnreachable, PermissionDenied
 from remote.hosts.local import LocalHost
+from remote.hosts.pods.errors import PodUnusable
 from remote.jobs.job import HostBusy, Job, JobState, JobStatus
 
 LIMITS = RetryLimits(lost_after_sec=10.0, reconnect_timeout_sec=100.0, login_timeout_sec=50_000.0)

@@ -25,7 +25,7 @@ MODULES = sorted(
     for file in resources.files(package).iterdir()
     if file.name.endswith(".py")
 )
-SCRIPTS = [module for module in (*MODULES, "remote.pods.exec_agent") if "scripts." in module or "exec_agent" in module]
+SCRIPTS = [*(module for module in MODULES if "scripts." in module), "remote.hosts.pods.exec_agent"]
 
 
 def imports_of(module: str) -> set[str]:
@@ -38,7 +38,7 @@ def imports_of(module: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("module", [*MODULES, "remote.pods.exec_agent"])
+@pytest.mark.parametrize("module", [*MODULES, "remote.hosts.pods.exec_agent"])
 def test_a_delivered_module_parses_as_python_3_9_and_imports_only_delivered_modules(module: str) -> None:
     ast.parse(read_source(module), feature_version=(3, 9))
     ours = load_program(*PROGRAM)
@@ -61,7 +61,7 @@ def test_every_module_named_in_a_string_exists() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
             named |= {text for text in constants if isinstance(text, str) and re.fullmatch(r"remote(\.\w+)+", text)}
-    assert {"remote.image.vm_agent.scripts.disk_info", "remote.pods.exec_agent", HOST_AGENT} <= named
+    assert {"remote.image.vm_agent.scripts.disk_info", "remote.hosts.pods.exec_agent", HOST_AGENT} <= named
     assert [name for name in named if find_spec(name) is None] == []
 
 

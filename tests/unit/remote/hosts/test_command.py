@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from remote.hosts.base import CommandFailed, Completed, HostUnreachable, parse_json
 from remote.hosts.command import MASK, Command, Secret, mask
-from remote.hosts.host import CommandFailed, Completed, HostUnreachable, parse_json
 from remote.hosts.local import LocalHost
 from remote.jobs.job import JobSpec
 

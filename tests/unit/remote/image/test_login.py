@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from remote.hosts.base import Completed, HostError, HostUnreachable, LoginRefused
 from remote.hosts.command import Command, Secret
-from remote.hosts.host import Completed, HostError, HostUnreachable, LoginRefused
 from remote.image import registry
 from remote.image.engine import Client, EngineError, observe
 from remote.image.vm_agent.scripts import login

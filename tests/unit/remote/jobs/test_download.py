@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.host_agent.files import VERBS

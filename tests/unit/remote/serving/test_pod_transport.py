@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable
 from remote.serving.client import BadServer, ServerUnavailable
 from remote.serving.pod_transport import connect_in_pod
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from remote.cluster.errors import Unreachable
-from remote.hosts.host import LoginRefused
+from remote.hosts.base import LoginRefused
+from remote.hosts.pods.errors import Unreachable
 from tasks.doctor import doctor, output
 from tasks.doctor.check import Check
 from tasks.doctor.context import CheckContext, SharedFact

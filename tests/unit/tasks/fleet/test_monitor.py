@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from tasks.clients import workers

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 from invoke.context import Context
-from remote.hosts.host import HostError
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
+from remote.hosts.base import HostError
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.k8s_training import sync_ledger as volume
 from tasks.reports import partial_steps

@@ -1,8 +1,8 @@
 """A pod as a host: every command is one `kubectl exec`, and counts only with its own end frame.
 
 kubectl's exit code and the end of its streams prove nothing (measured: exit 0 and truncated output when a kubelet
-dies). `remote.pods.exec_agent` runs the command in the pod and frames its output. A reply without its end frame or with
-a wrong checksum raises HostUnreachable.
+dies). `remote.hosts.pods.exec_agent` runs the command in the pod and frames its output. A reply without its end frame
+or with a wrong checksum raises HostUnreachable.
 
 exec_agent sends keepalives while the command is silent, so a silent stream is a broken one. The command does not
 outlive the call: exec_agent kills it when its input closes or, behind a dead network, at its timeouts. Work that must
@@ -17,16 +17,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remote.cluster.errors import Misconfigured, PodUnusable, Unreachable
-from remote.cluster.kubectl import not_installed_error, to_cluster_error
+from remote.hosts.base import ByteReader, CommandTimedOut, Completed, HostError, HostUnreachable
 from remote.hosts.bundle import PYTHON_FLAGS, read_source
 from remote.hosts.command import Command
-from remote.hosts.host import ByteReader, CommandTimedOut, Completed, HostError, HostUnreachable
+from remote.hosts.pods.errors import Misconfigured, PodUnusable, Unreachable
+from remote.hosts.pods.exec_protocol import Reply, RequestStream, bootstrap, encode_request
+from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
+from remote.hosts.pods.pod_index import Pod, PodIndex
 from remote.hosts.process import CannotStart, run_program
-from remote.pods.exec_protocol import Reply, RequestStream, bootstrap, encode_request
-from remote.pods.pod_index import Pod, PodIndex
 
-_PROGRAM = read_source("remote.pods.exec_agent").encode()
+_PROGRAM = read_source("remote.hosts.pods.exec_agent").encode()
 # Go's garbage collector takes a tenth of an exec: 54.8 ms of CPU time, with 200 it is 49.8 ms and 2 MB more memory.
 # The operator's GOGC has priority.
 _ENVIRONMENT = {"GOGC": "200"}
@@ -59,7 +59,7 @@ class PodHost:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> Completed:
-        """Run a command, see `remote.hosts.host.Host.run`. Exit code 127 if it cannot be started.
+        """Run a command, see `remote.hosts.base.Host.run`. Exit code 127 if it cannot be started.
 
         Raises PodGone if no pod of this index lives, and ClusterError.
         """

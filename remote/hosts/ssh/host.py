@@ -12,7 +12,7 @@ same connection; if the connection is lost, `timeout` ends it `session.MARGIN_SE
 of host neither ends a process in its own session (setsid); work that should outlive the connection is a
 `remote.jobs.job`.
 
-Not covered: bulk data (`remote.ssh.rsync`), hosts that are not Linux, login shells of the csh family.
+Not covered: bulk data (`remote.hosts.ssh.rsync`), hosts that are not Linux, login shells of the csh family.
 """
 
 import contextlib
@@ -24,23 +24,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from remote.hosts.base import ByteReader, Completed, check
 from remote.hosts.command import Command
-from remote.hosts.host import ByteReader, Completed, check
 from remote.hosts.process import ProcessLimits
+from remote.hosts.ssh.config import Destination, Hop, resolve_route, strict_config
+from remote.hosts.ssh.session import SshSession, build_script, translate_connection_errors
 from remote.hosts.tempdirs import scratch_folder
-from remote.ssh.config import Destination, Hop, resolve_route, strict_config
-from remote.ssh.session import SshSession, build_script, translate_connection_errors
 
 if TYPE_CHECKING:
     import paramiko
 
-    from remote.ssh.connection import Connection
+    from remote.hosts.ssh.connection import Connection
 
 _WORKDIR_TIMEOUT_SEC = 30.0
 
 
 class SshHost:
-    """One machine behind SSH; a `remote.hosts.host.Host`. Threads may share one.
+    """One machine behind SSH; a `remote.hosts.base.Host`. Threads may share one.
 
     `workdir` None means ~/.qlora-fleet on the host; its first reader queries the host for the path.
     """
@@ -102,8 +102,8 @@ class SshHost:
             return Path(self._config_folder, "config")
 
     def connect(self) -> "Connection":
-        """Return the connection; open it if necessary. Raises the errors of `remote.ssh.connection.Connection`."""
-        from remote.ssh.connection import Connection
+        """Return the connection; open it if necessary. Raises the errors of `Connection`."""
+        from remote.hosts.ssh.connection import Connection
 
         with self._lock:
             if self._connection is not None and not self._connection.is_open():
@@ -141,8 +141,8 @@ class SshHost:
         """Start `command`, which has only an argv, and return its streams as a socket.
 
         Used for commands such as `docker system dial-stdio`, which end with their input: the host sets no deadline.
-        Data sent after the command's end may end the connection (`remote.ssh.transport`): at the same time run only
-        commands that can be repeated. Raises the errors of `run`.
+        Data sent after the command's end may end the connection (`remote.hosts.ssh.transport`): at the same time run
+        only commands that can be repeated. Raises the errors of `run`.
         """
         if command.environment or command.folder or command.secrets:
             raise ValueError("only argv can be dialled")

@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote.cluster.errors import Unreachable
-from remote.cluster.kubectl import Kubectl, not_installed_error, to_cluster_error
-from remote.cluster.labels import INDEX_LABEL
-from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable
+from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
+from remote.hosts.pods.errors import Unreachable
+from remote.hosts.pods.kubectl import Kubectl, not_installed_error, to_cluster_error
 from remote.hosts.process import CannotStart, run_program
 
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _READ_SEC = 20.0
 _MAX_AGE_SEC = 30.0
 _MIN_AGE_SEC = 2.0

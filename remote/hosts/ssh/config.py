@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote.hosts.host import InvalidAddress
+from remote.hosts.base import InvalidAddress
 from remote.hosts.local import expand_user
 
 _RESOLVE_TIMEOUT_SEC = 10.0

@@ -13,8 +13,8 @@ from paramiko.agent import AgentSSH
 from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
 from paramiko.pkey import UnknownKeyType
 
-from remote.hosts.host import HostError, HostUnreachable, LoginRefused
-from remote.ssh.config import Hop
+from remote.hosts.base import HostError, HostUnreachable, LoginRefused
+from remote.hosts.ssh.config import Hop
 
 _AGENT_TIMEOUT_SEC = 30.0
 MAX_KEY_FILE_BYTES = 1 << 20

@@ -20,7 +20,7 @@ from paramiko.common import MSG_CHANNEL_CLOSE
 
 _POLL_SEC = 1.0
 _CLIENT_REKEY_BYTES = 1 << 37  # disables client rekeying: sshd rekeys AES at half of this (RFC 4344, 3.2)
-_REKEY_TIMEOUT_SEC = 120.0  # longer than the keepalive timeout of `remote.ssh.connection`
+_REKEY_TIMEOUT_SEC = 120.0  # longer than the keepalive timeout of `remote.hosts.ssh.connection`
 
 
 class PatchedTransport(paramiko.Transport):

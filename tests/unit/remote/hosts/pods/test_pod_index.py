@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from remote.hosts.host import HostError
-from remote.pods.pod_index import Pod, choose
+from remote.hosts.base import HostError
+from remote.hosts.pods.pod_index import Pod, choose
 
 READY = Pod(
     name="serve-0-a", index=0, created_at="2026-01-01T00:00:00Z", is_terminating=False, node="n", ip="10.0.0.1",

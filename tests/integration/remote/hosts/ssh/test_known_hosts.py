@@ -4,7 +4,7 @@ import base64
 import subprocess
 from pathlib import Path
 
-from remote.ssh.known_hosts import fingerprint, read_known_keys
+from remote.hosts.ssh.known_hosts import fingerprint, read_known_keys
 from tests.support.machines.sshd import keygen
 
 

@@ -1,12 +1,9 @@
-"""Command line of kubectl for one cluster, YAML for its standard input, and the meaning of its errors."""
+"""Command line of kubectl for one cluster, and the meaning of its errors."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import yaml
-
-from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
+from remote.hosts.pods.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +27,6 @@ class Kubectl:
 def not_installed_error(error: Exception) -> Misconfigured:
     """Make the error for a kubectl that could not be started."""
     return Misconfigured(f"kubectl cannot be started: {error}; install kubectl 1.28 or newer, or put it on PATH")
-
-
-class _QuotingDumper(yaml.SafeDumper):
-    """YAML dumper that quotes every text: Go's parsers take an unquoted 12e34567 for a number."""
-
-
-_QuotingDumper.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
-)
-
-
-def to_yaml(objects: Iterable[Any]) -> str:
-    """Write one YAML document per object."""
-    return yaml.dump_all(objects, Dumper=_QuotingDumper, sort_keys=False)
 
 
 _MAX_STDERR_CHARS = 400

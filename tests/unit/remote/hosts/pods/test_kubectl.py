@@ -1,10 +1,9 @@
-"""Tests of kubectl's recorded error messages, and of texts in YAML that look like numbers."""
+"""Tests of kubectl's recorded error messages."""
 
 import pytest
-import yaml
 
-from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
-from remote.cluster.kubectl import to_cluster_error, to_yaml
+from remote.hosts.pods.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
+from remote.hosts.pods.kubectl import to_cluster_error
 
 # Recorded standard error, the exception, and a token of its message.
 STDERR_CASES: dict[str, tuple[str, type[ClusterError], str]] = {
@@ -87,18 +86,3 @@ def test_an_unknown_error_becomes_the_callers_exception() -> None:
         "kubectl exec", "I1120 websocket.go:296] Unknown stream id 1, discarding message\n", Unreachable
     )
     assert (type(error), str(error)) == (Unreachable, "kubectl exec: no message")
-
-
-# tests/system/cluster has such texts as annotations and real kubectl.
-@pytest.mark.parametrize("text", ["12e34567", "1234567890123456", "0x1f", "1_000", "no", "null", "~", "", "a: b"])
-def test_a_text_is_quoted_whatever_it_looks_like(text: str) -> None:
-    written = to_yaml([{"digest": text, "replicas": 4, "none": None, "yes": True}])
-    assert '"digest": "' in written
-    assert yaml.safe_load(written) == {"digest": text, "replicas": 4, "none": None, "yes": True}
-
-
-def test_each_object_is_a_document_and_keeps_its_order() -> None:
-    written = to_yaml([{"b": 1, "a": ["x"]}, {"c": 2}])
-    assert written.count("---") == 1
-    assert list(yaml.safe_load_all(written)) == [{"b": 1, "a": ["x"]}, {"c": 2}]
-    assert written.index('"b"') < written.index('"a"')

@@ -1,4 +1,4 @@
-"""Our side of the protocol with `remote.pods.exec_agent`: encodes the request, decodes the frames of the reply.
+"""Our side of the protocol with `remote.hosts.pods.exec_agent`: encodes the request, decodes the frames of the reply.
 
 A reply is complete if its end frame has arrived with matching checksums. Anything else is a broken stream, whatever
 kubectl's exit code.
@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from remote.hosts.base import ByteReader, HostUnreachable
 from remote.hosts.bundle import digest
 from remote.hosts.command import Command
-from remote.hosts.host import ByteReader, HostUnreachable
 from remote.hosts.process import BoundedOutput
 
 _FRAME_BYTES = 1 << 15
@@ -55,7 +55,7 @@ def encode_request(
     idle_timeout_sec: float | None,
     silence_sec: float,
 ) -> bytes:
-    """Encode the command with its timeouts for `remote.pods.exec_agent`: fields separated by NUL.
+    """Encode the command with its timeouts for `remote.hosts.pods.exec_agent`: fields separated by NUL.
 
     `idle_timeout_sec` limits the command's silence, in the pod; `silence_sec` limits the stream's, on our side.
     """

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from paramiko.auth_strategy import AuthFailure
 
-from remote.ssh.auth import KeyAuthStrategy
-from remote.ssh.config import Hop
+from remote.hosts.ssh.auth import KeyAuthStrategy
+from remote.hosts.ssh.config import Hop
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from remote.hosts.base import ByteReader, Completed, HostError, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.host import ByteReader, Completed, HostError, HostUnreachable
 from remote.hosts.process import BoundedOutput, ProcessLimits
 
 if TYPE_CHECKING:
     import paramiko
 
-    from remote.ssh.connection import Connection
+    from remote.hosts.ssh.connection import Connection
 
 MARGIN_SEC = 15.0
 _CHUNK_BYTES = 1 << 16

@@ -15,7 +15,7 @@ import pytest
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from remote.hosts.command import Command
-from remote.ssh.host import SshHost
+from remote.hosts.ssh.host import SshHost
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 

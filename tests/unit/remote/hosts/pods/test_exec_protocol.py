@@ -1,10 +1,10 @@
-"""Tests of the limits of a reply. Whole streams are in tests/integration/remote/pods."""
+"""Tests of the limits of a reply. Whole streams are in tests/integration/remote/hosts/pods."""
 
 import pytest
 
 from remote.hosts import process
-from remote.hosts.host import HostUnreachable, TooMuchOutput
-from remote.pods.exec_protocol import Reply
+from remote.hosts.base import HostUnreachable, TooMuchOutput
+from remote.hosts.pods.exec_protocol import Reply
 
 NONCE = "0" * 32
 

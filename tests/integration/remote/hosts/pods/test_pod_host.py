@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from remote.cluster.errors import Forbidden, Misconfigured, PodUnusable, Unreachable
+from remote.hosts.base import CommandTimedOut, HostUnreachable
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Command
-from remote.hosts.host import CommandTimedOut, HostUnreachable
-from remote.pods.exec_protocol import Ending, Reply, bootstrap, encode_request
-from remote.pods.pod_index import PodGone
+from remote.hosts.pods.errors import Forbidden, Misconfigured, PodUnusable, Unreachable
+from remote.hosts.pods.exec_protocol import Ending, Reply, bootstrap, encode_request
+from remote.hosts.pods.pod_index import PodGone
 from tests.support.hosts.fake_worker import FakePod, pod_line
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
 
@@ -60,12 +60,13 @@ def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path)
     """Use a file opened for appending, into which the kernel cannot splice."""
     command, nonce = Command(argv=("sh", "-c", TWO_STREAMS), is_self_verifying=True), "0" * 32
     request = encode_request(command, nonce, takes_input=False, timeout_sec=60, idle_timeout_sec=None, silence_sec=60)
-    argv = (sys.executable, "-I", "-S", "-c", bootstrap(read_source("remote.pods.exec_agent").encode(), str(tmp_path)))
+    program = read_source("remote.hosts.pods.exec_agent").encode()
+    argv = (sys.executable, "-I", "-S", "-c", bootstrap(program, str(tmp_path)))
     with (tmp_path / "out").open("ab") as out:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out)
         assert process.stdin is not None
         with process.stdin as stdin:
-            stdin.write(read_source("remote.pods.exec_agent").encode() + request + bytes(4))
+            stdin.write(read_source("remote.hosts.pods.exec_agent").encode() + request + bytes(4))
             stdin.flush()
             process.wait(PATIENCE_SEC)
     reply = Reply("worker-0", nonce, is_self_verifying=True)
@@ -85,7 +86,7 @@ def saved_program(stand_in: FakePod) -> Path:
 
 def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in: FakePod) -> None:
     copy = saved_program(stand_in)
-    assert copy.read_bytes() == read_source("remote.pods.exec_agent").encode()
+    assert copy.read_bytes() == read_source("remote.hosts.pods.exec_agent").encode()
     stand_in.run("true")
     assert not list(stand_in.folder.rglob("*.pyc")), "a full disk would truncate it, which breaks every later start"
     copy.write_text(copy.read_text() + "\nreal_main = main\ndef main(path, content):\n    raise SystemExit\n")
@@ -225,7 +226,7 @@ def test_after_a_broken_stream_the_list_is_refreshed_at_a_limited_rate(
         with pytest.raises(HostUnreachable):
             stand_in.run("true")
     assert stand_in.calls("get") <= 2
-    monkeypatch.setattr("remote.pods.pod_index._MIN_AGE_SEC", 0.0)
+    monkeypatch.setattr("remote.hosts.pods.pod_index._MIN_AGE_SEC", 0.0)
     with pytest.raises(HostUnreachable):
         stand_in.run("true")
     before = stand_in.calls("get")
@@ -248,7 +249,7 @@ def test_a_replacement_is_found_by_the_next_caller_at_a_limited_rate(
             stand_in.run("true")
     assert stand_in.calls("get") <= 2
     (stand_in.folder / "pods.txt").write_text(pod_line("replacement", 0))
-    monkeypatch.setattr("remote.pods.pod_index._MIN_AGE_SEC", 0.0)
+    monkeypatch.setattr("remote.hosts.pods.pod_index._MIN_AGE_SEC", 0.0)
     assert stand_in.run("true").exit_code == 0
 
 
@@ -259,7 +260,7 @@ def test_a_cluster_that_does_not_answer_is_out_of_reach(stand_in: FakePod) -> No
 
 
 def test_concurrent_callers_share_one_failed_request(stand_in: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remote.pods.pod_index._MIN_AGE_SEC", PATIENCE_SEC)
+    monkeypatch.setattr("remote.hosts.pods.pod_index._MIN_AGE_SEC", PATIENCE_SEC)
     (stand_in.folder / "pods.txt").unlink()
 
     def run_command(_: int) -> None:

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from remote.hosts.base import CommandFailed, Completed, HostError, HostKeyRefused, HostUnreachable, check
 from remote.hosts.command import Command
-from remote.hosts.host import CommandFailed, Completed, HostError, HostKeyRefused, HostUnreachable, check
 from remote.hosts.process import CannotStart, run_program
-from remote.ssh.host import SshHost
+from remote.hosts.ssh.host import SshHost
 
 PARTIAL_FOLDER = ".rsync-partial"
 _COMMAND_TIMEOUT_SEC = 60.0

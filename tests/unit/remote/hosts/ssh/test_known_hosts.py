@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.host import InvalidAddress
-from remote.ssh import connection
-from remote.ssh.config import Hop
-from remote.ssh.known_hosts import explain_refusal, fingerprint, read_known_keys
+from remote.hosts.base import InvalidAddress
+from remote.hosts.ssh import connection
+from remote.hosts.ssh.config import Hop
+from remote.hosts.ssh.known_hosts import explain_refusal, fingerprint, read_known_keys
 
 KEY, OTHER = b"\0\0\0\x0bssh-ed25519" + b"k" * 36, b"\0\0\0\x0bssh-ed25519" + b"o" * 36
 TEXT = base64.b64encode(KEY).decode()

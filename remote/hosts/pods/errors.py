@@ -6,7 +6,7 @@ To the fleet, `PermissionDenied` means that no host will accept this operator, `
 import contextlib
 from collections.abc import Iterator
 
-from remote.hosts.host import HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from remote.hosts.base import HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 
 
 class ClusterError(HostError):

@@ -10,11 +10,11 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from remote.hosts.base import HostError, HostUnreachable, InvalidAddress
 from remote.hosts.command import Command
-from remote.hosts.host import HostError, HostUnreachable, InvalidAddress
-from remote.ssh.config import Destination, Hop, home_folder, parse_hop, resolve_route, strict_config
-from remote.ssh.connection import Connection, _to_host_error
-from remote.ssh.host import SshHost
+from remote.hosts.ssh.config import Destination, Hop, home_folder, parse_hop, resolve_route, strict_config
+from remote.hosts.ssh.connection import Connection, _to_host_error
+from remote.hosts.ssh.host import SshHost
 from tests.support.machines.http_stubs import StubServer
 
 
