@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.remote.pods.test_pod_index import READY
+from tests.unit.remote.hosts.pods.test_pod_index import READY
 
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
