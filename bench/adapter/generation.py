@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.data.inputs import InputError
-from bench.train.masking import Example
+from bench.data.masking import Example
 from bench.workloads.finetune.evaluate import generate_greedily
 
 LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64

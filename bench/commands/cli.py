@@ -23,7 +23,6 @@ from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials
 from bench.records.atomic_files import read_regular
 from bench.records.training_data import TrainingData
 from bench.records.trial import MAX_BYTES
-from bench.train import demo_orders
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -343,9 +342,9 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
+    from bench.data.dataset import summarize
     from bench.data.tokenizer import load_tokenizer
     from bench.predict.forecast import forecast
-    from bench.train.check import report_examples
     from bench.workloads.finetune import training_set
 
     source = str(arguments.trial)
@@ -356,16 +355,18 @@ def _forecast(arguments: argparse.Namespace) -> int:
     prediction, model = forecast(trial), Path(trial.model)
     start = time.monotonic()
     examples, was_cached = training_set.load(trial, partial(load_tokenizer, model), arguments.cache)
-    data = report_examples(
-        trial.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, start=start
+    seconds = time.monotonic() - start
+    data = summarize(
+        trial.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, seconds=seconds
     )
+    data = replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
     return _print_json(schema.to_json(replace(prediction, data=data, steps=examples.steps())))
 
 
 def _data(arguments: argparse.Namespace) -> int:
+    from bench.data.cache import build_report
     from bench.data.tokenizer import load_tokenizer
-    from bench.train.check import build_report
 
     source = str(arguments.spec)
     try:
@@ -404,8 +405,9 @@ def _sample(_arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     model, data = Path(arguments.model), Path(arguments.data)
     if arguments.real:
-        print("made" if demo_orders.make(data) else "verified", data)
-        importlib.import_module("bench.data.demo_smollm").make(model)
+        demo = importlib.import_module("bench.data.demo_smollm")
+        print("made" if demo.make_data(data) else "verified", data)
+        demo.make(model)
     else:
         importlib.import_module("bench.data.demo_tiny").make(model, data)
     return 0

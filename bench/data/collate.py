@@ -9,7 +9,7 @@
   gradients are those of separate samples.
 
 Every token is a label, prompts included, as in the published measurements. A fine-tuning selects its targets in
-`bench.train.masking`.
+`bench.data.masking`.
 
 Before the first step, as many rows are tokenized as the steps need; shorter data is repeated in the same order.
 """

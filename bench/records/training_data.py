@@ -18,8 +18,7 @@ class TrainingData:
 
     `weights`: repetitions of each file's lines per epoch, one per file. `validation_share` of the lines is held out,
     selected by each line's digest, unless `validation_file` names a separate file. `labels` and `too_long` are
-    explained in `bench.train.masking`, `bad_lines` in `bench.train.bad_lines`, `special_tokens` in
-    `bench.train.control_tokens`.
+    explained in `bench.data.masking`, `bad_lines` in `bench.data.readers`, `special_tokens` in `bench.data.tokenizer`.
     """
 
     files: list[str]

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from bench.data import cache as example_cache
+from bench.data.masking import TOKENIZE_BATCH
 from bench.data.tokenizer import load_tokenizer, use_all_cores
 from bench.records.bootstrap import summarize
 from bench.records.training_data import DataReport, TrainingData
-from bench.train import check
-from bench.train.masking import TOKENIZE_BATCH
 from tests.benchmarks import Figure, demo_inputs, print_figures, spread
 
 LONGEST = 4096  # tokens
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         spec = TrainingData(files=[str(data)], weights=[1.0], max_seq_len=LONGEST)
 
         def read_data(cache: Path) -> DataReport:
-            return check.build_report(spec, model, lambda: tokenizer, row_tokens=LONGEST, cache_dir=cache)
+            return example_cache.build_report(spec, model, lambda: tokenizer, row_tokens=LONGEST, cache_dir=cache)
 
         def tokenize() -> None:
             with use_all_cores():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from bench.data import dataset
 from bench.data.inputs import InputError, Inputs
 from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record, Request
@@ -21,7 +22,6 @@ from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
 from bench.records.status import TrialStatus
 from bench.records.training_data import DataReport
-from bench.train import check
 from bench.workloads.distributed.distributed import (
     POLL_SEC,
     choose_backend,
@@ -146,7 +146,7 @@ def _checkpoint_folder(request: Request) -> Path:
 def _load_training_set(trial: Trial, folder: Path, record: Record) -> tuple[training_set.TrainingSet, DataReport]:
     start = time.monotonic()
     data, was_cached = training_set.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
-    report = check.summarize(
+    report = dataset.summarize(
         training_set.training_of(trial).data,
         data.data,
         row_tokens=data.row_tokens,

@@ -8,17 +8,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from bench.data import cache, dataset
 from bench.data.collate import IGNORE_INDEX, Batch, Unpacked
+from bench.data.dataset import Dataset
 from bench.data.inputs import DataFacts, InputError, InputRejected, Inputs
-from bench.data.packing import Row
+from bench.data.masking import Example
+from bench.data.packing import Row, SamplingPlan, pack_rows
 from bench.data.trial_inputs import check_trial_model
 from bench.records import Trial, schema
 from bench.records.atomic_files import read_regular, write_atomic
 from bench.records.training import Training
-from bench.train import check, dataset
-from bench.train.dataset import Dataset
-from bench.train.masking import Example
-from bench.train.sampler import SamplingPlan, pack_rows
 
 INPUTS_FILE, MAX_INPUTS_BYTES = "inputs.json", 1 << 20
 RowIndices = tuple[int, ...]  # the indices of a row's examples
@@ -179,7 +178,7 @@ def count_targets(examples: Sequence[Example]) -> int:
 def load(trial: Trial, tokenizer: Callable[[], Any], cache_folder: Path | None) -> tuple[TrainingSet, bool]:
     """Load the training set; return it and whether its examples came from the cache. Raises InputError."""
     training = training_of(trial)
-    data, was_cached = check.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
+    data, was_cached = cache.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
     # Checked again: the files may have been replaced since `check_inputs` read them.
     check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})
     return TrainingSet.from_trial(trial, data), was_cached

@@ -10,7 +10,7 @@ import pytest
 
 from bench.adapter import check, generation, merge
 from bench.data.inputs import InputError, InputRejected
-from bench.train.masking import Example
+from bench.data.masking import Example
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.checkpoints.weights import adapter_config
 

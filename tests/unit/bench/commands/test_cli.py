@@ -23,7 +23,7 @@ from tests.support.paths import ROOT
 from tests.support.reports.synthetic import metrics_of
 
 BEFORE_THE_STACK = (
-    *("commands/cli.py", "commands/run.py", "commands/overrides.py", "data/corpus.py"),
+    *("commands/cli.py", "commands/run.py", "commands/overrides.py"),
     *("data/conversations.py", "data/inputs.py", "data/model_folder.py", "data/trial_inputs.py"),
     *("harness/termination.py", "harness/out_of_memory.py", "harness/phase_timer.py", "machine/fingerprint.py"),
     *(str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench" / "records").glob("*.py"))),
@@ -153,7 +153,7 @@ def test_the_summary_is_one_line_with_status_trial_profile_and_units(make_trial)
 def set_pairs(monkeypatch) -> Iterator[Callable[[list[tuple[str, str]]], None]]:
     """Function that replaces this Python's documentation strings, which are cached per process."""
     demo_tiny._pairs.cache_clear()
-    yield lambda pairs: monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: pairs)
+    yield lambda pairs: monkeypatch.setattr("bench.data.demo_tiny.documentation_pairs", lambda: pairs)
     demo_tiny._pairs.cache_clear()
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from bench.data import masking
 from bench.data.inputs import InputError
+from bench.data.masking import Example, ExampleBuilder
+from bench.data.readers import RawConversation
 from bench.data.tokenizer import ChatTemplate
-from bench.train import masking
-from bench.train.masking import Example, ExampleBuilder
-from bench.train.readers import RawConversation
 from tests.support.paths import ROOT
 
 FOLDERS = [Path(sys.prefix, "chat_templates"), ROOT / ".venv/chat_templates", *map(Path, sys.path)]

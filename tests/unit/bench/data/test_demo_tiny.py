@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.data.corpus import documentation_pairs
+from bench.data.demo_tiny import documentation_pairs
 
 pytestmark = pytest.mark.slow
 

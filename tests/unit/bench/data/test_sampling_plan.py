@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.train import sampler
-from bench.train.sampler import SamplingPlan
+from bench.data import packing
+from bench.data.packing import SamplingPlan
 
 lengths_of = st.lists(st.integers(1, 100), min_size=1, max_size=120)
 
@@ -62,7 +62,7 @@ def test_rows_are_nearly_full_and_an_example_longer_than_a_row_is_an_error() -> 
 
 def test_the_held_out_share_and_the_weights_are_met() -> None:
     many = digests(20_000)
-    assert sum(sampler.is_held_out(digest, 0.1) for digest in many) == pytest.approx(2000, rel=0.1)
-    assert not any(sampler.is_held_out(digest, 0.0) for digest in many)
-    assert sum(sampler.repetitions(digest, 2.3) for digest in many) == pytest.approx(46_000, rel=0.02)
-    assert {sampler.repetitions(digest, 2.3) for digest in many} == {2, 3}
+    assert sum(packing.is_held_out(digest, 0.1) for digest in many) == pytest.approx(2000, rel=0.1)
+    assert not any(packing.is_held_out(digest, 0.0) for digest in many)
+    assert sum(packing.repetitions(digest, 2.3) for digest in many) == pytest.approx(46_000, rel=0.02)
+    assert {packing.repetitions(digest, 2.3) for digest in many} == {2, 3}

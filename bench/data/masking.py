@@ -32,10 +32,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from bench.data.inputs import InputError
-from bench.data.tokenizer import ChatTemplate, Messages, TemplateTimeout
-from bench.train.bad_lines import BadLines
-from bench.train.control_tokens import ControlTokens
-from bench.train.readers import RawConversation
+from bench.data.readers import BadLines, RawConversation
+from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, TemplateTimeout
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
 MAX_LOCATIONS = 20  # locations listed for each kind of finding
@@ -201,13 +199,13 @@ class ExampleBuilder:
             self.findings.add(NO_TARGET, conversation)
             return
         messages = conversation.messages
-        typed_tokens = self._control_tokens.find(conversation)
+        typed_tokens = self._control_tokens.find(messages)
         for token in typed_tokens:
             self.findings.add(
                 (TYPED_TOKEN_KEPT if self._keeps_typed_tokens else TYPED_TOKEN).format(token), conversation
             )
         if hides_tokens := bool(typed_tokens) and not self._keeps_typed_tokens:
-            messages = self._control_tokens.hide(conversation)
+            messages = self._control_tokens.hide(conversation.location, messages)
         for rendered in self._render_messages(conversation, messages, answers):
             yield rendered._replace(hides_tokens=hides_tokens)
 

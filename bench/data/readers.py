@@ -1,14 +1,6 @@
-"""Data files to conversations: detects a file's kind, checks each line and rejects tool turns.
+"""Reader of data files for trainings and benchmarks: each line checked, unusable lines listed at once or left out.
 
-Only the standard library. One JSON object per line, one kind per file, recognised by its keys:
-
-    messages              [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...]
-    conversations         ShareGPT: [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]
-    instruction, output   Alpaca, with an optional "input"
-    prompt, completion    text, or lists of messages; answers in the prompt are not trained on
-
-A "system" text next to them is the first turn. Turns have either pair of keys. `bench.train.keys` has the keys that
-decide what is trained on.
+One JSON object per line, one format per file, recognised by its keys (`bench.data.formats`). Only the standard library.
 
 Every error is an InputError of one line that names the file, the line and the key. Only regular files are read, and at
 most `MAX_LINE_BYTES` of a line are held in memory.
@@ -20,24 +12,20 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring as quoted
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
+from bench.data.formats import FORMATS, KNOWN_TURN_KEYS, check_keys, check_turn, is_trained, system_turn
 from bench.data.inputs import InputError
 from bench.records import schema
-from bench.train.bad_lines import BadLines
-from bench.train.keys import TURN_MARKS, check_keys, is_trained
+from bench.records.training_data import MAX_SKIPPED_SHARE
 
 MAX_LINE_BYTES = 16 << 20
-ROLES = ("system", "user", "assistant")
-# Other tools' names for the three roles.
-ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
-TOOL_ROLES = frozenset({"tool", "function", "function_call", "observation", "ipython"})
-TURN_KEYS = (("role", "content"), ("from", "value"))  # a turn has either pair
-KNOWN_TURN_KEYS = frozenset({*TURN_MARKS, *(key for pair in TURN_KEYS for key in pair)})
+MAX_LISTED = 20
+MAX_REASON_CHARS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +60,53 @@ class RawConversation:
     @property
     def location(self) -> str:
         return f"{self.file}: line {self.line}"
+
+
+@dataclass(kw_only=True)
+class BadLines:
+    """Unusable lines of `source`: their number and the errors of the first `MAX_LISTED`.
+
+    `policy`: "refuse" raises an error that lists them, "skip" leaves them out if they are few.
+    """
+
+    source: str
+    policy: str = "refuse"
+    count: int = 0
+    errors: list[InputError] = field(default_factory=list)
+
+    def add(self, error: InputError, *, lines: int | None = None) -> None:
+        """Add the error of a line; `lines` is the number of all lines, if it is known.
+
+        Raises InputError once the list is full or no more lines may be left out.
+        """
+        self.count += 1
+        if len(self.errors) < MAX_LISTED:
+            self.errors.append(error)
+        if self.policy == "refuse" and self.count == MAX_LISTED:
+            raise self._error(f"at least {MAX_LISTED}")
+        if lines is not None:
+            self.check(lines, is_final=False)
+
+    def check(self, lines: int, *, is_final: bool = True) -> None:
+        """Raise InputError if these lines, of `lines` in all, may not be left out."""
+        if self.policy == "refuse" and self.count and is_final:
+            raise self.errors[0] if self.count == 1 else self._error(str(self.count))
+        if self.policy == "skip" and self.count > int(lines * MAX_SKIPPED_SHARE):
+            raise self._error(f"{self.count} of {lines}" if is_final else f"more than {self.count - 1} of {lines}")
+
+    def places(self) -> list[str]:
+        """Return a line for each listed error: file, line and reason."""
+        return [str(error).partition("; ")[0] for error in self.errors]
+
+    def _error(self, count: str) -> InputError:
+        prefix = f"{self.source}: "
+        reasons = [text.removeprefix(prefix)[:MAX_REASON_CHARS] for text in self.places()[:MAX_LISTED]]
+        share = f"{MAX_SKIPPED_SHARE:.0%}".replace("%", " %")
+        remedy = f"or set train.bad_lines: skip, which leaves out at most {share} of the lines"
+        if self.policy == "skip":
+            remedy = f"because train.bad_lines: skip leaves out at most {share} of the lines"
+        listed = " | ".join(reasons)
+        return InputError(f"{prefix}{count} lines cannot be used: {listed}; correct or remove them, {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +163,12 @@ def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tupl
         raise InputError(
             f"{location}: has the keys of {kind}, earlier lines those of {expected_kind}; use one kind per file"
         )
-    reader = KINDS[kind]
-    unread = set(check_keys(location, document, reader.known))
-    raw_turns = [*_system_turn(location, document), *reader.turns(location, document)]
+    data_format = FORMATS[kind]
+    unread = set(check_keys(location, document, data_format.known))
+    raw_turns = [*system_turn(location, document), *data_format.turns(location, document)]
     turns, untrained = [], []
     for index, raw in enumerate(raw_turns):
-        role, content = _check_turn(raw, index)
+        role, content = check_turn(raw, index)
         turns.append((role, content))
         if raw.document is not None:
             unread.update(
@@ -146,7 +181,7 @@ def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tupl
         line=number,
         turns=tuple(turns),
         digest=_digest(location, turns),
-        prompt_turns=sum(raw.key == "prompt" for raw in raw_turns) if "prompt" in reader.keys else 0,
+        prompt_turns=sum(raw.key == "prompt" for raw in raw_turns),
         untrained=tuple(untrained),
         unread_keys=tuple(sorted(unread)),
     )
@@ -231,7 +266,7 @@ def _parse_object(location: str, line: bytes) -> dict[str, Any]:
 
 
 def _detect_kind(location: str, document: Mapping[str, Any]) -> str:
-    kinds = [kind for kind, reader in KINDS.items() if all(map(document.__contains__, reader.keys))]
+    kinds = [kind for kind, data_format in FORMATS.items() if all(map(document.__contains__, data_format.keys))]
     if len(kinds) != 1:
         actual = f"the keys of {' and '.join(kinds)}" if kinds else _list_keys(document)
         raise InputError(f"{location}: expected an object with {_expected_keys()}, found {actual}")
@@ -250,104 +285,4 @@ def shorten(key: str) -> str:
 
 
 def _expected_keys() -> str:
-    return ", or ".join(" and ".join(reader.keys) for reader in KINDS.values())
-
-
-# Each kind's turns --------------------------------------------------------------------------------------------------
-
-
-class RawTurn(NamedTuple):
-    """Unchecked turn: where it is, the key of the line it comes from, and its object if that has other keys."""
-
-    location: str
-    key: str
-    role: Any
-    content: Any
-    document: Mapping[str, Any] | None = None
-
-
-def _system_turn(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
-    if document.get("system") not in (None, ""):
-        yield RawTurn(f"{location}: system", "system", "system", document["system"])
-
-
-def _from_messages(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
-    yield from _from_turn_list(location, "messages", document["messages"])
-
-
-def _from_sharegpt(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
-    yield from _from_turn_list(location, "conversations", document["conversations"])
-
-
-def _from_alpaca(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
-    instruction, input_text = document["instruction"], document.get("input")
-    input_text = "" if input_text is None else input_text
-    for key, value in (("instruction", instruction), ("input", input_text)):
-        if not isinstance(value, str):
-            raise InputError(f"{location}: {key}: expected text, found {schema.type_name(value)}")
-    question = f"{instruction}\n\n{input_text}" if input_text.strip() else instruction
-    yield RawTurn(f"{location}: instruction", "instruction", "user", question)
-    yield RawTurn(f"{location}: output", "output", "assistant", document["output"])
-
-
-def _from_completion(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
-    for key, role in (("prompt", "user"), ("completion", "assistant")):
-        if isinstance(document[key], list):
-            yield from _from_turn_list(location, key, document[key])
-        else:
-            yield RawTurn(f"{location}: {key}", key, role, document[key])
-
-
-def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
-    if not isinstance(turns, list) or not turns:
-        actual = "an empty list" if turns == [] else schema.type_name(turns)
-        raise InputError(f"{location}: {key}: expected a list of turns, found {actual}")
-    for index, turn in enumerate(turns):
-        turn_location = f"{location}: {key}[{index}]"
-        if not isinstance(turn, dict):
-            raise InputError(
-                f"{turn_location}: expected an object with role and content, found {schema.type_name(turn)}"
-            )
-        pair, other = TURN_KEYS if "role" in turn or "content" in turn else TURN_KEYS[::-1]
-        if any(map(turn.__contains__, other)):
-            raise InputError(f"{turn_location}: has keys of role, content and of from, value; keep one pair")
-        role, content = map(turn.get, pair)
-        yield RawTurn(turn_location, key, role, content, turn if len(turn) > len(pair) else None)
-
-
-@dataclass(frozen=True)
-class KindReader:
-    """Reader of a kind's lines: the keys that identify the kind, the function that reads a line, and optional keys."""
-
-    keys: tuple[str, ...]
-    turns: Callable[[str, Mapping[str, Any]], Iterator[RawTurn]]
-    optional: tuple[str, ...] = ()
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        return (*self.keys, *self.optional, "system")
-
-
-KINDS = {
-    "messages": KindReader(("messages",), _from_messages),
-    "ShareGPT": KindReader(("conversations",), _from_sharegpt),
-    "Alpaca": KindReader(("instruction", "output"), _from_alpaca, ("input",)),
-    "prompt and completion": KindReader(("prompt", "completion"), _from_completion),
-}
-
-
-def _check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
-    """Return the role and content of a turn: a known role, text, and a system turn only as the first."""
-    location, role_name, content = turn.location, turn.role, turn.content
-    if not isinstance(role_name, str):
-        raise InputError(f"{location}: role: expected text, found {schema.type_name(role_name)}")
-    if role_name in TOOL_ROLES:
-        raise InputError(f"{location}: role {role_name}: tool turns are not trained on; remove the line")
-    role = ROLE_ALIASES.get(role_name, role_name)
-    if role not in ROLES:
-        raise InputError(f"{location}: role: expected one of {', '.join(ROLES)}, found {role_name[:40]!r}")
-    if role == "system" and index:
-        raise InputError(f"{location}: role system: only the first turn may be the system's; join the two texts")
-    if not isinstance(content, str):
-        raise InputError(f"{location}: content: expected text, found {schema.type_name(content)}")
-    return role, content
+    return ", or ".join(" and ".join(data_format.keys) for data_format in FORMATS.values())

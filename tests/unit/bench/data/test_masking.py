@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.data import masking
 from bench.data.inputs import InputError
+from bench.data.masking import Example, ExampleBuilder
+from bench.data.readers import RawConversation
 from bench.data.tokenizer import ChatTemplate
-from bench.train import masking
-from bench.train.masking import Example, ExampleBuilder
-from bench.train.readers import RawConversation
 
 Turns = Sequence[tuple[str, str]]
 TWO = (("user", "a?"), ("assistant", "A."), ("user", "b?"), ("assistant", "B."))

@@ -2,25 +2,32 @@
 
 Lines of the validation file, and lines held out by their digest, are never trained on: a training line with the same
 turns is removed and counted. The examples depend only on the files, the tokenizer and the settings, so they are cached
-under the digest of all three (`bench.train.cache`).
+under the digest of all three (`bench.data.cache`).
 """
 
 import hashlib
 import json
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+from bench.data import packing, readers
 from bench.data.inputs import InputError
+from bench.data.masking import DROPPED_KINDS, SKIPPED, DataFindings, Example, ExampleBuilder
+from bench.data.readers import BadLines, DataFile, RawConversation
 from bench.data.tokenizer import use_all_cores
 from bench.records import schema
-from bench.records.training_data import ConversationPreview, DataFinding, DataPart, FileFacts, TrainingData
-from bench.train import readers, sampler
-from bench.train.bad_lines import BadLines
-from bench.train.masking import DROPPED_KINDS, SKIPPED, DataFindings, Example, ExampleBuilder
-from bench.train.readers import DataFile, RawConversation
+from bench.records.training_data import (
+    ConversationPreview,
+    DataFinding,
+    DataPart,
+    DataReport,
+    FileFacts,
+    TrainingData,
+)  # fmt: skip
 
 IN_VALIDATION = "also occurs in the validation data: not trained on"
 DUPLICATE = "repeats another line of the data"
@@ -28,6 +35,7 @@ UNREAD_KEY = "key {} is not read"
 OTHER_UNREAD_KEYS = "other keys are not read"
 MAX_UNREAD_KEYS = 50  # keys with a finding of their own
 PREVIEW_COUNT = 3
+BINS = 24  # of the report's histogram of lengths
 CACHE_VERSION = 3  # part of the cache key; changes when the same data and settings give other examples
 
 
@@ -77,10 +85,10 @@ def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
                 continue
             if conversation.digest in seen:
                 findings.add(DUPLICATE, conversation)
-            if held_out is None and sampler.is_held_out(conversation.digest, spec.validation_share):
+            if held_out is None and packing.is_held_out(conversation.digest, spec.validation_share):
                 if conversation.digest not in seen:  # evaluated once, however often it occurs in the data
                     validation.append(conversation)
-            elif count := sampler.repetitions(conversation.digest, weight):
+            elif count := packing.repetitions(conversation.digest, weight):
                 training.append((conversation, count))
             seen.add(conversation.digest)
     return Split(training=training, validation=validation)
@@ -137,6 +145,34 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
         ],
         left_out=left_out,
         shown=[_preview(example, tokenizer) for example in training[:PREVIEW_COUNT]],
+    )
+
+
+def summarize(
+    spec: TrainingData, examples: Dataset, *, row_tokens: int, was_cached: bool, seconds: float
+) -> DataReport:
+    """Build the report on a training's data: counts, lengths and findings, without the example texts."""
+    lengths = [len(example.ids) for example in examples.training]
+    edges = [spec.max_seq_len * (index + 1) // BINS for index in range(BINS)]
+    counts = [0] * BINS
+    for length in lengths:
+        counts[min(BINS - 1, (length - 1) * BINS // spec.max_seq_len)] += 1
+    return DataReport(
+        files=examples.files,
+        examples=len(examples.training),
+        validation_examples=len(examples.validation),
+        tokens=sum(lengths),
+        targets=sum(example.targets.count(1) for example in examples.training),
+        longest=max(lengths),
+        median_length=float(statistics.median(lengths)),
+        rows=len(packing.pack_rows(lengths, range(len(lengths)), row_tokens)),
+        lengths=counts,
+        length_edges=edges,
+        left_out=examples.left_out,
+        findings=examples.findings,
+        shown=[],
+        was_cached=was_cached,
+        seconds=seconds,
     )
 
 

@@ -7,17 +7,22 @@ checksummed, written last and contains the sha256 of the former. A damaged or in
 
 import hashlib
 import sys
+import time
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.data import dataset as datasets
+from bench.data import readers
+from bench.data.dataset import Dataset
+from bench.data.inputs import InputError
+from bench.data.masking import Example
+from bench.data.model_folder import check_model
 from bench.records.atomic_files import open_atomic, sha256_of
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
-from bench.records.training_data import ConversationPreview, DataFinding, FileFacts
-from bench.train.dataset import Dataset
-from bench.train.masking import Example
+from bench.records.training_data import ConversationPreview, DataFinding, DataReport, FileFacts, TrainingData
 
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
 FACTS_PER_EXAMPLE = 4  # length, file, line, copy
@@ -38,6 +43,44 @@ class Index:
     findings: list[DataFinding]
     left_out: int
     shown: list[ConversationPreview]
+
+
+def load_examples(
+    spec: TrainingData, model: Path, tokenizer: Callable[[], Any], cache_dir: Path | None
+) -> tuple[Dataset, bool]:
+    """Load the examples from the cache or make them; return (examples, was_cached).
+
+    `tokenizer` is called only to make them, as it takes a second. Raises InputError, also if they cannot be cached.
+    """
+    model_sha256 = check_model(model).sha256
+    paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
+    if cache_dir is not None:
+        key = datasets.cache_key(spec, [readers.sha256_of(Path(path)) for path in paths], model_sha256)
+        if (cached := load(cache_dir, key)) is not None:
+            return cached, True
+    files, held_out = datasets.read(spec)
+    examples = datasets.build(spec, files, held_out, tokenizer())
+    if cache_dir is not None:
+        all_files = [*files, held_out] if held_out is not None else files
+        key = datasets.cache_key(spec, [file.sha256 for file in all_files], model_sha256)
+        try:
+            save(cache_dir, key, examples)
+        except OSError as error:
+            raise InputError(
+                f"{cache_dir}: examples cannot be cached: {error.strerror}; free some space there"
+            ) from error
+    return examples, False
+
+
+def build_report(
+    spec: TrainingData, model: Path, tokenizer: Callable[[], Any], *, row_tokens: int, cache_dir: Path | None
+) -> DataReport:
+    """Load the examples and build the report, with some of their texts. Raises InputError."""
+    start = time.monotonic()
+    examples, was_cached = load_examples(spec, model, tokenizer, cache_dir)
+    seconds = time.monotonic() - start
+    report = datasets.summarize(spec, examples, row_tokens=row_tokens, was_cached=was_cached, seconds=seconds)
+    return replace(report, shown=examples.shown)
 
 
 def load(folder: Path, key: str) -> Dataset | None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from bench.data import cache, dataset, masking, readers
 from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.training_data import DataReport, TrainingData
 from bench.records.trial import TrialError
-from bench.train import cache, check, dataset, masking, readers
 from tests.support.faults import full_disk
 
 
@@ -173,7 +173,7 @@ def test_examples_that_cannot_be_cached_are_an_error_with_folder_and_reason(
     monkeypatch.setattr(os, "fsync", full_disk)
     spec, cache_dir = spec_of(write(tmp_path / "d.jsonl", range(5))), tmp_path / "cache"
     with pytest.raises(InputError, match=f"^{cache_dir}: .*: No space left on device; "):
-        check.load_examples(spec, model_folder, lambda: tokenizer_of("chatml"), cache_dir)
+        cache.load_examples(spec, model_folder, lambda: tokenizer_of("chatml"), cache_dir)
 
 
 def test_the_key_changes_with_whatever_changes_the_examples(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_report_counts_what_trains_and_shows_it(
     spec = spec_of(write(tmp_path / "d.jsonl", range(40)), validation_share=0.2)
 
     def report(tokenizer: Callable[[], Any]) -> DataReport:
-        return check.build_report(spec, model_folder, tokenizer, row_tokens=800, cache_dir=tmp_path / "cache")
+        return cache.build_report(spec, model_folder, tokenizer, row_tokens=800, cache_dir=tmp_path / "cache")
 
     without_a_tokenizer = partial(pytest.fail, "cached examples need no tokenizer")
     reports = [report(lambda: tokenizer_of("chatml")), report(without_a_tokenizer)]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bench.data import readers
 from bench.data.inputs import InputError
-from bench.train import bad_lines, readers
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
 SAME_TURNS: dict[str, dict[str, Any]] = {
@@ -101,7 +101,7 @@ def test_bad_lines_are_listed_at_once(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{path}: 3 lines ")
     with pytest.raises(InputError) as caught:
         readers.read(write(path, good, *["{"] * 50))
-    assert str(caught.value).count(": not JSON") == bad_lines.MAX_LISTED
+    assert str(caught.value).count(": not JSON") == readers.MAX_LISTED
     assert "\n" not in str(caught.value)
 
 

@@ -1,0 +1,225 @@
+"""Formats of a data line: the keys that identify each, and its turns. Only the standard library.
+
+    messages              [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...]
+    conversations         ShareGPT: [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]
+    instruction, output   Alpaca, with an optional "input"
+    prompt, completion    text, or lists of messages; answers in the prompt are not trained on
+
+A "system" text next to them is the first turn. Turns have either pair of keys. A new format is one `Format` in FORMATS.
+
+A key that decides what is trained on is honoured or refused by name, because `weight: 0` trained on anyway, or `tools`
+left out of the prompt, is another training than the file describes. Other unknown keys are counted.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bench.data.inputs import InputError
+from bench.records import schema
+
+ROLES = ("system", "user", "assistant")
+# Other tools' names for the three roles.
+ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
+TOOL_ROLES = frozenset({"tool", "function", "function_call", "observation", "ipython"})
+TURN_KEYS = (("role", "content"), ("from", "value"))  # a turn has either pair
+TURN_MARKS = ("weight", "train", "loss")  # honoured in a turn: whether it is trained on
+KNOWN_TURN_KEYS = frozenset({*TURN_MARKS, *(key for pair in TURN_KEYS for key in pair)})
+
+
+class RawTurn(NamedTuple):
+    """Unchecked turn: where it is, the key of the line it comes from, and its object if that has other keys."""
+
+    location: str
+    key: str
+    role: Any
+    content: Any
+    document: Mapping[str, Any] | None = None
+
+
+def system_turn(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
+    if document.get("system") not in (None, ""):
+        yield RawTurn(f"{location}: system", "system", "system", document["system"])
+
+
+def _from_alpaca(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
+    instruction, input_text = document["instruction"], document.get("input")
+    input_text = "" if input_text is None else input_text
+    for key, value in (("instruction", instruction), ("input", input_text)):
+        if not isinstance(value, str):
+            raise InputError(f"{location}: {key}: expected text, found {schema.type_name(value)}")
+    question = f"{instruction}\n\n{input_text}" if input_text.strip() else instruction
+    yield RawTurn(f"{location}: instruction", "instruction", "user", question)
+    yield RawTurn(f"{location}: output", "output", "assistant", document["output"])
+
+
+def _from_completion(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
+    for key, role in (("prompt", "user"), ("completion", "assistant")):
+        if isinstance(document[key], list):
+            yield from _from_turn_list(location, key, document[key])
+        else:
+            yield RawTurn(f"{location}: {key}", key, role, document[key])
+
+
+def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
+    if not isinstance(turns, list) or not turns:
+        actual = "an empty list" if turns == [] else schema.type_name(turns)
+        raise InputError(f"{location}: {key}: expected a list of turns, found {actual}")
+    for index, turn in enumerate(turns):
+        turn_location = f"{location}: {key}[{index}]"
+        if not isinstance(turn, dict):
+            raise InputError(
+                f"{turn_location}: expected an object with role and content, found {schema.type_name(turn)}"
+            )
+        pair, other = TURN_KEYS if "role" in turn or "content" in turn else TURN_KEYS[::-1]
+        if any(map(turn.__contains__, other)):
+            raise InputError(f"{turn_location}: has keys of role, content and of from, value; keep one pair")
+        role, content = map(turn.get, pair)
+        yield RawTurn(turn_location, key, role, content, turn if len(turn) > len(pair) else None)
+
+
+@dataclass(frozen=True)
+class Format:
+    """Format of a line: its name, the keys that identify it, the function that yields its turns, and optional keys."""
+
+    name: str
+    keys: tuple[str, ...]
+    turns: Callable[[str, Mapping[str, Any]], Iterator[RawTurn]]
+    optional: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return (*self.keys, *self.optional, "system")
+
+
+def index_formats(formats: Iterable[Format]) -> dict[str, Format]:
+    """Return formats by name. Raises ValueError, with its name, for a format without keys or registered twice."""
+    indexed: dict[str, Format] = {}
+    for data_format in formats:
+        if not data_format.keys:
+            raise ValueError(f"data format {data_format.name}: keys: missing")
+        if data_format.name in indexed or any(data_format.keys == other.keys for other in indexed.values()):
+            raise ValueError(f"data format {data_format.name}: its name or its keys are registered twice")
+        indexed[data_format.name] = data_format
+    return indexed
+
+
+FORMATS = index_formats(
+    [
+        Format("messages", ("messages",), lambda place, line: _from_turn_list(place, "messages", line["messages"])),
+        Format(
+            "ShareGPT",
+            ("conversations",),
+            lambda place, line: _from_turn_list(place, "conversations", line["conversations"]),
+        ),
+        Format("Alpaca", ("instruction", "output"), _from_alpaca, ("input",)),
+        Format("prompt and completion", ("prompt", "completion"), _from_completion),
+    ]
+)
+
+
+def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
+    """Return the role and content of a turn: a known role, text, and a system turn only as the first."""
+    location, role_name, content = turn.location, turn.role, turn.content
+    if not isinstance(role_name, str):
+        raise InputError(f"{location}: role: expected text, found {schema.type_name(role_name)}")
+    if role_name in TOOL_ROLES:
+        raise InputError(f"{location}: role {role_name}: tool turns are not trained on; remove the line")
+    role = ROLE_ALIASES.get(role_name, role_name)
+    if role not in ROLES:
+        raise InputError(f"{location}: role: expected one of {', '.join(ROLES)}, found {role_name[:40]!r}")
+    if role == "system" and index:
+        raise InputError(f"{location}: role system: only the first turn may be the system's; join the two texts")
+    if not isinstance(content, str):
+        raise InputError(f"{location}: content: expected text, found {schema.type_name(content)}")
+    return role, content
+
+
+# Keys that decide what is trained on ----------------------------------------------------------------------------------
+
+TOOLS = "tools are not written into the prompt; remove the line"
+MEDIA = "only text is trained on; remove the line"
+THOUGHT = "not written by the template; write the thought into the content, as <think>...</think> before the answer"
+PREFERENCE = "preferences are not trained on; write the good answer as a conversation of its own"
+OPTION = "options of the template are not passed to it; remove the key or the line"
+PARTIAL = "parts of an answer cannot be left out; remove the line, or set weight of the turn to 0"
+SINGLE_WEIGHT = "lines are not weighted one by one; move them to a file of their own and set train.data_weights"
+EMPTY = (None, "", "[]", "{}")
+
+
+def _is_empty(value: object) -> bool:
+    return value in EMPTY or value == [] or value == {}
+
+
+def _is_null(value: object) -> bool:
+    return value is None
+
+
+def _is_no(value: object) -> bool:
+    return value is None or value is False or _is_empty(value)
+
+
+def _is_not_false(value: object) -> bool:
+    return value is not False and not (isinstance(value, int) and value == 0)
+
+
+def _is_one(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and value == 1)
+
+
+# By key: whether a value changes nothing, and why any other is refused.
+REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("tools", "functions", "documents"), (_is_empty, TOOLS)),
+    **dict.fromkeys(
+        ("tool_calls", "tool_call_id", "function_call"), (_is_empty, "tool turns are not trained on; remove the line")
+    ),
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), (_is_empty, MEDIA)),
+    **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), (_is_no, THOUGHT)),
+    **dict.fromkeys(("chosen", "rejected", "rejected_response"), (_is_empty, PREFERENCE)),
+    **dict.fromkeys(
+        ("chat_template", "chat_template_kwargs", "enable_thinking", "reasoning_effort"), (_is_null, OPTION)
+    ),
+    **dict.fromkeys(("train_detail", "loss_scale", "loss_mask"), (_is_empty, PARTIAL)),
+    "history": (_is_empty, "earlier turns are not read from it; write all turns as messages"),
+    "label": (_is_not_false, "an answer that is labelled as bad is not trained on; remove the line"),
+}
+LINE_REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
+    **REFUSED,
+    "weight": (_is_one, SINGLE_WEIGHT),
+    **dict.fromkeys(("train", "loss"), (_is_not_false, "the line is not to be trained on; remove it")),
+}
+
+
+def check_keys(
+    location: str, document: Mapping[str, Any], known: Collection[str], *, is_turn: bool = False
+) -> list[str]:
+    """Return the keys that are not read and decide nothing. Raises InputError for a key that decides the training."""
+    unread = []
+    refused = REFUSED if is_turn else LINE_REFUSED
+    for key in sorted(document.keys() - known):
+        if key not in refused:
+            unread.append(key)
+            continue
+        is_harmless, why = refused[key]
+        if not is_harmless(document[key]):
+            raise InputError(f"{location}: {key}: {why}")
+    return unread
+
+
+def is_trained(location: str, turn: Mapping[str, Any], *, is_answer: bool) -> bool:
+    """Return whether a turn's `weight`, `train` and `loss` let it be trained on. Raises InputError for other values."""
+    marks = []
+    for key in TURN_MARKS:
+        value = turn.get(key)
+        if value is None:
+            continue
+        if key == "weight" and (not isinstance(value, int | float) or value not in (0, 1)):
+            raise InputError(f"{location}: weight: expected 0 or 1, found {schema.type_name(value)}; correct the line")
+        if key != "weight" and not isinstance(value, bool):
+            raise InputError(f"{location}: {key}: expected true or false, found {schema.type_name(value)}; correct it")
+        if key != "weight" and value and not is_answer:
+            raise InputError(f"{location}: {key}: only the assistant's turns are trained on; remove the key")
+        marks.append(bool(value))
+    if len(set(marks)) > 1:
+        raise InputError(f"{location}: {', '.join(TURN_MARKS)}: contradict each other; keep one of them")
+    return all(marks)
