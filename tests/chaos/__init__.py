@@ -1,10 +1,11 @@
-"""A random walk over `inv build`, `push`, `deploy`, `bench` and `collect`, with faults drawn at random, checked by what
-must hold whatever befalls: no false success, nothing lost, one end for each trial, an exit code that is true, nothing
-left running, bounded time and memory. `python -m tests.chaos --seed 7 --minutes 30`
+"""Random commands under random faults, with checks that hold after every command: no false success, nothing lost, one
+status for each trial, a correct exit code, nothing left running, bounded time and memory.
+`python -m tests.chaos --seed 7 --minutes 30`
 
-__main__     the command line
-walk         one command at a time, disturbed or killed, and what holds for every command
-over_pods    deploy, bench, collect over a cluster's pods, and what holds for their runs
-over_vm      build and push over a build VM and its registry, and what holds for the image
-dice         faults of a cluster
+__main__        the command line
+scenario        one command at a time, under faults or killed, and the checks that hold for every command
+over_pods       deploy, bench, collect over a cluster's pods, and the checks of their runs
+over_training   train, resume, cancel, collect on this machine, with replaced data
+over_vm         build and push over a build VM and its registry, and the checks of the image
+fault_injector  faults of a cluster
 """

@@ -1,4 +1,4 @@
-"""python -m tests.chaos --seed S --minutes M [--over pods|vm]: one seed after the other until the time is over.
+"""python -m tests.chaos --seed S --minutes M [--over TARGET]: one seed after the other until the time is over.
 
 Needs root and the packages of the tests' cluster and build VM (`make system`). Each step is a line; the first broken
 invariant ends the run with exit 1, the seed and the command's output.
@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import over_pods, over_vm
+from tests.chaos import over_pods, over_training, over_vm
 from tests.chaos.scenario import finish, run_scenario
 
-TARGETS = {"pods": over_pods.running, "vm": over_vm.running}
-STEPS_PER_SEED = 12
+TARGETS = {"pods": over_pods.running, "training": over_training.running, "vm": over_vm.running}
 
 
-def until(deadline: float) -> Iterator[object]:
-    for step in range(STEPS_PER_SEED):
+def until(deadline: float, steps: int) -> Iterator[object]:
+    for step in range(steps):
         if time.monotonic() > deadline:
             return
         yield step
@@ -36,15 +35,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default: 1)")
     parser.add_argument("--minutes", type=float, default=10.0, help="time limit; started work is finished")
+    parser.add_argument("--steps", type=int, default=12, help="commands for each seed (default: 12)")
     parser.add_argument(
-        "--over", choices=sorted(TARGETS), default="pods", help="deploy, bench, collect; or build, push"
+        "--over", choices=sorted(TARGETS), default="pods", help="deploy, bench, collect; train; build, push"
     )
     arguments = parser.parse_args()
     seed, deadline = arguments.seed, time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, TARGETS[arguments.over](Path(folder)) as world:
         while time.monotonic() < deadline:
             log(f"seed {seed}")
-            run_scenario(world, random.Random(seed), go_on=until(deadline), log=log)
+            run_scenario(world, random.Random(seed), go_on=until(deadline, arguments.steps), log=log)
             finish(world, log=log)
             seed += 1
     return 0

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import random
+import shutil
 import subprocess
 import threading
 from collections import Counter
@@ -16,12 +17,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.chaos.scenario import CommandResult
-from tests.support.machines.build_vm import NAMESPACE, PASSWORD, PROXY, BuildVm, running_build_vm
+from tests.support.machines.build_vm import (
+    DOCKER,
+    EXCHANGES,
+    MODEL,
+    NAMESPACE,
+    OTHER_UID,
+    PASSWORD,
+    PROXY,
+    BuildVm,
+    running_build_vm,
+)
 from tests.support.machines.network import USER
 from tests.support.machines.registry_proxy import ALL_SWITCHES, RegistryProxy
 
 IMAGE = "qlora-fleet:tiny"
 PLANTED = "planted"  # a shared folder that another user created first
+GROUP_SHARE = "group share"  # another user's group may exchange what is in it
 METHODS, PATHS = (None, "GET", "HEAD", "POST", "PATCH", "PUT"), ("", "/manifests/", "/blobs/")
 
 
@@ -36,21 +48,38 @@ class BuildVmTarget:
         (self.precious / "thesis.tex").write_text("all of it")
         build_vm.chown_to_user(self.precious)
         build_vm.run_as_other_user(f"ln -s '{self.precious}' '{self.planted}/qlora-fleet'")
+        self.group_share = build_vm.create_shared_folder(GROUP_SHARE)
+        build_vm.vm.run("chown", f"root:{OTHER_UID}", str(self.group_share))
+        build_vm.vm.run("chmod", "2775", str(self.group_share))
+        self.exchange = build_vm.folder / "exchange.sh"  # run once as the engine's client starts the next build
+        self._client = build_vm.folder / "docker-exchange"
+        self._client.write_text(
+            "#!/bin/sh\n"
+            'for word in "$@"; do [ "$word" = build ] && build=1 && break; done\n'
+            f"[ -n \"$build\" ] && mv '{self.exchange}' '{self.exchange}.now' 2>/dev/null && sh '{self.exchange}.now'\n"
+            f'exec {DOCKER} "$@"\n'
+        )
+        self._client.chmod(0o755)
+        folder = Path(build_vm.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
+        self._model = folder if folder.exists() else build_vm.put_model()
+        self._flags = build_vm.model_flags(MODEL)
         self._edits = 0
         self._record = build_vm.project / "results" / "image.json"
         self._record.unlink(missing_ok=True)  # left by another test's push
 
     def next_command(self, chooser: random.Random) -> tuple[str, ...]:
-        if chooser.random() < 0.4:
+        if chooser.random() < 0.6:
             self._edits += 1
             self.build_vm.edit_bench(f"edit {self._edits}")
-        among = [("build",)] * 3 + [("push",)] * 3 + [("push", "--force")] * 2
-        return chooser.choice([*among, ("build", "--tmpdir", str(self.planted))])
+        among = [("build",)] * 6 + [("push",)] * 3 + [("push", "--force")] * 2
+        return chooser.choice(
+            [*among, *(("build", "--tmpdir", str(path)) for path in (self.planted, self.group_share))]
+        )
 
     def start(self, command: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
-        where = {"REGISTRY_IMAGE": f"{PROXY}/{NAMESPACE}/qlora-fleet:walk"}
+        where = {"REGISTRY_IMAGE": f"{PROXY}/{NAMESPACE}/qlora-fleet:walk", "IMAGE_CLIENT": str(self._client)}
         with out.open("w") as to, err.open("w") as complaints:
-            return self.build_vm.start_inv(*command, stdout=to, stderr=complaints, **where)
+            return self.build_vm.start_inv(*self._flags, *command, stdout=to, stderr=complaints, **where)
 
     @contextlib.contextmanager
     def injecting_faults(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
@@ -60,9 +89,10 @@ class BuildVmTarget:
     def check(self, done: CommandResult) -> None:
         assert (self.precious / "thesis.tex").read_text() == "all of it"
         assert [path.name for path in self.precious.iterdir()] == ["thesis.tex"]
-        assert done.code != 0 or PLANTED not in " ".join(done.command), "built in another user's folder"
+        assert done.code != 0 or "--tmpdir" not in done.command, "built in a folder that another user may change"
+        assert list(self.group_share.iterdir()) == [], "wrote into a folder that another user's group may change"
         if done.code == 0 and done.command[0] == "build":
-            assert self.build_vm.docker("image", "inspect", IMAGE, check=False).returncode == 0, "there is no image"
+            self._check_image()
         if self._record.exists():
             self._check_pushed(json.loads(self._record.read_text())["digest"].removeprefix("sha256:"))
         assert self._record.exists() or done.code != 0 or done.command[0] != "push", "pushed without a record"
@@ -74,6 +104,26 @@ class BuildVmTarget:
         assert self.build_vm.leftover_logins() == "", "a login is left"
         vm = self.build_vm.vm
         self.build_vm.wait_for(lambda: vm.run("pidof", "docker", check=False).returncode != 0, "no client left running")
+
+    def _check_image(self) -> None:
+        """Check that the image has the project's code and the model's files, byte for byte."""
+        copy = self.build_vm.folder / "image content"
+        container = self.build_vm.docker("create", IMAGE).stdout.strip()
+        for source, name in (("/opt/qlora-fleet/.", "code"), ("/models/.", "models")):
+            (copy / name).mkdir(parents=True)
+            self.build_vm.docker("cp", f"{container}:{source}", str(copy / name))
+        self.build_vm.docker("rm", container)
+        code, models = _read_tree(copy / "code"), _read_tree(copy / "models")
+        shutil.rmtree(copy)
+        project = self.build_vm.project
+        sent = {f"bench/{name}": content for name, content in _read_tree(project / "bench").items()}
+        sent = {name: content for name, content in sent.items() if not name.endswith(".md")}  # documents are not sent
+        sent["selfcheck.py"] = (project / "image" / "selfcheck.py").read_bytes()
+        received = {name: content for name, content in code.items() if not name.startswith("locks/")}
+        differing = [name for name in sorted(sent.keys() | received) if sent.get(name) != received.get(name)]
+        assert not differing, f"the image has other code than the project: {differing}"
+        for name, content in _read_tree(self._model).items():
+            assert name == "manifest.json" or content in models.values(), f"the image has other weights: {name}"
 
     def _check_pushed(self, digest: str) -> None:
         """Check that the image of image.json is on the registry's disk, byte for byte."""
@@ -89,17 +139,27 @@ class BuildVmTarget:
             content(part["digest"].removeprefix("sha256:"))
 
 
+def _read_tree(folder: Path) -> dict[str, bytes]:
+    """Read every file below the folder, except Python's caches."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 class _FaultInjector:
     """Thread that injects `count` faults, or until it is stopped, then repairs all of them."""
 
     def __init__(self, world: BuildVmTarget, chooser: random.Random, count: int) -> None:
         self._vm, self._proxy, self._chooser, self._left = world.build_vm, world.proxy, chooser, count
+        self._script = world.exchange
         self.injected: Counter[str] = Counter()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._inject, daemon=True)
         self.failure: BaseException | None = None
 
     def __enter__(self) -> _FaultInjector:
+        if self._chooser.random() < 0.4:  # before a build of two seconds, which later faults would miss
+            self.injected["_exchange"] += 1
+            self._exchange()
         self._thread.start()
         return self
 
@@ -111,6 +171,7 @@ class _FaultInjector:
 
     def _inject(self) -> None:
         throws = [*[self._answers] * 4, self._cable, self._engine, self._registry, self._jobs, self._password]
+        throws += [self._exchange] * 2
         try:
             while self._left and not self._stop.wait(self._chooser.uniform(0.3, 4.0)):
                 self._left -= 1
@@ -125,6 +186,7 @@ class _FaultInjector:
             self._repair()
 
     def _repair(self) -> None:
+        self._script.unlink(missing_ok=True)
         self._proxy.disarm()
         self._proxy.release()
         self._proxy.allow_stalls()
@@ -151,6 +213,15 @@ class _FaultInjector:
         self._vm.kill_registry()
         self._for_a_while()
         self._vm.repair()
+
+    def _exchange(self) -> None:
+        """Exchange files of the context or a byte of the weights: now, or as the engine's client starts."""
+        context = f"{self._vm.tmpdir}/qlora-fleet/context"
+        script = self._chooser.choice(list(EXCHANGES.values())).format(context=context)
+        if self._chooser.random() < 0.3:
+            self._vm.vm.run("sh", "-c", script, user=USER, check=False)
+        else:
+            self._script.write_text(script)
 
     def _jobs(self) -> None:
         """Kill our programs on the VM: the engine's client, or the job that called it."""

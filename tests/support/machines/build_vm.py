@@ -46,6 +46,21 @@ DATA_ROOT = "/mnt/docker"  # the VM's /mnt is in memory: the engine's data need 
 TIMEOUT_SEC = 120.0
 INV_TIMEOUT_SEC = 280.0
 GROUP = 4712
+# Shell scripts that change the context as the engine's client starts, after every check of ours.
+EXCHANGES = {
+    "a file of ours": "printf '# mallory' >> {context}/bench/machine/gpu_specs.py",
+    "a file of ours, with its size and time": (
+        "f={context}/bench/machine/gpu_specs.py; touch -r $f {context}/../time; "
+        "sed s/#/@/ $f > {context}/../other; cat {context}/../other > $f; touch -r {context}/../time $f"
+    ),
+    "one more file": "touch {context}/bench/mallory.py",
+    "one more archive": "touch {context}/models/07.tar",
+    "the folder": "rm -rf {context}.ours; mv {context} {context}.ours; cp -a {context}.ours {context}; "
+    "echo '# mallory' >> {context}/image/selfcheck.py",
+    "the Dockerfile": "rm -rf {context}.ours; mv {context} {context}.ours; cp -a {context}.ours {context}; "
+    "echo 'RUN touch /workspace/mallory' >> {context}/image/Dockerfile",
+    "a byte of the weights": ("printf x | dd of={context}/models/00.tar bs=1 seek=5000 conv=notrunc status=none"),
+}
 
 
 class BuildVm:

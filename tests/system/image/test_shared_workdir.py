@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines.build_vm import MODEL, OTHER_UID, OTHER_USER, BuildVm
+from tests.support.machines.build_vm import EXCHANGES, MODEL, OTHER_UID, OTHER_USER, BuildVm
 
 pytestmark = pytest.mark.timeout(600)
 PLANTED = {
@@ -54,23 +54,6 @@ def test_a_share_that_a_group_may_write_to_is_refused_before_anything_is_read_or
             assert "run on the VM: sudo ch" in refused
         assert not (share / "qlora-fleet").exists()
     assert build_vm.job_folders() == jobs
-
-
-# What changes as the engine's client starts, after every check of ours.
-EXCHANGES = {
-    "a file of ours": "printf '# mallory' >> {context}/bench/machine/gpu_specs.py",
-    "a file of ours, with its size and time": (
-        "f={context}/bench/machine/gpu_specs.py; touch -r $f {context}/../time; "
-        "sed s/#/@/ $f > {context}/../other; cat {context}/../other > $f; touch -r {context}/../time $f"
-    ),
-    "one more file": "touch {context}/bench/mallory.py",
-    "one more archive": "touch {context}/models/07.tar",
-    "the folder": "mv {context} {context}.ours; cp -a {context}.ours {context}; echo '# mallory' >> "
-    "{context}/image/selfcheck.py",
-    "the Dockerfile": "mv {context} {context}.ours; cp -a {context}.ours {context}; "
-    "echo 'RUN touch /workspace/mallory' >> {context}/image/Dockerfile",
-    "a byte of the weights": ("printf x | dd of={context}/models/00.tar bs=1 seek=5000 conv=notrunc status=none"),
-}
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
