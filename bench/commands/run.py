@@ -15,6 +15,7 @@ from bench.data.inputs import InputError, InputRejected, Inputs
 from bench.data.model_folder import read_config
 from bench.data.trial_inputs import check_trial
 from bench.harness import termination
+from bench.harness.progress import Log, ProgressFile
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import Stopped, StopSignals
 from bench.machine import fingerprint, isolation, telemetry
@@ -23,6 +24,7 @@ from bench.records import Trial, TrialError
 from bench.records.checksummed import ResultError
 from bench.records.paths import EXIT_NOT_WRITTEN, RESULT_FILE
 from bench.records.result import TrialResult
+from bench.records.run import Progress
 from bench.records.status import TrialStatus
 from bench.records.trial import RANKED
 from bench.workloads.distributed.multi_node import NodeList
@@ -56,9 +58,12 @@ def run(request: Request) -> int:
                 workload = importlib.import_module(WORKLOAD_MODULES[trial.kind])
                 return workload.follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
         check_not_finished(request.out)
+        prepare_folder(request.out)
+        # Reading the data takes minutes; without progress the operator's display would stay silent.
+        reading = Progress(phase="check", step=0, steps=0, elapsed_sec=round(clock.elapsed(), 3))
+        ProgressFile(request.out, Log(clock.elapsed))(reading)
         inputs = _check(trial)
         environment = isolation.check_gpus(trial, strict=request.strict)
-        prepare_folder(request.out)
         record = Record(request, trial, clock)
         record.fingerprint.update(environment.facts)
         record.flags += environment.flags

@@ -52,8 +52,9 @@ class RunRecord(Checksummed):
 class Progress:
     """Progress of a running trial (progress.json), for display only.
 
-    `phase` is one of a result's `phases`, or write; `step` of `steps` optimizer steps are finished, including warm-up
-    (measurements if there are no steps); `elapsed_sec` counts from the start of the process.
+    `phase` is one of a result's `phases`, or check (of the inputs, before all others) or write; `step` of `steps`
+    optimizer steps are finished, including warm-up (measurements if there are no steps); `elapsed_sec` counts from the
+    start of the process.
 
     The last four belong to a fine-tuning: held-out loss per target token, tokens per second over all ranks without
     padding, the step of the newest checkpoint, and the number of restarts.

@@ -1,8 +1,9 @@
 """Queries to all workers before a run, with retries, and their errors translated to exit codes."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from threading import Event, Lock
 from time import monotonic
 from typing import TypeVar
@@ -13,6 +14,7 @@ from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.settings.load import Settings
 
 T = TypeVar("T")
+FIRST_LINE_SEC, LINE_INTERVAL_SEC = 10.0, 60.0
 _MIN_PAUSE_SEC, _MAX_PAUSE_SEC = 0.5, 5.0
 
 
@@ -27,18 +29,36 @@ def translate_host_errors() -> Iterator[None]:
         raise RetryableError(f"{error}; check that the workers are up, then rerun the command") from error
 
 
-def query_all(settings: Settings, hosts: Sequence[Host], query: Callable[[Host], T]) -> list[T]:
+def query_all(
+    settings: Settings, hosts: Sequence[Host], query: Callable[[Host], T], *, activity: str = "an answer"
+) -> list[T]:
     """Call `query` for all hosts at once; return the results in their order.
 
     Like in a running bench, a host that does not answer is queried again until fleet.lost_after_sec have passed, with
-    one printed line. Errors of a host become task errors (`translate_host_errors`).
+    one printed line. While hosts work, a line a minute says so and names the `activity` that is waited for. Errors of a
+    host become task errors (`translate_host_errors`).
     """
     policy = _RetryPolicy(settings.fleet.lost_after_sec)
     with translate_host_errors(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        futures = {pool.submit(policy.retry, partial(query, host)): host.name for host in hosts}
         try:
-            return list(pool.map(lambda host: policy.retry(lambda: query(host)), hosts))
+            _print_waiting(futures, activity)
+            return [future.result() for future in futures]
         finally:
             policy.stopped.set()  # after the first error there are no more retries
+
+
+def _print_waiting(futures: Mapping[Future[T], str], activity: str) -> None:
+    """Wait until all are done or one has failed; print a line after ten seconds and then each minute."""
+    started, pause_sec = monotonic(), FIRST_LINE_SEC
+    while True:
+        done, waiting = wait(futures, timeout=pause_sec, return_when=FIRST_EXCEPTION)
+        if not waiting or any(future.exception() is not None for future in done):
+            return
+        first = next(name for future, name in futures.items() if future in waiting)
+        names = first if len(waiting) == 1 else f"{first} and {len(waiting) - 1} more of {len(futures)} workers"
+        print(escape_controls(f"waiting for {names}: {activity} ({monotonic() - started:.0f} s)"), flush=True)
+        pause_sec = LINE_INTERVAL_SEC
 
 
 class _RetryPolicy:

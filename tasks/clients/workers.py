@@ -30,6 +30,7 @@ from tasks.settings.load import Settings
 _WORKER_NAME = re.compile(r"worker-[0-9]{1,4}")  # fleet.size is at most 1024
 _SAMPLE_TIMEOUT_SEC = 15.0
 _ADAPTER_TIMEOUT_SEC = 14_400.0
+_CHECK = "check of model and data"
 _INSPECT_TIMEOUT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 
@@ -219,7 +220,7 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
                 raise
             return _run_for_json(host, _bench_command(settings, host, *arguments))  # the bench of an older image
 
-    first, *others = query_all(settings, hosts, inspect_host)
+    first, *others = query_all(settings, hosts, inspect_host, activity=_CHECK)
     for host, inputs in zip(hosts[1:], others, strict=True):
         for name in ("model", "data"):
             if inputs[name]["sha256"] != first[name]["sha256"]:
@@ -233,7 +234,8 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
 def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
     """Return `python -m bench survey`'s report on the host's GPU, the data and the trials. Raises like `inspect`."""
     command = _bench_command(settings, host, "survey", *_input_flags(settings), "--trials", "-")
-    return query_all(settings, [host], lambda host: _run_for_json(host, command, _trials_json(trials)))[0]
+    query = lambda host: _run_for_json(host, command, _trials_json(trials))  # noqa: E731
+    return query_all(settings, [host], query, activity=_CHECK)[0]
 
 
 def forecast(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
@@ -243,7 +245,7 @@ def forecast(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Ma
         command = _bench_command(settings, host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
         return _run_for_json(host, command, trial.to_text().encode())
 
-    return query_all(settings, hosts, forecast_on)
+    return query_all(settings, hosts, forecast_on, activity=_CHECK)
 
 
 def run_adapter_command(

@@ -1,0 +1,42 @@
+"""Queries to several workers: a line while they take long, and none otherwise."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.clients import worker_queries
+from tasks.errors import escape_controls
+
+SETTINGS: Any = SimpleNamespace(fleet=SimpleNamespace(lost_after_sec=1.0))
+HOSTS: Any = [SimpleNamespace(name=f"worker-{index}") for index in range(3)]
+
+
+def test_a_long_query_prints_whom_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker_queries, "FIRST_LINE_SEC", 0.0)
+    may_end = threading.Event()
+
+    def end_after_first_line(text: str) -> str:
+        may_end.set()
+        return escape_controls(text)
+
+    monkeypatch.setattr(worker_queries, "escape_controls", end_after_first_line)
+
+    def query(host: Any) -> str:
+        if host is not HOSTS[0]:
+            assert may_end.wait(30)
+        return str(host.name)
+
+    names = worker_queries.query_all(SETTINGS, HOSTS, query, activity="check of model and data")
+    assert names == [host.name for host in HOSTS]
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("waiting for worker-")
+    assert "check of model and data" in line
+
+
+def test_a_short_query_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert worker_queries.query_all(SETTINGS, HOSTS, lambda host: host.name) == [host.name for host in HOSTS]
+    assert capsys.readouterr().out == ""
