@@ -43,7 +43,7 @@ OWN_MACHINES = (f"{BUILD_VM_TESTS}test_model_fetch.py", f"{BUILD_VM_TESTS}test_i
 # These import the training stack: 2.8 s of processor time in each worker that runs one of them.
 STACK = "tests/unit/bench/"
 STACK_FOLDERS = tuple(
-    f"{STACK}{folder}/" for folder in ("adapter", "kernels", "workloads/finetune", "predict", "qlora")
+    f"{STACK}{folder}/" for folder in ("adapter", "architectures", "kernels", "workloads/finetune", "predict", "qlora")
 )
 # The longest tests run first.
 FOLDER_ORDER = (

@@ -24,8 +24,9 @@ from bench import torch_stack
 from bench.adapter import generation, lora
 from bench.adapter.base_check import check_base
 from bench.adapter.merge import shapes_of
+from bench.architectures import find
 from bench.data.inputs import InputError
-from bench.data.model_folder import check_model
+from bench.data.model_folder import check_model, read_config
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
 from bench.machine import fingerprint
@@ -173,7 +174,8 @@ class Checker:
 
     def _measure_merged(self, base: str) -> tuple[list[float], list[generation.GeneratedAnswer]]:
         model = self._load_plain(Path(self.trial.model))
-        merged = lora.MergedWeights(modules=self.modules, lora=self.lora, base=base)
+        architecture = find(read_config(Path(self.trial.model)))
+        merged = lora.MergedWeights(modules=self.modules, architecture=architecture, lora=self.lora, base=base)
         missing = set(self.lora.pairs)
         with self.modules.torch.no_grad():
             for name, weight in model.named_parameters():

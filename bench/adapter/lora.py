@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from bench import torch_stack
+from bench.architectures.architecture import Architecture
 from bench.data.inputs import InputError
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep, load_base
@@ -35,8 +36,6 @@ UNSUPPORTED_KEYS = (
     "fan_in_fan_out",
     "layers_to_transform",
 )
-# NF4 quantizes the layers, not the embeddings and the head.
-QUANTIZED_WEIGHT = re.compile(r"model\.layers\.\d+\..+_proj\.weight")
 _MATRIX_NAME = re.compile(r"base_model\.model\.(?P<weight>.+)\.lora_(?P<part>[AB])\.weight")
 
 
@@ -104,6 +103,7 @@ class MergedWeights:
     """Merge of single weights into bf16. `base` is "bf16", or "nf4" for the base as it was trained on."""
 
     modules: torch_stack.Stack
+    architecture: Architecture
     lora: Lora
     base: str
 
@@ -111,7 +111,7 @@ class MergedWeights:
         """Merge one weight. Raises InputError if the result is not finite."""
         torch = self.modules.torch
         wide = weight.to(torch.bfloat16).float()  # as the base was loaded for training
-        if self.base == "nf4" and QUANTIZED_WEIGHT.fullmatch(name):
+        if self.base == "nf4" and self.architecture.is_linear_weight(name):
             wide = round_trip_nf4(self.modules, wide)
         merged = self.lora.apply(name, wide).to(torch.bfloat16)
         if not bool(torch.isfinite(merged).all()):

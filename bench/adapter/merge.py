@@ -22,6 +22,7 @@ from safetensors import safe_open
 from bench import torch_stack
 from bench.adapter import lora, safetensors_writer
 from bench.adapter.base_check import check_base
+from bench.architectures import find
 from bench.data.inputs import InputError
 from bench.data.model_folder import INDEX, check_model, read_config, weight_files
 from bench.data.safetensors_header import read_shapes
@@ -161,7 +162,8 @@ def _write_shards(
 ) -> None:
     modules = torch_stack.load()
     device = "cuda" if modules.torch.cuda.is_available() else "cpu"
-    merged = lora.MergedWeights(modules=modules, lora=adapter_weights, base=base)
+    architecture = find(read_config(model))
+    merged = lora.MergedWeights(modules=modules, architecture=architecture, lora=adapter_weights, base=base)
     for number, (name, shapes) in enumerate(shards.items(), 1):
         if name in done:
             log(f"shard {number} of {len(shards)}: {name} already exists, verified")

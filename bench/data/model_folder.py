@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.architectures.architecture import BLOCKS, Architecture, ConfigError, Geometry, find
 from bench.data.inputs import InputError, ModelFacts
 from bench.data.safetensors_header import WeightsError, read_shapes
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from bench.records.schema import type_name
 
-ARCHITECTURES = ("llama", "mistral")
 # Formats that can run code when they are read: rejected anywhere in the folder.
 PICKLE_SUFFIXES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
 TOKENIZER_FILES = (
@@ -34,8 +34,13 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Hashing this much takes 0.1 s; for larger files the sum in SHA256SUMS is trusted and the size is checked.
 ALWAYS_HASHED_BYTES = 64 << 20
 Shapes = dict[str, tuple[int, ...]]  # by tensor name
-MAX_COUNT = 1 << 31  # largest accepted count in config.json
-_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
+_LAYER = re.compile(rf"{re.escape(BLOCKS)}\.(\d{{1,6}})\.")
+SIZE_KEYS = {
+    "hidden": "hidden_size",
+    "inner": "intermediate_size",
+    "query": "num_attention_heads, head_dim",
+    "key": "num_key_value_heads, head_dim",
+}  # the keys of config.json that determine a size
 
 
 def check_model(folder: Path) -> ModelFacts:
@@ -49,11 +54,11 @@ def check_model(folder: Path) -> ModelFacts:
                     f"{path}: a pickle file, which can run code when it is read; remove it, only safetensors are used"
                 )
         config = read_config(folder)
-        _check_architecture(folder / "config.json", config)
+        architecture, geometry = _check_architecture(folder / "config.json", config)
         files = dict(_read_weights(folder))
         shapes = {name: shape for file_shapes in files.values() for name, shape in file_shapes.items()}
-        _check_shapes(folder, config, shapes)
-        _check_tokenizer(folder, _get_count(folder / "config.json", config, "vocab_size"))
+        _check_shapes(folder, architecture, geometry, shapes)
+        _check_tokenizer(folder, geometry.vocabulary)
         names = ["config.json", *files, *(name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())]
         return ModelFacts(
             path=str(folder),
@@ -61,8 +66,8 @@ def check_model(folder: Path) -> ModelFacts:
             parameters=sum(math.prod(shape) for file_shapes in files.values() for shape in file_shapes.values()),
             bytes=sum((folder / name).stat().st_size for name in set(names)),
             files=len(set(names)),
-            max_position_embeddings=_get_count(folder / "config.json", config, "max_position_embeddings"),
-            layers=tuple(sorted({name.split(".")[-2] for name in shapes if name.endswith("_proj.weight")})),
+            max_position_embeddings=geometry.positions,
+            layers=tuple(sorted(layer.name for layer in architecture.linear_layers)),
         )
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
@@ -92,31 +97,17 @@ def _read_object(path: Path) -> dict[str, Any]:
     return document
 
 
-def _get_count(path: Path, config: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if type(value) is not int or not 1 <= value <= MAX_COUNT:
-        actual = value if type(value) is int else type_name(value)
-        raise InputError(f"{path}: {key}: expected a whole number above 0, found {actual}"[:200])
-    return value
-
-
-def _check_architecture(path: Path, config: dict[str, Any]) -> None:
-    model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
-        raise InputError(f"{path}: model_type: expected one of {', '.join(ARCHITECTURES)}, found {model_type!r}")
+def _check_architecture(path: Path, config: dict[str, Any]) -> tuple[Architecture, Geometry]:
     if config.get("quantization_config") is not None:
         raise InputError(
             f"{path}: quantization_config: the weights are quantized already, but a trial quantizes them itself; "
             "name the folder of the 16-bit original"
         )
-    hidden, heads = _get_count(path, config, "hidden_size"), _get_count(path, config, "num_attention_heads")
-    if config.get("head_dim") is None and hidden % heads:
-        raise InputError(f"{path}: hidden_size: {hidden} is not divisible by {heads} num_attention_heads")
-    key_heads = _get_count(path, config, "num_key_value_heads", heads)
-    if heads % key_heads:
-        raise InputError(f"{path}: num_key_value_heads: {key_heads} does not divide {heads} num_attention_heads")
+    try:
+        architecture = find(config)
+        return architecture, architecture.geometry(config)
+    except ConfigError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def _read_weights(folder: Path) -> Iterator[tuple[str, Shapes]]:
@@ -146,12 +137,11 @@ def _read_weights(folder: Path) -> Iterator[tuple[str, Shapes]]:
         yield name, shapes
 
 
-def _check_shapes(folder: Path, config: dict[str, Any], shapes: Shapes) -> None:
+def _check_shapes(folder: Path, architecture: Architecture, geometry: Geometry, shapes: Shapes) -> None:
     config_file = folder / "config.json"
-    depth = _get_count(config_file, config, "num_hidden_layers")
     deepest = max((int(match[1]) for name in shapes if (match := _LAYER.match(name))), default=0)
     # At most one layer more than exist: the first missing one is enough, and config.json may name a billion.
-    for name, (expected, keys) in _expected_shapes(config_file, config, min(depth, deepest + 2)).items():
+    for name, expected, keys in _expected_shapes(architecture, geometry, min(geometry.layers, deepest + 2)):
         actual = shapes.get(name)
         if actual is None:
             raise InputError(f"{folder}: {name}: missing in the weights, but required by config.json ({keys})")
@@ -159,34 +149,23 @@ def _check_shapes(folder: Path, config: dict[str, Any], shapes: Shapes) -> None:
             raise InputError(
                 f"{config_file}: {keys}: expected {name} of shape {list(expected)}, the weights have {list(actual)}"
             )
-    if deepest >= depth:
-        raise InputError(f"{config_file}: num_hidden_layers: {depth}, but the weights have {deepest + 1}")
+    if deepest >= geometry.layers:
+        raise InputError(f"{config_file}: num_hidden_layers: {geometry.layers}, but the weights have {deepest + 1}")
 
 
-def _expected_shapes(path: Path, config: dict[str, Any], depth: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    hidden, vocabulary = _get_count(path, config, "hidden_size"), _get_count(path, config, "vocab_size")
-    inner, heads = _get_count(path, config, "intermediate_size"), _get_count(path, config, "num_attention_heads")
-    head_dim = _get_count(path, config, "head_dim", hidden // heads)
-    query = heads * head_dim
-    key = _get_count(path, config, "num_key_value_heads", heads) * head_dim
-    expected: dict[str, tuple[tuple[int, ...], str]] = {
-        "model.embed_tokens.weight": ((vocabulary, hidden), "vocab_size, hidden_size")
-    }
-    if not config.get("tie_word_embeddings", False):
-        expected["lm_head.weight"] = ((vocabulary, hidden), "vocab_size, hidden_size")
-    layer: dict[str, tuple[tuple[int, ...], str]] = {
-        "self_attn.q_proj": ((query, hidden), "num_attention_heads, head_dim, hidden_size"),
-        "self_attn.k_proj": ((key, hidden), "num_key_value_heads, head_dim, hidden_size"),
-        "self_attn.v_proj": ((key, hidden), "num_key_value_heads, head_dim, hidden_size"),
-        "self_attn.o_proj": ((hidden, query), "hidden_size, num_attention_heads, head_dim"),
-        "mlp.gate_proj": ((inner, hidden), "intermediate_size, hidden_size"),
-        "mlp.up_proj": ((inner, hidden), "intermediate_size, hidden_size"),
-        "mlp.down_proj": ((hidden, inner), "hidden_size, intermediate_size"),
-    }
+def _expected_shapes(
+    architecture: Architecture, geometry: Geometry, depth: int
+) -> Iterator[tuple[str, tuple[int, int], str]]:
+    """Yield each matrix of a model of `depth` layers: its name, its shape and the keys that determine it."""
+    table = geometry.vocabulary, geometry.hidden
+    yield "model.embed_tokens.weight", table, "vocab_size, hidden_size"
+    if not geometry.is_tied:
+        yield "lm_head.weight", table, "vocab_size, hidden_size"
     for index in range(depth):
-        for name, (shape, keys) in layer.items():
-            expected[f"model.layers.{index}.{name}.weight"] = (shape, f"num_hidden_layers, {keys}")
-    return expected
+        for layer in architecture.linear_layers:
+            columns, rows = layer.shape(geometry)
+            keys = ", ".join(SIZE_KEYS[size] for size in dict.fromkeys((*layer.outputs, layer.input)))
+            yield f"{BLOCKS}.{index}.{layer.path}.weight", (rows, columns), f"num_hidden_layers, {keys}"
 
 
 def _check_tokenizer(folder: Path, vocabulary: int) -> None:

@@ -8,13 +8,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from bench.architectures import Feature, find
 from bench.records import Trial
 
-ARCHITECTURES = ("llama", "mistral")
+FEATURES = frozenset({Feature.SCALED_ROTATION, Feature.SLIDING_WINDOW, Feature.TIED_HEAD})
 MIN_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
 MAX_HEAD_WIDTH = 256  # FlashAttention 2's limit
 NF4_BLOCK = 64  # numbers with a common scale
-BIASED = {"attention_bias": "self_attn.q_proj", "mlp_bias": "mlp.gate_proj"}  # the first linear with such a bias
 
 
 def unsupported_reason(config: Mapping[str, Any], trial: Trial, capability: tuple[int, int] | None) -> str | None:
@@ -22,10 +22,8 @@ def unsupported_reason(config: Mapping[str, Any], trial: Trial, capability: tupl
 
     `capability` is the GPU's compute capability, None without a GPU.
     """
-    biased = next((name for key, name in BIASED.items() if config.get(key)), None)
     return (
         unsupported_model(config)
-        or (None if biased is None else f"a bias on model.layers.0.{biased}")
         or (None if capability is None else unsupported_capability(capability))
         or unsupported_precision(trial)
         or _unsupported_widths(config)
@@ -33,18 +31,12 @@ def unsupported_reason(config: Mapping[str, Any], trial: Trial, capability: tupl
 
 
 def unsupported_model(config: Mapping[str, Any]) -> str | None:
-    """Return the first reason in a model's config; None if `fast` supports it."""
-    if config.get("model_type") not in ARCHITECTURES:
-        return f"architecture {config.get('model_type')}, not {' or '.join(ARCHITECTURES)}"
-    activation, dropout = config.get("hidden_act") or "silu", config.get("attention_dropout")
-    if activation != "silu":
-        return f"activation {activation}, not silu"
-    if dropout:
-        return f"dropout of {dropout} inside attention"
-    heads, width = config["num_attention_heads"], _head_width(config)
-    key_heads = config.get("num_key_value_heads") or heads
-    if heads % key_heads:
-        return f"{heads} query heads, not a multiple of {key_heads} key heads"
+    """Return the first reason in a checked model's config; None if `fast` supports it."""
+    architecture = find(config)
+    for feature, description in architecture.features(config).items():
+        if feature not in FEATURES:
+            return description
+    width = architecture.geometry(config).head_width
     if width % 8 or width > MAX_HEAD_WIDTH:
         return f"heads {width} wide, not a multiple of 8 up to {MAX_HEAD_WIDTH}"
     return None
@@ -63,19 +55,10 @@ def unsupported_precision(trial: Trial) -> str | None:
 
 
 def _unsupported_widths(config: Mapping[str, Any]) -> str | None:
-    widths = {
-        "q_proj": config["hidden_size"],
-        "o_proj": config["num_attention_heads"] * _head_width(config),
-        "down_proj": config["intermediate_size"],
-    }
-    for name, width in widths.items():
+    for name, (width, _) in find(config).shapes(config).items():
         if width % NF4_BLOCK:
             return f"{name} takes {width} numbers, not a multiple of {NF4_BLOCK}"
     return None
-
-
-def _head_width(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def as_stock(trial: Trial) -> Trial:

@@ -8,13 +8,14 @@ the gradient passes through them to the adapters below, but their weights get no
 Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
 usual: together they are far below a percent at these sizes. An embedding lookup costs no FLOP.
 
-Covered: the Llama and Mistral architectures, which is what `bench.data.model_folder` accepts.
+Covered: the registered architectures (`bench.architectures`), which is what `bench.data.model_folder` accepts.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.architectures import find
 from bench.records import Trial
 
 
@@ -32,39 +33,26 @@ class TokenFlops:
         return self.forward + self.backward
 
 
-def linear_layers(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """List the linear layers of one decoder block by name: (input features, output features)."""
-    hidden, inner, head = config["hidden_size"], config["intermediate_size"], _head_dim(config)
-    query = config["num_attention_heads"] * head
-    key = (config.get("num_key_value_heads") or config["num_attention_heads"]) * head
-    return {
-        "q_proj": (hidden, query),
-        "k_proj": (hidden, key),
-        "v_proj": (hidden, key),
-        "o_proj": (query, hidden),
-        "gate_proj": (hidden, inner),
-        "up_proj": (hidden, inner),
-        "down_proj": (inner, hidden),
-    }
-
-
 def block_weights(config: Mapping[str, Any]) -> int:
     """Count the weights in the linear layers of all blocks, which NF4 quantizes."""
-    per_block = sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
-    return int(config["num_hidden_layers"] * per_block)
+    architecture = find(config)
+    per_block = sum(inputs * outputs for inputs, outputs in architecture.shapes(config).values())
+    return architecture.geometry(config).layers * per_block
 
 
 def head_weights(config: Mapping[str, Any]) -> int:
     """Count the weights of lm_head, also if it is tied to the embeddings: it is computed either way."""
-    return int(config["hidden_size"] * config["vocab_size"])
+    geometry = find(config).geometry(config)
+    return geometry.hidden * geometry.vocabulary
 
 
 def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]) -> int:
     """Count the weights of LoRA's A (in x rank) and B (rank x out) on every target (Hu et al. 2021, section 4.1)."""
-    layers = linear_layers(config)
-    per_block = sum(rank * sum(layers[name]) for name in set(targets) if name in layers)
-    on_head = rank * (config["hidden_size"] + config["vocab_size"]) if "lm_head" in targets else 0
-    return int(config["num_hidden_layers"] * per_block + on_head)
+    architecture = find(config)
+    geometry, shapes = architecture.geometry(config), architecture.shapes(config)
+    per_block = sum(rank * sum(shapes[name]) for name in set(targets) if name in shapes)
+    on_head = rank * (geometry.hidden + geometry.vocabulary) if "lm_head" in targets else 0
+    return geometry.layers * per_block + on_head
 
 
 def attention_forward(config: Mapping[str, Any], sequence: int) -> int:
@@ -75,9 +63,8 @@ def attention_forward(config: Mapping[str, Any], sequence: int) -> int:
     Every query counts against all positions, the half above the diagonal included: the convention of PaLM's 12 L H Q T
     for forward and backward (Chowdhery et al. 2022, appendix B), and the work of a kernel with a padding mask.
     """
-    window = config.get("sliding_window")
-    attended = min(sequence, window) if window else sequence
-    return int(4 * config["num_hidden_layers"] * config["num_attention_heads"] * _head_dim(config) * attended)
+    geometry = find(config).geometry(config)
+    return 4 * geometry.layers * geometry.query * min(sequence, geometry.window or sequence)
 
 
 def per_token(
@@ -127,7 +114,3 @@ def mfu_percent(flop_per_token: float, tokens_per_sec: float, matmul_tflops: flo
     The peak is the matrix-product rate measured on the same device in the same run, not the data sheet's.
     """
     return 100.0 * flop_per_token * tokens_per_sec / (matmul_tflops * 1e12)
-
-
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])

@@ -19,8 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.architectures import find
+from bench.architectures.architecture import ATTENTION_PRODUCTS, Architecture, LinearLayer
 from bench.predict import flops
-from bench.records import ATTENTION_PROJECTIONS, Trial
+from bench.records import Trial
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a code, its block's 8-bit scale, and the 32-bit scale of those scales
 OPTIMIZER_BYTES = {"adamw_torch": 8.0, "paged_adamw_8bit": 2.0}  # optimizer state per trained parameter
@@ -136,11 +138,6 @@ RECIPES: dict[str, RecipeMemory] = {
 }
 GRADIENT_BYTES = 4.0
 MASK_BYTES = 3.0  # per pair of positions in a row of varlen: a boolean mask, and one in 16 bit
-SHARED_INPUTS = {
-    "k_proj": "q_proj",
-    "v_proj": "q_proj",
-    "up_proj": "gate_proj",
-}  # layer to the layer with the same input
 INPUTS_IN_TRANSIT = 2  # layer inputs on the device at the peak, with offload_checkpoints; none in 8 bits
 
 
@@ -149,8 +146,9 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
 
     `captured`: `fast` runs its steps as CUDA graphs, which add gradients to those of the step's other micro-batches.
     """
-    recipe, model = RECIPES[trial.recipe], model_widths(config)
-    layers, positions = int(config["num_hidden_layers"]), trial.micro_batch_size * trial.max_seq_len
+    architecture = find(config)
+    recipe, model, layers = RECIPES[trial.recipe], model_widths(config), architecture.geometry(config).layers
+    positions = trial.micro_batch_size * trial.max_seq_len
     recomputed = -(-layers // trial.checkpoint_every) if trial.gradient_checkpointing else 0
     checkpoint = recipe.checkpoint.bytes_per_token(model)
     attention_inputs, other_inputs = _adapter_input_bytes(config, trial, recipe)
@@ -167,12 +165,12 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
         recomputed_bytes -= 0.0 if trial.offload_checkpoints else checkpoint
     phases = recipe.phases_recomputed if recomputed == layers else recipe.phases_saved
     if is_blockwise:
-        only_attention = set(trial.lora_targets) <= {*ATTENTION_PROJECTIONS}
+        only_attention = not _targets(architecture, trial, ("gate_up", "down"))
         is_offloaded = trial.offload_checkpoints and recomputed == layers
         phases = _FAST_INT8_OFFLOADED if is_offloaded and only_attention else _FAST_INT8
     if trial.recipe == "fast" and trial.offload_checkpoints:
         phases += (_FAST_HEAD,)
-    largest = 2 * max(inputs * outputs for inputs, outputs in flops.linear_layers(config).values())
+    largest = 2 * _largest_weight(architecture, config, joins=trial.recipe == "fast")
     phase_bytes = max(
         positions
         * (phase.per_token.bytes_per_token(model) + (recomputed_bytes if phase.with_recomputed_layer else 0.0))
@@ -183,7 +181,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     )
     if trial.layout == "varlen" and trial.recipe != "fast":
         phase_bytes += MASK_BYTES * positions**2
-    if recomputed == layers and trial.recipe == "fast" and "down_proj" in trial.lora_targets:
+    if recomputed == layers and trial.recipe == "fast" and _targets(architecture, trial, ("down",)):
         # An adapter on the last product needs its input, so that product is recomputed too.
         phase_bytes += largest + positions * 2 * model["hidden"]
     gradients = flops.adapter_weights(config, trial.lora_rank, trial.lora_targets) if recipe.has_gradients else 0
@@ -192,23 +190,31 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     return round(constant + positions * saved + phase_bytes)
 
 
+def _largest_weight(architecture: Architecture, config: Mapping[str, Any], *, joins: bool) -> int:
+    """Count the weights of the largest linear layer; of its largest output if the recipe `joins` layers itself."""
+    geometry, combine = architecture.geometry(config), max if joins else sum
+    return max(
+        layer.shape(geometry)[0] * combine(int(getattr(geometry, name)) for name in layer.outputs)
+        for layer in architecture.linear_layers
+    )
+
+
 def model_widths(config: Mapping[str, Any]) -> dict[str, int]:
     """Read the model's widths, by the field names of `WidthCosts`."""
-    layers = flops.linear_layers(config)
-    heads = sum(layers[name][1] for name in ("q_proj", "k_proj", "v_proj"))
+    geometry = find(config).geometry(config)
     return {
-        "hidden": int(config["hidden_size"]),
-        "inner": int(config["intermediate_size"]),
-        "heads": heads,
-        "vocabulary": int(config["vocab_size"]),
+        "hidden": geometry.hidden,
+        "inner": geometry.inner,
+        "heads": geometry.query + 2 * geometry.key,
+        "vocabulary": geometry.vocabulary,
     }
 
 
 def base_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     """Predict the bytes of the frozen base: blocks in NF4 or 16 bit, embeddings and head as the recipe stores them."""
-    recipe = RECIPES[trial.recipe]
-    blocks, layers = flops.block_weights(config), int(config["num_hidden_layers"])
-    embeddings = flops.head_weights(config) * (1 if config.get("tie_word_embeddings", False) else 2)
+    recipe, geometry = RECIPES[trial.recipe], find(config).geometry(config)
+    blocks, layers = flops.block_weights(config), geometry.layers
+    embeddings = flops.head_weights(config) * (1 if geometry.is_tied else 2)
     if trial.base_precision != "nf4":
         return 2.0 * (blocks + embeddings)  # the reference casts nothing to fp32 here
     held = HELD_WEIGHT_BYTES[trial.matmul] * blocks * min(trial.held_layers, layers) / layers
@@ -218,7 +224,8 @@ def base_bytes(config: Mapping[str, Any], trial: Trial) -> float:
 
 def _int8_extra_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     """Predict the extra bytes of int8 products: a scale per weight row, and outlier columns in 16 bits."""
-    rows = sum(rows for _, rows in flops.linear_layers(config).values()) * int(config["num_hidden_layers"])
+    architecture = find(config)
+    rows = sum(rows for _, rows in architecture.shapes(config).values()) * architecture.geometry(config).layers
     return rows * {"bf16": 0.0, "int8_backward": 4.0, "int8": 4.0 + 2.0 * OUTLIER_COLUMNS}[trial.matmul]
 
 
@@ -229,18 +236,22 @@ def adapter_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     return bytes_per_weight * flops.adapter_weights(config, trial.lora_rank, trial.lora_targets)
 
 
+def _targets(architecture: Architecture, trial: Trial, products: tuple[str, ...]) -> list[LinearLayer]:
+    """List the linear layers of these products that have adapters."""
+    layers = architecture.linear_layers
+    return [layer for layer in layers if layer.product in products and layer.name in trial.lora_targets]
+
+
 def _adapter_input_bytes(config: Mapping[str, Any], trial: Trial, recipe: RecipeMemory) -> tuple[float, float]:
     """Predict the bytes per token of a layer's saved adapter inputs: (attention's, others')."""
-    widths = flops.linear_layers(config)
-    in_attention = [name for name in ATTENTION_PROJECTIONS if name in trial.lora_targets]
-    others = [name for name in widths if name in trial.lora_targets and name not in ATTENTION_PROJECTIONS]
+    architecture = find(config)
+    geometry = architecture.geometry(config)
+    layers = [_targets(architecture, trial, products) for products in (ATTENTION_PRODUCTS, ("gate_up", "down"))]
     bytes_per_input = recipe.saved_per_input
     if bytes_per_input and not trial.lora_dropout:
         bytes_per_input = 2.0
-        in_attention = [name for name in in_attention if name != "o_proj"]  # attention saves its input anyway
-        if recipe.shares_inputs:
-            in_attention, others = (
-                sorted({SHARED_INPUTS.get(name, name) for name in names}) for names in (in_attention, others)
-            )
-    in_attention_bytes = bytes_per_input * sum(widths[name][0] for name in in_attention)
-    return in_attention_bytes, bytes_per_input * sum(widths[name][0] for name in others)
+        layers[0] = [layer for layer in layers[0] if layer.product != "out"]  # attention saves its input anyway
+        if recipe.shares_inputs:  # the layers of a product have one input
+            layers = [list({layer.product: layer for layer in part}.values()) for part in layers]
+    in_attention, others = (bytes_per_input * sum(layer.shape(geometry)[0] for layer in part) for part in layers)
+    return in_attention, others

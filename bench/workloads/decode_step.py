@@ -1,4 +1,4 @@
-"""One decoding step of a Llama or Mistral written out, for one new token of every sequence.
+"""One decoding step written out, for one new token of every sequence.
 
     x = embedding; a layer: q, k, v of norm(x), rotated, k and v into the cache; x += out(attend); x += mlp(norm(x))
 
@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bench.architectures import Feature, find
+from bench.architectures.architecture import PRODUCT_INPUTS
 from bench.kernels.norm import rms_norm
 from bench.kernels.rope import AttentionHeads, rotate_
 from bench.kernels.swiglu import swiglu
@@ -25,6 +27,13 @@ from bench.workloads import fused_step
 from bench.workloads.fused_step import FusedStep
 
 Product = Callable[[Any], Any]
+# Biases and the activation are computed by the model's modules; the rest needs nothing in a step.
+FEATURES = frozenset(
+    {
+        *(Feature.QKV_BIAS, Feature.OTHER_BIAS, Feature.GEGLU, Feature.OTHER_ACTIVATION),
+        *(Feature.ATTENTION_DROPOUT, Feature.SCALED_ROTATION, Feature.SLIDING_WINDOW, Feature.TIED_HEAD),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +42,10 @@ class DecodeLayer:
 
     norm_in: Any
     norm_mid: Any
-    q: Product
-    k: Product
-    v: Product
-    out: Product
-    gate: Product
-    up: Product
-    down: Product
+    qkv: tuple[Product, ...]
+    out: tuple[Product, ...]
+    gate_up: tuple[Product, ...]
+    down: tuple[Product, ...]
     keys: Any
     values: Any
 
@@ -50,20 +56,39 @@ def make_step(stack: Stack, decoder: Any, cache: Any, *, batch: int, length: int
     `decoder` is the model without its head; `cache` a static cache of `length` that a first prompt has filled; `batch`
     the number of sequences. A step reads and writes only fixed addresses, so that it can be captured.
     """
-    config = decoder.config
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    heads = AttentionHeads(query=config.num_attention_heads, key=config.num_key_value_heads, width=width)
+    config = decoder.config.to_dict()
+    architecture = find(config)
+    features, geometry = architecture.features(config), architecture.geometry(config)
+    if unsupported := [description for feature, description in features.items() if feature not in FEATURES]:
+        return ModelStep(stack, decoder, cache), unsupported[0]
+    heads = AttentionHeads(query=geometry.heads, key=geometry.key_heads, width=geometry.head_width)
     positions = stack.torch.arange(length, device=decoder.embed_tokens.weight.device)[None]
     cos, sin = decoder.rotary_emb(positions.new_empty(0, dtype=stack.torch.float32), positions)
-    cos_sin = tuple(part[0, :, : width // 2].float().contiguous() for part in (cos, sin))
+    cos_sin = tuple(part[0, :, : heads.width // 2].float().contiguous() for part in (cos, sin))
     reason = fused_step.unsupported_reason(stack, decoder, heads, batch=batch)
     if reason is None:
         return FusedStep(stack, decoder, cache, heads, cos_sin, batch=batch), None
     return DecodeStep(stack, decoder, cache, heads, cos_sin), reason
 
 
+class ModelStep:
+    """The decoding step by the model's own forward, for features that the written-out steps do not support."""
+
+    def __init__(self, stack: Stack, decoder: Any, cache: Any) -> None:
+        self._stack, self._decoder, self._cache = stack, decoder, cache
+
+    def __call__(self, tokens: Any, position: Any) -> Any:
+        """Return the last norm's output (batch, hidden) for `tokens` int64 (batch,), all at `position` int64 (1,)."""
+        return self._decoder(
+            input_ids=tokens[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+            **self._stack.position_arguments(self._decoder, position),
+        ).last_hidden_state[:, 0]
+
+
 class DecodeStep:
-    """The decoding step `step(tokens, position)` for any base on any device."""
+    """The decoding step `step(tokens, position)` for a base in any precision on any device."""
 
     def __init__(self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, cos_sin: Any) -> None:
         torch = stack.torch
@@ -74,17 +99,12 @@ class DecodeStep:
         self._columns = torch.arange(len(self._cos), device=device)
         self._visible = torch.zeros((), dtype=dtype, device=device)
         self._masked = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+        architecture = find(decoder.config.to_dict())
         self._layers = [
             DecodeLayer(
                 norm_in=layer.input_layernorm,
                 norm_mid=layer.post_attention_layernorm,
-                q=layer.self_attn.q_proj,
-                k=layer.self_attn.k_proj,
-                v=layer.self_attn.v_proj,
-                out=layer.self_attn.o_proj,
-                gate=layer.mlp.gate_proj,
-                up=layer.mlp.up_proj,
-                down=layer.mlp.down_proj,
+                **{product: architecture.modules(layer, product) for product in PRODUCT_INPUTS},
                 keys=stack.layer_cache(cache, index)[0],
                 values=stack.layer_cache(cache, index)[1],
             )
@@ -100,15 +120,15 @@ class DecodeStep:
         mask = self._torch.where(self._columns <= position, self._visible, self._masked).view(1, 1, 1, -1)
         for layer in self._layers:
             normed, _, x = rms_norm(x, layer.norm_in.weight, layer.norm_in.variance_epsilon, y)
-            y = layer.out(self._attend(layer, normed, position, mask, cos, sin))
+            y = self._multiply(layer.out, self._attend(layer, normed, position, mask, cos, sin))
             normed, _, x = rms_norm(x, layer.norm_mid.weight, layer.norm_mid.variance_epsilon, y)
-            y = layer.down(self._gated(layer, normed))
+            y = self._multiply(layer.down, self._gated(self._multiply(layer.gate_up, normed)))
         norm = self._decoder.norm
         return rms_norm(x, norm.weight, norm.variance_epsilon, y)[0]
 
     def _attend(self, layer: DecodeLayer, normed: Any, position: Any, mask: Any, cos: Any, sin: Any) -> Any:
         torch, heads = self._torch, self._heads
-        qkv = torch.cat((layer.q(normed), layer.k(normed), layer.v(normed)), dim=-1)
+        qkv = self._multiply(layer.qkv, normed)
         rotate_(qkv, cos, sin, heads)
         q, k, v = heads.split(qkv)
         layer.keys.index_copy_(2, position, k[:, :, None])
@@ -118,8 +138,13 @@ class DecodeStep:
         out = torch.nn.functional.scaled_dot_product_attention(grouped, layer.keys, layer.values, attn_mask=rows)
         return out.reshape(len(q), heads.query * heads.width)
 
-    def _gated(self, layer: DecodeLayer, normed: Any) -> Any:
-        gate, up = layer.gate(normed), layer.up(normed)
+    def _multiply(self, product: tuple[Product, ...], x: Any) -> Any:
+        """Return the outputs of a product's linear layers, joined."""
+        outputs = [linear(x) for linear in product]
+        return outputs[0] if len(outputs) == 1 else self._torch.cat(outputs, dim=-1)
+
+    def _gated(self, gate_up: Any) -> Any:
         if self._is_silu:
-            return swiglu(self._torch.cat((gate, up), dim=-1))
+            return swiglu(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
         return self._decoder.layers[0].mlp.act_fn(gate) * up

@@ -1,4 +1,4 @@
-"""One decoding step of a Llama or Mistral in NF4 on a GPU, in five kernels a layer (`bench.kernels.decode`).
+"""One decoding step of a model in NF4 on a GPU, in five kernels a layer (`bench.kernels.decode`).
 
     qkv = q, k, v of norm(x);  out = attend(qkv);  x += o(out);  act = silu(gate) * up of norm(x);  x += down(act)
 
@@ -8,8 +8,11 @@ Not covered: several tokens at once, a sliding window narrower than the cache, a
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+from bench.architectures import find
+from bench.architectures.architecture import PRODUCT_INPUTS
 from bench.kernels.decode import attention, products
 from bench.kernels.decode.attention import DecodeAttention
 from bench.kernels.decode.products import DecodeLora, DecodeProduct, Norm
@@ -41,14 +44,13 @@ class FusedStep:
     ) -> None:
         self._decoder = decoder
         self._attention = DecodeAttention(heads, *cos_sin, batch=batch)
+        modules = find(decoder.config.to_dict()).modules
         self._layers = [
             FusedDecodeLayer(
-                qkv=_product(_qkv_projections(layer), batch, norm=layer.input_layernorm),
-                out=_product((layer.self_attn.o_proj,), batch),
-                gate_up=_product(
-                    (layer.mlp.gate_proj, layer.mlp.up_proj), batch, norm=layer.post_attention_layernorm, gated=True
-                ),
-                down=_product((layer.mlp.down_proj,), batch),
+                qkv=_product(modules(layer, "qkv"), batch, norm=layer.input_layernorm),
+                out=_product(modules(layer, "out"), batch),
+                gate_up=_product(modules(layer, "gate_up"), batch, norm=layer.post_attention_layernorm, gated=True),
+                down=_product(modules(layer, "down"), batch),
                 keys=stack.layer_cache(cache, index)[0],
                 values=stack.layer_cache(cache, index)[1],
             )
@@ -77,9 +79,10 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
     if norm.dtype != stack.torch.bfloat16:
         return f"a model in {norm.dtype}, not bfloat16"
     used: set[tuple[int, float]] = set()
+    architecture = find(decoder.config.to_dict())
     for layer in decoder.layers:
-        ranks, mlp = set(), layer.mlp
-        for linear in (*_qkv_projections(layer), layer.self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+        ranks = set()
+        for linear in chain.from_iterable(architecture.modules(layer, product) for product in PRODUCT_INPUTS):
             base = _base(linear)
             if not isinstance(base, stack.bitsandbytes.nn.Linear4bit) or base.bias is not None:
                 return "a base that is not NF4, or has biases"
@@ -92,10 +95,6 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
         used |= ranks
     widest = max(decoder.config.hidden_size, decoder.config.intermediate_size)
     return products.capacity_error(norm.device, widest, batch, max((rank for rank, _ in used), default=0))
-
-
-def _qkv_projections(layer: Any) -> tuple[Any, ...]:
-    return layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
 
 
 def _product(linears: tuple[Any, ...], batch: int, *, norm: Any = None, gated: bool = False) -> DecodeProduct:

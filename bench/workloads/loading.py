@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.architectures import find
 from bench.data.inputs import Inputs
-from bench.data.model_folder import weight_files
+from bench.data.model_folder import read_config, weight_files
 from bench.harness.record import Record, peak_rss_bytes
 from bench.harness.termination import StopSignals
 from bench.machine import page_cache
@@ -32,8 +33,6 @@ DROPPED_SHARE = 0.02
 LEFTOVER_BYTES = 64 << 20
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 NO_GPU = "no CUDA device"
-# The weights that bitsandbytes quantizes: linear layers in the decoder, not the output head.
-QUANTIZED = re.compile(r"_proj\.weight$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +225,7 @@ class Loading:
         Works file by file: host and device hold one file's tensors at a time.
         """
         moving = quantizing = 0.0
+        architecture = find(read_config(Path(self.record.trial.model)))
         for path in files:
             self.stops.check()
             tensors = self._tensors(path)
@@ -236,7 +236,7 @@ class Loading:
             moving += time.perf_counter() - start
             if self.record.trial.base_precision == "nf4":
                 start = time.perf_counter()
-                for name in filter(QUANTIZED.search, moved):
+                for name in filter(architecture.is_linear_weight, moved):
                     moved[name] = self._quantize(moved[name])
                 self._synchronize()
                 quantizing += time.perf_counter() - start

@@ -31,11 +31,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench import torch_stack
+from bench.architectures import find
+from bench.architectures.architecture import PRODUCT_INPUTS
 from bench.data.collate import Batch, make_batches
 from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.predict import flops
 from bench.qlora import recipes
-from bench.qlora.recipes.fast import FUSED_LINEARS
 from bench.qlora.session import TorchSession
 from bench.qlora.step import Placement, choose_placement, load_base
 from bench.records import ALL_LINEAR, Trial
@@ -379,9 +380,10 @@ def _products_figure(result: dict[str, Any]) -> Figure:
 
 def product_shapes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(rows, columns) of the weights of a layer as `fast` joins them (q k v, o, gate up, down), and of the head."""
-    wide = flops.linear_layers(config)
-    joined = [names for _, names in FUSED_LINEARS.values()]
-    of_a_layer = [(sum(wide[name][1] for name in names), wide[names[0]][0]) for names in joined]
+    architecture = find(config)
+    geometry = architecture.geometry(config)
+    shapes = [[layer.shape(geometry) for layer in architecture.product(name)] for name in PRODUCT_INPUTS]
+    of_a_layer = [(sum(rows for _, rows in joined), joined[0][0]) for joined in shapes]
     return [*of_a_layer, (config["vocab_size"], config["hidden_size"])]
 
 

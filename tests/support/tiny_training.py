@@ -28,8 +28,16 @@ SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
 MAX_SEQ_LEN = 48
 
 
-def make_folder(modules: torch_stack.Stack, folder: Path, *, layers: int = 2, width: int = 64) -> Path:
-    """Make a model folder of random weights, with a byte tokenizer."""
+def make_folder(
+    modules: torch_stack.Stack,
+    folder: Path,
+    *,
+    layers: int = 2,
+    width: int = 64,
+    model_type: str = "llama",
+    **config: Any,
+) -> Path:
+    """Make a model folder of random weights, with a byte tokenizer; `config` has more keys of config.json."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -40,12 +48,12 @@ def make_folder(modules: torch_stack.Stack, folder: Path, *, layers: int = 2, wi
     tokenizer = modules.transformers.PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<s>", eos_token="<|im_end|>", chat_template=TEMPLATE
     )
-    config = modules.transformers.AutoConfig.for_model(
-        "llama", hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=264, max_position_embeddings=512, tie_word_embeddings=False,
+    model_config = modules.transformers.AutoConfig.for_model(
+        model_type, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=264, max_position_embeddings=512, tie_word_embeddings=False, **config,
     )  # fmt: skip
     modules.torch.manual_seed(1)
-    modules.transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    modules.transformers.AutoModelForCausalLM.from_config(model_config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     settings = json.loads((folder / "tokenizer_config.json").read_text())

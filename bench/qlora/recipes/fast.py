@@ -15,7 +15,7 @@ recipe does not support a model or device, `unsupported_reason` returns the firs
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from types import SimpleNamespace
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from bench.architectures import find
+from bench.architectures.architecture import PRODUCT_INPUTS, Geometry
 from bench.data import recipe_support
 from bench.kernels import nf4
 from bench.kernels.attention import Samples
@@ -42,24 +44,15 @@ from bench.torch_stack import Stack
 
 MIN_TORCH = (2, 10)
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # RoPE types whose angles change with the length
-FUSED_LINEARS = {
-    "qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
-    "out": ("self_attn", ("o_proj",)),
-    "gate_up": ("mlp", ("gate_proj", "up_proj")),
-    "down": ("mlp", ("down_proj",)),
-}
 
 
 def unsupported_reason(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
     """Return the first reason why this recipe does not support this model or device; None if it does."""
-    return _unsupported_model(base) or _unsupported_device(stack, placement) or _unsupported_base(trial, base)
-
-
-def _unsupported_model(base: Any) -> str | None:
-    for name, module in base.named_modules():
-        if name.endswith("_proj") and getattr(module, "bias", None) is not None:
-            return f"a bias on {name}"
-    return recipe_support.unsupported_model(base.config.to_dict())
+    return (
+        recipe_support.unsupported_model(base.config.to_dict())
+        or _unsupported_device(stack, placement)
+        or _unsupported_base(trial, base)
+    )
 
 
 def _unsupported_device(stack: Stack, placement: Placement) -> str | None:
@@ -78,7 +71,9 @@ def _unsupported_base(trial: Trial, base: Any) -> str | None:
     if (reason := recipe_support.unsupported_precision(trial)) is not None:
         return reason
     try:
-        for name, linear in _linears(base.model.layers[0]):
+        for name, linear in _linears(base):
+            if linear.bias is not None:
+                return f"a bias on {name}"
             width = nf4.from_bitsandbytes(linear.weight).shape[1]
             if width % nf4.BLOCK:  # bitsandbytes 0.50.2 computes some such widths wrongly on CPUs
                 return f"{name} takes {width} numbers, not a multiple of {nf4.BLOCK}"
@@ -110,8 +105,8 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
 
 
 def _shapes(base: Any) -> list[tuple[int, int]]:
-    """Return the shapes of a layer's seven weights."""
-    return [nf4.from_bitsandbytes(linear.weight).shape for _, linear in _linears(base.model.layers[0])]
+    """Return the shapes of a layer's weights."""
+    return [nf4.from_bitsandbytes(linear.weight).shape for _, linear in _linears(base)]
 
 
 class FastModel(torch.nn.Module):
@@ -131,7 +126,7 @@ class FastModel(torch.nn.Module):
         self.offload = Offload() if trial.offload_checkpoints else None
         self._tables = OffloadedTables(base, offloaded=trial.offload_checkpoints)  # first: the rest needs memory
         self._max_seq_len = trial.max_seq_len
-        self._window = getattr(base.config, "sliding_window", None)
+        self._window = _geometry(base).window
         self._layers = tuple(_layers(base, trial, self.offload))
         self._adapters = [_adapter_copies(layer) for layer in self._layers]
         self._rope = RopeTables(base.model.rotary_emb)
@@ -273,12 +268,9 @@ class _Loss(torch.autograd.Function):
         return None, None, d_x.mul_(d_loss), None, None, None, None
 
 
-def _heads(config: Any) -> AttentionHeads:
-    query = int(config.num_attention_heads)
-    key = int(getattr(config, "num_key_value_heads", None) or query)
-    return AttentionHeads(
-        query=query, key=key, width=int(getattr(config, "head_dim", None) or config.hidden_size // query)
-    )
+def _geometry(base: Any) -> Geometry:
+    config = base.config.to_dict()
+    return find(config).geometry(config)
 
 
 def _eps(norm: Any) -> float:
@@ -286,7 +278,8 @@ def _eps(norm: Any) -> float:
 
 
 def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[FastLayer]:
-    heads = _heads(base.config)
+    architecture, geometry = find(base.config.to_dict()), _geometry(base)
+    heads = AttentionHeads(query=geometry.heads, key=geometry.key_heads, width=geometry.head_width)
     for index, layer in enumerate(base.model.layers):
         hold = index < trial.held_layers
         yield FastLayer(
@@ -298,8 +291,8 @@ def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[FastLa
             recompute=trial.gradient_checkpointing and index % trial.checkpoint_every == 0,
             offload=offload,
             **{
-                name: _fused_linear(layer, location, base.dtype, hold=hold, matmul=trial.matmul)
-                for name, location in FUSED_LINEARS.items()
+                name: _fused_linear(architecture.modules(layer, name), base.dtype, hold=hold, matmul=trial.matmul)
+                for name in PRODUCT_INPUTS
             },
         )
 
@@ -310,20 +303,15 @@ def _adapter_copies(layer: FastLayer) -> tuple[list[Any], list[Any]]:
     return copies, list(layer.parameters)
 
 
-def _linears(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the seven linear layers by name, without their adapters."""
-    for part, names in FUSED_LINEARS.values():
-        for name in names:
-            linear = getattr(getattr(layer, part), name)
-            yield name, getattr(linear, "base_layer", linear)
+def _linears(base: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the linear layers of the first decoder block by name."""
+    block = base.model.layers[0]
+    for layer in find(base.config.to_dict()).linear_layers:
+        yield layer.name, block.get_submodule(layer.path)
 
 
-def _fused_linear(
-    layer: Any, location: tuple[str, tuple[str, ...]], dtype: Any, *, hold: bool, matmul: str
-) -> FusedLinear:
+def _fused_linear(linears: Sequence[Any], dtype: Any, *, hold: bool, matmul: str) -> FusedLinear:
     """Join linear layers, with or without LoRA adapters, into one product."""
-    part, names = location
-    linears = [getattr(getattr(layer, part), name) for name in names]
     bases = [getattr(linear, "base_layer", linear) for linear in linears]
     weights = tuple(nf4.from_bitsandbytes(base.weight) for base in bases)
     edges = [sum(weight.shape[0] for weight in weights[:end]) for end in range(len(weights) + 1)]

@@ -1,4 +1,4 @@
-"""A decoder layer of Llama and Mistral models with forward and backward written out.
+"""A decoder layer with forward and backward written out: Llama's, and each that differs only by supported features.
 
     x = before + y;  normed = rms_norm(x);  q, k, v = rotate(product(normed));  a = product(attend(q, k, v))
     h = x + a;       normed = rms_norm(h);  gate, up = product(normed);         y = product(silu(gate) * up)

@@ -14,15 +14,15 @@ from bench.qlora.step import Placement, TrainingStep, make_optimizer
 from bench.records import Trial
 from bench.torch_stack import Stack
 
-LIGER = {"llama": "apply_liger_kernel_to_llama", "mistral": "apply_liger_kernel_to_mistral"}
-
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
     features = []
-    if placement.is_cuda and base.config.model_type in LIGER and importlib.util.find_spec("liger_kernel"):
+    if placement.is_cuda and importlib.util.find_spec("liger_kernel"):
         liger = importlib.import_module("liger_kernel.transformers")
-        getattr(liger, LIGER[base.config.model_type])(model=base)
-        features.append("liger-kernel")
+        patch = getattr(liger, f"apply_liger_kernel_to_{base.config.model_type}", None)
+        if patch is not None:
+            patch(model=base)
+            features.append("liger-kernel")
     if trial.gradient_checkpointing:
         base.enable_input_require_grads()
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

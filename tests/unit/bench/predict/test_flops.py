@@ -9,6 +9,8 @@ from bench.records import ATTENTION_PROJECTIONS
 from tests.mistral_7b import CONFIG, PARAMETERS
 
 TINY = {
+    "model_type": "mistral",
+    "max_position_embeddings": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -59,14 +61,6 @@ def test_attention_grows_with_the_sequence_up_to_the_window():
     windowed = CONFIG | {"sliding_window": 1024}
     assert flops.attention_forward(windowed, 2048) == flops.attention_forward(CONFIG, 1024)
     assert flops.attention_forward(windowed, 512) == flops.attention_forward(CONFIG, 512)
-
-
-def test_a_configured_head_width_counts_and_missing_key_heads_default_to_the_query_heads():
-    wide = TINY | {"head_dim": 16}
-    assert flops.linear_layers(wide)["q_proj"] == (32, 64)
-    assert flops.linear_layers(wide)["o_proj"] == (64, 32)
-    plain = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
-    assert flops.linear_layers(plain)["k_proj"] == (32, 32)
 
 
 def test_mfu_of_a_fully_used_device_is_a_hundred():

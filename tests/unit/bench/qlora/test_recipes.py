@@ -51,6 +51,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "attention dropout": {"model_type": "mistral", "attention_dropout": 0.1},
     "narrow": {"model_type": "llama", "intermediate_size": 96},
     "another activation": {"model_type": "llama", "hidden_act": "gelu"},
+    "unread window": {"model_type": "llama", "sliding_window": 6},
 }
 
 
@@ -160,7 +161,16 @@ def test_every_recipe_has_the_references_loss_and_gradients(modules, build, targ
 
 @pytest.mark.parametrize(
     "model",
-    ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window", "scaled rope"],
+    [
+        "llama",
+        "one key head",
+        "as many key heads",
+        "wide heads",
+        "tied",
+        "sliding window",
+        "scaled rope",
+        "unread window",
+    ],
 )
 def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, build, model):
     options = {"model": model, "lora_targets": ALL_LINEAR}
@@ -382,7 +392,7 @@ def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modu
 @pytest.mark.parametrize(
     ("model", "changes", "reason"),
     [
-        ("biased", {}, "a bias on model.layers.0.self_attn.q_proj"),
+        ("biased", {}, "a bias on q, k and v"),
         ("odd heads", {}, "heads 20 wide, not a multiple of 8 up to 256"),
         ("odd heads", {"held_layers": 1}, "heads 20 wide, not a multiple of 8 up to 256; without held_layers"),
         ("another activation", {}, "activation gelu, not silu"),
@@ -420,7 +430,3 @@ def test_a_device_that_fast_does_not_support_is_named(monkeypatch, capability, t
     fake: Any = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__=torch_version))
     monkeypatch.setattr(fast, "HAS_TRITON", has_triton)
     assert fast._unsupported_device(fake, Placement(device=torch.device("cuda"), compute_dtype=None)) == reason
-
-
-def test_another_architecture_is_named():
-    assert recipe_support.unsupported_model({"model_type": "falcon"}) == "architecture falcon, not llama or mistral"

@@ -150,7 +150,8 @@ def test_mfu_is_unknown_without_memory_for_a_product_and_other_errors_propagate(
 def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu, monkeypatch, make_trial, tmp_path):
     # A model whose linear layers and head hold 7 x 8 x 8 + 8 x 32 weights, with a tiny adapter.
     config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
+    config |= {"vocab_size": 32, "max_position_embeddings": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
     trial = make_trial(model=str(tmp_path), max_seq_len=16, lora_rank=1, lora_targets=("q_proj",))
     monkeypatch.setattr(hardware, "sample_sec", lambda *_: [1e-3])
     record = make_kept_record(trial)

@@ -1,0 +1,9 @@
+"""architectures: the model architectures that are accepted, one module for each family. Only the standard library.
+
+architecture: the declaration and its registry
+"""
+
+from bench.architectures import llama, mistral  # noqa: F401 - each registers itself
+from bench.architectures.architecture import Feature, find
+
+__all__ = ["Feature", "find"]

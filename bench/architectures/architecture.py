@@ -1,0 +1,232 @@
+"""Declaration of a model architecture, the keys that families share, and the registry. Only the standard library.
+
+A decoder block has four products, each of one or several linear layers with a common input:
+
+    qkv      hidden -> query, key, key        gate_up  hidden -> inner, inner
+    out      query -> hidden                  down     inner -> hidden
+
+Layers that a family joins (one `qkv_proj`) are one element of `linear_layers` with three outputs. A family registers
+itself when it is imported; a second registration, an empty field or an unknown name fails then.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from bench.records.schema import type_name
+
+Config: TypeAlias = Mapping[str, Any]  # the content of config.json
+BLOCKS = "model.layers"  # the path of the decoder blocks in a model, and in the names of its weights
+PRODUCT_INPUTS = {"qkv": "hidden", "out": "query", "gate_up": "hidden", "down": "inner"}
+LAYER_SIZES = frozenset({"hidden", "inner", "query", "key"})  # of a linear layer's inputs and outputs
+ATTENTION_PRODUCTS = ("qkv", "out")
+MAX_COUNT = 1 << 31  # largest accepted count in config.json
+
+
+class ConfigError(ValueError):
+    """Unusable config.json: `KEY: expected ..., found ...` in one line."""
+
+
+class RegistrationError(ValueError):
+    """Wrong declaration of an architecture, with its name and the field."""
+
+
+class Feature(StrEnum):
+    """Parts of an architecture that code with the arithmetic written out must support, or refuse by name."""
+
+    QKV_BIAS = "biases on q, k and v"
+    OTHER_BIAS = "biases on other linear layers"
+    QK_NORM = "norms on q and k"
+    SOFTCAP = "softcap of attention scores or logits"
+    GEGLU = "GeGLU"
+    OTHER_ACTIVATION = "an activation that is neither SwiGLU nor GeGLU"
+    ATTENTION_DROPOUT = "dropout inside attention"
+    SCALED_ROTATION = "scaled rotation"
+    SLIDING_WINDOW = "sliding window"
+    TIED_HEAD = "tied head"
+    OTHER = "other arithmetic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Sizes of a model. `window` is the number of positions that a query attends to, None for all.
+
+    `positions` is the longest sequence; `is_tied` is true if the head's weight is the embedding's.
+    """
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_width: int
+    vocabulary: int
+    positions: int
+    window: int | None
+    is_tied: bool
+
+    @property
+    def query(self) -> int:
+        return self.heads * self.head_width
+
+    @property
+    def key(self) -> int:
+        return self.key_heads * self.head_width
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """A linear layer of a decoder block: its path there, its product, and its outputs as sizes of `Geometry`."""
+
+    path: str
+    product: str
+    outputs: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name as a target of LoRA: the last part of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def input(self) -> str:
+        """The size of `Geometry` that is its input."""
+        return PRODUCT_INPUTS[self.product]
+
+    def shape(self, geometry: Geometry) -> tuple[int, int]:
+        """Return (input features, output features)."""
+        return getattr(geometry, self.input), sum(getattr(geometry, name) for name in self.outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A family of models with the same decoder block.
+
+    `geometry` and `features` read config.json as transformers' class does, with its defaults; `geometry` raises
+    ConfigError. `features` maps each feature of the model to its description.
+    """
+
+    model_types: tuple[str, ...]
+    linear_layers: tuple[LinearLayer, ...]
+    geometry: Callable[[Config], Geometry]
+    features: Callable[[Config], Mapping[Feature, str]]
+
+    def __post_init__(self) -> None:
+        title = f"architecture {', '.join(map(str, self.model_types)) or '(no name)'}"
+        for name in ("model_types", "linear_layers", "geometry", "features"):
+            if not getattr(self, name):
+                raise RegistrationError(f"{title}: {name}: missing")
+        names = [layer.name for layer in self.linear_layers]
+        if len(set(names)) < len(names):
+            raise RegistrationError(f"{title}: linear_layers: two layers of one name")
+        if {layer.product for layer in self.linear_layers} != PRODUCT_INPUTS.keys():
+            raise RegistrationError(f"{title}: linear_layers: expected layers of {', '.join(PRODUCT_INPUTS)}")
+        for layer in self.linear_layers:
+            if not layer.outputs or not LAYER_SIZES.issuperset(layer.outputs):
+                sizes = ", ".join(sorted(LAYER_SIZES))
+                raise RegistrationError(f"{title}: linear_layers: {layer.path}: outputs: expected some of {sizes}")
+
+    def product(self, name: str) -> tuple[LinearLayer, ...]:
+        """Return the linear layers of a product, in the order of its outputs."""
+        return tuple(layer for layer in self.linear_layers if layer.product == name)
+
+    def modules(self, block: Any, product: str) -> tuple[Any, ...]:
+        """Return the modules of a product in a decoder block."""
+        return tuple(operator.attrgetter(layer.path)(block) for layer in self.product(product))
+
+    def shapes(self, config: Config) -> dict[str, tuple[int, int]]:
+        """Map each linear layer of a block to (input features, output features)."""
+        geometry = self.geometry(config)
+        return {layer.name: layer.shape(geometry) for layer in self.linear_layers}
+
+    def is_linear_weight(self, name: str) -> bool:
+        """Return whether a tensor of the weights files is the weight of a block's linear layer, which NF4 quantizes."""
+        path = re.match(rf"{re.escape(BLOCKS)}\.\d+\.(.+)\.weight$", name)
+        return path is not None and any(path[1] == layer.path for layer in self.linear_layers)
+
+
+_BY_MODEL_TYPE: dict[str, Architecture] = {}
+
+
+def register(architecture: Architecture) -> None:
+    """Add an architecture. Raises RegistrationError if one of its model types has one."""
+    for model_type in architecture.model_types:
+        if model_type in _BY_MODEL_TYPE:
+            raise RegistrationError(f"architecture {model_type}: registered twice")
+    _BY_MODEL_TYPE.update(dict.fromkeys(architecture.model_types, architecture))
+
+
+def model_types() -> tuple[str, ...]:
+    """List the registered model types, sorted."""
+    return tuple(sorted(_BY_MODEL_TYPE))
+
+
+def find(config: Config) -> Architecture:
+    """Return the architecture of a model. Raises ConfigError if it is not registered."""
+    model_type = config.get("model_type")
+    architecture = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
+    if architecture is None:
+        raise ConfigError(f"model_type: expected one of {', '.join(model_types())}, found {model_type!r}"[:200])
+    return architecture
+
+
+def read_geometry(config: Config) -> Geometry:
+    """Read the keys that most families share. Raises ConfigError."""
+    hidden, heads = _get_count(config, "hidden_size"), _get_count(config, "num_attention_heads")
+    if config.get("head_dim") is None and hidden % heads:
+        raise ConfigError(f"hidden_size: {hidden} is not divisible by {heads} num_attention_heads")
+    key_heads = _get_count(config, "num_key_value_heads", heads)
+    if heads % key_heads:
+        raise ConfigError(f"num_key_value_heads: {key_heads} does not divide {heads} num_attention_heads")
+    return Geometry(
+        hidden=hidden,
+        inner=_get_count(config, "intermediate_size"),
+        layers=_get_count(config, "num_hidden_layers"),
+        heads=heads,
+        key_heads=key_heads,
+        head_width=_get_count(config, "head_dim", hidden // heads),
+        vocabulary=_get_count(config, "vocab_size"),
+        positions=_get_count(config, "max_position_embeddings"),
+        window=None if config.get("sliding_window") is None else _get_count(config, "sliding_window"),
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _get_count(config: Config, key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or not 1 <= value <= MAX_COUNT:
+        actual = value if type(value) is int else type_name(value)
+        raise ConfigError(f"{key}: expected a whole number above 0, found {actual}"[:200])
+    return value
+
+
+def read_features(config: Config) -> dict[Feature, str]:
+    """Read the features that most families set by the same keys of config.json."""
+    return {feature: description for feature, description in _describe(config) if description}
+
+
+def _describe(config: Config) -> Iterator[tuple[Feature, str | None]]:
+    """Yield each feature with its description, None if the model does not have it."""
+    has_attention_bias, has_mlp_bias = config.get("attention_bias"), config.get("mlp_bias")
+    yield Feature.QKV_BIAS, "a bias on q, k and v" if has_attention_bias else None
+    yield Feature.OTHER_BIAS, "a bias on the output of attention" if has_attention_bias else None
+    yield Feature.OTHER_BIAS, "a bias in the MLP" if has_mlp_bias else None
+    caps = [key for key in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(key)]
+    yield Feature.SOFTCAP, f"softcap ({', '.join(caps)})" if caps else None
+    activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    if activation != "silu":
+        is_gelu = str(activation).startswith("gelu")
+        yield Feature.GEGLU if is_gelu else Feature.OTHER_ACTIVATION, f"activation {activation}, not silu"
+    dropout = config.get("attention_dropout")
+    yield Feature.ATTENTION_DROPOUT, f"dropout of {dropout} inside attention" if dropout else None
+    rotation = config.get("rope_parameters") or config.get("rope_scaling")
+    rotation = rotation if isinstance(rotation, dict) else {}
+    kind = rotation.get("rope_type") or rotation.get("type") or "default"
+    yield Feature.SCALED_ROTATION, f"rotation scaled by {kind}" if kind != "default" else None
+    window = config.get("sliding_window")
+    yield Feature.SLIDING_WINDOW, f"a sliding window of {window}" if window else None
+    yield Feature.TIED_HEAD, "a tied head" if config.get("tie_word_embeddings") else None

@@ -1,0 +1,145 @@
+"""Declarations: what fails at registration, and what is read from config.json. No torch."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from bench.architectures import architecture, find, llama, mistral
+from bench.architectures.architecture import (
+    Architecture,
+    ConfigError,
+    Feature,
+    LinearLayer,
+    RegistrationError,
+    register,
+)
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+}
+LAYERS = llama.LINEAR_LAYERS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_types": ()}, r"^architecture \(no name\): model_types: "),
+        ({"linear_layers": ()}, "^architecture dummy: linear_layers: "),
+        ({"geometry": None}, "^architecture dummy: geometry: "),
+        ({"features": None}, "^architecture dummy: features: "),
+        ({"linear_layers": LAYERS[:-1]}, "^architecture dummy: linear_layers: .*down"),
+        ({"linear_layers": (*LAYERS, LAYERS[0])}, "^architecture dummy: linear_layers: two"),
+        ({"linear_layers": (*LAYERS, LinearLayer("a.b", "gate", ("inner",)))}, "^architecture dummy: linear_layers: "),
+        ({"linear_layers": (*LAYERS, LinearLayer("a.b", "down", ("width",)))}, "^architecture dummy: .*: a.b: outputs"),
+        ({"linear_layers": (*LAYERS, LinearLayer("a.b", "down", ()))}, "^architecture dummy: .*: a.b: outputs"),
+    ],
+)
+def test_a_wrong_declaration_fails_with_the_name_of_the_architecture_and_the_field(changes, message):
+    with pytest.raises(RegistrationError, match=message):
+        dataclasses.replace(llama.ARCHITECTURE, **({"model_types": ("dummy",)} | changes))
+
+
+def test_a_missing_field_fails_with_its_name():
+    with pytest.raises(TypeError, match="'geometry'"):
+        Architecture(model_types=("dummy",), linear_layers=LAYERS, features=dict)  # type: ignore[call-arg]
+
+
+def test_a_second_registration_fails_with_the_model_type_and_changes_nothing():
+    with pytest.raises(RegistrationError, match=r"^architecture mistral: registered twice"):
+        register(dataclasses.replace(llama.ARCHITECTURE, model_types=("dummy", "mistral")))
+    assert "dummy" not in architecture.model_types()
+    assert find({"model_type": "mistral"}) is mistral.ARCHITECTURE
+
+
+@pytest.mark.parametrize("model_type", ["falcon", None, 3, ["llama"], {}])
+def test_another_model_type_is_refused_with_the_registered_ones(model_type):
+    with pytest.raises(ConfigError, match=r"^model_type: expected one of llama, mistral, found "):
+        find({"model_type": model_type})
+
+
+@pytest.mark.parametrize(
+    ("changes", "shapes"),
+    [
+        ({}, {"q_proj": (32, 32), "k_proj": (32, 16), "o_proj": (32, 32), "up_proj": (32, 48), "down_proj": (48, 32)}),
+        ({"head_dim": 16}, {"q_proj": (32, 64), "v_proj": (32, 32), "o_proj": (64, 32)}),
+        ({"num_key_value_heads": None}, {"k_proj": (32, 32)}),
+        ({"model_type": "mistral", "num_key_value_heads": None}, {"k_proj": (32, 32)}),
+    ],
+)
+def test_the_linear_layers_have_the_shapes_of_the_config(changes, shapes):
+    config = CONFIG | changes
+    assert find(config).shapes(config).items() >= shapes.items()
+
+
+def without(*keys: str) -> dict[str, Any]:
+    return {key: value for key, value in CONFIG.items() if key not in keys}
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "key_heads"),
+    [
+        (CONFIG | {"sliding_window": 8}, None, 2),  # Llama has none
+        (CONFIG | {"model_type": "mistral", "sliding_window": 8}, 8, 2),
+        (CONFIG | {"model_type": "mistral", "sliding_window": None}, None, 2),
+        (CONFIG | {"model_type": "mistral"}, 4096, 2),
+        (without("num_key_value_heads"), None, 4),
+        (without("num_key_value_heads") | {"model_type": "mistral", "num_attention_heads": 16}, 4096, 8),
+    ],
+)
+def test_missing_and_unread_keys_are_taken_as_by_the_model(config, window, key_heads):
+    geometry = find(config).geometry(config)
+    assert (geometry.window, geometry.key_heads) == (window, key_heads)
+
+
+@pytest.mark.parametrize("key", [key for key in CONFIG if key not in ("model_type", "num_key_value_heads")])
+@pytest.mark.parametrize("value", [None, 0, -1, 8.0, "8", True, 1 << 40])
+def test_an_invalid_size_is_refused_by_its_key(key, value):
+    with pytest.raises(ConfigError, match=f"^{key}: expected "):
+        find(CONFIG).geometry(CONFIG | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "features"),
+    [
+        ({}, set()),
+        ({"attention_bias": True}, {Feature.QKV_BIAS, Feature.OTHER_BIAS}),
+        ({"mlp_bias": True}, {Feature.OTHER_BIAS}),
+        ({"model_type": "mistral", "attention_bias": True, "mlp_bias": True}, {Feature.SLIDING_WINDOW}),
+        ({"model_type": "mistral", "sliding_window": None}, set()),
+        ({"hidden_act": "gelu_pytorch_tanh"}, {Feature.GEGLU}),
+        ({"hidden_act": "relu2"}, {Feature.OTHER_ACTIVATION}),
+        ({"attention_dropout": 0.1}, {Feature.ATTENTION_DROPOUT}),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {Feature.SCALED_ROTATION}),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, set()),
+        ({"rope_scaling": "hostile"}, set()),
+        ({"attn_logit_softcapping": 50.0}, {Feature.SOFTCAP}),
+        ({"tie_word_embeddings": True}, {Feature.TIED_HEAD}),
+    ],
+)
+def test_features_are_read_from_the_config(changes, features):
+    config = CONFIG | changes
+    assert find(config).features(config).keys() == features
+
+
+@pytest.mark.parametrize(
+    ("name", "is_linear"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", True),
+        ("model.layers.31.mlp.down_proj.weight", True),
+        ("model.layers.0.self_attn.q_proj.bias", False),
+        ("model.layers.0.input_layernorm.weight", False),
+        ("model.layers.x.mlp.down_proj.weight", False),
+        ("model.embed_tokens.weight", False),
+        ("lm_head.weight", False),
+    ],
+)
+def test_only_the_weights_of_linear_layers_are_quantized(name, is_linear):
+    assert llama.ARCHITECTURE.is_linear_weight(name) is is_linear

@@ -1,0 +1,132 @@
+"""Dummy architectures, added by their registration alone: trained, predicted, checked, merged, decoded.
+
+`plain` is Llama under another model type, `refused` the same with arithmetic that only transformers knows, `joined` has
+q k v and gate up in one layer each, as Phi3.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.adapter import check, merge
+from bench.architectures import architecture, llama
+from bench.architectures.architecture import Architecture, Feature, LinearLayer, register
+from bench.data import recipe_support
+from bench.data.model_folder import check_model, read_config
+from bench.machine import nvml
+from bench.predict import flops, forecast, memory
+from bench.workloads.decoding import DefaultPath, FastPath, prepare_model
+from tests.support import tiny_training
+from tests.support.tiny_training import Lab
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
+JOINED = (
+    LinearLayer("self_attn.qkv_proj", "qkv", ("query", "key", "key")),
+    LinearLayer("self_attn.o_proj", "out", ("hidden",)),
+    LinearLayer("mlp.gate_up_proj", "gate_up", ("inner", "inner")),
+    LinearLayer("mlp.down_proj", "down", ("hidden",)),
+)
+REASON = "arithmetic that only transformers knows"
+DUMMIES: dict[str, tuple[Architecture, str]] = {
+    "plain": (dataclasses.replace(llama.ARCHITECTURE, model_types=("plain",)), "Llama"),
+    "refused": (
+        dataclasses.replace(
+            llama.ARCHITECTURE, model_types=("refused",), features=lambda _config: {Feature.OTHER: REASON}
+        ),
+        "Llama",
+    ),
+    "joined": (dataclasses.replace(llama.ARCHITECTURE, model_types=("joined",), linear_layers=JOINED), "Phi3"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(modules, tmp_path_factory) -> Iterator[dict[str, Path]]:
+    """Model folders by model type; the types are registered here and with transformers."""
+    transformers, root = modules.transformers, tmp_path_factory.mktemp("dummies")
+    paths = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(architecture, "_BY_MODEL_TYPE", dict(architecture._BY_MODEL_TYPE))
+        for name, (dummy, family) in DUMMIES.items():
+            register(dummy)
+            config = type("Config", (getattr(transformers, f"{family}Config"),), {"model_type": name})
+            bases = (getattr(transformers, f"{family}ForCausalLM"),)
+            transformers.AutoConfig.register(name, config, exist_ok=True)
+            model = type("Model", bases, {"config_class": config})
+            transformers.AutoModelForCausalLM.register(config, model, exist_ok=True)
+            tokens = {"pad_token_id": 0, "eos_token_id": 1}
+            paths[name] = tiny_training.make_folder(modules, root / f"tiny--{name}", model_type=name, **tokens)
+        yield paths
+
+
+@pytest.fixture
+def lab(modules, folders, tmp_path) -> Callable[..., Lab]:
+    """Return a factory of a training of a dummy with adapters on all its linear layers."""
+    data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
+
+    def make(name: str, **changes: Any) -> Lab:
+        targets = tuple(layer.name for layer in DUMMIES[name][0].linear_layers)
+        fields = {"lora_targets": targets, "lora_dropout": 0.0, "training": {"max_steps": 3}} | changes
+        return Lab.create(modules, tiny_training.plan(folders[name], data, **fields)).load_inputs()
+
+    return make
+
+
+def losses(lab: Lab) -> list[float]:
+    return [line["step"]["loss"] for line in lab.reports if "step" in line]
+
+
+@pytest.mark.parametrize("name", DUMMIES)
+def test_a_registered_architecture_is_checked_predicted_trained_and_merged(folders, lab, tmp_path, name, monkeypatch):
+    folder, config = folders[name], read_config(folders[name])
+    targets = {layer.name for layer in DUMMIES[name][0].linear_layers}
+    assert set(check_model(folder).layers) == targets
+    trained = {recipe: lab(name, recipe=recipe) for recipe in ("stock", "fast")}
+    for recipe, each in trained.items():
+        assert each.train(tmp_path / recipe) == "finished"
+    assert losses(trained["fast"]) == pytest.approx(losses(trained["stock"]), rel=1e-4)
+
+    trial = trained["fast"].trial
+    reason = REASON if name == "refused" else None
+    assert recipe_support.unsupported_reason(config, trial, capability=None) == reason
+    monkeypatch.setattr(nvml, "visible_gpus", list)
+    assert forecast.forecast(trial).recipe == recipe_support.built_recipe(trial, reason)
+    # Llama's block has the same products, joined or not.
+    same = config | {"model_type": "llama"}
+    assert flops.block_weights(config) == flops.block_weights(same)
+    assert flops.trial_flops(config, trial).forward > 2 * flops.block_weights(config)
+    attention = dataclasses.replace(trial, lora_targets=("o_proj",))
+    assert flops.trial_flops(config, attention) == flops.trial_flops(same, attention)
+    assert memory.peak_bytes(config, attention) == memory.peak_bytes(same, attention)
+    stock = recipe_support.as_stock(attention)  # it copies a joined layer whole
+    assert (memory.peak_bytes(config, stock) > memory.peak_bytes(same, stock)) is (name == "joined")
+
+    adapter = tmp_path / "fast" / "adapter"
+    request = merge.MergeRequest(model=str(folder), adapter=str(adapter), out=str(tmp_path / "merged"), base="nf4")
+    merge.merge(request, lambda _: None)
+    check_request = check.CheckRequest(trial=trial, adapter=str(adapter), merged=request.out, answers=1)
+    forms = {form.name: form.loss for form in check.Checker(check_request, lambda _: None, None).run().forms}
+    assert forms["folder"] == pytest.approx(forms["merged-nf4"], abs=1e-6)
+    assert forms["merged-nf4"] == pytest.approx(forms["trained"], abs=0.02)
+    assert abs(forms["bf16"] - forms["trained"]) > 1e-5, "NF4 is another base"
+
+
+@pytest.mark.parametrize("name", DUMMIES)
+def test_both_decoding_paths_give_the_same_tokens(modules, folders, name):
+    torch = modules.torch
+    model = modules.transformers.AutoModelForCausalLM.from_pretrained(folders[name])
+    prepare_model(modules, model)
+    prompts = torch.randint(2, 250, (2, 9), generator=torch.Generator().manual_seed(2))
+    placement = Lab.create(modules, None).placement  # type: ignore[arg-type]
+    answers = [
+        path.generate().tokens
+        for path in (
+            DefaultPath(modules, model, placement, prompts, 6),
+            FastPath(modules, model, placement, prompts, 6, capture=False),
+        )
+    ]
+    assert torch.equal(*answers)
+    not_fused = FastPath(modules, model, placement, prompts, 6, capture=False).not_fused_reason
+    assert (not_fused == REASON) is (name == "refused")
