@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench.commands.overrides import apply_overrides
-from bench.data.conversations import read_data
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
+from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.harness.termination import EXIT_BROKEN_PIPE, EXIT_INPUT_REJECTED
 from bench.machine.isolation import require_gpus_for

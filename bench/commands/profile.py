@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
-from bench.data.inputs import ConversationStats, InputError
+from bench.data.collate import Batch, make_batches, make_rows
+from bench.data.inputs import Conversation, InputError
+from bench.data.tokenizer import load_tokenizer
 from bench.data.trial_inputs import check_trial
 from bench.machine.isolation import require_gpus_for
 from bench.qlora import recipes
@@ -160,9 +162,9 @@ def format_profile(step_profile: StepProfile, trial: Trial) -> str:
     return "\n".join([*lines, *(f"{milliseconds:9.{digits}f}  {name}" for name, milliseconds in step_profile.kernels)])
 
 
-def _measure_training(session: TorchSession, trial: Trial, conversations: list[ConversationStats]) -> _Steps:
+def _measure_training(session: TorchSession, trial: Trial, conversations: list[Conversation]) -> _Steps:
     modules, placement = session.modules, session.placement
-    tokenizer = load_tokenizer(modules, trial.model)
+    tokenizer = load_tokenizer(Path(trial.model))
     rows = make_rows(trial, conversations, tokenizer)
     base = load_base(modules, trial, placement)
     step = recipes.build(trial.recipe, modules, trial, placement, base)
@@ -178,7 +180,7 @@ def _measure_training(session: TorchSession, trial: Trial, conversations: list[C
 
 
 def _measure_decoding(
-    session: TorchSession, trial: Trial, conversations: list[ConversationStats], *, with_adapters: bool
+    session: TorchSession, trial: Trial, conversations: list[Conversation], *, with_adapters: bool
 ) -> _Steps:
     modules, placement = session.modules, session.placement
     if trial.new_tokens <= RECORDED_STEPS:

@@ -7,7 +7,6 @@ recipe_support: checks whether the recipe fast supports a model, from its config
 safetensors_header: shapes and sizes of a weights file
 formats: the formats of a data line, and the keys that decide what is trained on
 readers: data files to conversations, each line checked
-conversations: reads a data file, one chat per line
 tokenizer: a model folder's tokenizer, chat template and control tokens, without torch
 masking: conversations to token ids and target masks
 dataset: all data files of a training to its training and validation examples

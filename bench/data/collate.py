@@ -8,27 +8,26 @@
   Positions restart with each sample, attention stays within it, and its first token is not a target, so loss and
   gradients are those of separate samples.
 
-Every token is a label, prompts included, as in the published measurements. A fine-tuning selects its targets in
-`bench.data.masking`.
+Conversations are read, rendered and tokenized as a fine-tuning's (`bench.data.masking`), but every token is a label,
+prompts included, as in the published measurements.
 
 Before the first step, as many rows are tokenized as the steps need; shorter data is repeated in the same order.
 """
 
 import random
 import signal
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from bench.data.inputs import ConversationStats, InputError
+from bench.data.inputs import Conversation, InputError
+from bench.data.masking import ExampleBuilder
 from bench.data.packing import Row, bucket_by_length, pack_blocks, pack_whole_samples
-from bench.data.tokenizer import ChatTemplate
 from bench.records import Trial
 from bench.torch_stack import Stack
 
 IGNORE_INDEX = -100  # label that PyTorch's cross-entropy skips
-TOKENIZE_BATCH = 64
 BUCKET_TOKENS = 64  # lengths of bucketed batches are multiples of it: few shapes, so the allocator reuses its blocks
 
 
@@ -50,20 +49,14 @@ class Batch:
     edges: Any = None
 
 
-def load_tokenizer(stack: Stack, folder: str) -> Any:
-    """Load the folder's tokenizer.json and tokenizer_config.json."""
-    return stack.transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-
-
-def make_rows(trial: Trial, conversations: list[ConversationStats], tokenizer: Any) -> list[Row]:
+def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: Any) -> list[Row]:
     """Make the distinct rows that the trial's steps need, at most one pass over the data. Raises InputError."""
-    if tokenizer.eos_token_id is None:
-        raise InputError(f"{trial.model}: tokenizer_config.json: eos_token: missing; add it, it ends each sample")
     order = list(range(len(conversations)))
     random.Random(trial.seed).shuffle(order)  # noqa: S311 - a reproducible order, not a secret
-    ordered = (conversations[index] for index in order)
+    ordered = (replace(conversations[index], untrained=()) for index in order)
     needed = rows_needed(trial)
-    samples = _tokenize(trial, ordered, tokenizer)
+    builder = ExampleBuilder(tokenizer, max_seq_len=None, labels="all", special_tokens="text")
+    samples = (example.ids.tolist() for example in builder.build(ordered))
     if trial.layout == "varlen":
         return pack_whole_samples(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, needed)
     if trial.layout in ("pad", "bucket"):
@@ -179,13 +172,3 @@ def _reset_signals(_worker: int) -> None:
     # Ctrl-C signals the whole process group; the main process handles it and ends its loaders by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _tokenize(trial: Trial, conversations: Iterator[ConversationStats], tokenizer: Any) -> Iterator[list[int]]:
-    template = ChatTemplate(tokenizer)
-    while batch := list(islice(conversations, TOKENIZE_BATCH)):
-        texts = [
-            template.render(f"{trial.data}: line {conversation.line}", conversation.messages) for conversation in batch
-        ]
-        # The template writes the special tokens itself; adding them again would double them.
-        yield from tokenizer(texts, add_special_tokens=False)["input_ids"]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import packing, readers
-from bench.data.inputs import InputError
+from bench.data.inputs import Conversation, InputError
 from bench.data.masking import DROPPED_KINDS, SKIPPED, DataFindings, Example, ExampleBuilder
-from bench.data.readers import BadLines, DataFile, RawConversation
+from bench.data.readers import BadLines, DataFile
 from bench.data.tokenizer import use_all_cores
 from bench.records import schema
 from bench.records.training_data import (
@@ -43,8 +43,8 @@ CACHE_VERSION = 3  # part of the cache key; changes when the same data and setti
 class Split:
     """Conversations to train on, each with its repetitions per epoch, and held-out conversations."""
 
-    training: list[tuple[RawConversation, int]]
-    validation: list[RawConversation]
+    training: list[tuple[Conversation, int]]
+    validation: list[Conversation]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def cache_key(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256:
 def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, findings: DataFindings) -> Split:
     """Split conversations into training and validation by their digests, so that added lines move no others."""
     validation = list(held_out.conversations) if held_out is not None else []
-    training: list[tuple[RawConversation, int]] = []
+    training: list[tuple[Conversation, int]] = []
     removed = {conversation.digest for conversation in validation}
     seen: set[bytes] = set()
     for file, weight in zip(files, spec.weights, strict=True):

@@ -35,7 +35,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """Facts about a usable data file. `samples` counts lines with text of user and assistant, `skipped` the others."""
+    """Facts about a usable data file. `samples` counts lines with an answer, `skipped` the others."""
 
     path: str
     sha256: str
@@ -44,11 +44,37 @@ class DataFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversationStats:
-    """One usable line of a data file: its number, from 1, and its messages."""
+class Conversation:
+    """One line of a data file: its file and line number, and its turns as (role, content).
 
+    `digest` is the sha256 of the turns: equal for lines of any kind with the same turns. The first `prompt_turns` turns
+    are the prompt; answers in it, and turns in `untrained`, which the line excludes, are not trained on.
+    """
+
+    file: str
     line: int
-    messages: list[dict[str, str]]
+    turns: tuple[tuple[str, str], ...]
+    digest: bytes
+    prompt_turns: int = 0
+    untrained: tuple[int, ...] = ()
+    unread_keys: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> list[int]:
+        """Indices of the turns to train on: the assistant's that are not blank, not in the prompt and not excluded."""
+        return [
+            index
+            for index, (role, text) in enumerate(self.turns)
+            if role == "assistant" and text.strip() and index >= self.prompt_turns and index not in self.untrained
+        ]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": role, "content": content} for role, content in self.turns]
+
+    @property
+    def location(self) -> str:
+        return f"{self.file}: line {self.line}"
 
 
-Inputs: TypeAlias = tuple[ModelFacts, DataFacts, list[ConversationStats]]
+Inputs: TypeAlias = tuple[ModelFacts, DataFacts, list[Conversation]]

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from bench.data.inputs import InputError
-from bench.data.readers import BadLines, RawConversation
+from bench.data.inputs import Conversation, InputError
+from bench.data.readers import BadLines
 from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, TemplateTimeout
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
@@ -75,11 +75,11 @@ class DataFindings:
             self.counts[kind] += bad_lines.count
             self.locations[kind] = [*self.locations.get(kind, []), *bad_lines.places()][:MAX_LOCATIONS]
 
-    def is_latest(self, kind: str, conversation: RawConversation) -> bool:
+    def is_latest(self, kind: str, conversation: Conversation) -> bool:
         """Return whether this conversation was the last one that was counted for the kind."""
         return self._latest.get(kind) == conversation.location
 
-    def add(self, kind: str, conversation: RawConversation) -> None:
+    def add(self, kind: str, conversation: Conversation) -> None:
         """Count a conversation, once for each kind, however many of its answers are concerned."""
         if self.is_latest(kind, conversation):
             return
@@ -124,7 +124,7 @@ class _Rendered(NamedTuple):
     `is_split`: it is one of several examples of its conversation. `hides_tokens`: typed control tokens are replaced.
     """
 
-    source: RawConversation
+    source: Conversation
     turns: int
     text: str
     answers: tuple[tuple[int, int], ...]
@@ -133,13 +133,16 @@ class _Rendered(NamedTuple):
 
 
 class ExampleBuilder:
-    """Builder of examples with one tokenizer. `findings` counts dropped, cut and unusual conversations."""
+    """Builder of examples with one tokenizer; without `max_seq_len` none is too long.
+
+    `findings` counts dropped, cut and unusual conversations.
+    """
 
     def __init__(
         self,
         tokenizer: Any,
         *,
-        max_seq_len: int,
+        max_seq_len: int | None,
         labels: str = "assistant",
         too_long: str = "drop",
         special_tokens: str = "keep",
@@ -156,7 +159,7 @@ class ExampleBuilder:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(key for key, token in added.items() if token.special)}
 
-    def build(self, conversations: Iterable[RawConversation]) -> Iterator[Example]:
+    def build(self, conversations: Iterable[Conversation]) -> Iterator[Example]:
         """Build examples in the conversations' order.
 
         A conversation that the template rejects raises InputError, or is passed to `on_bad_line` and left out.
@@ -182,7 +185,7 @@ class ExampleBuilder:
                 "images; use a model with a chat template for text"
             )
 
-    def _render_if_accepted(self, conversation: RawConversation) -> list[_Rendered]:
+    def _render_if_accepted(self, conversation: Conversation) -> list[_Rendered]:
         try:
             return list(self._render(conversation))
         except TemplateTimeout:
@@ -193,7 +196,7 @@ class ExampleBuilder:
             self._on_bad_line(error)
             return []
 
-    def _render(self, conversation: RawConversation) -> Iterator[_Rendered]:
+    def _render(self, conversation: Conversation) -> Iterator[_Rendered]:
         answers = conversation.answers
         if not answers:
             self.findings.add(NO_TARGET, conversation)
@@ -210,7 +213,7 @@ class ExampleBuilder:
             yield rendered._replace(hides_tokens=hides_tokens)
 
     def _render_messages(
-        self, conversation: RawConversation, messages: Messages, answers: Sequence[int]
+        self, conversation: Conversation, messages: Messages, answers: Sequence[int]
     ) -> Iterator[_Rendered]:
         turns = len(messages)
         if self._labels == "all":
@@ -236,7 +239,7 @@ class ExampleBuilder:
                 source=conversation, turns=turn + 1, text=text, answers=((start, len(text)),), is_split=is_split
             )
 
-    def _whole_text(self, conversation: RawConversation, messages: Messages) -> str:
+    def _whole_text(self, conversation: Conversation, messages: Messages) -> str:
         """Render a conversation of which every token is a target, after its last answer's prompt if it has one."""
         if len(messages) > 1 and messages[-1]["role"] == "assistant":
             try:
@@ -245,7 +248,7 @@ class ExampleBuilder:
                 self.findings.add(OTHER_PROMPT, conversation)
         return self._render_text(conversation, messages)
 
-    def _answer_span(self, conversation: RawConversation, messages: Messages) -> tuple[int, str]:
+    def _answer_span(self, conversation: Conversation, messages: Messages) -> tuple[int, str]:
         """Render `messages`, whose last turn is an answer; return (start of that answer in the text, text)."""
         if len(messages) == 1:
             raise InputError(
@@ -259,7 +262,7 @@ class ExampleBuilder:
             self.findings.add(THOUGHT_LEFT_OUT, conversation)
         return len(prompt_text), text
 
-    def _text_after_prompt(self, conversation: RawConversation, messages: Messages, text: str) -> str:
+    def _text_after_prompt(self, conversation: Conversation, messages: Messages, text: str) -> str:
         """Return the text of the last answer, where the template's `text` of the conversation differs from the prompt.
 
         The answer is rendered after its prompt in the conversation, in the conversation without the system's turn, or
@@ -281,7 +284,7 @@ class ExampleBuilder:
             "the answer than as a prompt; use the model's own template, or set train.label_mask: all"
         )
 
-    def _render_answer(self, conversation: RawConversation, messages: Messages) -> tuple[str, str] | None:
+    def _render_answer(self, conversation: Conversation, messages: Messages) -> tuple[str, str] | None:
         """Return (the open thought of the prompt that the template leaves out, text of the last answer).
 
         None if the template writes the turns differently in another way, or rejects them.
@@ -308,7 +311,7 @@ class ExampleBuilder:
         is_open = addition.rstrip().endswith(THOUGHT) and probe_answer.startswith(PROBE_ANSWER)
         return addition if is_open else "", text[common:]
 
-    def _end_thought(self, conversation: RawConversation, content: str, open_thought: str, answer: str) -> str:
+    def _end_thought(self, conversation: Conversation, content: str, open_thought: str, answer: str) -> str:
         """Return the text after a prompt that ends in `open_thought`: the thought, its end and the answer."""
         if THOUGHT_END in answer:
             return answer.lstrip().removeprefix(THOUGHT)
@@ -320,7 +323,7 @@ class ExampleBuilder:
         space = rest[: len(rest) - len(rest.lstrip())]  # some templates strip it
         return f"{thought}{THOUGHT_END}{'' if answer.startswith(space) else space}{answer}"
 
-    def _render_text(self, conversation: RawConversation, messages: Messages, *, prompt: bool = False) -> str:
+    def _render_text(self, conversation: Conversation, messages: Messages, *, prompt: bool = False) -> str:
         text = self._template.render(conversation.location, messages, prompt=prompt)
         if not text:
             raise InputError(
@@ -337,7 +340,7 @@ class ExampleBuilder:
             if not has_end and ids and self._labels == "assistant":
                 self.findings.add(EOS_ADDED, rendered.source)
                 ids, targets = [*ids, self._eos], bytearray([*targets, 1])
-            if len(ids) > self._max_seq_len:
+            if self._max_seq_len is not None and len(ids) > self._max_seq_len:
                 yield from self._cut(rendered)
                 continue
             if 1 not in targets:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.data.formats import FORMATS, KNOWN_TURN_KEYS, check_keys, check_turn, is_trained, system_turn
-from bench.data.inputs import InputError
+from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.records import schema
 from bench.records.training_data import MAX_SKIPPED_SHARE
 
@@ -28,49 +28,16 @@ MAX_LISTED = 20
 MAX_REASON_CHARS = 160
 
 
-@dataclass(frozen=True, kw_only=True)
-class RawConversation:
-    """One line of a data file: its file and line number, and its turns as (role, content).
-
-    `digest` is the sha256 of the turns: equal for lines of any kind with the same turns. The first `prompt_turns` turns
-    are the prompt; answers in it, and turns in `untrained`, which the line excludes, are not trained on.
-    """
-
-    file: str
-    line: int
-    turns: tuple[tuple[str, str], ...]
-    digest: bytes
-    prompt_turns: int = 0
-    untrained: tuple[int, ...] = ()
-    unread_keys: tuple[str, ...] = ()
-
-    @property
-    def answers(self) -> list[int]:
-        """Indices of the turns to train on: the assistant's that are not blank, not in the prompt and not excluded."""
-        return [
-            index
-            for index, (role, text) in enumerate(self.turns)
-            if role == "assistant" and text.strip() and index >= self.prompt_turns and index not in self.untrained
-        ]
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": role, "content": content} for role, content in self.turns]
-
-    @property
-    def location(self) -> str:
-        return f"{self.file}: line {self.line}"
-
-
 @dataclass(kw_only=True)
 class BadLines:
     """Unusable lines of `source`: their number and the errors of the first `MAX_LISTED`.
 
-    `policy`: "refuse" raises an error that lists them, "skip" leaves them out if they are few.
+    `policy`: "refuse" raises an error that lists them, "skip" leaves them out if they are few. None refuses them, too,
+    where the setting does not apply.
     """
 
     source: str
-    policy: str = "refuse"
+    policy: str | None = "refuse"
     count: int = 0
     errors: list[InputError] = field(default_factory=list)
 
@@ -82,14 +49,14 @@ class BadLines:
         self.count += 1
         if len(self.errors) < MAX_LISTED:
             self.errors.append(error)
-        if self.policy == "refuse" and self.count == MAX_LISTED:
+        if self.policy != "skip" and self.count == MAX_LISTED:
             raise self._error(f"at least {MAX_LISTED}")
         if lines is not None:
             self.check(lines, is_final=False)
 
     def check(self, lines: int, *, is_final: bool = True) -> None:
         """Raise InputError if these lines, of `lines` in all, may not be left out."""
-        if self.policy == "refuse" and self.count and is_final:
+        if self.policy != "skip" and self.count and is_final:
             raise self.errors[0] if self.count == 1 else self._error(str(self.count))
         if self.policy == "skip" and self.count > int(lines * MAX_SKIPPED_SHARE):
             raise self._error(f"{self.count} of {lines}" if is_final else f"more than {self.count - 1} of {lines}")
@@ -102,11 +69,13 @@ class BadLines:
         prefix = f"{self.source}: "
         reasons = [text.removeprefix(prefix)[:MAX_REASON_CHARS] for text in self.places()[:MAX_LISTED]]
         share = f"{MAX_SKIPPED_SHARE:.0%}".replace("%", " %")
-        remedy = f"or set train.bad_lines: skip, which leaves out at most {share} of the lines"
-        if self.policy == "skip":
-            remedy = f"because train.bad_lines: skip leaves out at most {share} of the lines"
-        listed = " | ".join(reasons)
-        return InputError(f"{prefix}{count} lines cannot be used: {listed}; correct or remove them, {remedy}")
+        remedies = {
+            "refuse": f", or set train.bad_lines: skip, which leaves out at most {share} of the lines",
+            "skip": f", because train.bad_lines: skip leaves out at most {share} of the lines",
+            None: "",
+        }
+        listed, remedy = " | ".join(reasons), remedies[self.policy]
+        return InputError(f"{prefix}{count} lines cannot be used: {listed}; correct or remove them{remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +89,14 @@ class DataFile:
     kind: str
     sha256: str
     bytes: int
-    conversations: tuple[RawConversation, ...]
+    conversations: tuple[Conversation, ...]
     bad_lines: BadLines
 
 
-def read(path: Path, bad_line_policy: str = "refuse") -> DataFile:
+def read(path: Path, bad_line_policy: str | None = "refuse") -> DataFile:
     """Read every line of a data file. Raises InputError, which lists the lines that cannot be used."""
     name, digest, size, kind = str(path), hashlib.sha256(), 0, ""
-    conversations: list[RawConversation] = []
+    conversations: list[Conversation] = []
     bad_lines = BadLines(source=name, policy=bad_line_policy)
     with _open_regular(path) as file:
         for number, line in _read_lines(path, file):
@@ -154,7 +123,17 @@ def read(path: Path, bad_line_policy: str = "refuse") -> DataFile:
     )
 
 
-def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tuple[str, RawConversation]:
+def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
+    """Read the data file of a benchmark. Conversations without an answer are counted as skipped. Raises InputError."""
+    data = read(path, None)
+    usable = [conversation for conversation in data.conversations if conversation.answers]
+    if not usable:
+        raise InputError(f"{path}: none of {len(data.conversations)} chats has an answer; name a file with answers")
+    skipped = len(data.conversations) - len(usable)
+    return DataFacts(path=data.path, sha256=data.sha256, samples=len(usable), skipped=skipped), usable
+
+
+def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tuple[str, Conversation]:
     """Return the kind of a line, which must be `expected_kind` if there is one, and its conversation."""
     location = f"{file}: line {number}"
     document = _parse_object(location, line)
@@ -176,7 +155,7 @@ def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tupl
             )
             if not is_trained(raw.location, raw.document, is_answer=role == "assistant"):
                 untrained.append(index)
-    return kind, RawConversation(
+    return kind, Conversation(
         file=file,
         line=number,
         turns=tuple(turns),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.data.inputs import InputError
-from bench.data.model_folder import check_model
 from bench.torch_stack import set_environment
 
 Messages: TypeAlias = Sequence[dict[str, str]]
@@ -31,8 +30,7 @@ PROBE_MESSAGES = ({"role": "user", "content": "a?"}, {"role": "assistant", "cont
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the folder's tokenizer.json with its settings and chat template. Raises InputError."""
-    check_model(folder)
+    """Load the tokenizer.json of a checked folder with its settings and chat template. Raises InputError."""
     set_environment()
     from transformers import PreTrainedTokenizerFast
 

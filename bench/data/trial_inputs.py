@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.data.conversations import read_data
-from bench.data.inputs import ConversationStats, DataFacts, InputError, Inputs, ModelFacts
+from bench.data.inputs import Conversation, DataFacts, InputError, Inputs, ModelFacts
 from bench.data.model_folder import check_model
+from bench.data.readers import read_data
 from bench.records import Trial
 
-DataContent: TypeAlias = tuple[DataFacts, list[ConversationStats]]
+DataContent: TypeAlias = tuple[DataFacts, list[Conversation]]
 
 
 def check_trial(trial: Trial) -> Inputs:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.collate import BUCKET_TOKENS, make_rows
-from bench.data.conversations import read_data
-from bench.data.inputs import ConversationStats
+from bench.data.inputs import Conversation
 from bench.data.model_folder import check_model, read_config
 from bench.data.packing import Row, bucket_by_length, pack_whole_samples
+from bench.data.readers import read_data
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import nvml
 from bench.predict import flops, memory
@@ -104,7 +104,7 @@ def percentile(lengths: list[int], share: int) -> int:
     return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
 
 
-def sample_lengths(model: str, data: str, conversations: list[ConversationStats], positions: int) -> list[int]:
+def sample_lengths(model: str, data: str, conversations: list[Conversation], positions: int) -> list[int]:
     """Measure the lengths in tokens of up to MAX_SAMPLES samples, drawn and cut as in a trial. Raises InputError."""
     trial = Trial(
         name="survey",

@@ -14,10 +14,12 @@ trial's layers: the cost of an answer with a fine-tuned model.
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.data.collate import load_tokenizer, make_rows
-from bench.data.inputs import ConversationStats, InputError, Inputs
+from bench.data.collate import make_rows
+from bench.data.inputs import Conversation, InputError, Inputs
+from bench.data.tokenizer import load_tokenizer
 from bench.harness import termination
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals
@@ -108,9 +110,9 @@ def disable_sliding_window(trial: Trial, config: Any, tokens: int) -> None:
     config.sliding_window = None
 
 
-def make_prompts(session: TorchSession, trial: Trial, conversations: list[ConversationStats], count: int) -> Any:
+def make_prompts(session: TorchSession, trial: Trial, conversations: list[Conversation], count: int) -> Any:
     """Make `count` prompts of `max_seq_len` tokens each, without padding: int64 on the device. Raises InputError."""
-    tokenizer = load_tokenizer(session.modules, trial.model)
+    tokenizer = load_tokenizer(Path(trial.model))
     packed = dataclasses.replace(
         trial,
         layout="pack",

@@ -9,10 +9,11 @@ from itertools import islice
 from pathlib import Path
 
 from bench import torch_stack
-from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
+from bench.data.collate import Batch, make_batches, make_rows
 from bench.data.inputs import InputError, Inputs
 from bench.data.model_folder import read_config
 from bench.data.recipe_support import as_stock
+from bench.data.tokenizer import load_tokenizer
 from bench.harness.phase_timer import PHASES
 from bench.harness.record import Record
 from bench.harness.termination import NonFiniteLoss, StopSignals
@@ -37,7 +38,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     phases: list[dict[str, float]] = []
     try:
         with record.timed("data"):
-            tokenizer = load_tokenizer(modules, trial.model)
+            tokenizer = load_tokenizer(Path(trial.model))
             if tokenizer.pad_token_id is None:
                 log("the tokenizer has no padding token: padding with its end token, without loss or attention there")
             rows = make_rows(trial, conversations, tokenizer)

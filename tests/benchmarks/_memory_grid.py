@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.data.collate import load_tokenizer, make_batches, make_rows
-from bench.data.conversations import read_data
+from bench.data.collate import make_batches, make_rows
+from bench.data.readers import read_data
+from bench.data.tokenizer import load_tokenizer
 from bench.predict import memory
 from bench.qlora import recipes
 from bench.qlora.step import choose_placement, load_base
@@ -192,7 +193,7 @@ def measure(group: list[Trial], config: dict[str, Any], modules: torch_stack.Sta
     """Measure each configuration of the group over one base."""
     torch = modules.torch
     placement = choose_placement(modules)
-    tokenizer = load_tokenizer(modules, group[0].model)
+    tokenizer = load_tokenizer(Path(group[0].model))
     _, conversations = read_data(Path(group[0].data))
     began = time.perf_counter()
     base = load_base(modules, group[0], placement)

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
-from bench.data.conversations import read_data
+from bench.data.collate import Batch, make_batches, make_rows
+from bench.data.readers import read_data
+from bench.data.tokenizer import load_tokenizer
 from bench.kernels import nf4
 from bench.qlora import recipes
 from bench.qlora.recipes import adapters
@@ -87,7 +88,7 @@ class Equality:
 
     def __init__(self, modules: torch_stack.Stack, placement: Placement, trial: Trial) -> None:
         self.modules, self.placement, self.trial = modules, placement, trial
-        tokenizer = load_tokenizer(modules, trial.model)
+        tokenizer = load_tokenizer(Path(trial.model))
         rows = make_rows(trial, read_data(Path(trial.data))[1], tokenizer)
         self.batches = list(make_batches(modules, trial, rows, tokenizer, pin_memory=False))
 

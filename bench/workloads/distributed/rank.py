@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench import torch_stack
-from bench.data.collate import Batch, load_tokenizer, make_batches, make_rows
-from bench.data.conversations import read_data
+from bench.data.collate import Batch, make_batches, make_rows
 from bench.data.inputs import InputError
+from bench.data.readers import read_data
+from bench.data.tokenizer import load_tokenizer
 from bench.harness import termination
 from bench.harness.record import peak_rss_bytes
 from bench.machine import fingerprint, preflight
@@ -224,7 +225,7 @@ class DistributedRank(RankProcess):
 
     def _open_data(self) -> None:
         trial, (_, conversations) = self.trial, read_data(Path(self.trial.data))
-        tokenizer = load_tokenizer(self.modules, trial.model)
+        tokenizer = load_tokenizer(Path(trial.model))
         rows = make_rows(trial, conversations[self.rank :: self.world_size], tokenizer)
         # Steps with and without exchange, the hooked ones and one unmeasured; a longer trial repeats its rows.
         step_count = min(100_000, 2 * trial.measured_steps + HOOKED_STEPS[trial.profile] + 1)

@@ -90,7 +90,7 @@ def test_a_step_of_many_tokens_may_take_longer_than_the_silence_limit(monkeypatc
 
 
 def test_fewer_samples_than_ranks_are_rejected(ddp_trial, data_file, make_record):
-    from bench.data.conversations import read_data
+    from bench.data.readers import read_data
 
     facts, conversations = read_data(data_file)
     record = make_record(ddp_trial(world_size=21, data=str(data_file)))

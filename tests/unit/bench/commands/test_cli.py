@@ -24,7 +24,7 @@ from tests.support.reports.synthetic import metrics_of
 
 BEFORE_THE_STACK = (
     *("commands/cli.py", "commands/run.py", "commands/overrides.py"),
-    *("data/conversations.py", "data/inputs.py", "data/model_folder.py", "data/trial_inputs.py"),
+    *("data/formats.py", "data/readers.py", "data/inputs.py", "data/model_folder.py", "data/trial_inputs.py"),
     *("harness/termination.py", "harness/out_of_memory.py", "harness/phase_timer.py", "machine/fingerprint.py"),
     *(str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench" / "records").glob("*.py"))),
 )

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from bench.data.conversations import read_data
 from bench.data.inputs import InputError
+from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.records import Trial, TrialError, read_trials
 from tests.support.small_inputs import CHAT, CONFIG, TOKENIZER

@@ -4,46 +4,43 @@ import itertools
 
 import pytest
 
+from bench.data import masking
 from bench.data.collate import (
     IGNORE_INDEX,
-    ConversationStats,
     Unpacked,
     _PaddedCollate,
     _RepeatedRows,
     make_rows,
     rows_needed,
 )
-from bench.data.inputs import InputError
+from bench.data.inputs import Conversation, InputError
 from bench.data.packing import Row
 
-END = 1
+TEXTS = (
+    "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('unknown') }}{% endif %}{{ m.content }}"
+    "{% endfor %}"
+)
+WITH_END = TEXTS + "{% if not add_generation_prompt %}</s>{% endif %}"
 
 
-class LetterTokenizer:
-    """Tokenizer with one token per letter, and a template that writes begin and end itself, as Mistral's does."""
-
-    eos_token_id: int | None = END
-    ends_samples = True
-
-    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
-        assert (tokenize, add_generation_prompt) == (False, False)
-        if any(message["role"] == "narrator" for message in messages):
-            from jinja2.exceptions import TemplateError
-
-            raise TemplateError("unknown role narrator")
-        return "".join(message["content"] for message in messages)
-
-    def __call__(self, texts, *, add_special_tokens):
-        assert add_special_tokens is False  # the template wrote them
-        end = [END] if self.ends_samples else []
-        return {"input_ids": [[ord(letter) for letter in text] + end for text in texts]}
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_of):
+    """Tokenizer with one token per letter and one for the end."""
+    return tokenizer_of(WITH_END)
 
 
-def chats(*lengths: int) -> list[ConversationStats]:
+def chats(*lengths: int) -> list[Conversation]:
     """Make one conversation for each length in tokens, end token included; sample n consists of letter n."""
-    texts = [chr(ord("a") + index % 26) * (length - 1) for index, length in enumerate(lengths)]
+    letters = [(chr(ord("a") + index % 26), length) for index, length in enumerate(lengths)]
     return [
-        ConversationStats(line=line, messages=[{"role": "user", "content": text}]) for line, text in enumerate(texts, 1)
+        Conversation(
+            file="d.jsonl",
+            line=line,
+            turns=(("user", letter), ("assistant", letter * (length - 2))),
+            digest=b"",
+            untrained=(1,) if line % 3 == 0 else (),  # every token is a label of a benchmark
+        )
+        for line, (letter, length) in enumerate(letters, 1)
     ]
 
 
@@ -63,33 +60,37 @@ def test_a_bucketed_batch_is_padded_only_to_the_next_multiple():
     assert _PaddedCollate(max_seq_len=10, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 10)
 
 
-def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial):
+def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial, tokenizer):
     trial = make_trial(max_seq_len=10, micro_batch_size=2, warmup_steps=1, measured_steps=2)
-    rows = make_rows(trial, chats(3, 10, 11, 40, 5, 8), LetterTokenizer())
+    rows = make_rows(trial, chats(3, 10, 11, 40, 5, 8), tokenizer)
     assert sorted(len(row.ids) for row in rows) == [3, 5, 8, 10, 10, 10]
     assert {row.samples for row in rows} == {1}
 
 
 @pytest.fixture
-def packed(make_trial):
+def packed(make_trial, tokenizer_of):
     """Function that makes rows of the layout pack from chats of these lengths, as many as the steps need."""
 
-    def make(*lengths, steps=3, block=8, tokenizer=None):
+    def make(*lengths, steps=3, block=8, template=WITH_END):
         sizes = {"max_seq_len": block, "micro_batch_size": 1, "warmup_steps": 0, "measured_steps": steps}
-        return make_rows(make_trial(layout="pack", **sizes), chats(*lengths), tokenizer or LetterTokenizer())
+        return make_rows(make_trial(layout="pack", **sizes), chats(*lengths), tokenizer_of(template))
 
     return make
 
 
-def test_packed_rows_are_full_lose_no_token_between_samples_and_count_their_parts(packed):
-    lengths = [3, 9, 17, 2, 30, 8, 8, 5]
+def test_packed_rows_are_full_lose_no_token_between_samples_and_count_their_parts(packed, tokenizer):
+    lengths = [3, 9, 17, 4, 30, 8, 8, 5]
     rows = packed(*lengths, steps=100)
     assert {len(row.ids) for row in rows} == {8}
     assert len(rows) == sum(lengths) // 8  # the last, unfilled block is dropped
     tokens = list(itertools.chain.from_iterable(row.ids for row in rows))
-    samples = [list(group) for ended, group in itertools.groupby(tokens, lambda token: token == END) if not ended]
+    samples = [
+        list(group)
+        for ended, group in itertools.groupby(tokens, lambda token: token == tokenizer.eos_token_id)
+        if not ended
+    ]
     for sample in samples[:-1]:  # the last one may be cut by the end of the last block
-        assert len(sample) + 1 == lengths[sample[0] - ord("a")]
+        assert len(sample) + 1 == lengths[ord(tokenizer.decode(sample[0])) - ord("a")]
     assert all(row.samples > 0 for row in rows)
     dropped = sum(lengths) - 8 * len(rows)  # tokens of the last sample in the seed's order
     assert any(sum(row.samples for row in rows) == pytest.approx(len(lengths) - dropped / last) for last in lengths)
@@ -99,68 +100,72 @@ def test_a_sample_longer_than_a_block_counts_as_a_fraction_in_each_of_its_blocks
     assert [row.samples for row in packed(*[16] * 10)] == pytest.approx([0.5, 0.5, 0.5])
 
 
-def test_packing_adds_a_missing_end_token(packed):
-    tokenizer = LetterTokenizer()
-    tokenizer.ends_samples = False
-    rows = packed(*[5] * 10, tokenizer=tokenizer)
-    assert sum(row.ids.count(END) for row in rows) == 24 // 5
-    assert sum(row.samples for row in rows) == pytest.approx(24 / 5)
+def test_packing_adds_a_missing_end_token(packed, tokenizer):
+    rows = packed(*[6] * 10, template=TEXTS)
+    assert sum(row.ids.count(tokenizer.eos_token_id) for row in rows) == 24 // 6
+    assert sum(row.samples for row in rows) == pytest.approx(24 / 6)
 
 
 def test_data_shorter_than_one_block_is_repeated_until_one_is_full(packed):
     assert [len(row.ids) for row in packed(5, 6, steps=2, block=64)] == [64]
 
 
-def test_data_that_fills_fewer_blocks_than_a_batch_is_refused(make_trial):
+def test_data_that_fills_fewer_blocks_than_a_batch_is_refused(make_trial, tokenizer):
     trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=4)
     with pytest.raises(InputError, match=r"none\.jsonl: .* 3 blocks of 8 tokens, .* 4 \(micro_batch_size\)"):
-        make_rows(trial, chats(10, 16), LetterTokenizer())
+        make_rows(trial, chats(10, 16), tokenizer)
 
 
-def test_no_sample_is_lost_between_tokenized_batches(make_trial, monkeypatch):
-    monkeypatch.setattr("bench.data.collate.TOKENIZE_BATCH", 3)
+def test_no_sample_is_lost_between_tokenized_batches(make_trial, tokenizer, monkeypatch):
+    monkeypatch.setattr(masking, "TOKENIZE_BATCH", 3)
     trial = make_trial(max_seq_len=64, warmup_steps=0, measured_steps=100)
-    rows = make_rows(trial, chats(*range(2, 22)), LetterTokenizer())
-    assert sorted(len(row.ids) for row in rows) == list(range(2, 22))
+    rows = make_rows(trial, chats(*range(3, 23)), tokenizer)
+    assert sorted(len(row.ids) for row in rows) == list(range(3, 23))
 
 
 @pytest.mark.parametrize("layout", ["pad", "pack"])
-def test_the_seed_determines_the_order(make_trial, layout):
+def test_the_seed_determines_the_order(make_trial, tokenizer, layout):
     def ids(seed: int) -> list[list[int]]:
         trial = make_trial(layout=layout, max_seq_len=8, seed=seed)
-        return [row.ids for row in make_rows(trial, chats(*range(3, 40)), LetterTokenizer())]
+        return [row.ids for row in make_rows(trial, chats(*range(3, 40)), tokenizer)]
 
     assert ids(1) == ids(1)
     assert ids(1) != ids(2)
 
 
-def test_no_more_is_tokenized_than_the_steps_need(make_trial, monkeypatch):
+def test_no_more_is_tokenized_than_the_steps_need(make_trial, tokenizer, monkeypatch):
     trial = make_trial(micro_batch_size=2, gradient_accumulation_steps=3, warmup_steps=1, measured_steps=2)
     assert rows_needed(trial) == 18
     tokenized = []
 
-    class Counting(LetterTokenizer):
-        def __call__(self, texts, *, add_special_tokens):
-            tokenized.extend(texts)
-            return super().__call__(texts, add_special_tokens=add_special_tokens)
+    class Recorded(list):
+        def __getitem__(self, index):
+            tokenized.append(index)
+            return super().__getitem__(index)
 
-    monkeypatch.setattr("bench.data.collate.TOKENIZE_BATCH", 6)
-    assert len(make_rows(trial, chats(*[5] * 1000), Counting())) == 18
+    monkeypatch.setattr(masking, "TOKENIZE_BATCH", 6)
+    assert len(make_rows(trial, Recorded(chats(*[5] * 1000)), tokenizer)) == 18
     assert len(tokenized) <= 24
 
 
-def test_a_chat_the_template_refuses_is_named_by_file_and_line(make_trial):
-    conversations = chats(5, 5)
-    conversations.append(ConversationStats(line=17, messages=[{"role": "narrator", "content": "x"}]))
-    with pytest.raises(InputError, match=r"none\.jsonl: line 17: .*: unknown role narrator"):
-        make_rows(make_trial(), conversations, LetterTokenizer())
+def test_a_chat_the_template_refuses_is_named_by_file_and_line(make_trial, tokenizer):
+    bad = Conversation(file="d.jsonl", line=17, turns=(("user", "no"), ("assistant", "x")), digest=b"")
+    with pytest.raises(InputError, match=r"d\.jsonl: line 17: .*: unknown"):
+        make_rows(make_trial(), [*chats(5, 5), bad], tokenizer)
 
 
-def test_a_tokenizer_without_an_end_is_refused(make_trial):
-    tokenizer = LetterTokenizer()
-    tokenizer.eos_token_id = None
+def test_a_tokenizer_without_an_end_is_refused(make_trial, tokenizer_of):
+    tokenizer = tokenizer_of(WITH_END)
+    tokenizer.eos_token = None
     with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token: "):
         make_rows(make_trial(), chats(5), tokenizer)
+
+
+def test_typed_control_tokens_are_text(make_trial, tokenizer):
+    turns = (("user", "a</s>"), ("assistant", "b"))
+    (row,) = make_rows(make_trial(), [Conversation(file="d.jsonl", line=1, turns=turns, digest=b"")], tokenizer)
+    assert tokenizer.decode(row.ids) == "a</s>b</s>"
+    assert row.ids.count(tokenizer.eos_token_id) == 1
 
 
 def test_a_batch_carries_no_loss_and_no_attention_on_padding():

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.data import masking
-from bench.data.inputs import InputError
+from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
-from bench.data.readers import RawConversation
 from bench.data.tokenizer import ChatTemplate
 
 Turns = Sequence[tuple[str, str]]
@@ -23,8 +22,8 @@ TWO = (("user", "a?"), ("assistant", "A."), ("user", "b?"), ("assistant", "B."))
 WITH_SYSTEM = (("system", "be good"), *TWO)
 
 
-def conversation(turns: Turns) -> RawConversation:
-    return RawConversation(
+def conversation(turns: Turns) -> Conversation:
+    return Conversation(
         file="d.jsonl", line=1, turns=tuple(turns), digest=hashlib.sha256(repr(turns).encode()).digest()
     )
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from bench.data import masking
-from bench.data.inputs import InputError
+from bench.data.collate import make_rows
+from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
-from bench.data.readers import RawConversation
 from bench.data.tokenizer import ChatTemplate
+from bench.records import Trial
 from tests.support.paths import ROOT
 
 FOLDERS = [Path(sys.prefix, "chat_templates"), ROOT / ".venv/chat_templates", *map(Path, sys.path)]
@@ -66,7 +67,7 @@ def test_each_answer_is_trained_after_its_prompt_at_inference(
     template = template_text(name)
     tokenizer = tokenizer_of(template, special=control_tokens(template))
     builder = ExampleBuilder(tokenizer, max_seq_len=4096)
-    conversation = RawConversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b"")
+    conversation = Conversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b"")
     trained = [pair for example in builder.build([conversation]) for pair in answers(tokenizer, example)]
     indices = [index for index, (role, _) in enumerate(turns) if role == "assistant"]
     renderer = ChatTemplate(tokenizer)
@@ -78,10 +79,28 @@ def test_each_answer_is_trained_after_its_prompt_at_inference(
         assert text.count("</think>") == text.count("<think>") + prompts[0].rstrip().endswith("<think>")
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "turns", [TWO, WITH_SYSTEM, THOUGHTFUL, WITH_SYSTEM[:4]], ids=["two", "both", "thought", "ask"]
+)
+def test_a_benchmark_reads_a_conversation_as_a_training_does(
+    name: str, turns: Sequence[tuple[str, str]], tokenizer_of: Callable[..., Any], make_trial: Callable[..., Trial]
+) -> None:
+    template = template_text(name)
+    tokenizer = tokenizer_of(template, special=control_tokens(template))
+    conversation = Conversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b"")
+    (row,) = make_rows(make_trial(max_seq_len=4096), [conversation], tokenizer)
+    last = [*ExampleBuilder(tokenizer, max_seq_len=4096).build([conversation])][-1].ids.tolist()
+    text, trained = tokenizer.decode(row.ids), tokenizer.decode(last)
+    assert ("be good" in text) >= ("be good" in trained)
+    if turns[-1][0] == "assistant":
+        assert row.ids in (last, last[:-1])  # without an end token that the template does not write
+
+
 def test_a_template_that_does_not_write_text_is_rejected(tokenizer_of: Callable[..., Any]) -> None:
     builder = ExampleBuilder(tokenizer_of(template_text(f"{TRL}/smolvlm.jinja")), max_seq_len=4096)
     with pytest.raises(InputError, match="chat template"):
-        list(builder.build([RawConversation(file="d.jsonl", line=1, turns=TWO, digest=b"")]))
+        list(builder.build([Conversation(file="d.jsonl", line=1, turns=TWO, digest=b"")]))
 
 
 @pytest.mark.parametrize("name", [f"{TRL}/{family}.jinja" for family in OPEN_THOUGHT])
@@ -90,7 +109,7 @@ def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, token
     tokenizer = tokenizer_of(template, special=control_tokens(template))
     for turns, expected in ((THOUGHTFUL, "hm\n</think>\n\nA."), (TWO[:2], "\n</think>\n\nA.")):
         builder = ExampleBuilder(tokenizer, max_seq_len=4096)
-        (example,) = builder.build([RawConversation(file="d.jsonl", line=1, turns=turns, digest=b"")])
+        (example,) = builder.build([Conversation(file="d.jsonl", line=1, turns=turns, digest=b"")])
         ((prompt, text),) = answers(tokenizer, example)
         assert prompt.endswith("<think>\n")
         assert text == f"{expected}{DEEPSEEK_END}"

@@ -1,14 +1,18 @@
 """Supported kinds of data files, and the one-line error for any other content."""
 
+import dataclasses
+import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.data import readers
-from bench.data.inputs import InputError
+from bench.data import formats, readers
+from bench.data.formats import Format, RawTurn
+from bench.data.inputs import Conversation, InputError
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
 SAME_TURNS: dict[str, dict[str, Any]] = {
@@ -49,7 +53,7 @@ def test_a_prompt_may_be_a_list_of_messages(tmp_path: Path) -> None:
     assert conversation.turns == (("system", "s"), ("user", "u"), ("assistant", "a"))
 
 
-def read_one(tmp_path: Path, line: object) -> readers.RawConversation:
+def read_one(tmp_path: Path, line: object) -> Conversation:
     (conversation,) = readers.read(write(tmp_path / "d.jsonl", line)).conversations
     return conversation
 
@@ -207,3 +211,56 @@ def test_a_file_of_blank_lines_is_empty_and_invalid_utf_8_is_named(tmp_path: Pat
     (tmp_path / "l.jsonl").write_bytes(b'{"prompt": "\xff", "completion": "x"}\n')
     with pytest.raises(InputError, match=r"line 1: .*UTF-8"):
         readers.read(tmp_path / "l.jsonl")
+
+
+NO_ANSWER = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "  "}]}
+
+
+def test_a_benchmark_skips_chats_without_an_answer(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", NO_ANSWER, "", SAME_TURNS["messages"], SAME_TURNS["messages"] | {"id": 7})
+    facts, conversations = readers.read_data(path)
+    assert (facts.samples, facts.skipped, [conversation.line for conversation in conversations]) == (2, 1, [3, 4])
+    assert [conversation.turns for conversation in conversations] == [TURNS, TURNS]
+    assert facts.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == readers.sha256_of(path)
+    with pytest.raises(InputError, match=r"none of 3 "):
+        readers.read_data(write(path, *[NO_ANSWER] * 3))
+
+
+def test_a_benchmark_lists_bad_lines_and_no_setting_of_trainings(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"2 lines .*line 1: .*line 3: ") as caught:
+        readers.read_data(write(tmp_path / "d.jsonl", "{", SAME_TURNS["messages"], "[]"))
+    assert "train." not in str(caught.value)
+
+
+# A format is registered in one place --------------------------------------------------------------------------------
+
+TWO_LINES = Format("two lines", ("dialogue",), lambda place, line: two_lines(place, line["dialogue"]))
+
+
+def two_lines(place: str, text: str) -> Iterator[RawTurn]:
+    for role, content in zip(("user", "assistant"), text.splitlines(), strict=True):
+        yield RawTurn(f"{place}: dialogue", "dialogue", role, content)
+
+
+def test_a_registered_format_is_read_by_trainings_and_benchmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "d.jsonl", {"dialogue": "2 + 2?\n4"})
+    with pytest.raises(InputError):
+        readers.read(path)
+    monkeypatch.setitem(formats.FORMATS, TWO_LINES.name, TWO_LINES)
+    assert readers.read(path).kind == "two lines"
+    assert readers.read(path).conversations[0].turns == readers.read_data(path)[1][0].turns == TURNS
+
+
+@pytest.mark.parametrize(
+    "added", [dataclasses.replace(TWO_LINES, name="Alpaca"), dataclasses.replace(TWO_LINES, keys=("messages",))]
+)
+def test_a_format_registered_twice_is_an_error_with_its_name(added: Format) -> None:
+    with pytest.raises(ValueError, match=rf"{added.name}: .*twice"):
+        formats.index_formats([*formats.FORMATS.values(), added])
+
+
+def test_a_format_without_keys_is_an_error_with_its_name() -> None:
+    with pytest.raises(ValueError, match="two lines: keys"):
+        formats.index_formats([dataclasses.replace(TWO_LINES, keys=())])

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.data.conversations import read_data
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
+from bench.data.readers import read_data
 from bench.machine import isolation, preflight
 from bench.records import suite
 from tasks.doctor import examples
