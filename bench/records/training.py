@@ -7,17 +7,16 @@ from typing import Any
 
 from bench.records.checksummed import Checksummed
 from bench.records.paths import ADAPTER_CHECK_FILE, TRAINING_FILE
+from bench.records.setting import REQUIRED, check_settings, setting, settings_of
 from bench.records.training_data import DataReport, TrainingData
 from bench.records.validation import check_types, expect, expect_in_range, expect_one_of
 
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENT_DTYPES = ("fp32", "bf16")
-# Fields that a resumed training cannot change, with the reason: of the trial, or `training.` and of `Training`.
-FIXED_FIELDS = {
-    **dict.fromkeys(("lora_rank", "lora_targets"), "the checkpoint's adapters have another shape"),
-    **dict.fromkeys(("lora_alpha", "training.rank_stabilized"), "the learned weights would be rescaled"),
-    **dict.fromkeys(("optimizer", "training.lora_plus_ratio"), "the checkpoint's optimizer state has another layout"),
-}
+# Reasons why a resumed training cannot change a setting.
+OTHER_SHAPE = "the checkpoint's adapters have another shape"
+RESCALED = "the learned weights would be rescaled"
+OTHER_STATE = "the checkpoint's optimizer state has another layout"
 LIMIT_SETTINGS = ("train.max_hours", "train.budget_usd")  # settings that limit a training's hours
 LIMIT_REACHED = tuple(f"stopped by {name} " for name in LIMIT_SETTINGS)  # prefixes of a reason
 
@@ -42,29 +41,57 @@ class Training:
     setting behind it.
 
     `may_differ`: values that may differ from the checkpoint's on resume, because the operator confirmed the change:
-    `model`, `data`, fields of the trial, `training.` and fields of this class, none of them in `FIXED_FIELDS`.
+    `model`, `data`, fields of the trial, `training.` and fields of this class, none of them fixed (`Setting.fixed`).
 
     `input_digests`: the planned sha256 of the model and of each data file, by path; an attempt with other inputs is
     rejected. Empty if no worker has read them. `revision`: how often the plan was changed by the operator.
     """
 
     data: TrainingData
-    rows_per_step: int
-    epochs: float = 1.0
-    max_steps: int | None = None
-    schedule: str = "cosine"
-    warmup_share: float = 0.03
-    weight_decay: float = 0.0
-    max_gradient_norm: float = 1.0
-    rank_stabilized: bool = False
-    lora_plus_ratio: float = 1.0
-    gradients: str = "fp32"
-    evaluate_every: int = 0
-    patience: int = 0
-    checkpoint_sec: float = 60.0
-    keep_checkpoints: int = 3
-    prompts: tuple[str, ...] = ()
-    answer_tokens: int = 64
+    rows_per_step: int = setting(
+        4, "packed rows per optimizer step over all workers, 1 to 65536", stored_default=REQUIRED, ge=1, le=65_536
+    )
+    epochs: float = setting(1.0, "passes over the data, above 0, at most 1000", gt=0, le=1000)
+    max_steps: int | None = setting(None, "stop after this many steps; null: no limit", ge=1, le=10_000_000)
+    schedule: str = setting(
+        "cosine", "learning rate after warm-up: constant, linear decay to 0, or cosine decay to 0", choices=SCHEDULES
+    )
+    warmup_share: float = setting(0.03, "fraction of the steps for learning rate warm-up, 0 to 0.9", ge=0, le=0.9)
+    weight_decay: float = setting(0.0, "weight decay of AdamW, 0 to 1", ge=0, le=1)
+    max_gradient_norm: float = setting(1.0, "gradient clipping: maximum norm, above 0", gt=0, le=1_000_000)
+    rank_stabilized: bool = setting(False, "true: scale adapters by alpha / sqrt(rank) (rsLoRA)", fixed=RESCALED)
+    lora_plus_ratio: float = setting(
+        1.0, "learning rate of B divided by that of A (LoRA+), 0.01 to 100", ge=0.01, le=100, fixed=OTHER_STATE
+    )
+    gradients: str = setting(
+        "fp32",
+        "type of the gradients sent between workers: fp32, or bf16 with half the traffic and rounding",
+        name="gradient_dtype",
+        choices=GRADIENT_DTYPES,
+    )
+    evaluate_every: int = setting(
+        0, "steps between two evaluations of the held-out loss; 0: only at start and end", ge=0, le=10_000_000
+    )
+    patience: int = setting(
+        0,
+        "stop after this many evaluations without a new lowest loss; 0: never",
+        name="early_stopping_patience",
+        ge=0,
+        le=10_000,
+    )
+    checkpoint_sec: float = setting(60.0, "seconds between two checkpoints, 0 to 86400", ge=0, le=86_400)
+    keep_checkpoints: int = setting(
+        3, "number of newest checkpoints to keep, in addition to the best, 1 to 1000", ge=1, le=1000
+    )
+    prompts: tuple[str, ...] = setting(
+        (),
+        "prompts that the model answers before and after the training",
+        name="sample_prompts",
+        expected="a list of texts",
+    )
+    answer_tokens: int = setting(
+        64, "length limit of a sample answer in tokens, 1 to 65536", name="sample_max_new_tokens", ge=1, le=65_536
+    )
     max_hours: float | None = None
     limited_by: str = LIMIT_SETTINGS[0]
     may_differ: tuple[str, ...] = ()
@@ -74,31 +101,18 @@ class Training:
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
         check_types(self)
-        expect_in_range(self.rows_per_step, 1, 65_536, "rows_per_step")
-        expect(0.0 < self.epochs <= 1000.0, "epochs", "a number above 0, at most 1000")
-        if self.max_steps is not None:
-            expect_in_range(self.max_steps, 1, 10_000_000, "max_steps")
-        expect_one_of(self.schedule, SCHEDULES, "schedule")
-        expect(0.0 <= self.warmup_share < 1.0, "warmup_share", "a number from 0 to below 1")
-        expect(0.0 <= self.weight_decay <= 1.0, "weight_decay", "a number from 0 to 1")
-        expect(0.0 < self.max_gradient_norm <= 1e6, "max_gradient_norm", "a number above 0, at most 1000000")
-        expect(0.01 <= self.lora_plus_ratio <= 100.0, "lora_plus_ratio", "a number from 0.01 to 100")
-        expect_one_of(self.gradients, GRADIENT_DTYPES, "gradients")
-        expect_in_range(self.evaluate_every, 0, 10_000_000, "evaluate_every")
-        expect_in_range(self.patience, 0, 10_000, "patience")
+        check_settings(self)
         held_out = self.data.validation_file is not None or self.data.validation_share > 0
         expect(held_out or not self.evaluate_every, "evaluate_every", "0 if no data is held out for validation")
         expect(held_out or not self.patience, "patience", "0 if no data is held out for validation")
         expect(bool(self.evaluate_every) or not self.patience, "patience", "0 if evaluate_every is 0")
-        expect(0.0 <= self.checkpoint_sec <= 86_400.0, "checkpoint_sec", "0 to 86400 seconds")
-        expect_in_range(self.keep_checkpoints, 1, 1000, "keep_checkpoints")
         expect(all(self.prompts), "prompts", "texts, none of them empty")
-        expect_in_range(self.answer_tokens, 1, 65_536, "answer_tokens")
         expect(self.max_hours is None or 0.0 < self.max_hours <= 8760.0, "max_hours", "above 0, at most 8760 hours")
         expect_one_of(self.limited_by, LIMIT_SETTINGS, "limited_by")
         expect_in_range(self.revision, 0, 1_000_000, "revision")
-        for name in self.may_differ:
-            expect(name not in FIXED_FIELDS, "may_differ", f"no {name}: {FIXED_FIELDS.get(name)}")
+        for name, declared in settings_of(type(self)).items():
+            is_allowed = declared.fixed is None or f"training.{name}" not in self.may_differ
+            expect(is_allowed, "may_differ", f"no training.{name}: {declared.fixed}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from bench.records.validation import TrialError, expect_one_of
+from bench.records.setting import check_settings, setting
+from bench.records.validation import TrialError
 
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")
@@ -24,12 +25,38 @@ class TrainingData:
     files: list[str]
     weights: list[float]
     max_seq_len: int
-    validation_share: float = 0.0
-    validation_file: str | None = None
-    labels: str = "assistant"
-    too_long: str = "drop"
-    bad_lines: str = "refuse"
-    special_tokens: str = "keep"  # plans of versions without this field kept them
+    validation_share: float = setting(
+        0.02,
+        "fraction of the lines to hold out, 0 to 0.5, chosen by each line's digest",
+        name="validation_fraction",
+        stored_default=0.0,
+        ge=0,
+        le=0.5,
+    )
+    validation_file: str | None = setting(
+        None, "validation data file instead of held-out lines; it is never trained on", expected="a file's path"
+    )
+    labels: str = setting(
+        "assistant",
+        "tokens to train on: assistant (answers and their end tokens), or all",
+        name="label_mask",
+        choices=LABELS,
+    )
+    too_long: str = setting(
+        "drop", "examples over max_seq_len: drop, or cut after the last whole answer that fits", choices=TOO_LONG
+    )
+    bad_lines: str = setting(
+        "refuse",
+        "lines that cannot be used: refuse the file and list them, or skip at most 1 % of the lines",
+        choices=BAD_LINES,
+    )
+    # Plans of versions without this field kept the tokens.
+    special_tokens: str = setting(
+        "text",
+        "control tokens typed in a text of the data, e.g. </s>: text, or keep them as control tokens",
+        stored_default="keep",
+        choices=SPECIAL_TOKENS,
+    )
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
@@ -42,18 +69,9 @@ class TrainingData:
                 raise TrialError(f"weights: expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
         if self.max_seq_len < 2:
             raise TrialError(f"max_seq_len: expected at least 2 tokens, found {self.max_seq_len}")
-        if not 0 <= self.validation_share < 1:
-            raise TrialError(f"validation_share: expected from 0 to below 1, found {self.validation_share:g}")
         if self.validation_file is not None and self.validation_share:
             raise TrialError("validation_share: validation_file is set too; set only one of them")
-        choices = {
-            "labels": LABELS,
-            "too_long": TOO_LONG,
-            "bad_lines": BAD_LINES,
-            "special_tokens": SPECIAL_TOKENS,
-        }
-        for name, known in choices.items():
-            expect_one_of(getattr(self, name), known, name)
+        check_settings(self)
 
 
 @dataclass(frozen=True, kw_only=True)

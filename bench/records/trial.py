@@ -18,8 +18,17 @@ from typing import Any, cast
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
-from bench.records.training import Training
-from bench.records.validation import TrialError, check_types, expect, expect_in_range, expect_one_of
+from bench.records.setting import check_settings, setting
+from bench.records.training import OTHER_SHAPE, OTHER_STATE, RESCALED, Training
+from bench.records.validation import (
+    ATTENTION_PROJECTIONS,
+    TrialError,
+    check_types,
+    expect,
+    expect_in_range,
+    expect_one_of,
+)
+from bench.records.workloads import WORKLOADS, Workload, names_with
 
 OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
@@ -27,11 +36,7 @@ LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
 MATMULS = ("bf16", "int8_backward", "int8")
 PROFILES = ("gpu", "tiny")
-KINDS = ("training", "hardware", "loading", "inference", "distributed", "finetune")
-RANKED = ("distributed", "finetune")  # kinds that run as ranks
 MAX_BYTES = 16 << 20  # size limit of a file of trials; one trial takes about 1000 bytes
-ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
 # Older trial files and records have `products` instead of `matmul`, with these values.
 OLD_MATMUL_FIELD = "products"
 OLD_MATMULS = {"eight_backward": "int8_backward", "eight": "int8"}
@@ -63,19 +68,34 @@ class Trial:
     model: str
     data: str
     kind: str = "training"
-    recipe: str = "reference"
-    max_seq_len: int = 512
-    micro_batch_size: int = 8
+    recipe: str = setting(
+        "fast",
+        "implementation of the training step: reference, stock or fast",
+        stored_default="reference",
+        choices=RECIPES,
+    )
+    max_seq_len: int = setting(512, "maximum length of an example in tokens, 8 to 1048576", ge=8, le=1_048_576)
+    micro_batch_size: int = setting(
+        8, "size of a packed row, as a multiple of max_seq_len tokens, 1 to 4096", ge=1, le=4096
+    )
     gradient_accumulation_steps: int = 1
     layout: str = "pad"
-    base_precision: str = "nf4"
-    lora_rank: int = 16
-    lora_alpha: int = 32
-    lora_dropout: float = 0.05
+    base_precision: str = setting("nf4", "precision of the frozen base weights: nf4 or bf16", choices=BASE_PRECISIONS)
+    lora_rank: int = setting(16, "rank of the LoRA adapters, 1 to 1024", ge=1, le=1024, fixed=OTHER_SHAPE)
+    lora_alpha: int = setting(
+        32, "LoRA alpha, 1 to 4096; an adapter's output is scaled by alpha / rank", ge=1, le=4096, fixed=RESCALED
+    )
+    lora_dropout: float = setting(0.05, "dropout of the adapters' input, 0 to 0.9", ge=0, le=0.9)
     lora_targets: tuple[str, ...] = ATTENTION_PROJECTIONS
-    optimizer: str = "paged_adamw_8bit"
-    learning_rate: float = 2e-4
-    gradient_checkpointing: bool = True
+    optimizer: str = setting(
+        "adamw_torch",
+        "adamw_torch, or paged_adamw_8bit, which needs a quarter of the memory",
+        stored_default="paged_adamw_8bit",
+        choices=OPTIMIZERS,
+        fixed=OTHER_STATE,
+    )
+    learning_rate: float = setting(2e-4, "peak learning rate, above 0, at most 1", gt=0, le=1)
+    gradient_checkpointing: bool = setting(True, "true: recompute activations in backward to save memory")
     checkpoint_every: int = 1
     offload_checkpoints: bool = False
     held_layers: int = 0
@@ -85,45 +105,45 @@ class Trial:
     new_tokens: int = 64
     warmup_steps: int = 5
     measured_steps: int = 20
-    seed: int = 42
+    seed: int = setting(
+        42, "random seed of the adapter's initial weights, dropout and the order of the data", ge=0, le=2**31 - 1
+    )
     deadline_sec: float = 1800.0
     training: Training | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_settings(self)
         expect(0 < len(self.name) <= 80 and self.name.isprintable(), "name", "1 to 80 printable characters")
         expect(any(c.isalnum() for c in self.name), "name", "a name with at least one letter or digit")
         expect(self.model != "", "model", "the model's folder")
         expect(self.data != "", "data", "the data file")
         expect_one_of(self.profile, PROFILES, "profile")
-        expect_one_of(self.kind, KINDS, "kind")
-        expect_one_of(self.recipe, RECIPES, "recipe")
+        expect_one_of(self.kind, tuple(WORKLOADS), "kind")
         expect_one_of(self.matmul, MATMULS, "matmul")
         expect_one_of(self.layout, LAYOUTS, "layout")
-        expect_one_of(self.base_precision, BASE_PRECISIONS, "base_precision")
-        expect_one_of(self.optimizer, OPTIMIZERS, "optimizer")
-        expect_in_range(self.max_seq_len, 8, 1_048_576, "max_seq_len")
-        expect_in_range(self.micro_batch_size, 1, 4096, "micro_batch_size")
         expect_in_range(self.gradient_accumulation_steps, 1, 4096, "gradient_accumulation_steps")
-        expect_in_range(self.lora_rank, 1, 1024, "lora_rank")
-        expect_in_range(self.lora_alpha, 1, 4096, "lora_alpha")
         expect_in_range(self.data_workers, 0, 64, "data_workers")
         expect_in_range(self.checkpoint_every, 1, 1024, "checkpoint_every")
         expect_in_range(self.held_layers, 0, 1024, "held_layers")
         _check_fast_only_fields(self)
         expect_in_range(self.world_size, 1, 1024, "world_size")
-        expect(self.world_size == 1 or self.kind in RANKED, "world_size", f"1 unless kind is {' or '.join(RANKED)}")
+        is_ranked, has_training = self.workload.is_ranked, self.workload.has_training
+        expect(self.world_size == 1 or is_ranked, "world_size", f"1 unless kind is {names_with('is_ranked')}")
         expect_in_range(self.new_tokens, 1, 65_536, "new_tokens")
         expect_in_range(self.warmup_steps, 0, 10_000, "warmup_steps")
         expect_in_range(self.measured_steps, 1, 100_000, "measured_steps")
-        expect_in_range(self.seed, 0, 2**31 - 1, "seed")
-        expect(0.0 <= self.lora_dropout < 1.0, "lora_dropout", "a number from 0 to below 1")
-        expect(0.0 < self.learning_rate <= 1.0, "learning_rate", "a number above 0, at most 1")
         expect(1.0 <= self.deadline_sec <= 604_800.0, "deadline_sec", "1 to 604800 seconds")
-        expect((self.training is not None) == (self.kind == "finetune"), "training", "a value for kind finetune only")
+        expected = f"a value for kind {names_with('has_training')} only"
+        expect((self.training is not None) == has_training, "training", expected)
         expect(
             bool(self.lora_targets) and all(self.lora_targets), "lora_targets", "at least one name of a linear layer"
         )
+
+    @property
+    def workload(self) -> Workload:
+        """Workload that runs this trial, registered under `kind`."""
+        return WORKLOADS[self.kind]
 
     @property
     def trial_id(self) -> str:

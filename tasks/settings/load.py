@@ -58,7 +58,7 @@ class Settings(Sections):
         """Persistent folder that all workers share, or None."""
         if self.fleet.kind != "pods":
             return None
-        return self.fleet.pods.shared or (_SHARED_RESULTS if self.cluster.fss.volume_handle else None)
+        return self.fleet.pods.shared or (_SHARED_RESULTS if self.cluster.volume.handle else None)
 
     @property
     def results_folder(self) -> Path:
@@ -198,7 +198,7 @@ def _refuse_unknown_variables() -> None:
 
 
 def _cast(text: str, info: FieldInfo) -> Any:
-    kind, nullable = value_type(info)
+    kind, nullable = value_type(info.annotation)
     if nullable and text == "":
         return None
     if kind is bool:

@@ -15,6 +15,8 @@ from tasks.settings.schema import field, value_type
 from tasks.settings.sources import Keys, SettingsLayer, SettingsLayers, found_text, set_value
 
 RENAMED: dict[Keys, Keys] = {
+    ("cluster", "fss", "capacity"): ("cluster", "volume", "capacity"),
+    ("cluster", "fss", "volume_handle"): ("cluster", "volume", "handle"),
     ("cluster", "ready_within_sec"): ("cluster", "ready_timeout_sec"),
     ("cluster", "registry_user"): ("registry", "user"),
     ("fleet", "give_up_after_sec"): ("fleet", "reconnect_timeout_sec"),
@@ -41,15 +43,44 @@ def translate_layers(layers: SettingsLayers) -> SettingsLayers:
 
 def translate_recorded(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run's plan under today's names."""
-    translated = {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
+    translated: dict[str, Any] = _copy(settings)
     for old, new in RENAMED.items():
-        section = translated.get(old[0])
-        if isinstance(section, dict) and old[1] in section:
-            value = section.pop(old[1])
-            target = translated.setdefault(new[0], {})
+        value = _pop(translated, old)
+        if value is not _MISSING:
+            target = _parent(translated, new)
             if isinstance(target, dict):
-                target.setdefault(new[1], value)
+                target.setdefault(new[-1], value)
     return translated
+
+
+_MISSING = object()
+
+
+def _copy(data: Any) -> Any:
+    return {name: _copy(value) for name, value in data.items()} if isinstance(data, Mapping) else data
+
+
+def _pop(data: dict[str, Any], keys: Keys) -> Any:
+    """Remove a value, and its subsection if that is empty now; _MISSING if it is not there."""
+    section: Any = data
+    for key in keys[:-1]:
+        section = section.get(key) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or keys[-1] not in section:
+        return _MISSING
+    value = section.pop(keys[-1])
+    if not section and len(keys) > 2:
+        _pop(data, keys[:-1])
+    return value
+
+
+def _parent(data: dict[str, Any], keys: Keys) -> Any:
+    """Return the section of a key, which is created if it is missing; something else if a value is in its place."""
+    section: Any = data
+    for key in keys[:-1]:
+        if not isinstance(section, dict):
+            return None
+        section = section.setdefault(key, {})
+    return section
 
 
 def _translate_layer(layer: SettingsLayer) -> SettingsLayer:
@@ -64,15 +95,15 @@ def _translate_layer(layer: SettingsLayer) -> SettingsLayer:
 
 def _rename(layer: SettingsLayer, old: Keys, new: Keys) -> SettingsLayer:
     value, change = layer.get(old), f"{layer.where(old)}: {'.'.join(old)} is now {'.'.join(new)}"
-    data = {name: dict(section) if isinstance(section, Mapping) else section for name, section in layer.data.items()}
-    del data[old[0]][old[1]]
-    _, is_nullable = value_type(field(new))
+    data = _copy(layer.data)
+    _pop(data, old)
+    _, is_nullable = value_type(field(new).annotation)
     if value in (None, "") and is_nullable:
         return dataclasses.replace(layer, data=data)
     if layer.has(new):
         values = f"{found_text(value)} and {found_text(layer.get(new))}"
         raise UsageError(f"{change}, and both are set, to {values}; remove the old one")
-    if not isinstance(data.setdefault(new[0], {}), dict):
+    if not isinstance(_parent(data, new), dict):
         return layer  # a section that is not a section: the check of the layer names it
     _print_once(f"{change}; rename it there")
     set_value(data, new, value)
@@ -86,7 +117,7 @@ def _rename_values(layer: SettingsLayer, keys: Keys, new_values: Mapping[str, st
         return layer
     pairs = ", ".join(f"{value} is now {new_values[value]}" for value in old_values)
     _print_once(f"{layer.where(keys)}: {'.'.join(keys)}: {pairs}; rename it there")
-    data = {name: dict(section) if isinstance(section, Mapping) else section for name, section in layer.data.items()}
+    data = _copy(layer.data)
     set_value(data, keys, [new_values.get(value, value) for value in values])
     return dataclasses.replace(layer, data=data)
 

@@ -3,9 +3,9 @@
 import os
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -14,13 +14,19 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from bench.records import SUITE_NAMES, Trial
+from bench.records.setting import settings_of
+from bench.records.training import Training
+from bench.records.training_data import TrainingData
 from remote.cluster.quantities import parse_quantity
+from remote.providers import PROVIDERS
 from tasks.settings.sources import Keys
 
 AUTO = "auto"
@@ -46,6 +52,12 @@ Text = Annotated[str, AfterValidator(_check_printable)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_list_to_tuple)]
 
 
+if TYPE_CHECKING:
+    SuiteName = str
+else:
+    SuiteName = Literal[SUITE_NAMES]
+
+
 class Section(BaseModel):
     # Strict: "4" instead of 4 in a file is an error. load.py casts text from the environment.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -55,7 +67,7 @@ class Section(BaseModel):
     def _parse_exponent(cls, value: object, info: ValidationInfo) -> object:
         # In YAML 1.1, 2e-4 without a decimal point is text.
         if isinstance(value, str) and info.field_name is not None and _EXPONENT.fullmatch(value):
-            return float(value) if value_type(cls.model_fields[info.field_name])[0] is float else value
+            return float(value) if value_type(cls.model_fields[info.field_name].annotation)[0] is float else value
         return value
 
 
@@ -111,7 +123,7 @@ class FleetSection(Section):
 
 
 class BenchSection(Section):
-    suite: Literal["quick", "full", "hardware", "loading", "inference", "distributed", "recipes", "all"] = "quick"
+    suite: SuiteName = "quick"
     profile: Literal["gpu", "tiny"] = "tiny"
     spread: Literal["replicate", "shard"] = "replicate"
     repeats: int = Field(default=1, ge=1, le=100)
@@ -146,51 +158,62 @@ class TuneSection(Section):
     lora_rank: int = Field(default=16, ge=1, le=1024)
 
 
-class TrainSection(Section):
+def value_type(kind: Any) -> tuple[Any, bool]:
+    """Return a type without `| None` and annotations, and True if it may be null."""
+    parts = typing.get_args(kind)
+    is_nullable = type(None) in parts
+    if is_nullable:
+        kind = next(part for part in parts if part is not type(None))
+    return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), is_nullable
+
+
+SETTING_TYPES: dict[Any, Any] = {str: Text, tuple[str, ...]: Texts}  # where it is not the type of the record's field
+TRAIN_RECORDS = (TrainingData, Trial, Training)  # their declared settings are in the section `train`
+
+
+def declared_fields(records: Iterable[type]) -> dict[str, Any]:
+    """Return the fields of a section for the settings that these records declare (`bench.records.setting`)."""
+    fields: dict[str, Any] = {}
+    for record in records:
+        annotations = typing.get_type_hints(record)
+        for name, declared in settings_of(record).items():
+            plain, is_nullable = value_type(annotations[name])
+            value_annotation = Literal[declared.choices] if declared.choices else SETTING_TYPES.get(plain, plain)
+            bounds = {rule: getattr(declared, rule) for rule in ("ge", "gt", "le")}
+            info = Field(default=declared.default, description=declared.expected or None, **bounds)
+            fields[declared.name] = (value_annotation | None if is_nullable else value_annotation, info)
+    return fields
+
+
+class _TrainingFleet(Section):
+    """Settings of a training that no record declares: the fleet's part, and those with another form in the record."""
+
     data: Texts = Field(default=(), description="a list of data files")
     data_weights: Annotated[tuple[float, ...], BeforeValidator(_list_to_tuple)] = Field(
         default=(), description="a list of numbers, one for each file of train.data"
     )
-    label_mask: Literal["assistant", "all"] = "assistant"
-    too_long: Literal["drop", "cut"] = "drop"
-    bad_lines: Literal["refuse", "skip"] = "refuse"
-    special_tokens: Literal["text", "keep"] = "text"
-    max_seq_len: int = Field(default=512, ge=8, le=1_048_576)
-    validation_fraction: float = Field(default=0.02, ge=0, le=0.5)
-    validation_file: Text | None = Field(default=None, description="a file's path")
-    micro_batch_size: int = Field(default=8, ge=1, le=4096)
-    rows_per_step: int = Field(default=4, ge=1, le=65_536)
-    epochs: float = Field(default=1.0, gt=0, le=1000)
-    max_steps: int | None = Field(default=None, ge=1, le=10_000_000)
-    recipe: Literal["reference", "stock", "fast"] = "fast"
-    base_precision: Literal["nf4", "bf16"] = "nf4"
-    lora_rank: int = Field(default=16, ge=1, le=1024)
-    lora_alpha: int = Field(default=32, ge=1, le=4096)
-    lora_dropout: float = Field(default=0.05, ge=0, le=0.9)
     lora_targets: Literal["attention", "all-linear"] = "attention"
-    rank_stabilized: bool = False
-    lora_plus_ratio: float = Field(default=1.0, ge=0.01, le=100)
-    optimizer: Literal["paged_adamw_8bit", "adamw_torch"] = "adamw_torch"
-    learning_rate: float = Field(default=2e-4, gt=0, le=1)
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup_share: float = Field(default=0.03, ge=0, le=0.9)
-    weight_decay: float = Field(default=0.0, ge=0, le=1)
-    max_gradient_norm: float = Field(default=1.0, gt=0, le=1_000_000)
-    gradient_checkpointing: bool = True
-    gradient_dtype: Literal["fp32", "bf16"] = "fp32"
-    seed: int = Field(default=42, ge=0, le=2**31 - 1)
-    evaluate_every: int = Field(default=0, ge=0, le=10_000_000)
-    early_stopping_patience: int = Field(default=0, ge=0, le=10_000)
-    sample_prompts: Texts = Field(default=(), description="a list of texts")
-    sample_max_new_tokens: int = Field(default=64, ge=1, le=65_536)
-    checkpoint_sec: float = Field(default=60.0, ge=0, le=86_400)
-    keep_checkpoints: int = Field(default=3, ge=1, le=1000)
     workers: int | None = Field(default=None, ge=1, le=1024)
     max_restarts: int = Field(default=10, ge=0, le=1000)
     replacement_timeout_sec: float = Field(default=600.0, ge=1, le=604_800)
     elastic: bool = False
     budget_usd: float | None = Field(default=None, gt=0, le=10_000_000)
     max_hours: float | None = Field(default=None, gt=0, le=8760)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def train_section(records: Iterable[type]) -> type[_TrainingFleet]:
+    """Build the section `train`."""
+    return create_model("TrainSection", __base__=_TrainingFleet, **declared_fields(records))
+
+
+if TYPE_CHECKING:
+    TrainSection = _TrainingFleet
+else:
+    TrainSection = train_section(TRAIN_RECORDS)
 
 
 class BuildSection(Section):
@@ -230,8 +253,8 @@ class ImageSection(Section):
 
 
 class RegistrySection(Section):
-    image: Text | None = Field(default=None, description="a name like fra.ocir.io/namespace/repository:tag")
-    user: Text | None = Field(default=None, description="a user's name in one of the three forms")
+    image: Text | None = Field(default=None, description="a name like HOST/REPOSITORY:TAG")
+    user: Text | None = Field(default=None, description="a user's name at the registry")
     password_file: Text | None = Field(default=None, description="a file's path")
     token_hosts: Texts = Field(default=(), description="a list of hosts' names")
 
@@ -281,16 +304,13 @@ class MetricsSection(Section):
     port: int | None = Field(default=None, ge=1024, le=64_000)
 
 
-class FssSection(Section):
-    volume_handle: Text | None = Field(
-        default=None,
-        pattern=r"^\S+:\S+:/\S*$",
-        description="text like ocid1.filesystem...:MOUNT-TARGET-IP:/EXPORT",
-    )
+class VolumeSection(Section):
+    handle: Text | None = Field(default=None, pattern=r"^\S+:/\S*$", description="text like SERVER:/EXPORT")
     capacity: Quantity = Field(default="200Gi", description="a Kubernetes quantity like 200Gi")
 
 
 class ClusterSection(Section):
+    provider: Text = Field(default=AUTO, description="the name of a provider")
     kubeconfig: Text | None = Field(default=None, description="a file's path")
     context: Text | None = Field(default=None, description="the name of a kubeconfig's context")
     namespace: Name = Field(default="qlora-fleet", description=_NAME_TEXT)
@@ -298,8 +318,8 @@ class ClusterSection(Section):
         "pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"
     ] = "pods"
     image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
-    pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_TEXT)
-    instance_type: NodeLabel = Field(default="VM.GPU.A10.1", description="a node's label")
+    pull_secret: Name | None = Field(default=AUTO, description=_NAME_TEXT)
+    instance_type: NodeLabel | None = Field(default=None, description="a node's label")
     preemptible: bool = False
     one_per_node: bool = True
     gpus_per_pod: int = Field(default=1, ge=1, le=16)
@@ -311,7 +331,14 @@ class ClusterSection(Section):
     scratch: Quantity = Field(default="10Gi", description="a Kubernetes quantity like 10Gi")
     queue: Name = Field(default="qlora-fleet", description=_NAME_TEXT)
     ready_timeout_sec: float = Field(default=1800.0, ge=1, le=86_400)
-    fss: FssSection = FssSection()
+    volume: VolumeSection = VolumeSection()
+
+    @model_validator(mode="after")
+    def _check_provider(self) -> Self:
+        if self.provider not in (AUTO, *PROVIDERS):
+            context = {"at": ("cluster", "provider"), "name": "cluster.provider", "found": repr(self.provider)}
+            raise PydanticCustomError(TWO_SETTINGS, f"one of {', '.join((AUTO, *PROVIDERS))}", context)
+        return self
 
     @model_validator(mode="after")
     def _check_shm(self) -> Self:
@@ -385,7 +412,7 @@ LEAVES: tuple[Keys, ...] = tuple(_leaves(Sections))
 
 def expected_text(info: FieldInfo) -> str:
     """Describe the values that a setting accepts: its description or type, and its range."""
-    kind, is_nullable = value_type(info)
+    kind, is_nullable = value_type(info.annotation)
     bounds = {name: getattr(rule, name) for rule in info.metadata for name in ("ge", "gt", "le") if hasattr(rule, name)}
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
@@ -397,13 +424,3 @@ def expected_text(info: FieldInfo) -> str:
     if "gt" in bounds:
         text += f" above {bounds['gt']}, at most {bounds['le']}"
     return f"{text}, or null" if is_nullable else text
-
-
-def value_type(info: FieldInfo) -> tuple[Any, bool]:
-    """Return a field's type without `| None` and annotations, and True if it may be null."""
-    kind: Any = info.annotation
-    parts = typing.get_args(kind)
-    is_nullable = type(None) in parts
-    if is_nullable:
-        kind = next(part for part in parts if part is not type(None))
-    return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), is_nullable

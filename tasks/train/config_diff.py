@@ -10,7 +10,9 @@ from typing import Any
 
 from bench.records import Trial
 from bench.records.run import RunRecord
-from bench.records.training import FIXED_FIELDS
+from bench.records.setting import settings_of
+from bench.records.training import OTHER_SHAPE, Training
+from bench.records.training_data import TrainingData
 from tasks.errors import UsageError
 from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
@@ -19,13 +21,17 @@ from tasks.train import trial_spec
 
 # Settings without influence on the result: the current value always applies.
 OPERATOR_SETTINGS = {"workers", "max_restarts", "replacement_timeout_sec", "elastic", "budget_usd", "max_hours"}
-DATA_SETTINGS = {
-    *("data", "data_weights", "label_mask", "too_long", "bad_lines", "special_tokens", "max_seq_len"),
-    *("validation_fraction", "validation_file"),
-    "data.path",
+DATA_SETTINGS = {setting.name for setting in settings_of(TrainingData).values()} | {
+    *("data", "data_weights", "max_seq_len", "data.path")
 }
-TRAINING_FIELDS = {trial_spec.SETTING_NAMES.get(name, name): name for name in trial_spec.TRAINING_FIELDS}  # by setting
-FIXED_SETTINGS = {name.removeprefix("training."): why for name, why in FIXED_FIELDS.items()}
+TRIAL_FIELDS = {setting.name: field for field, setting in settings_of(Trial).items()}  # by setting, like the next
+TRAINING_FIELDS = {setting.name: field for field, setting in settings_of(Training).items()}
+FIXED_SETTINGS = {"lora_targets": OTHER_SHAPE} | {
+    setting.name: setting.fixed
+    for record in (Trial, Training)
+    for setting in settings_of(record).values()
+    if setting.fixed is not None
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +101,9 @@ def apply_changes(
     keys, trial_fields, training_fields = {change.key for change in changes}, dict[str, Any](), dict[str, Any]()
     may_differ = {*trial.training.may_differ, *extra_differences}
     for key in keys:
-        if key in trial_spec.TRIAL_FIELDS:
-            trial_fields[key] = getattr(new_trial, key)
-            may_differ.add(key)
+        if key in TRIAL_FIELDS:
+            trial_fields[TRIAL_FIELDS[key]] = getattr(new_trial, TRIAL_FIELDS[key])
+            may_differ.add(TRIAL_FIELDS[key])
         if key in TRAINING_FIELDS:
             name = TRAINING_FIELDS[key]
             training_fields[name] = getattr(new_trial.training, name)

@@ -2,29 +2,25 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial, TrialError
+from bench.records.setting import settings_of
 from bench.records.training import LIMIT_SETTINGS, Training
 from bench.records.training_data import TrainingData
 from tasks.errors import UsageError
 from tasks.fleet.plan import read_trials
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
+from tasks.settings.schema import TRAIN_RECORDS
 
 TRIAL_ID = "train"
 LORA_TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}
-# Fields of Training and TrainingData whose setting in the section train has another name.
-SETTING_NAMES = {
-    "answer_tokens": "sample_max_new_tokens",
+# The setting in the section train of each field of a record.
+SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, setting in settings_of(record).items()} | {
     "files": "data",
-    "gradients": "gradient_dtype",
-    "labels": "label_mask",
-    "patience": "early_stopping_patience",
-    "prompts": "sample_prompts",
-    "validation_share": "validation_fraction",
     "weights": "data_weights",
 }
 DEADLINE_SEC = 604_800.0  # the maximum of a trial
@@ -33,16 +29,6 @@ FILE_FIELDS = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer"),
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "matmul"),
-)
-# Fields of the trial and its training that are a setting, of the same name or see SETTING_NAMES.
-TRIAL_FIELDS = (
-    *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer", "learning_rate", "seed"),
-    *("lora_rank", "lora_alpha", "lora_dropout", "gradient_checkpointing"),
-)
-TRAINING_FIELDS = (
-    *("rows_per_step", "epochs", "max_steps", "schedule", "warmup_share", "weight_decay", "max_gradient_norm"),
-    *("rank_stabilized", "lora_plus_ratio", "gradients", "evaluate_every", "patience", "prompts", "answer_tokens"),
-    *("checkpoint_sec", "keep_checkpoints"),
 )
 
 
@@ -94,17 +80,15 @@ def training_data(settings: Settings) -> TrainingData:
     """Build the data specification from the settings. Raises UsageError, which names the setting."""
     train = settings.train
     files = list(train.data) or [settings.data.path]
+    declared = declared_values(TrainingData, train)
+    if train.validation_file is not None:
+        declared["validation_share"] = 0.0
     with setting_errors():
         return TrainingData(
             files=files,
             weights=list(train.data_weights) or [1.0] * len(files),
             max_seq_len=train.max_seq_len,
-            validation_share=0.0 if train.validation_file is not None else train.validation_fraction,
-            validation_file=train.validation_file,
-            labels=train.label_mask,
-            too_long=train.too_long,
-            bad_lines=train.bad_lines,
-            special_tokens=train.special_tokens,
+            **declared,
         )
 
 
@@ -164,9 +148,8 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
     Raises UsageError, which names the setting.
     """
     train, data = settings.train, training_data(settings)
-    training_fields = {name: getattr(train, SETTING_NAMES.get(name, name)) for name in TRAINING_FIELDS}
     with setting_errors():
-        training = Training(data=data, max_hours=max_hours, **training_fields)
+        training = Training(data=data, max_hours=max_hours, **declared_values(Training, train))
         trial = Trial(
             name=TRIAL_ID,
             reason="the training of this run",
@@ -180,9 +163,11 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
             lora_targets=LORA_TARGETS[train.lora_targets],
             deadline_sec=DEADLINE_SEC,
             training=training,
-            **_fields(train, TRIAL_FIELDS),
+            **declared_values(Trial, train),
         )
-    return trial if file_trial is None else dataclasses.replace(trial, **_fields(file_trial, FILE_FIELDS))
+    if file_trial is None:
+        return trial
+    return dataclasses.replace(trial, **{name: getattr(file_trial, name) for name in FILE_FIELDS})
 
 
 @contextlib.contextmanager
@@ -195,5 +180,6 @@ def setting_errors() -> Iterator[None]:
         raise UsageError(f"train.{SETTING_NAMES.get(field, field)}: {message}") from error
 
 
-def _fields(source: object, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in names}
+def declared_values(record: type, section: object) -> dict[str, Any]:
+    """Return the values of the fields that a record declares as settings, from the section train."""
+    return {field: getattr(section, setting.name) for field, setting in settings_of(record).items()}

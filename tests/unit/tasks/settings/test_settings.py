@@ -11,13 +11,14 @@ import yaml
 from invoke import Context
 from pydantic import ValidationError
 
-from bench.records import PROFILES, SUITES
+from bench.records import PROFILES, SUITE_NAMES
 from tasks.errors import UsageError
 from tasks.fleet.pricing import pricing
 from tasks.settings import renamed
 from tasks.settings.load import SYNONYMS, Settings, load
 from tasks.settings.renamed import RENAMED, RENAMED_VALUES
 from tasks.settings.schema import LEAVES, FleetSection, Sections, local_workers
+from tasks.settings.sources import set_value
 from tasks.tuning.space import RECIPES
 
 Make = Callable[..., Context]
@@ -185,7 +186,7 @@ MISTAKES = {
     ),
     # not one of the choices; suites and profiles are those that the bench knows
     "fleet: {kind: slurm}": 'f.yaml:1: fleet.kind: expected one of local, pods, found "slurm"',
-    "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITES)}, found "quik"',
+    "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITE_NAMES)}, found "quik"',
     "bench: {profile: a10}": f'f.yaml:1: bench.profile: expected one of {", ".join(PROFILES)}, found "a10"',
     "bench: {spread: all}": 'f.yaml:1: bench.spread: expected one of replicate, shard, found "all"',
     # out of range
@@ -209,10 +210,10 @@ MISTAKES = {
     "cluster:\n  memory: 24 GB\n": 'f.yaml:2: cluster.memory: expected a Kubernetes quantity like 24Gi, found "24 GB"',
     "cluster:\n  cpu: 0.5\n": "f.yaml:2: cluster.cpu: expected a Kubernetes quantity like 4 or 500m, found 0.5",
     "cluster:\n  preemptible: 1\n": "f.yaml:2: cluster.preemptible: expected true or false, found 1",
-    "cluster:\n  fss: {volume_handle: 10.0.0.5}\n": (
-        "f.yaml:2: cluster.fss.volume_handle: expected text like ocid1.filesystem...:MOUNT-TARGET-IP:/EXPORT, or null, "
-        'found "10.0.0.5"'
+    "cluster:\n  volume: {handle: 10.0.0.5}\n": (
+        'f.yaml:2: cluster.volume.handle: expected text like SERVER:/EXPORT, or null, found "10.0.0.5"'
     ),
+    "cluster:\n  provider: aws\n": "f.yaml:2: cluster.provider: expected one of auto, generic, oci, found 'aws'",
     "cluster:\n  overlay: pod\n": f'f.yaml:2: cluster.overlay: expected one of {OVERLAYS}, found "pod"',
     # unknown keys
     "fleet:\n  siez: 3": "f.yaml:2: fleet.siez: unknown setting; did you mean fleet.size?",
@@ -275,7 +276,7 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, context: Make
         ("FLEET_SIZE", "", f'fleet.size: expected {SIZE}, found ""'),
         ("FLEET_SIZE", "4096", f"fleet.size: expected {SIZE}, found 4096"),
         ("FLEET_LOST_AFTER_SEC", "nan", "fleet.lost_after_sec: expected a number from 1 to 86400, found .nan"),
-        ("BENCH_SUITE", "fast", f'bench.suite: expected one of {", ".join(SUITES)}, found "fast"'),
+        ("BENCH_SUITE", "fast", f'bench.suite: expected one of {", ".join(SUITE_NAMES)}, found "fast"'),
         ("BUILD_PORT", "null", 'build.port: expected a whole number from 1 to 65535, or nothing, found "null"'),
         ("BENCH_ONLY", "baseline", f'bench.only: expected {TRIALS}, found "baseline"; a list needs a file'),
         ("COST_PRICE_USD_PER_GPU_HOUR", "2", f"cost.price_source: expected {SOURCE}, found null"),
@@ -400,6 +401,8 @@ def test_an_old_name_is_accepted_with_one_line_that_names_the_new_one(
 
 
 OLD_SETTINGS = {
+    "cluster.fss.capacity": "300Gi",
+    "cluster.fss.volume_handle": "ocid1.filesystem:10.0.0.5:/export",
     "cluster.ready_within_sec": 60.0,
     "cluster.registry_user": "ns/me",
     "fleet.give_up_after_sec": 30.0,
@@ -439,13 +442,16 @@ def test_each_old_setting_counts_in_every_place_and_is_one_line_that_names_the_n
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    value, (section, name), new = OLD_SETTINGS[old], old.split("."), RENAMED[tuple(old.split("."))]
-    text, made = f"{section}:\n  {name}: {json.dumps(value)}\n", None
+    keys = tuple(old.split("."))
+    value, new, variable = OLD_SETTINGS[old], RENAMED[keys], "INVOKE_" + "_".join(keys).upper()
+    section, *middle, name = keys
+    inner = json.dumps({name: value} if middle else value)
+    text, made = f"{section}:\n  {middle[0] if middle else name}: {inner}\n", None
     if source == "environment":
         if isinstance(value, list):
             pytest.skip("a list can only be set in a file")
-        monkeypatch.setenv(f"INVOKE_{section}_{name}".upper(), str(value))
-        where = f"environment INVOKE_{section}_{name}".upper().replace("ENVIRONMENT", "environment")
+        monkeypatch.setenv(variable, str(value))
+        where = f"environment {variable}"
     elif source == "-f":
         made, where = text, "f.yaml:2"
     else:
@@ -459,9 +465,10 @@ def test_each_old_setting_counts_in_every_place_and_is_one_line_that_names_the_n
 
 @pytest.mark.parametrize("old", OLD_SETTINGS)
 def test_an_old_and_a_new_name_in_one_place_are_refused_in_one_line(old: str, context: Make) -> None:
-    (section, name), new, value = old.split("."), RENAMED[tuple(old.split("."))], OLD_SETTINGS[old]
-    document: dict[str, dict[str, Any]] = {section: {name: value}}
-    document.setdefault(new[0], {})[new[1]] = value
+    keys, document = tuple(old.split(".")), dict[str, Any]()
+    new = RENAMED[keys]
+    set_value(document, keys, OLD_SETTINGS[old])
+    set_value(document, new, OLD_SETTINGS[old])
     message = refusal(context(text=yaml.safe_dump(document)))
     assert re.match(rf"f\.yaml:\d+: {old} is now {'.'.join(new)}, and both are set, to ", message)
 

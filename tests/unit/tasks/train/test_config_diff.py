@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.training import FIXED_FIELDS
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.settings.renamed import RENAMED
@@ -59,7 +58,7 @@ def test_unrequested_changes_are_an_error_with_the_command_that_applies_them(run
 def test_changes_that_no_checkpoint_survives_are_always_an_error_with_the_reason(
     run: RunRecord, settings: Any, train: dict[str, Any], change: str, field: str
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"{change} ({FIXED_FIELDS[field]})")):
+    with pytest.raises(UsageError, match=re.escape(f"{change} ({config_diff.FIXED_SETTINGS[field]})")):
         config_diff.raise_if_changed(run, config_diff.diff(run, settings(**train)), is_allowed=True)
 
 
@@ -108,6 +107,6 @@ def test_a_plan_with_old_names_of_settings_is_compared_under_todays(run: RunReco
 def test_every_setting_of_a_training_can_be_changed_or_is_fixed(settings: Any) -> None:
     every = set(settings().public()["train"]) - config_diff.OPERATOR_SETTINGS
     assert every == config_diff.DATA_SETTINGS - {"data.path"} | {
-        *trial_spec.TRIAL_FIELDS, *config_diff.TRAINING_FIELDS, "lora_targets",
+        *config_diff.TRIAL_FIELDS, *config_diff.TRAINING_FIELDS, "lora_targets",
     }  # fmt: skip
-    assert {name.removeprefix("training.") for name in FIXED_FIELDS} <= every
+    assert set(config_diff.FIXED_SETTINGS) <= every
