@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from tasks.cli.sanitize import escape_rich_output, escape_text
+from tasks.cli.sanitize import ASCII_SYMBOLS, escape_rich_output, escape_text
 from tasks.errors import RetryableError, TaskFailed
 
 
@@ -47,10 +47,19 @@ class Stderr(io.FileIO):
 
 
 class SanitizedStream(io.TextIOWrapper):
-    """Text stream that escapes everything that would control the terminal."""
+    """Text stream that escapes everything that would control the terminal.
+
+    `is_ascii`: symbols are written in ASCII, because the encoding or the user's locale (LC_ALL=C) has no others.
+    """
+
+    is_ascii = False
 
     def write(self, text: str, /) -> int:
-        return super().write(escape_text(text))
+        return super().write(self.draw(escape_text(text)))
+
+    def draw(self, text: str) -> str:
+        """Replace symbols that the reader's terminal may not have."""
+        return text if not self.is_ascii or text.isascii() else text.translate(ASCII_SYMBOLS)
 
     @property
     def rich_proxied_file(self) -> "RichStdout":
@@ -80,7 +89,7 @@ class RichStdout:
         self._stream = stream
 
     def write(self, text: str, /) -> int:
-        return io.TextIOWrapper.write(self._stream, escape_rich_output(text))
+        return io.TextIOWrapper.write(self._stream, self._stream.draw(escape_rich_output(text)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -107,13 +116,21 @@ def guard_standard_streams() -> None:
 
 def _text_stream(raw: io.FileIO) -> SanitizedStream:
     encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-    return SanitizedStream(
+    stream = SanitizedStream(
         io.BufferedWriter(raw),
         encoding=encoding,
         errors="backslashreplace",
         line_buffering=raw.isatty(),
         write_through=getattr(sys.__stdout__, "write_through", False),
     )
+    stream.is_ascii = not encoding.lower().startswith("utf") or _is_c_locale()
+    return stream
+
+
+def _is_c_locale() -> bool:
+    """Check whether the user has set the C locale. Python then writes UTF-8 all the same (PEP 540)."""
+    names = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    return next(filter(None, names), "") in ("C", "POSIX")
 
 
 def _redirect_to_devnull(number: int) -> None:

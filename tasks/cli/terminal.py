@@ -90,7 +90,8 @@ def json_output(enabled: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
     def print_json(document: Mapping[str, Any]) -> None:
         if enabled:
-            print(json.dumps(document, indent=1, ensure_ascii=False), file=out, flush=True)
+            is_unicode = (out.encoding or "").lower().startswith("utf") and not getattr(out, "is_ascii", False)
+            print(json.dumps(document, indent=1, ensure_ascii=not is_unicode), file=out, flush=True)
 
     with contextlib.redirect_stdout(sys.stderr) if enabled else contextlib.nullcontext():
         yield print_json
