@@ -215,7 +215,7 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", required=True, metavar="DIR", help="model folder, safetensors in Hugging Face layout"
     )
-    parser.add_argument("--data", required=True, metavar="FILE", help="messages JSONL, one chat per line")
+    parser.add_argument("--data", required=True, metavar="FILE", help="data file, one JSON chat per line")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
             if tokenizer.pad_token_id is None:
                 log("the tokenizer has no padding token: padding with its end token, without loss or attention there")
             rows = make_rows(trial, conversations, tokenizer)
-        skipped = f", {data_facts.skipped} chats without a pair skipped" if data_facts.skipped else ""
+        skipped = f", {data_facts.skipped} chats without an answer skipped" if data_facts.skipped else ""
         log(f"data of {data_facts.samples:,} samples{skipped}; {len(rows):,} rows tokenized, layout {trial.layout}")
         with record.timed("load"):
             step = _load(record, modules, placement, stops)

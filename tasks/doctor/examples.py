@@ -233,9 +233,13 @@ def inputs() -> Rows:
             "MODEL/pytorch_model.bin: a pickle file, which can run code when it is read",
             "remove it, only safetensors are used",
         ),
-        ("DATA: cannot be read: No such file or directory", "name a file with one JSON chat per line"),
-        ("DATA: empty", "name a file with one JSON chat per line"),
-        ("DATA: none of 1 chats has a user's and an assistant's text", "name a file with usable chats"),
+        ("DATA: cannot be read: No such file or directory", "check its path in the settings"),
+        (
+            "DATA: empty",
+            "name a file with one JSON object per line with "
+            "messages, or conversations, or instruction and output, or prompt and completion",
+        ),
+        ("DATA: none of 1 chats has an answer", "name a file with answers"),
     ]
 
 
