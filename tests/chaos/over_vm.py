@@ -51,7 +51,7 @@ class BuildVmTarget:
         self.group_share = build_vm.create_shared_folder(GROUP_SHARE)
         build_vm.vm.run("chown", f"root:{OTHER_UID}", str(self.group_share))
         build_vm.vm.run("chmod", "2775", str(self.group_share))
-        self.exchange = build_vm.folder / "exchange.sh"  # run once as the engine's client starts the next build
+        self.exchange = Path(build_vm.tmpdir, "exchange.sh")  # run once as the engine's client starts the next build
         self._client = build_vm.folder / "docker-exchange"
         self._client.write_text(
             "#!/bin/sh\n"
