@@ -19,10 +19,11 @@ from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.harness.termination import EXIT_BROKEN_PIPE, EXIT_INPUT_REJECTED
 from bench.machine.isolation import require_gpus_for
-from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, schema, suite
+from bench.records import SCALES, SUITE_NAMES, Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import read_regular
 from bench.records.training_data import TrainingData
 from bench.records.trial import MAX_BYTES
+from bench.records.workloads import names_with
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_trial_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose a trial of a suite and change it."""
     parser.add_argument("--trial-name", metavar="NAME", help="instead of --trial: a trial of a suite, see `list`")
-    parser.add_argument("--suite", choices=sorted(SUITES), help="with --trial-name; default: full")
+    parser.add_argument("--suite", choices=sorted(SUITE_NAMES), help="with --trial-name; default: full")
     parser.add_argument(
         "--profile", choices=sorted(SCALES), help="with --trial-name; default: gpu, the published sizes"
     )
@@ -207,7 +208,7 @@ def _add_trial_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_suite_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=sorted(SUITES), default="full", help="default: full")
+    parser.add_argument("--suite", choices=sorted(SUITE_NAMES), default="full", help="default: full")
     parser.add_argument("--profile", choices=sorted(SCALES), default="gpu", help="default: gpu, the published sizes")
 
 
@@ -263,9 +264,9 @@ def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:
 
 def _profile(arguments: argparse.Namespace) -> int:
     trial = _trial_from_flags(arguments)
-    if trial is None or trial.kind not in ("training", "inference"):
-        raise TrialError("profile: expected a training or inference trial; choose it with --trial-name")
-    if arguments.adapters and trial.kind == "training":
+    if trial is None or not trial.workload.is_profiled:
+        raise TrialError(f"profile: expected a {names_with('is_profiled')} trial; choose it with --trial-name")
+    if arguments.adapters and trial.workload.has_steps:
         raise TrialError("--adapters: a training always has adapters; use it only with --suite inference")
     from bench.commands.profile import format_profile, profile
 
@@ -350,7 +351,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
     source = str(arguments.trial)
     (trial,) = read_trials(_read_text(arguments.trial), source)
     if trial.training is None:
-        raise TrialError(f"{source}: kind: expected finetune, found {trial.kind}")
+        raise TrialError(f"{source}: kind: expected {names_with('has_training')}, found {trial.kind}")
     require_gpus_for(trial.profile)
     prediction, model = forecast(trial), Path(trial.model)
     start = time.monotonic()

@@ -12,25 +12,17 @@ On a CPU, PyTorch's operators are reported instead of kernels.
 import json
 import re
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.data.collate import Batch, make_batches, make_rows
-from bench.data.inputs import Conversation, InputError
-from bench.data.tokenizer import load_tokenizer
 from bench.data.trial_inputs import check_trial
 from bench.machine.isolation import require_gpus_for
-from bench.qlora import recipes
 from bench.qlora.session import TorchSession
-from bench.qlora.step import TrainingStep, choose_placement, load_base
+from bench.qlora.step import choose_placement
 from bench.records import Trial
-from bench.workloads import inference
-from bench.workloads.decoding import FastPath, prepare_model
+from bench.workloads import RECORDED_STEPS, load
 
 # The first pattern that matches a kernel's name decides.
 KERNEL_KINDS = (
@@ -52,8 +44,6 @@ KERNEL_KINDS = (
     ),
 )
 OTHER = "other"
-RECORDED_STEPS = 3
-MEASURED_ANSWERS = 5  # answers over which a decoding step is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,31 +96,17 @@ def sum_by_kind(kernels: Iterable[tuple[str, float, float]], step_ms: float) -> 
     return tuple(sorted(shares, key=lambda share: -share.milliseconds))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Steps:
-    """Measured steps, in seconds each, and `run_more`, which runs RECORDED_STEPS more and waits for them."""
-
-    recipe: str
-    seconds: list[float]
-    run_more: Callable[[], None]
-
-
 def profile(trial: Trial, *, with_adapters: bool = False) -> StepProfile:
     """Load, warm up, measure and record. `with_adapters` is for inference; a training always has them.
 
     Raises InputError and any error of the torch stack.
     """
     require_gpus_for(trial.profile)
-    model, _, conversations = check_trial(trial)
-    if trial.kind == "inference":
-        inference.check_length(trial, trial.new_tokens, model.max_position_embeddings)
+    inputs = check_trial(trial)
     modules = torch_stack.load()
     session = TorchSession(modules=modules, placement=choose_placement(modules))
     torch, is_cuda = modules.torch, session.placement.is_cuda
-    if trial.kind == "inference":
-        steps = _measure_decoding(session, trial, conversations, with_adapters=with_adapters)
-    else:
-        steps = _measure_training(session, trial, conversations)
+    steps = load(trial.workload).profiled_steps(session, trial, inputs, with_adapters=with_adapters)
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CUDA if is_cuda else activity.CPU]) as recorded:
         steps.run_more()
@@ -147,8 +123,9 @@ def profile(trial: Trial, *, with_adapters: bool = False) -> StepProfile:
 
 def format_profile(step_profile: StepProfile, trial: Trial) -> str:
     """Format the profile as text."""
-    batch, digits = trial.micro_batch_size, 2 if trial.kind == "training" else 3
-    rate = "" if trial.kind == "training" else f", {1e3 * batch / step_profile.milliseconds:,.0f} tokens/s"
+    batch, is_decoding = trial.micro_batch_size, not trial.workload.has_steps
+    digits = 3 if is_decoding else 2
+    rate = f", {1e3 * batch / step_profile.milliseconds:,.0f} tokens/s" if is_decoding else ""
     lines = [
         f"{step_profile.device}, recipe {step_profile.recipe}, {trial.max_seq_len} x {batch}: "
         f"{step_profile.milliseconds:.{digits - 1}f} ms a step{rate}",
@@ -160,62 +137,6 @@ def format_profile(step_profile: StepProfile, trial: Trial) -> str:
     ]
     lines += ["", "the longest kernels, ms a step:"]
     return "\n".join([*lines, *(f"{milliseconds:9.{digits}f}  {name}" for name, milliseconds in step_profile.kernels)])
-
-
-def _measure_training(session: TorchSession, trial: Trial, conversations: list[Conversation]) -> _Steps:
-    modules, placement = session.modules, session.placement
-    tokenizer = load_tokenizer(Path(trial.model))
-    rows = make_rows(trial, conversations, tokenizer)
-    base = load_base(modules, trial, placement)
-    step = recipes.build(trial.recipe, modules, trial, placement, base)
-    batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
-    times = [_timed_step(step, batches, trial) for _ in range(trial.warmup_steps + trial.measured_steps)]
-    more_batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
-
-    def run_more() -> None:
-        for _ in range(RECORDED_STEPS):
-            _timed_step(step, more_batches, trial)
-
-    return _Steps(recipe=step.recipe, seconds=times[trial.warmup_steps :], run_more=run_more)
-
-
-def _measure_decoding(
-    session: TorchSession, trial: Trial, conversations: list[Conversation], *, with_adapters: bool
-) -> _Steps:
-    modules, placement = session.modules, session.placement
-    if trial.new_tokens <= RECORDED_STEPS:
-        raise InputError(f"new_tokens: expected more than {RECORDED_STEPS}, found {trial.new_tokens}")
-    model = load_base(modules, trial, placement)
-    prepare_model(modules, model)
-    inference.disable_sliding_window(trial, model.config, trial.max_seq_len + trial.new_tokens)
-    if with_adapters:
-        inference.add_adapters(session, trial, model)
-    prompts = inference.make_prompts(session, trial, conversations, trial.micro_batch_size)
-    path = FastPath(modules, model, placement, prompts, trial.new_tokens, capture=placement.is_cuda)
-    path.generate()
-    times = [path.generate().decode_sec for _ in range(MEASURED_ANSWERS)]
-    path.begin()
-
-    def run_more() -> None:
-        for _ in range(RECORDED_STEPS):
-            path.step()
-        if placement.is_cuda:
-            modules.torch.cuda.synchronize()
-
-    labels = ["decoding", *(["with adapters"] if with_adapters else [])]
-    if path.not_fused_reason is not None:
-        labels.append(f"(not the fused step of five kernels per layer: {path.not_fused_reason})")
-    seconds = [total / (trial.new_tokens - 1) for total in times if total is not None]
-    return _Steps(recipe=" ".join(labels), seconds=seconds, run_more=run_more)
-
-
-def _timed_step(step: TrainingStep, batches: Iterator[Batch], trial: Trial) -> float:
-    """Run one step and return its seconds."""
-    step.synchronize()
-    start = time.perf_counter()
-    step(islice(batches, trial.gradient_accumulation_steps), trial.gradient_accumulation_steps)
-    step.synchronize()
-    return time.perf_counter() - start
 
 
 def _kernel_times(recorded: Any, *, is_cuda: bool) -> Iterator[tuple[str, float, float]]:

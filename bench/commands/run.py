@@ -1,12 +1,11 @@
 """One trial, from its file to its result: check, import, measure, write.
 
 A process runs one trial and exits. Unless it is killed by SIGKILL, it leaves a result.json with the status and
-everything measured. Bad input is rejected before the first step and leaves no result. The workload's module measures,
-by `measure(record, inputs, stops)`.
+everything measured. Bad input is rejected before the first step and leaves no result. The module of the trial's
+workload measures, by `measure(record, inputs, stops)`.
 """
 
 import contextlib
-import importlib
 import sys
 import traceback
 from pathlib import Path
@@ -26,18 +25,9 @@ from bench.records.paths import EXIT_NOT_WRITTEN, RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.run import Progress
 from bench.records.status import TrialStatus
-from bench.records.trial import RANKED
+from bench.workloads import load
 from bench.workloads.distributed.multi_node import NodeList
 
-# The module of each workload. These import torch, so only that of the trial is imported.
-WORKLOAD_MODULES = {
-    "training": "bench.workloads.training",
-    "hardware": "bench.workloads.hardware",
-    "loading": "bench.workloads.loading",
-    "inference": "bench.workloads.inference",
-    "distributed": "bench.workloads.distributed.distributed",
-    "finetune": "bench.workloads.finetune.finetune",
-}
 TRACEBACK_LINES = 12
 # As large as any result, so that a full disk is reported before the work.
 PROBE_BYTES = 256 * 1024
@@ -52,11 +42,10 @@ def run(request: Request) -> int:
         trial = request.trial or Trial.read(request.trial_file)
         stops.set_deadline(trial.deadline_sec)
         check_checkpoints_flag(trial, request.checkpoints)
-        nodes = NodeList.from_environment() if trial.kind in RANKED else None
+        nodes = NodeList.from_environment() if trial.workload.is_ranked else None
         if nodes is not None and nodes.rank > 0:
             with telemetry.serve_gpu_metrics(request, trial):
-                workload = importlib.import_module(WORKLOAD_MODULES[trial.kind])
-                return workload.follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
+                return load(trial.workload).follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
         check_not_finished(request.out)
         prepare_folder(request.out)
         # Reading the data takes minutes; without progress the operator's display would stay silent.
@@ -90,14 +79,14 @@ def run(request: Request) -> int:
 
 def _check(trial: Trial) -> Inputs:
     """Check model and data as the workload reads them. Raises InputError."""
-    if trial.kind == "finetune":
-        return importlib.import_module(WORKLOAD_MODULES[trial.kind]).check_inputs(trial)  # type: ignore[no-any-return]
+    if trial.workload.has_training:
+        return load(trial.workload).check_inputs(trial)  # type: ignore[no-any-return]
     return check_trial(trial)
 
 
 def check_checkpoints_flag(trial: Trial, folder: Path | None) -> None:
     """Raise InputError for a fine-tuning without a checkpoint folder, and for any other trial with one."""
-    if (trial.kind == "finetune") != (folder is not None):
+    if trial.workload.has_training != (folder is not None):
         raise InputError(
             f"--checkpoints: kind {trial.kind!r} has no checkpoints; leave it out"
             if folder is not None
@@ -153,6 +142,6 @@ def _measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     record.fingerprint.update(fingerprint.input_facts(trial, model_facts, data_facts))
     fingerprint.write(record.request.out, record.fingerprint)
     if record.on_progress is not None:
-        is_training = trial.kind in ("training", "finetune")
-        record.flop_per_token = flops.trial_flops(read_config(Path(trial.model)), trial).model if is_training else None
-    importlib.import_module(WORKLOAD_MODULES[trial.kind]).measure(record, inputs, stops)
+        has_mfu = trial.workload.has_live_mfu
+        record.flop_per_token = flops.trial_flops(read_config(Path(trial.model)), trial).model if has_mfu else None
+    load(trial.workload).measure(record, inputs, stops)

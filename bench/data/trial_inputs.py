@@ -26,7 +26,7 @@ def check_trials(trials: Iterable[Trial]) -> None:
     load_model, load_data = functools.cache(check_model), functools.cache(read_data)
     for trial in trials:
         try:
-            if trial.kind == "finetune":
+            if trial.workload.has_training:
                 check_trial_model(trial, load_model)
             else:
                 _check(trial, load_model, load_data)
@@ -37,7 +37,7 @@ def check_trials(trials: Iterable[Trial]) -> None:
 def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: Callable[[Path], DataContent]) -> Inputs:
     model = check_trial_model(trial, load_model)
     data, conversations = load_data(Path(trial.data))
-    if trial.kind in ("training", "distributed"):
+    if trial.workload.has_steps:
         _check_sample_count(trial, data)
     return model, data, conversations
 

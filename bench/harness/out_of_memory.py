@@ -6,12 +6,13 @@ Not covered: whether the next configuration fits. It halves a size that memory d
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from bench.records import Trial
 
 MIN_SEQ_LEN = 64  # shorter sequences are useless; the model itself is then too large for the device
-KINDS_WITH_STEPS = ("training", "distributed")
+MAX_ACCUMULATION = 4096  # the largest that a trial may have
 _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 # torch on CUDA: "Tried to allocate 2.00 GiB"; torch on the CPU: "you tried to allocate 8589934592 bytes".
 _REQUESTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|[KMGT]iB)", re.IGNORECASE)
@@ -49,34 +50,41 @@ def requested_bytes(message: str) -> int | None:
 
 
 def suggest_changes(trial: Trial, phase: str) -> dict[str, Any] | None:
-    """Choose the trial's fields to change, the least harmful first; None if no field helps.
+    """Choose the trial's fields to change, the first of its workload's that can be reduced; None if no field helps.
 
     A smaller micro-batch with more of them per step gives the same result. Checkpointing costs a third of the speed.
     Shorter sequences cut the data. Weights that do not fit while they are loaded need another precision.
     """
-    if trial.held_layers > 0:
-        return {"held_layers": 0}  # costs a few per cent of the speed and nothing else
-    if phase == "load" or trial.kind == "loading":
-        return {"base_precision": "nf4"} if trial.base_precision == "bf16" else None
-    if trial.kind == "hardware":
-        return None
-    if trial.micro_batch_size > 1:
-        return _smaller_batch(trial)
-    if trial.kind in KINDS_WITH_STEPS and not trial.gradient_checkpointing:
-        return {"gradient_checkpointing": True}
-    if trial.max_seq_len // 2 >= MIN_SEQ_LEN:
-        return {"max_seq_len": trial.max_seq_len // 2}
-    return {"base_precision": "nf4"} if trial.base_precision == "bf16" else None
+    for name in trial.workload.memory_fields:
+        if (phase != "load" or name in _WEIGHT_FIELDS) and (changes := _CHANGES[name](trial)):
+            return changes
+    return None
 
 
 def _smaller_batch(trial: Trial) -> dict[str, Any]:
     batch = trial.micro_batch_size
-    if trial.kind not in KINDS_WITH_STEPS:
+    if batch == 1:
+        return {}
+    if not trial.workload.has_steps:
         return {"micro_batch_size": batch // 2}
     parts = next(divisor for divisor in range(2, batch + 1) if batch % divisor == 0)
     accumulation = trial.gradient_accumulation_steps * parts
     changes = {"micro_batch_size": batch // parts}
-    return changes | {"gradient_accumulation_steps": accumulation} if accumulation <= 4096 else changes
+    return changes | {"gradient_accumulation_steps": accumulation} if accumulation <= MAX_ACCUMULATION else changes
+
+
+_WEIGHT_FIELDS = ("held_layers", "base_precision")  # fields that reduce the memory of loading
+# Map a field of a trial to the changes that reduce its memory; none if it cannot be reduced.
+_CHANGES: dict[str, Callable[[Trial], dict[str, Any]]] = {
+    # costs a few per cent of the speed and nothing else
+    "held_layers": lambda trial: {"held_layers": 0} if trial.held_layers > 0 else {},
+    "micro_batch_size": _smaller_batch,
+    "gradient_checkpointing": lambda trial: {} if trial.gradient_checkpointing else {"gradient_checkpointing": True},
+    "max_seq_len": lambda trial: (
+        {"max_seq_len": trial.max_seq_len // 2} if trial.max_seq_len // 2 >= MIN_SEQ_LEN else {}
+    ),
+    "base_precision": lambda trial: {"base_precision": "nf4"} if trial.base_precision == "bf16" else {},
+}
 
 
 def _size(count: int) -> str:

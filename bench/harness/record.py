@@ -60,8 +60,8 @@ class Record:
     def __init__(self, request: Request, trial: Trial, clock: Clock) -> None:
         self.request, self.trial, self.clock = request, trial, clock
         self.phase = "import"
-        # Some kinds count measurements instead; the steps of a fine-tuning are known once its data is read.
-        self.steps_planned = 0 if trial.kind == "finetune" else trial.warmup_steps + trial.measured_steps
+        # Some workloads count measurements instead; the steps of a fine-tuning are known once its data is read.
+        self.steps_planned = 0 if trial.workload.has_training else trial.warmup_steps + trial.measured_steps
         self.phases: dict[str, float] = {}
         self.warmup, self.steps = Steps(), Steps()
         self.measurements: list[Measurement] = []
@@ -152,7 +152,7 @@ class Record:
         self.publish_progress()
         done = len(steps.step_time_sec)
         planned = self.trial.measured_steps if steps is self.steps else self.trial.warmup_steps
-        if self.trial.kind == "finetune":
+        if self.trial.workload.has_training:
             done, planned = self.steps_done, self.steps_planned
         if done % LOG_EVERY_STEPS == 0 or done == planned:
             times = steps.step_time_sec[-LOG_EVERY_STEPS:]

@@ -77,7 +77,7 @@ def inspect_gpus(
     expected = trial.world_size
     facts: dict[str, Any] = {"gpus_visible": len(gpus), **gpus[0].facts()}
     flags = []
-    if len(gpus) > expected and trial.kind != "distributed" and trial.profile == "gpu":
+    if len(gpus) > expected and not trial.workload.measures_scaling and trial.profile == "gpu":
         flags.append(f"{len(gpus)} GPUs are visible where {expected} is expected; set CUDA_VISIBLE_DEVICES=0")
     used = [_wait_for_freed_memory(gpu, settle_sec, sleep) for gpu in gpus[:expected]]
     facts["gpu_memory_used_at_start_bytes"] = used[0]

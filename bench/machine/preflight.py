@@ -17,6 +17,7 @@ from typing import Any
 from bench.data.inputs import InputError
 from bench.machine import nvml
 from bench.records import Trial
+from bench.records.workloads import WORKLOADS
 from bench.torch_stack import Stack
 
 GPU_DEVICE_FILE = Path("/dev/nvidiactl")
@@ -67,24 +68,25 @@ def _cuda_error(torch: Any) -> str:
 
 
 def _needs_bitsandbytes(trial: Trial) -> bool:
-    steps = trial.kind in ("training", "distributed")
-    return trial.kind != "hardware" and (
-        trial.base_precision == "nf4" or (steps and trial.optimizer == "paged_adamw_8bit")
+    needs = trial.workload.needs
+    return ("model" in needs and trial.base_precision == "nf4") or (
+        "optimizer" in needs and trial.optimizer == "paged_adamw_8bit"
     )
 
 
 def _has_kernels(trial: Trial) -> bool:
-    return trial.kind == "inference" or (trial.kind not in ("hardware", "loading") and trial.recipe != "reference")
+    needs = trial.workload.needs
+    return "kernels" in needs or ("recipe" in needs and trial.recipe != "reference")
 
 
 def _check_bf16(torch: Any, trial: Trial) -> None:
     # Older chips emulate bf16 by float32: torch raises no error, and the numbers are meaningless.
     capability = torch.cuda.get_device_capability()
-    if capability < BF16_MIN_CAPABILITY and trial.kind != "hardware":
+    if capability < BF16_MIN_CAPABILITY and "model" in trial.workload.needs:
         raise InputError(
             f"{torch.cuda.get_device_name()}: compute capability {capability[0]}.{capability[1]} has no bf16, which "
             f"trials need; use a GPU of {BF16_MIN_CAPABILITY[0]}.{BF16_MIN_CAPABILITY[1]} or newer (A10, A100), "
-            "or kind hardware"
+            f"or kind {' or '.join(name for name, workload in WORKLOADS.items() if 'model' not in workload.needs)}"
         )
 
 

@@ -71,7 +71,7 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
         **stack.dtype_argument(placement.compute_dtype if quantization else torch.bfloat16),
     )
     model.config.use_cache = False  # training does not need cached keys and values
-    if trial.kind != "inference":
+    if "optimizer" in trial.workload.needs:
         _disable_weight_packing(model)
     return model
 

@@ -7,17 +7,18 @@ paths: names of files, folders and environment variables
 result: status and measurements of one trial (result.json)
 run: plan of a run (run.json) and progress of a trial (progress.json)
 schema: dataclasses from JSON
-suites: named lists of trials at the scale of a profile
+suites: suites as trials at the scale of a profile
 training: settings of a fine-tuning, and its result (training.json)
 training_data: data files of a training, and the report about them
 trial: one configuration to measure, and trial files
 validation: type and range checks for fields of records
+workloads: what runs a trial, with its suites and its treatment in plans and reports
 """
 
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from bench.records.suites import SCALES, SUITES, SuiteScale, suite
-from bench.records.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, PROFILES, RECIPES, Trial, choose, read_trials
-from bench.records.validation import TrialError
+from bench.records.suites import SCALES, SUITE_NAMES, SuiteScale, suite
+from bench.records.trial import PROFILES, RECIPES, Trial, choose, read_trials
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, TrialError
 
 __all__ = [
     "ALL_LINEAR",
@@ -30,7 +31,7 @@ __all__ = [
     "PROFILES",
     "RECIPES",
     "SCALES",
-    "SUITES",
+    "SUITE_NAMES",
     "SuiteScale",
     "Trial",
     "TrialError",

@@ -7,6 +7,9 @@ from typing import Any
 
 from bench.records import schema
 
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
+
 
 class TrialError(ValueError):
     """Invalid trial, trial file or selection of trials; the message names the key and the reason."""

@@ -1,4 +1,4 @@
-"""workloads: one module for each kind of trial, with its `measure(record, inputs, stops)`.
+"""workloads: the module of each workload of `bench.records.workloads`, with its `measure(record, inputs, stops)`.
 
 training: QLoRA steps
 mfu: their share of the GPU's matrix-product rate
@@ -12,3 +12,50 @@ fused_step: the same step for NF4 on a GPU
 distributed: training steps on several ranks
 finetune: a fine-tuning on one or several ranks
 """
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from bench.records.workloads import WORKLOADS, Workload, WorkloadError
+
+RECORDED_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledSteps:
+    """Measured steps, in seconds each, and `run_more`, which runs RECORDED_STEPS more and waits for them.
+
+    `recipe` names the code path that computed them.
+    """
+
+    recipe: str
+    seconds: list[float]
+    run_more: Callable[[], None]
+
+
+def load(workload: Workload) -> ModuleType:
+    """Import a workload's module. Raises WorkloadError if it lacks a function that the registration promises."""
+    module = importlib.import_module(workload.module)
+    promised = {
+        "measure": True,
+        "follow": workload.is_ranked,
+        "check_inputs": workload.has_training,
+        "profiled_steps": workload.is_profiled,
+    }
+    for name, is_promised in promised.items():
+        if is_promised and not callable(getattr(module, name, None)):
+            raise WorkloadError(f"workload {workload.name!r}: {workload.module}.{name}: missing")
+    return module
+
+
+def _check_modules() -> None:
+    """Raise WorkloadError for a registered workload without a module."""
+    for workload in WORKLOADS.values():
+        if importlib.util.find_spec(workload.module) is None:
+            raise WorkloadError(f"workload {workload.name!r}: {workload.module}: no such module")
+
+
+_check_modules()

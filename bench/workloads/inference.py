@@ -30,11 +30,13 @@ from bench.qlora.step import load_base
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.torch_stack import free_memory
+from bench.workloads import RECORDED_STEPS, ProfiledSteps
 from bench.workloads.decoding import DefaultPath, FastPath, Generated, prepare_model
 
 DecodingPath: TypeAlias = DefaultPath | FastPath
 PATHS = (DefaultPath.name, FastPath.name)
 ADAPTER = "adapter"
+PROFILED_ANSWERS = 5
 AGREEMENT = "two greedy answers differ from the first token that depends on rounding"
 NO_GPU = "no CUDA device: no graph of kernels to capture"
 
@@ -82,6 +84,37 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
             record.peak_vram_bytes = session.modules.torch.cuda.max_memory_allocated()
     for path, largest in fitted.items():
         record.add("largest_batch_sequences", largest, path=path, **bench.context())
+
+
+def profiled_steps(session: TorchSession, trial: Trial, inputs: Inputs, *, with_adapters: bool) -> ProfiledSteps:
+    """Run a few answers on the fast path, with new adapters if asked for. Raises InputError."""
+    modules, placement = session.modules, session.placement
+    model_facts, _, conversations = inputs
+    check_length(trial, trial.new_tokens, model_facts.max_position_embeddings)
+    if trial.new_tokens <= RECORDED_STEPS:
+        raise InputError(f"new_tokens: expected more than {RECORDED_STEPS}, found {trial.new_tokens}")
+    model = load_base(modules, trial, placement)
+    prepare_model(modules, model)
+    disable_sliding_window(trial, model.config, trial.max_seq_len + trial.new_tokens)
+    if with_adapters:
+        add_adapters(session, trial, model)
+    prompts = make_prompts(session, trial, conversations, trial.micro_batch_size)
+    path = FastPath(modules, model, placement, prompts, trial.new_tokens, capture=placement.is_cuda)
+    path.generate()
+    times = [path.generate().decode_sec for _ in range(PROFILED_ANSWERS)]
+    path.begin()
+
+    def run_more() -> None:
+        for _ in range(RECORDED_STEPS):
+            path.step()
+        if placement.is_cuda:
+            modules.torch.cuda.synchronize()
+
+    labels = ["decoding", *(["with adapters"] if with_adapters else [])]
+    if path.not_fused_reason is not None:
+        labels.append(f"(not the fused step of five kernels per layer: {path.not_fused_reason})")
+    seconds = [total / (trial.new_tokens - 1) for total in times if total is not None]
+    return ProfiledSteps(recipe=" ".join(labels), seconds=seconds, run_more=run_more)
 
 
 def batch_sizes(largest: int) -> list[int]:

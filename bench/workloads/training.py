@@ -19,11 +19,12 @@ from bench.harness.record import Record
 from bench.harness.termination import NonFiniteLoss, StopSignals
 from bench.predict import memory
 from bench.qlora import recipes
-from bench.qlora.session import open_session
+from bench.qlora.session import TorchSession, open_session
 from bench.qlora.step import Placement, TrainingStep, load_base
+from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.records.result import Steps
-from bench.workloads import mfu
+from bench.workloads import RECORDED_STEPS, ProfiledSteps, mfu
 
 
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
@@ -64,6 +65,39 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
             _add_prediction(record)
     with record.timed("ceilings"):
         mfu.add_ceilings(record, session)
+
+
+def profiled_steps(
+    session: TorchSession,
+    trial: Trial,
+    inputs: Inputs,
+    *,
+    with_adapters: bool,  # noqa: ARG001 - a training always has adapters
+) -> ProfiledSteps:
+    """Run the warm-up and the measured steps."""
+    modules, placement = session.modules, session.placement
+    tokenizer = load_tokenizer(Path(trial.model))
+    rows = make_rows(trial, inputs[2], tokenizer)
+    base = load_base(modules, trial, placement)
+    step = recipes.build(trial.recipe, modules, trial, placement, base)
+    batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+    times = [_timed_step(step, batches, trial) for _ in range(trial.warmup_steps + trial.measured_steps)]
+    more_batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+
+    def run_more() -> None:
+        for _ in range(RECORDED_STEPS):
+            _timed_step(step, more_batches, trial)
+
+    return ProfiledSteps(recipe=step.recipe, seconds=times[trial.warmup_steps :], run_more=run_more)
+
+
+def _timed_step(step: TrainingStep, batches: Iterator[Batch], trial: Trial) -> float:
+    """Run one step and return its seconds."""
+    step.synchronize()
+    start = time.perf_counter()
+    step(islice(batches, trial.gradient_accumulation_steps), trial.gradient_accumulation_steps)
+    step.synchronize()
+    return time.perf_counter() - start
 
 
 def _add_prediction(record: Record) -> None:

@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median, median_high
 
 from bench.records.status import TrialStatus
+from bench.records.workloads import WORKLOADS
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
 from reports.comparison.samples import STEP_METRICS, Quantity, SampleSet, Value
-from reports.comparison.tests import DECIDING_FAMILIES, Hypothesis, VerdictLabel, family_of, judge
+from reports.comparison.tests import SPEED, Hypothesis, VerdictLabel, family_of, judge
 from reports.read import measurements
-from reports.read.run import KINDS_WITH_STEPS, Run
+from reports.read.run import Run
 from reports.statistics import per_config, pooling
 from reports.statistics.per_config import Mean, Sample, mean_by_worker
 from reports.statistics.pooling import Spread
@@ -88,7 +89,7 @@ class ComparedRow:
     @property
     def decides(self) -> bool:
         """True if the exit code depends on this row; parts of a step and energy only explain."""
-        return self.family in DECIDING_FAMILIES
+        return self.family == SPEED or (self.family in WORKLOADS and WORKLOADS[self.family].has_deciding_measurements)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,18 +269,18 @@ def _test_key(row: ComparedRow, *, same_data: bool) -> tuple[str, ...]:
 def _blank_rows(first: Run, run: Run, old: SampleSet, new: SampleSet) -> dict[str, ComparedRow]:
     """Map the digest of each trial that both runs planned to a row without values."""
     planned = _label_by_digest(run)
-    kinds = {configuration.label: configuration.kind for configuration in first.configurations}
+    workloads = {configuration.label: configuration.workload for configuration in first.configurations}
     rows = {}
     for digest, label in _label_by_digest(first).items():
         if digest not in planned:
             continue
-        kind = kinds[label]
+        workload = workloads[label]
         sides = ((first, old), (run, new))
         missing = [side.record.run_id for side, samples in sides if not samples.by_digest.get(digest)]
-        metric = STEP_METRICS[-1] if kind in KINDS_WITH_STEPS else kind
+        metric = STEP_METRICS[-1] if workload.has_steps else workload.name
         rows[digest] = ComparedRow(
-            configuration=label, kind=kind, metric=metric, context="", run_id=run.record.run_id,
-            family=family_of(kind, metric), verdict="unknown",
+            configuration=label, kind=workload.name, metric=metric, context="", run_id=run.record.run_id,
+            family=family_of(workload, metric), verdict="unknown",
             why=f"none of its trials succeeded in {missing[0]}" if missing else "",
         )  # fmt: skip
     return rows
@@ -301,21 +302,23 @@ def _compare_configurations(
             if quantity not in noises:
                 noises[quantity] = _paired_noise(quantity, blanks, old, new) if same_gpus else {}
             noise = noises[quantity].get(digest)
-            row = replace(blank, metric=quantity[0], context=quantity[1], family=family_of(blank.kind, quantity[0]))
+            row = replace(
+                blank, metric=quantity[0], context=quantity[1], family=family_of(WORKLOADS[blank.kind], quantity[0])
+            )
             rows.append(_difference(row, before[quantity], after[quantity], noise, same_gpus=same_gpus))
     return rows
 
 
 def _paired_noise(quantity: Quantity, blanks: Iterable[str], old: SampleSet, new: SampleSet) -> dict[str, Spread]:
     """Map each digest to the noise of a quantity's difference on one worker, pooled over configurations."""
-    cells = {}
-    for digest in blanks:
-        before, after = (
-            mean_by_worker(value.sample for value in samples.by_digest.get(digest, {}).get(quantity, ()))
-            for samples in (old, new)
-        )
-        cells[digest] = {worker: after[worker] - before[worker] for worker in after if worker in before}
-    return pooling.difference_spreads(cells)
+    before, after = (
+        {
+            digest: mean_by_worker(value.sample for value in samples.by_digest.get(digest, {}).get(quantity, ()))
+            for digest in blanks
+        }
+        for samples in (old, new)
+    )
+    return pooling.difference_spreads(before, after)
 
 
 def _difference(
@@ -377,7 +380,7 @@ def _overall_row(
         for side in sides
     ]
     blank = replace(blanks[whole[0]], configuration=f"all {len(whole)} configurations", metric=metric, why="")
-    return [_difference(replace(blank, family="speed"), values[0], values[1], None, same_gpus=same_gpus)]
+    return [_difference(replace(blank, family=SPEED), values[0], values[1], None, same_gpus=same_gpus)]
 
 
 def _run_side(values: Sequence[Value]) -> RunSide:

@@ -8,7 +8,7 @@ from typing import Self
 from bench.records.result import Measurement, TrialResult
 from bench.records.status import TrialStatus
 from reports.read import measurements
-from reports.read.run import KINDS_WITH_STEPS, Run
+from reports.read.run import Run
 from reports.statistics import per_config
 from reports.statistics.energy import ENERGY, joules_per_1000_useful_tokens
 from reports.statistics.per_config import Sample
@@ -38,7 +38,7 @@ class SampleSet:
     def from_run(cls, run: Run) -> Self:
         good = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
         by_digest: dict[str, dict[Quantity, list[Value]]] = {}
-        with_steps = [result for result in good if result.trial.kind in KINDS_WITH_STEPS]
+        with_steps = [result for result in good if result.trial.workload.has_steps]
         described = describe([ProcessSteps.from_result(result) for result in with_steps])
         for result, process in zip(with_steps, described, strict=True):
             quantities = by_digest.setdefault(result.trial.digest(), {})

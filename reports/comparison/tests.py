@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.records.workloads import Workload
 from reports.comparison.samples import STEP_METRICS
-from reports.read.run import KINDS_WITH_STEPS
 from reports.statistics import per_config, student
 from reports.statistics.energy import ENERGY
 from reports.statistics.per_config import Mean
@@ -21,7 +21,6 @@ VerdictLabel = Literal["faster", "same", "slower", "unknown"]
 ALPHA = 0.05
 SPEED, STEP_PARTS, ENERGY_USE = "speed", "parts of a step", "energy"
 SPEED_ALPHA_SHARE = 0.6  # applies when other families are tested too
-DECIDING_FAMILIES = (SPEED, "hardware", "loading", "inference", "distributed")  # the exit code depends on these
 _MAX_USEFUL_PERCENT = 100.0  # a test that detects only larger differences is useless
 
 
@@ -45,14 +44,14 @@ class Verdict:
     why: str
 
 
-def family_of(kind: str, metric: str) -> str:
+def family_of(workload: Workload, metric: str) -> str:
     """Return the family of a metric: the comparisons that are corrected together."""
     if metric in STEP_METRICS:
         return SPEED
     if metric == ENERGY:
         return ENERGY_USE
-    is_part = kind == "training" or (kind in KINDS_WITH_STEPS and metric.startswith("step_"))
-    return STEP_PARTS if is_part else kind
+    is_part = workload.has_steps and (not workload.has_deciding_measurements or metric.startswith("step_"))
+    return STEP_PARTS if is_part else workload.name
 
 
 def judge(hypotheses: Sequence[Hypothesis], tolerance: float) -> list[Verdict]:
@@ -130,4 +129,4 @@ def _verdict(mean: Mean, p: float, corrected: float, level: float, tests: int, t
 def _half_width(mean: Mean, level: float) -> float:
     """Return half the width of the interval at this significance level."""
     by_units = mean.error * student.quantile(1.0 - level, round(mean.df or 1.0, 2))
-    return max(by_units, mean.floor * per_config.NORMAL)
+    return max(by_units, mean.floor * per_config.NORMAL, mean.half or 0.0)  # the interval must exclude 1 as well

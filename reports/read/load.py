@@ -16,7 +16,7 @@ from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from reports.read import attempts, fingerprint, measurements, telemetry, validation
-from reports.read.run import KINDS_WITH_STEPS, Configuration, Missing, Rejected, ReportError, Run, trials_frame
+from reports.read.run import Configuration, Missing, Rejected, ReportError, Run, trials_frame
 
 
 def load(folder: Path) -> Run:
@@ -157,7 +157,7 @@ def _rejection_reason(
         return fault
     if result.status is not TrialStatus.SUCCEEDED:
         return None
-    if result.trial.kind in KINDS_WITH_STEPS:
+    if result.trial.workload.has_steps:
         has_steps = result.metrics is not None and result.steps.step_time_sec
         return None if has_steps else "status is SUCCEEDED, but it has no measured step"
     return None if result.measurements else "status is SUCCEEDED, but it has no measurement"

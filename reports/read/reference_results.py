@@ -111,6 +111,6 @@ def training_by_label(run: Run, published: PublishedResults | None) -> dict[str,
     matches = {
         configuration.label: published.find_training(configuration.planned[0].trial)
         for configuration in run.configurations
-        if configuration.kind == "training"
+        if configuration.workload.is_compared
     }
     return {label: training for label, training in matches.items() if training is not None}

@@ -30,9 +30,9 @@ from bench.records.paths import REPORT_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
+from bench.records.workloads import Workload
 from reports.read.attempts import Starts
 
-KINDS_WITH_STEPS = ("training", "distributed")
 _MEASUREMENT_COLUMNS = [
     "name",
     "configuration",
@@ -102,8 +102,8 @@ class Configuration:
     planned: tuple[PlannedTrial, ...]
 
     @property
-    def kind(self) -> str:
-        return self.planned[0].trial.kind
+    def workload(self) -> Workload:
+        return self.planned[0].trial.workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ def measure_speedups(
     """Map each configuration key to its speed-ups; `single_worker_rates` has one worker's samples per second."""
     rates: dict[tuple[tuple[object, ...], int, str], list[float]] = {}
     for result in results:
-        if result.status is not TrialStatus.SUCCEEDED or result.trial.kind != "distributed":
+        if result.status is not TrialStatus.SUCCEEDED or not result.trial.workload.measures_scaling:
             continue
         values = [
             measurement.value

@@ -21,7 +21,6 @@ from reports.summary.summary import PROFILE_NOTES, ConfigurationRow, Failure, Ot
 BASELINE = "baseline"
 _MEDIANS = ("first_loss", "last_loss", "load_time_sec")
 _LARGEST = ("peak_vram_bytes", "peak_rss_bytes")
-TRAINING = "training"  # only configurations of this kind are compared with each other
 
 
 def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = None) -> Summary:
@@ -32,7 +31,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     hosts = fingerprint.describe_hosts(run.record, run.results)
     pricing = pricing or Pricing()
     priced = select_prices(pricing, hosts.devices, today=today or datetime.now(UTC).date())
-    trained = tuple(configuration for configuration in run.configurations if configuration.kind == TRAINING)
+    trained = tuple(configuration for configuration in run.configurations if configuration.workload.is_compared)
     measured = _measure_all(run, trained)
     baseline = _baseline(trained)
     over_workers = _aggregate_workers(run.trials)
@@ -88,7 +87,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     others = tuple(
         OtherConfiguration(
             label=configuration.label,
-            kind=configuration.kind,
+            kind=configuration.workload.name,
             reason=configuration.planned[0].trial.reason,
             planned=len(configuration.planned),
             ends={end: amount for end in TrialStatus if (amount := ends[configuration.label, end])},
@@ -96,7 +95,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
             n_measurements=n_measurements[configuration.label],
         )
         for configuration in run.configurations
-        if configuration.kind != TRAINING
+        if not configuration.workload.is_compared
     )
     return Summary(
         record=run.record,

@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.records.result import Measurement, TrialResult
 from bench.records.status import TrialStatus
+from bench.records.workloads import WORKLOADS
 from reports import formatting
 from reports.read import measurements
 
@@ -20,7 +21,6 @@ MAX_ROWS = 200  # limit for the page; measurements.csv has all rows
 _MAX_SPREAD_COLUMNS = 6
 _MAX_LISTED = 5  # with more configurations, they are rows instead of columns
 CONFIGURATION = "configuration"
-SECTIONS = ("hardware", "loading", "inference", "distributed", "training", measurements.TELEMETRY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class _Entry:
 
 
 def build_tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple[SummaryTable, ...]:
-    """Build every table of a run, by section, in the order of SECTIONS."""
+    """Build every table of a run by section: the workloads, those that are compared last, and telemetry."""
     sections: dict[str, list[_Entry]] = {}
     for result in results:
         label = label_of[result.trial_id]
@@ -86,8 +86,10 @@ def build_tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) ->
             keys = frozenset(key for key in context if hasattr(result.trial, key))
             entry = _Entry(label=label, worker=result.worker, measurement=measurement, context=context, trial_keys=keys)
             sections.setdefault(measurements.section_of(result.trial.kind, measurement), []).append(entry)
-    ordered = sorted(sections.items(), key=lambda item: SECTIONS.index(item[0]))
-    return tuple(table for section, entries in ordered for table in _section_tables(section, entries))
+    order = [*sorted(WORKLOADS, key=lambda name: WORKLOADS[name].is_compared), measurements.TELEMETRY]
+    return tuple(
+        table for section in order if section in sections for table in _section_tables(section, sections[section])
+    )
 
 
 def _section_tables(section: str, entries: list[_Entry]) -> Iterable[SummaryTable]:

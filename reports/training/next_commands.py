@@ -2,7 +2,8 @@
 
 import json
 
-from bench.records.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
+from bench.records.trial import Trial
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from reports.training.summary import TrainingReport
 
 SETTINGS_FILE, TRIAL_FILE = "settings.json", "trial.json"

@@ -9,7 +9,6 @@ from typing import Any
 from bench.records import NODE_COUNT, Trial
 from bench.records.paths import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, METRICS_VARIABLE
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.trial import RANKED
 from remote.cluster.kubeconfig import Target
 from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.gang_agent import GangAgent
@@ -123,7 +122,7 @@ def worker_groups(settings: Settings, hosts: list[Host], run: RunRecord) -> list
 
 def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
     """Tell whether a trial needs several workers at once."""
-    return settings.fleet.kind == "pods" and planned.trial.kind in RANKED
+    return settings.fleet.kind == "pods" and planned.trial.workload.is_ranked
 
 
 def require_same_fleet(settings: Settings, run: RunRecord) -> None:

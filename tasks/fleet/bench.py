@@ -10,7 +10,7 @@ from typing import Any
 from invoke.context import Context
 from rich.text import Text
 
-from bench.records import SUITES
+from bench.records import SUITE_NAMES
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
@@ -98,8 +98,8 @@ def _check_flags(options: BenchOptions) -> None:
         )
     if options.repeats is not None and not (options.repeats.isdecimal() and 1 <= int(options.repeats) <= 100):
         raise UsageError(f"bench: --repeats: expected a whole number from 1 to 100, found {options.repeats!r}")
-    if options.suite is not None and options.suite not in SUITES:
-        raise UsageError(f"bench: --suite: expected one of {', '.join(SUITES)}, found {options.suite!r}")
+    if options.suite is not None and options.suite not in SUITE_NAMES:
+        raise UsageError(f"bench: --suite: expected one of {', '.join(SUITE_NAMES)}, found {options.suite!r}")
     if options.spread not in (None, "replicate", "shard"):
         raise UsageError(f"bench: --spread: expected replicate or shard, found {options.spread!r}")
 
@@ -165,7 +165,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
         f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')} "
         f"({spread_text}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
-    is_mixed = any(planned.trial.kind != "training" for planned in run.planned)
+    is_mixed = not all(planned.trial.workload.is_compared for planned in run.planned)
     rows = plain_table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
     rows.add_column("why")
     # One row per trial: the plan holds a trial once per worker and repeat.

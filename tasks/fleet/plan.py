@@ -19,7 +19,6 @@ from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
 
-KINDS_WITH_STEPS = ("training", "distributed")
 _OVERRIDABLE_FIELDS = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
 
 
@@ -54,24 +53,13 @@ def read_trials(
 
 
 def size_text(trial: Trial) -> str:
-    """Return a trial's size in a few characters, by kind.
-
-    Training: sequence x batch (x ranks if distributed). Inference: prompt + answer x largest batch. Loading: precision
-    of the base.
-    """
-    if trial.kind == "hardware":
-        return "-"
-    if trial.kind == "loading":
-        return trial.base_precision
-    if trial.kind == "inference":
-        return f"{trial.max_seq_len} + {trial.new_tokens} x {trial.micro_batch_size}"
-    ranks = f" x {trial.world_size}" if trial.kind == "distributed" else ""
-    return f"{trial.max_seq_len} x {trial.micro_batch_size}{ranks}"
+    """Return a trial's size in a few characters, in its workload's format."""
+    return trial.workload.size.format_map(vars(trial))
 
 
 def steps_text(trial: Trial) -> str:
-    """Return warm-up + measured steps of a trial that trains, a dash for other kinds."""
-    return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.kind in KINDS_WITH_STEPS else "-"
+    """Return warm-up + measured steps of a trial that measures steps, else a dash."""
+    return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.workload.has_steps else "-"
 
 
 def plan_trials(
@@ -95,7 +83,7 @@ def plan_trials(
     for repeat in range(1, repeats + 1):
         offset = (repeat - 1) % len(trials) if has_fixed_assignment else 0
         for trial in (*trials[offset:], *trials[:offset]):
-            spans_pods = is_over_pods and trial.kind == "distributed"
+            spans_pods = is_over_pods and trial.workload.is_ranked
             if spans_pods and trial.world_size > len(workers):
                 raise UsageError(
                     f"fleet.size: {trial.trial_id} has {trial.world_size} ranks, one in each pod, and the fleet has "
@@ -174,7 +162,7 @@ def expected_total_sec(run: RunRecord, expected_by_trial: Mapping[str, float | N
         sec = expected_by_trial[planned.trial_id]
         if sec is None:
             return None
-        if run.fleet_kind == "pods" and planned.trial.kind == "distributed":
+        if run.fleet_kind == "pods" and planned.trial.workload.is_ranked:
             multi_pod_sec += sec
         else:
             worker_sec[planned.worker or min(worker_sec, key=lambda worker: worker_sec[worker])] += sec

@@ -307,7 +307,7 @@ def _is_comparable(result: TrialResult, trial: Trial, probe: ProbeResult) -> boo
     return (
         result.status is TrialStatus.SUCCEEDED
         and result.metrics is not None
-        and other.kind == "training"
+        and other.workload.is_compared
         and other.gradient_accumulation_steps == 1
         and all(getattr(other, name) == getattr(trial, name) for name in COMPARED_FIELDS)
         and device(facts) == probe.device
@@ -321,7 +321,7 @@ def _all_reduce_sec(settings: Settings, probe: ProbeResult, workers: int, bytes_
         return None
     for result in chain.from_iterable(newest_results(settings.results_folder)):
         if (
-            result.trial.kind != "distributed"
+            not result.trial.workload.measures_scaling
             or result.status is not TrialStatus.SUCCEEDED
             or result.trial.world_size == 1
         ):

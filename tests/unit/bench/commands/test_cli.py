@@ -1,7 +1,6 @@
 """Command line of `python -m bench`: output, rejected input and exit codes. No trial runs here."""
 
 import ast
-import importlib
 import io
 import json
 import sys
@@ -18,7 +17,8 @@ from bench.records import SCALES, Trial, suite
 from bench.records.result import Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.status import TrialStatus
-from bench.records.trial import KINDS
+from bench.records.workloads import WORKLOADS
+from bench.workloads import load
 from tests.support.paths import ROOT
 from tests.support.reports.synthetic import metrics_of
 
@@ -76,10 +76,8 @@ def test_modules_used_before_the_torch_import_need_only_the_standard_library(nam
     assert {module.split(".")[0] for module in imported} <= {*sys.stdlib_module_names, "bench"}
 
 
-def test_every_kind_that_a_trial_may_have_is_measured_by_a_module_of_its_own():
-    assert tuple(run.WORKLOAD_MODULES) == KINDS
-    for module in run.WORKLOAD_MODULES.values():
-        assert callable(importlib.import_module(module).measure)
+def test_each_workload_has_the_functions_that_its_registration_promises():
+    assert all(callable(load(workload).measure) for workload in WORKLOADS.values())
 
 
 @pytest.mark.parametrize("action", adapter.ACTIONS)

@@ -55,13 +55,13 @@ WRONG_TYPES = {
 }
 
 SIZES = {
-    "quick": 2,
-    "full": 12,
     "hardware": 1,
     "loading": 2,
+    "quick": 2,
+    "full": 12,
+    "recipes": 10,
     "inference": 2,
     "distributed": 3,
-    "recipes": 10,
     "all": 21,
 }
 

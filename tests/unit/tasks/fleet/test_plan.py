@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from bench.records import SUITES, Trial, suite
+from bench.records import SUITE_NAMES, Trial, suite
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from remote.hosts.local import LocalHost
@@ -18,7 +18,6 @@ from tasks.clients.workers import launcher
 from tasks.errors import UsageError
 from tasks.fleet import plan
 from tasks.fleet.plan import (
-    KINDS_WITH_STEPS,
     expected_sec,
     expected_total_sec,
     plan_trials,
@@ -157,10 +156,10 @@ def test_each_kind_has_a_size(name: str, sizes: list[str]) -> None:
     assert [size_text(trial) for trial in suite(name, "tiny", "m", "d")] == sizes
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", SUITE_NAMES)
 def test_only_trials_that_train_have_steps(name: str) -> None:
     for trial in suite(name, "tiny", "m", "d"):
-        assert (steps_text(trial) == "-") == (trial.kind not in KINDS_WITH_STEPS)
+        assert (steps_text(trial) == "-") == (trial.kind not in ("training", "distributed"))
 
 
 def write_trial(path: Path, trial: Trial) -> None:
