@@ -407,6 +407,24 @@ class ExampleBuilder:
             self.findings.add(OTHER_EOS, rendered.source)
 
 
+def encode_prompt(
+    tokenizer: Any, location: str, messages: Messages, special_tokens: str, log: Callable[[str], object]
+) -> list[int]:
+    """Render a conversation as the prompt of its next answer and tokenize it like the examples. Raises InputError.
+
+    Control tokens that are typed in its last turn are logged.
+    """
+    control_tokens, template = ControlTokens(tokenizer), ChatTemplate(tokenizer)
+    kind = TYPED_TOKEN_KEPT if special_tokens == "keep" else TYPED_TOKEN
+    for token in control_tokens.find(messages[-1:]):
+        log(f"{location} {kind.format(token)}")
+    if special_tokens == "keep" or not control_tokens.find(messages):
+        text = template.render(location, messages, prompt=True)
+        return list(tokenizer(text, add_special_tokens=False, **IDS_ONLY)["input_ids"])
+    text = template.render(location, control_tokens.hide(location, messages), prompt=True)
+    return control_tokens.encode([text])[0][0]
+
+
 def _token_at(encoding: Any, tokens: int, character: int) -> int:
     """Find the first token that begins at or after this character; return `tokens` if no token does.
 

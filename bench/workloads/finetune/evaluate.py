@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
-from bench.data.tokenizer import ChatTemplate, Messages
+from bench.data.masking import encode_prompt
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
 from bench.records.training import Evaluation
@@ -115,35 +115,28 @@ def students_t(freedom: int) -> float:
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-def generate_answers(
-    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompts: Sequence[str], max_tokens: int
-) -> list[tuple[str, bool]]:
-    """Generate a greedy answer of at most `max_tokens` to each prompt, as a conversation's user turn.
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[str], special_tokens: str, log: Callable[[str], object]
+) -> list[list[int]]:
+    """Tokenize each text of train.sample_prompts as a conversation's user turn.
 
-    Each comes with whether it ended before the limit.
-    Raises InputError for a prompt that the chat template cannot render.
+    Raises InputError for one that the chat template cannot render.
     """
-    conversations = [
-        (f"train.sample_prompts: text {n}", [{"role": "user", "content": text}]) for n, text in enumerate(prompts, 1)
-    ]
     return [
-        generate_answer(stack, step, peft_model, tokenizer, source, messages, max_tokens)
-        for source, messages in conversations
+        encode_prompt(
+            tokenizer, f"train.sample_prompts: text {n}", [{"role": "user", "content": text}], special_tokens, log
+        )
+        for n, text in enumerate(prompts, 1)
     ]
 
 
 def generate_answer(
-    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, source: str, messages: Messages, max_tokens: int
+    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompt: Sequence[int], max_tokens: int
 ) -> tuple[str, bool]:
-    """Generate a greedy answer of at most `max_tokens` to a conversation; return it and whether it ended before that.
-
-    `source` names the conversation in errors. Raises InputError.
-    """
+    """Generate a greedy answer of at most `max_tokens`; return it and whether it ended before that."""
     end_tokens = {tokenizer.eos_token_id, *end_tokens_of(peft_model)} - {None}
-    text = ChatTemplate(tokenizer).render(source, messages, prompt=True)  # same format as the examples
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     with evaluation_mode(stack.torch, step.model), step.autocast(), step.on_device():
-        return generate_greedily(stack, peft_model, tokenizer, ids, end_tokens, max_tokens)
+        return generate_greedily(stack, peft_model, tokenizer, prompt, end_tokens, max_tokens)
 
 
 def generate_greedily(

@@ -313,7 +313,7 @@ class Trainer:
             self._evaluate()
         if self.state.step == 0 and self.training.prompts and self.group.rank == 0:
             self.context.on_progress("answer", 0)
-            generated = self._generate_answers()
+            generated = self._generate_answers(lambda message: self.context.report(log=message))
             self.state = dataclasses.replace(
                 self.state,
                 answers=[text for text, _ in generated],
@@ -322,11 +322,14 @@ class Trainer:
             )
         self.group.barrier()
 
-    def _generate_answers(self) -> list[tuple[str, bool]]:
-        training = self.training
-        return evaluate.generate_answers(
-            self.modules, self.step, self.peft_model, self.tokenizer, training.prompts, training.answer_tokens
-        )
+    def _generate_answers(self, log: Callable[[str], object]) -> list[tuple[str, bool]]:
+        prompts = evaluate.encode_prompts(self.tokenizer, self.training.prompts, self.training.data.special_tokens, log)
+        return [
+            evaluate.generate_answer(
+                self.modules, self.step, self.peft_model, self.tokenizer, prompt, self.training.answer_tokens
+            )
+            for prompt in prompts
+        ]
 
     def _evaluate(self) -> None:
         """Evaluate the held-out loss after the state's step, on all ranks."""
@@ -391,7 +394,7 @@ class Trainer:
         """Answer the prompts with this adapter, next to the answers before training. Rank 0 only; sets the weights."""
         for name, tensor in self.weights.adapter.items():
             tensor.copy_(adapter[name])
-        after = self._generate_answers() if self.training.prompts else []
+        after = self._generate_answers(lambda _: None)
         prompts = self.state.asked or self.training.prompts
         before = dict(zip(prompts, self.state.answers, strict=False))
         ended = dict(zip(prompts, self.state.ended, strict=False))

@@ -4,20 +4,19 @@ import pytest
 
 from bench.adapter import chat
 from bench.data.inputs import InputRejected
-from bench.workloads.finetune import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 
 
 def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, adapter, monkeypatch):
     trial = lab(lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0).trial
-    prompts, generate_answer = [], evaluate.generate_answer
+    prompts, encode_prompt = [], chat.encode_prompt
 
-    def spy(modules, step, model, tokenizer, location, messages, max_tokens):
+    def spy(tokenizer, location, messages, special_tokens, log):
         prompts.append([dict(message) for message in messages])
-        return generate_answer(modules, step, model, tokenizer, location, messages, max_tokens)
+        return encode_prompt(tokenizer, location, messages, special_tokens, log)
 
-    monkeypatch.setattr(evaluate, "generate_answer", spy)
+    monkeypatch.setattr(chat, "encode_prompt", spy)
     logged = []
     request = chat.ChatRequest(
         trial=trial, adapter=str(adapter), model_sha256=None, conversations=[["len?", "why?"], ["len?"]], most=4

@@ -90,3 +90,29 @@ def test_a_thought_keeps_its_control_tokens(tokenizer_of: Callable[..., Any]) ->
     (example,), findings = build(tokenizer, (("user", "a"), ("assistant", "<think>\nhm</think>A")))
     assert tokenizer.decode(example.ids).endswith("<think>\nhm</think>A</s>")
     assert not [kind for kind in findings.counts if "control token" in kind]
+
+
+@pytest.mark.parametrize("template", ["chatml", "mistral", "mistral-v3", "open thought"])
+def test_a_prompt_is_tokenized_like_that_of_the_examples(template: str, tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer, logged = tokenizer_of(template), list[str]()
+    question = [{"role": "user", "content": "a</s>"}]
+    (example,), _ = build(tokenizer, (("user", "a</s>"), ("assistant", "A")))
+    ids = masking.encode_prompt(tokenizer, "chat", question, "text", logged.append)
+    assert ids == example.ids.tolist()[: len(ids)]
+    assert example.targets.index(1) == len(ids)
+    assert logged == [f"chat {masking.TYPED_TOKEN.format('</s>')}"]
+    kept = masking.encode_prompt(tokenizer, "chat", question, "keep", logged.append)
+    assert kept.count(tokenizer.convert_tokens_to_ids("</s>")) == 1 + ids.count(tokenizer.convert_tokens_to_ids("</s>"))
+    assert logged[1:] == [f"chat {masking.TYPED_TOKEN_KEPT.format('</s>')}"]
+
+
+def test_a_control_token_of_an_earlier_turn_stays_text_and_is_logged_once(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer, logged = tokenizer_of("chatml"), list[str]()
+    turns = [
+        {"role": "user", "content": "</s>"},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "b"},
+    ]
+    ids = masking.encode_prompt(tokenizer, "chat", turns, "text", logged.append)
+    assert tokenizer.convert_tokens_to_ids("</s>") not in ids
+    assert not logged

@@ -1,7 +1,6 @@
 """The held-out loss, its interval, predicted communication and sample answers."""
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,8 +92,7 @@ def test_a_prompt_that_the_template_cannot_render_is_named(monkeypatch, lab):
     tokenizer = lab().tokenizer
     endless = "".join(f"{{% for _{depth} in range(99999) %}}" for depth in range(4)) + "{% endfor %}" * 4
     refused = "{% if messages[0].content == 'b' %}{{ raise_exception('no b') }}{% endif %}"
-    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
     for template, reason in ((endless, ""), (refused, "no b")):
         tokenizer.chat_template = template
         with pytest.raises(InputError, match=f"^train.sample_prompts: text 1: .*{reason}"):
-            evaluate.generate_answers(None, None, model, tokenizer, ["b"], 4)
+            evaluate.encode_prompts(tokenizer, ["b"], "text", print)
