@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from bench.records.atomic_files import read_regular
 from bench.records.status import TrialStatus
-from remote.jobs.host_agent.util import sync_folder
+from remote.agent.shared.disk import sync_folder
 
 MAX_LEDGER_BYTES = 256 << 20  # a thousand trials take a hundredth of it
 

@@ -10,7 +10,6 @@ pod_check: the pod that runs the image's self-check once
 references: validates names of registries, images and users
 registry: login, and the record of a push
 sbom: bills of materials, provenance and signatures
-vm_agent: the code that runs on the VM
 vm_info: system, processor, Python and user of the VM
 vm_jobs: long work on the VM as one detached job
 workdir: our work directory below --tmpdir

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.atomic_files import sha256_of
+from remote.agent.shared.errors import VmAgentError, with_retries
+from remote.agent.shared.registry.api import MANIFEST_TYPE, Registry, digest_of
+from remote.agent.shared.registry.referrers import EMPTY_CONTENT, EMPTY_TYPE, TITLE_ANNOTATION, descriptor
 from remote.image.references import Reference
-from remote.image.vm_agent.job import VmAgentError, with_retries
-from remote.image.vm_agent.registry.api import MANIFEST_TYPE, Registry, digest_of
-from remote.image.vm_agent.registry.referrers import EMPTY_CONTENT, EMPTY_TYPE, TITLE_ANNOTATION, descriptor
 
 FILE_TYPE = "application/octet-stream"
 FIRST_WAIT_SEC = 1.0

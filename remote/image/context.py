@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote.jobs.host_agent.files import hash_file
+from remote.agent.shared.files import hash_file
 from remote.jobs.transfer import FileEntry
 
 SLOTS = 16  # the number that the Dockerfile's stage `models` copies

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remote.agent.shared.errors import engine_access_error
 from remote.hosts.base import Completed, Host, HostError, check, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
-from remote.image.vm_agent.client import engine_access_error
 
 _TIMEOUT_SEC = 60.0
 _MIN_BUILDKIT_VERSION = (18, 9)
@@ -123,7 +123,7 @@ def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | N
 def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> DiskInfo:
     """Read the file systems below `paths` and the `models` (name, folder) in one round trip. Raises HostError."""
     request = json.dumps({"places": list(dict.fromkeys(paths)), "models": models})
-    command = inline_command(host, "remote.image.vm_agent.scripts.disk_info", request)
+    command = inline_command(host, "remote.agent.scripts.disk_info", request)
     completed = check(host, command, host.run(command, timeout_sec=_TIMEOUT_SEC))
     answer = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
     folders = tuple(FolderInfo(**fields) for fields in answer["places"])

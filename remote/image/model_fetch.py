@@ -1,4 +1,4 @@
-"""Fetching of models to the build VM, as a job (`remote.image.vm_agent.fetch`) that does not need the laptop.
+"""Fetching of models to the build VM, as a job (`remote.agent.build_vm.fetch`) that does not need the laptop.
 
 Starts or finds the job, sends it its token, and uploads the files of a model that is in a cache on the laptop.
 """
@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.model_files import TOKEN_PIPE, UPLOAD_FOLDER, find_snapshot, select_files, snapshot_files
 from remote.hosts.base import HostError, check
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
@@ -18,9 +20,6 @@ from remote.hosts.ssh.host import SshHost
 from remote.hosts.ssh.rsync import UploadProgress, push_folder
 from remote.hosts.tempdirs import scratch_folder
 from remote.image import vm_jobs
-from remote.image.vm_agent.fetch import select_files
-from remote.image.vm_agent.job import VmAgentError
-from remote.image.vm_agent.model_sources import TOKEN_PIPE, UPLOAD_FOLDER, find_snapshot, snapshot_files
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job
 
@@ -117,7 +116,7 @@ def start(
     if token is not None:
         host, stdin = agent.host, token.reveal().encode()
         pipe = f"{job.folder}/{TOKEN_PIPE}"
-        command = inline_command(host, "remote.image.vm_agent.scripts.send_token", pipe, secrets=(token,))
+        command = inline_command(host, "remote.agent.scripts.send_token", pipe, secrets=(token,))
         check(host, command, host.run(command, stdin=stdin, timeout_sec=_SEND_TOKEN_TIMEOUT_SEC))
     return job
 

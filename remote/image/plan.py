@@ -147,7 +147,7 @@ class BuildPlan:
     notes: tuple[str, ...]
 
     def to_job(self, *, force: bool = False) -> dict[str, Any]:
-        """Build the job document for `remote.image.vm_agent.build`; `force`: also if the image has this digest."""
+        """Build the job document for `remote.agent.build_vm.build`; `force`: also if the image has this digest."""
         fields = {key: value for key, value in asdict(self).items() if key not in ("needs", "notes")}
         forced = {"anew": force}  # vocabulary: key of the job document
         return {**fields, "label": f"{LABEL}.build", "docker": [self.argv[0]], **forced}

@@ -3,12 +3,12 @@
 import json
 import re
 
+from remote.agent.shared.errors import engine_access_error
 from remote.hosts.base import Host, HostError, HostUnreachable, LoginRefused, check
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command, Secret
 from remote.image.engine import Client, to_engine_error
 from remote.image.references import USER_FORMS, Reference, is_ocir
-from remote.image.vm_agent.client import engine_access_error
 
 LOGIN_FOLDER_PREFIX = "qlora-fleet-login-"
 _LOGIN_TIMEOUT_SEC = 120.0
@@ -20,7 +20,7 @@ def log_in(host: Host, client: Client, registry: str, user: str, password: Secre
     The caller removes the folder. Folders left by killed logins are removed first. The password goes over standard
     input. Raises LoginRefused, HostUnreachable if the registry did not respond, EngineError, and like `Host.run`.
     """
-    make = inline_command(host, "remote.image.vm_agent.scripts.login", LOGIN_FOLDER_PREFIX)
+    make = inline_command(host, "remote.agent.scripts.login", LOGIN_FOLDER_PREFIX)
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_TIMEOUT_SEC)).stdout.decode().strip()
     login = Command(
         argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),

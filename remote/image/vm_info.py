@@ -41,7 +41,7 @@ class VmFacts:
 
 def observe(host: Host) -> VmFacts:
     """Query the VM. Raises InvalidAddress if it has no Python, HostUnreachable, CommandFailed."""
-    command = inline_command(host, "remote.image.vm_agent.scripts.vm_info")
+    command = inline_command(host, "remote.agent.scripts.vm_info")
     completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
     if completed.exit_code in (126, 127):
         raise InvalidAddress(f"{host.name}: {host.python[0]} not found; install Python 3.9 or newer there")

@@ -17,18 +17,18 @@ from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable,
 from remote.hosts.bundle import PYTHON_FLAGS, load_program
 from remote.hosts.command import Command
 from remote.hosts.local import current_user
-from remote.jobs.agent import HOST_AGENT, Agent
+from remote.jobs.agent import HOST_AGENT_PACKAGES, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
 STARTED_BY_FILE = "who"  # in a job's folder
-_VM_AGENT = "remote.image.vm_agent"
+_VM_AGENT = "remote.agent.build_vm"
 _PROGRESS_INTERVAL_SEC = 1.0
 _MAX_SILENCE_SEC = 60.0
 _RECONNECT_AFTER_SEC = 10.0  # without a report; the job reports every second
 
 
 class JobFailed(HostError):
-    """Error raised if the job failed. `kind` is as in `vm_agent.job.VmAgentError`, or lost; `log` is its log's path."""
+    """Error raised if the job failed. `kind` is as in `VmAgentError`, or lost; `log` is its log's path."""
 
     def __init__(self, kind: str, message: str, log: str | None = None) -> None:
         super().__init__(message if log is None else f"{message}; log: {log}")
@@ -54,7 +54,7 @@ class Outcome:
 
 def create_agent(host: Host) -> Agent:
     """Create the agent of the build VM; its program contains the modules that jobs run there."""
-    return Agent(host, load_program(HOST_AGENT, _VM_AGENT, f"{_VM_AGENT}.registry"))
+    return Agent(host, load_program(*HOST_AGENT_PACKAGES, _VM_AGENT, "remote.agent.shared.registry"))
 
 
 def slot_path(agent: Agent) -> str:
@@ -107,7 +107,7 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
 
 
 def query_registry(agent: Agent, request: Mapping[str, Any], *, timeout_sec: float) -> Mapping[str, Any]:
-    """Run `remote.image.vm_agent.registry.main` on the VM, without a job, a slot or files.
+    """Run `remote.agent.build_vm.registry_query` on the VM, without a job, a slot or files.
 
     The request may contain a secret, which goes over standard input. Raises JobFailed, and like `Agent`.
     """

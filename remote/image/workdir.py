@@ -3,9 +3,9 @@
 import json
 import posixpath
 
+from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
 from remote.hosts.base import Host, HostError
 from remote.hosts.bundle import inline_command
-from remote.image.vm_agent.secure_dir import EXIT_FOREIGN_OWNER
 
 FOLDER_NAME = "qlora-fleet"
 _CLAIM_TIMEOUT_SEC = 60.0
@@ -29,7 +29,7 @@ def claim(host: Host, tmpdir: str, *, create: bool = True) -> int:
     Without `create` a missing folder is not an error. Raises WorkdirUnsafe, WorkdirError and like `Host.run`.
     """
     folder = workdir_path(tmpdir)
-    command = inline_command(host, "remote.image.vm_agent.secure_dir", folder, "make" if create else "look")
+    command = inline_command(host, "remote.agent.shared.secure_dir", folder, "make" if create else "look")
     completed = host.run(command, timeout_sec=_CLAIM_TIMEOUT_SEC)
     if completed.exit_code != 0:
         complaint = command.tail(completed.stderr.decode(errors="replace"), lines=1)

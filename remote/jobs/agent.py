@@ -1,20 +1,20 @@
-"""Client of `remote.jobs.host_agent` on a host; installs it at the first call.
+"""Client of `remote.agent.jobs` on a host; installs it at the first call.
 
 Jobs and transfers use only this class, so a new kind of host only needs `run`.
 """
 
 import json
-import zlib
 from collections.abc import Callable
 from typing import Any
 
+from remote.agent.shared.wire import EXIT_REFUSED, EXIT_TRUNCATED, decode_line
 from remote.hosts.base import ByteReader, Completed, Host, HostError, HostUnreachable, check
 from remote.hosts.bundle import PYTHON_FLAGS, Program, inline_command, load_program
 from remote.hosts.command import Command
 from remote.hosts.process import MAX_OUTPUT_BYTES
-from remote.jobs.host_agent.util import EXIT_REFUSED, EXIT_TRUNCATED
 
-HOST_AGENT = "remote.jobs.host_agent"
+HOST_AGENT = "remote.agent.jobs"
+HOST_AGENT_PACKAGES = (HOST_AGENT, "remote.agent.shared")
 _CALL_SEC = 60.0
 _EXIT_FILE_MISSING = 2  # Python's exit code for a missing program file
 
@@ -27,8 +27,8 @@ class Agent:
     """Jobs and files on one host."""
 
     def __init__(self, host: Host, agent_program: Program | None = None) -> None:
-        """`agent_program` contains the package `HOST_AGENT` and maybe more; None: only that package."""
-        self.host, self.program = host, agent_program or load_program(HOST_AGENT)
+        """`agent_program` contains `HOST_AGENT_PACKAGES` and maybe more; None: only these."""
+        self.host, self.program = host, agent_program or load_program(*HOST_AGENT_PACKAGES)
         self._installed = False
 
     def start(
@@ -162,11 +162,10 @@ class Agent:
 
     def parse(self, line: bytes) -> dict[str, Any]:
         """Parse a line of the host's answer. Raises HostUnreachable if its checksum is wrong."""
-        checksum, _, text = line.partition(b" ")
-        if checksum != b"%08x" % zlib.crc32(text):
-            raise HostUnreachable(f"{self.host.name}: an answer is corrupt: {line[:80]!r}")
-        document: dict[str, Any] = json.loads(text)
-        return document
+        try:
+            return decode_line(line)
+        except ValueError as error:
+            raise HostUnreachable(f"{self.host.name}: an answer is corrupt: {line[:80]!r}") from error
 
     def path(self, module: str) -> str:
         """Return the path of the program's `module` on the host. Raises KeyError for another module."""
@@ -175,7 +174,7 @@ class Agent:
     def _install(self) -> None:
         content = self.program.content
         arguments = (self.host.workdir, self.program.folder, str(len(content)))
-        command = inline_command(self.host, f"{HOST_AGENT}.install", *arguments)
+        command = inline_command(self.host, "remote.agent.scripts.install", *arguments)
         self._check(command, self.host.run(command, stdin=content, timeout_sec=_CALL_SEC))
         self._installed = True
 

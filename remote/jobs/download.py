@@ -1,4 +1,4 @@
-"""Receiver of a pull: parses the stream of `remote.jobs.host_agent.files.send`, verifies the files and stores them."""
+"""Receiver of a pull: parses the stream of `remote.agent.jobs.files.send`, verifies the files and stores them."""
 
 import fcntl
 import hashlib
@@ -10,11 +10,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
+from remote.agent.shared.disk import join_inside, sync_folder
+from remote.agent.shared.files import hash_file, is_movable, list_names, partial_path, read_chunks
+from remote.agent.shared.wire import RequestRefused
 from remote.hosts.base import HostError, HostUnreachable
 from remote.hosts.process import MAX_OUTPUT_BYTES
 from remote.jobs.agent import Agent
-from remote.jobs.host_agent.files import hash_file, is_movable, list_names, partial_path, read_chunks
-from remote.jobs.host_agent.util import RequestRefused, join_inside, sync_folder
 
 _FLUSH_BYTES = 8 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")

@@ -1,6 +1,6 @@
 """Detached jobs on any host, which continue without the connection and the operator's laptop.
 
-A job is a folder on the host (see `remote.jobs.host_agent`), by which any process can follow and cancel it. Its end is
+A job is a folder on the host (see `remote.agent.jobs`), by which any process can follow and cancel it. Its end is
 a file with the exit code, written last.
 """
 

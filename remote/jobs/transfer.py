@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from remote.agent.shared.files import hash_file
 from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
 from remote.jobs.agent import Agent
 from remote.jobs.download import ChecksumMismatch, Download
-from remote.jobs.host_agent.files import hash_file
 
 __all__ = ["ChecksumMismatch", "FileEntry", "TransferResult", "pull", "push"]
 

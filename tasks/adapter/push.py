@@ -12,10 +12,10 @@ from pathlib import Path
 from invoke.context import Context
 
 from bench.records.atomic_files import sha256_of, write_atomic
+from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.registry.api import Registry
 from remote.image import artifact
 from remote.image.registry import push_record_json
-from remote.image.vm_agent.job import VmAgentError
-from remote.image.vm_agent.registry.api import Registry
 from tasks.adapter import model_card
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
 from tasks.clients.registry import configured_user, parse_reference

@@ -10,6 +10,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
+from remote.agent.shared.errors import engine_access_error
 from remote.cluster.diagnosis.driver import DriverRange
 from remote.cluster.diagnosis.image_pull import known_causes
 from remote.cluster.diagnosis.nodes import (
@@ -26,7 +27,6 @@ from remote.hosts.base import HostError
 from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
-from remote.image.vm_agent.client import engine_access_error
 from remote.image.vm_info import VmFacts
 from tasks.doctor.result import from_message
 

@@ -10,10 +10,10 @@ import yaml
 from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
+from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.registry.api import Registry
 from remote.image.plan import BuildProfile
 from remote.image.references import InvalidReference, pull_reference
-from remote.image.vm_agent.job import VmAgentError
-from remote.image.vm_agent.registry.api import Registry
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, file_errors
 from tasks.settings.load import Settings, load
 

@@ -5,11 +5,11 @@ import time
 
 from invoke.context import Context
 
+from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
 from remote.hosts.base import check
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.image import engine, vm_info, workdir
-from remote.image.vm_agent.secure_dir import EXIT_FOREIGN_OWNER
 from tasks.cli.flags import parse_number
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
@@ -76,7 +76,7 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str | None) -> N
         is_root = check(host, id_command, host.run(id_command, timeout_sec=60.0)).stdout.strip() == b"0"
         prefix = () if is_root else ("sudo", "-n")
         command = Command(
-            argv=(*prefix, *inline_command(host, "remote.image.vm_agent.scripts.engine", json.dumps(request)).argv)
+            argv=(*prefix, *inline_command(host, "remote.agent.scripts.engine", json.dumps(request)).argv)
         )
         completed = host.run(command, timeout_sec=START_TIMEOUT_SEC)
         if completed.exit_code != 0:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.remote.hosts.pods.test_pod_index import READY
 
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
@@ -22,6 +21,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_path
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import CuttableHost
+from tests.unit.remote.hosts.pods.test_pod_index import READY
 
 GOLDEN = Path(__file__).with_name("commands")
 

@@ -1,4 +1,4 @@
-"""Our side of the protocol with `remote.hosts.pods.exec_agent`: encodes the request, decodes the frames of the reply.
+"""Our side of the protocol with `remote.agent.scripts.exec_relay`: encodes the request, decodes the reply's frames.
 
 A reply is complete if its end frame has arrived with matching checksums. Anything else is a broken stream, whatever
 kubectl's exit code.
@@ -55,7 +55,7 @@ def encode_request(
     idle_timeout_sec: float | None,
     silence_sec: float,
 ) -> bytes:
-    """Encode the command with its timeouts for `remote.hosts.pods.exec_agent`: fields separated by NUL.
+    """Encode the command with its timeouts for `remote.agent.scripts.exec_relay`: fields separated by NUL.
 
     `idle_timeout_sec` limits the command's silence, in the pod; `silence_sec` limits the stream's, on our side.
     """

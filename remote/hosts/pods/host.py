@@ -1,12 +1,12 @@
 """A pod as a host: every command is one `kubectl exec`, and counts only with its own end frame.
 
 kubectl's exit code and the end of its streams prove nothing (measured: exit 0 and truncated output when a kubelet
-dies). `remote.hosts.pods.exec_agent` runs the command in the pod and frames its output. A reply without its end frame
-or with a wrong checksum raises HostUnreachable.
+dies). `remote.agent.scripts.exec_relay` runs the command in the pod and frames its output. A reply without its end
+frame or with a wrong checksum raises HostUnreachable.
 
-exec_agent sends keepalives while the command is silent, so a silent stream is a broken one. The command does not
-outlive the call: exec_agent kills it when its input closes or, behind a dead network, at its timeouts. Work that must
-outlive the call is a job (`remote.jobs.job`).
+The relay sends keepalives while the command is silent, so a silent stream is a broken one. The command does not outlive
+the call: the relay kills it when its input closes or, behind a dead network, at its timeouts. Work that must outlive
+the call is a job (`remote.jobs.job`).
 
 Not covered: children of the command that leave its session, as on every host.
 """
@@ -26,7 +26,7 @@ from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.hosts.pods.pod_index import Pod, PodIndex
 from remote.hosts.process import CannotStart, run_program
 
-_PROGRAM = read_source("remote.hosts.pods.exec_agent").encode()
+_PROGRAM = read_source("remote.agent.scripts.exec_relay").encode()
 # Go's garbage collector takes a tenth of an exec: 54.8 ms of CPU time, with 200 it is 49.8 ms and 2 MB more memory.
 # The operator's GOGC has priority.
 _ENVIRONMENT = {"GOGC": "200"}

@@ -1,6 +1,6 @@
 """Bills of materials of an image in CycloneDX 1.6 and SPDX 2.3, and its build provenance as an in-toto statement.
 
-Pure: computes documents from the image's inventory (`remote.image.vm_agent.scripts.inventory`), the lock, and the
+Pure: computes documents from the image's inventory (`remote.agent.scripts.inventory`), the lock, and the
 image's labels. The lock has the hashes of all files that the index has for a version. It is not known which of them was
 installed, so the hashes are listed with the distribution's source, not with the component. The statement is not signed:
 it describes what `inv build` did, and proves nothing to a reader who does not trust the registry. Not covered: files

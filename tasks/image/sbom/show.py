@@ -7,9 +7,9 @@ from typing import Any
 
 from invoke.context import Context
 
+from remote.agent.shared.registry.api import json_object, json_objects, size_of
 from remote.image.references import Reference
 from remote.image.sbom import bom, signature
-from remote.image.vm_agent.registry.api import json_object, json_objects, size_of
 from tasks.clients import registry
 from tasks.clients.build_vm import build_vm
 from tasks.clients.image_ref import read_push_record

@@ -35,7 +35,7 @@ CREATED = "org.opencontainers.image.created"
 FILE_TYPES = {"bom.cdx.json": bom.CYCLONEDX, "bom.spdx.json": bom.SPDX, "provenance.json": bom.PROVENANCE}
 TYPE_FILES = {kind: file for file, kind in FILE_TYPES.items()}
 EXTRA_NOTES = {bom.PROVENANCE: {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}
-_INVENTORY_COMMAND = ("python", "-I", "-c", read_source("remote.image.vm_agent.scripts.inventory"))
+_INVENTORY_COMMAND = ("python", "-I", "-c", read_source("remote.agent.scripts.inventory"))
 
 
 def write_documents(context: Context, *, push: bool) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from remote.agent.shared.wire import encode_line
 from remote.hosts.base import Completed, HostError
 from remote.jobs.agent import Agent
-from remote.jobs.host_agent.util import encode_line
 from remote.jobs.transfer import ChecksumMismatch, pull
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 from tests.support.hosts.migration import read_tree, write_random_files

@@ -12,10 +12,10 @@ from typing import Self
 
 import pytest
 
+from remote.agent.shared.files import partial_path
 from remote.hosts.base import ByteReader, HostUnreachable
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
-from remote.jobs.host_agent.files import partial_path
 from remote.jobs.transfer import ChecksumMismatch, pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for
 from tests.support.hosts.migration import (
@@ -90,7 +90,7 @@ def test_the_remaining_receiver_of_a_broken_stream_does_not_corrupt_the_next_one
     source, target = local.folder / "source", local.folder / "target"
     content = write_random_files(source, {"a": 900_000})["a"]
     install_host_program(local)
-    (program,) = Path(local.host().workdir).glob(".onhost-*/remote/jobs/host_agent/__main__.py")
+    (program,) = Path(local.host().workdir).glob(".onhost-*/remote/agent/jobs/__main__.py")
     digest = hashlib.sha256(content).hexdigest()
     part = Path(partial_path(target / "a", digest[:16]))
     head = json.dumps([{"path": "a", "size": len(content), "sha256": digest, "offset": 0}]).encode()

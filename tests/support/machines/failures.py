@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remote.image.vm_agent.job import VmAgentError
+from remote.agent.shared.errors import VmAgentError
 
 
 @contextlib.contextmanager

@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from remote.agent.scripts import install
+from remote.agent.shared import wire
 from remote.hosts.bundle import load_program, read_source
 from remote.image.vm_jobs import create_agent
-from remote.jobs.agent import HOST_AGENT
-from remote.jobs.host_agent import install, util
+from remote.jobs.agent import HOST_AGENT, HOST_AGENT_PACKAGES
 from tests.support.hosts.local_fleet import LocalFleet
 
 ROOT = Path(__file__).parents[4]
-PROGRAM = (HOST_AGENT, "remote.image.vm_agent", "remote.image.vm_agent.registry")
-DELIVERED = (*PROGRAM, "remote.image.vm_agent.scripts")
+PROGRAM = (*HOST_AGENT_PACKAGES, "remote.agent.build_vm", "remote.agent.shared.registry")
+DELIVERED = (*PROGRAM, "remote.agent.scripts")
 MODULES = sorted(
     f"{package}.{file.name.removesuffix('.py')}"
     for package in DELIVERED
     for file in resources.files(package).iterdir()
     if file.name.endswith(".py")
 )
-SCRIPTS = [*(module for module in MODULES if "scripts." in module), "remote.hosts.pods.exec_agent"]
+SCRIPTS = [module for module in MODULES if "scripts." in module]
 
 
 def imports_of(module: str) -> set[str]:
@@ -38,7 +39,7 @@ def imports_of(module: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("module", [*MODULES, "remote.hosts.pods.exec_agent"])
+@pytest.mark.parametrize("module", MODULES)
 def test_a_delivered_module_parses_as_python_3_9_and_imports_only_delivered_modules(module: str) -> None:
     ast.parse(read_source(module), feature_version=(3, 9))
     ours = load_program(*PROGRAM)
@@ -50,7 +51,7 @@ def test_a_delivered_module_parses_as_python_3_9_and_imports_only_delivered_modu
             assert ours.path(f"{name}.__init__" if spec.submodule_search_locations else name)
         else:
             assert name.split(".")[0] in sys.stdlib_module_names or (module, name) == (
-                "remote.image.vm_agent.hf_hub",
+                "remote.agent.build_vm.hf_hub",
                 "huggingface_hub",
             )
 
@@ -61,32 +62,32 @@ def test_every_module_named_in_a_string_exists() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
             named |= {text for text in constants if isinstance(text, str) and re.fullmatch(r"remote(\.\w+)+", text)}
-    assert {"remote.image.vm_agent.scripts.disk_info", "remote.hosts.pods.exec_agent", HOST_AGENT} <= named
+    assert {"remote.agent.scripts.disk_info", "remote.agent.scripts.exec_relay", HOST_AGENT} <= named
     assert [name for name in named if find_spec(name) is None] == []
 
 
 @pytest.mark.parametrize("verb", ["build", "push", "archive", "fetch"])
 def test_every_command_of_the_build_vm_is_delivered_and_has_a_run_function(local: LocalFleet, verb: str) -> None:
-    module = f"remote.image.vm_agent.{verb}"
-    assert create_agent(local.host()).path(module).endswith(f"/remote/image/vm_agent/{verb}.py")
+    module = f"remote.agent.build_vm.{verb}"
+    assert create_agent(local.host()).path(module).endswith(f"/remote/agent/build_vm/{verb}.py")
     assert callable(importlib.import_module(module).run)
 
 
 def test_an_unknown_module_is_an_error_before_delivery(local: LocalFleet) -> None:
-    with pytest.raises(KeyError, match=r"remote\.image\.vm_agent\.brew"):
-        create_agent(local.host()).path("remote.image.vm_agent.brew")
+    with pytest.raises(KeyError, match=r"remote\.agent\.build_vm\.brew"):
+        create_agent(local.host()).path("remote.agent.build_vm.brew")
     with pytest.raises(FileNotFoundError):
-        read_source("remote.image.vm_agent.scripts.brew")
+        read_source("remote.agent.scripts.brew")
     with pytest.raises(ModuleNotFoundError):
         load_program("remote.brew")
 
 
 def test_the_installer_and_the_program_have_the_same_exit_codes() -> None:
-    assert (install.EXIT_REFUSED, install.EXIT_TRUNCATED) == (util.EXIT_REFUSED, util.EXIT_TRUNCATED)
+    assert (install.EXIT_REFUSED, install.EXIT_TRUNCATED) == (wire.EXIT_REFUSED, wire.EXIT_TRUNCATED)
 
 
 def test_the_description_of_the_vm_needs_no_newer_python_than_3_5() -> None:
-    text = read_source("remote.image.vm_agent.scripts.vm_info")
+    text = read_source("remote.agent.scripts.vm_info")
     ast.parse(text, feature_version=(3, 5))
     assert not any(isinstance(node, ast.JoinedStr) for node in ast.walk(ast.parse(text)))
-    assert "__future__" not in imports_of("remote.image.vm_agent.scripts.vm_info")
+    assert "__future__" not in imports_of("remote.agent.scripts.vm_info")

@@ -15,8 +15,8 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from remote.agent.scripts import inventory
 from remote.image.sbom import bom
-from remote.image.vm_agent.scripts import inventory
 from tests.support.paths import ROOT
 
 SHA = "ab" * 32

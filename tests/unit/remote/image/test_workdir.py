@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from remote.image.vm_agent import archive, secure_dir
-from remote.image.vm_agent.scripts import engine
-from remote.image.vm_agent.secure_dir import ForeignOwner, ensure_own_folder
+from remote.agent.build_vm import archive
+from remote.agent.scripts import engine
+from remote.agent.shared import secure_dir
+from remote.agent.shared.secure_dir import ForeignOwner, ensure_own_folder
 
 OTHER = 4711
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change a file's owner")

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from remote.agent.jobs.files import VERBS
 from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
-from remote.jobs.host_agent.files import VERBS
 from remote.jobs.transfer import pull
 from tests.support.hosts.migration import read_tree, write_random_files
 

@@ -1,0 +1,270 @@
+"""Archive of an image on the build VM: one compressed file and its checksum file, saved and loaded.
+
+The exit codes of both the client and the compressor are checked: if the engine fails, `docker save | gzip` exits 0 and
+leaves a valid empty archive.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import threading
+from pathlib import Path
+from subprocess import PIPE
+from typing import IO, Any, cast
+
+from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, classify_failure, query, run_bounded, start_process
+from remote.agent.build_vm.job import JobLog, wrap_os_errors
+from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.files import CHUNK_BYTES
+from remote.agent.shared.secure_dir import ForeignOwner, check_links, user_name
+
+# The first installed one is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
+COMPRESSORS = (
+    ("zstd", ("-T0", "-3", "-q", "-c"), ".tar.zst"),
+    ("pigz", ("-c",), ".tar.gz"),
+    ("gzip", ("-c",), ".tar.gz"),
+)
+DECOMPRESSORS = {".zst": ("zstd",), ".gz": ("pigz", "gzip")}
+IMAGE_COMMENT = "# image "  # sha256sum --check ignores such lines
+LOG_INTERVAL_MIB = 512
+MAX_CHECKSUM_FILE_BYTES = 4096
+LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")  # a line of `docker load`
+HELD_CHUNKS = 2  # two, because the last one may be short
+
+
+def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
+    with wrap_os_errors(job["path"]):
+        return archive(job_log, job) if job["action"] == "archive" else load(job_log, job)
+
+
+def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
+    """Save the image into the folder `path`, unless it has an archive of this image with its checksum."""
+    docker, environment = job["docker"], job["environment"]
+    images = query(docker, environment, "image", "inspect", job["image"])
+    if images is None:
+        raise VmAgentError("usage", f"the engine has no image {job['image']}; build it with `inv build`")
+    image_id = images[0]["Id"]
+    if image_id != job["image_id"]:
+        raise VmAgentError("changed", f"{job['image']} was rebuilt after this command started")
+    name, options, suffix = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
+    path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + suffix)
+    checksum = path.with_name(f"{path.name}.sha256")
+    part, checksum_part = (target.with_name(f".{target.name}.part") for target in (path, checksum))
+    try:
+        check_links(path)
+    except ForeignOwner as error:
+        raise VmAgentError("refused", str(error)) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for target in (path, checksum, part, checksum_part):
+        check_replaceable(target)
+    if is_own_file(path) and is_own_file(checksum) and read_checksum(checksum)[1] == image_id:
+        job_log.add(f"{path}: already has this image", "archive")
+        return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": None}
+    checksum.unlink(missing_ok=True)
+    job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
+    try:
+        digest = run_pipeline(job_log, [*docker, "save", job["image"]], [name, *options], environment, part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    with create_file(checksum_part) as file:
+        file.write(f"{digest}  {path.name}\n{IMAGE_COMMENT}{image_id}\n".encode())
+    os.replace(checksum_part, checksum)
+    job_log.add(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
+    return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": name}
+
+
+def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
+    """Load the archive `path`, which is read once. If its checksum is wrong, the engine never gets all of it."""
+    docker, environment = job["docker"], job["environment"]
+    path = Path(job["path"])
+    checksum = path.with_name(f"{path.name}.sha256")
+    if not path.is_file() or not checksum.is_file():
+        missing = checksum if path.is_file() else path
+        message = f"{missing}: not found, so the archive cannot be verified"
+        raise VmAgentError("refused", f"{message}; copy the archive and its checksum file")
+    digest, image_id = read_checksum(checksum)
+    program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
+    if program is None:
+        raise VmAgentError("failed", f"{path}: no program to unpack {path.suffix or 'it'} is installed; install zstd")
+    tags = image_tags(docker, environment)
+    job_log.add(f"{program} -dc {path} | docker load", "load")
+    with path.open("rb") as file, subprocess.Popen([program, "-dc"], stdin=PIPE, stdout=PIPE, stderr=PIPE) as unpack:
+        output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
+        feeder = VerifyingFeeder(file, cast("IO[bytes]", unpack.stdin), digest)
+        feeder.start()
+        try:
+            loaded = run_bounded([*docker, "load"], environment, stdin=output)
+        finally:
+            output.close()
+            feeder.join()
+        complaint = errors.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+    lines = (loaded.stdout + loaded.stderr).decode(errors="replace").splitlines()
+    for line in lines:
+        job_log.add(line)
+    if feeder.failure is not None:
+        raise feeder.failure
+    if not feeder.is_whole:
+        raise VmAgentError("refused", f"{path}: its sha256 differs from {checksum.name}; copy the archive again")
+    if loaded.returncode != 0:  # checked first: an unpacker fails, too, if its reader has exited
+        raise classify_failure(lines, loaded.returncode)
+    if unpack.returncode != 0:
+        raise VmAgentError("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
+    names = [match[1] for line in lines if (match := LOADED.match(line))]
+    loaded_ids = {name: loaded_id(docker, environment, name) for name in names}
+    if not names or (image_id is not None and set(loaded_ids.values()) != {image_id}):
+        restore_tags(job_log, docker, environment, names, tags)
+        contents = ", ".join(f"{name} {identity}" for name, identity in loaded_ids.items()) or "no image"
+        expected = "" if image_id is None else f", not the image {image_id} of {checksum.name}"
+        raise VmAgentError("refused", f"{path}: contains {contents}{expected}; copy both files again")
+    return {"path": str(path), "image_id": loaded_ids[names[0]], "names": names}
+
+
+def loaded_id(docker: list[str], environment: dict[str, str], name: str) -> str:
+    """Return the id of an image that was just loaded."""
+    images = query(docker, environment, "image", "inspect", name)
+    if images is None:
+        raise VmAgentError("failed", f"{name} was loaded, but the engine has no such image")
+    return str(images[0]["Id"])
+
+
+def image_tags(docker: list[str], environment: dict[str, str]) -> dict[str, str]:
+    """Map each image name of the engine to its id."""
+    listed = run_bounded(
+        [*docker, "image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"], environment
+    )
+    lines = listed.stdout.decode(errors="replace").splitlines()
+    if listed.returncode != 0:
+        raise classify_failure(listed.stderr.decode(errors="replace").splitlines(), listed.returncode)
+    return dict(line.rsplit(" ", 1) for line in lines if " " in line)
+
+
+def restore_tags(
+    job_log: JobLog, docker: list[str], environment: dict[str, str], names: list[str], tags: dict[str, str]
+) -> None:
+    """Undo a load: give each of these names the image that it had before, or remove it."""
+    for name in names:
+        undo = ("tag", tags[name], name) if name in tags else ("rmi", name)
+        done = run_bounded([*docker, *undo], environment)
+        if done.returncode != 0:
+            job_log.add(f"docker {' '.join(undo)}: {done.stderr.decode(errors='replace').strip()}")
+
+
+class VerifyingFeeder(threading.Thread):
+    """Thread that copies a file to `output` and verifies its sha256.
+
+    The last chunks are held back until the sha256 of the whole file is verified. They contain the image's manifest,
+    without which the engine discards what it has received.
+    """
+
+    def __init__(self, file: IO[bytes], output: IO[bytes], expected_sha256: str | None) -> None:
+        super().__init__(daemon=True)
+        self._file, self._output, self._expected_sha256 = file, output, expected_sha256
+        self.is_whole = False
+        self.failure: OSError | None = None
+
+    def run(self) -> None:
+        digest, held = hashlib.sha256(), collections.deque[bytes]()
+        try:
+            while chunk := self._file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                held.append(chunk)
+                if len(held) > HELD_CHUNKS:
+                    self._write(held.popleft())
+            self.is_whole = digest.hexdigest() == self._expected_sha256
+            for chunk in held if self.is_whole else ():
+                self._write(chunk)
+        except OSError as error:
+            self.failure = error
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                self._output.close()
+
+    def _write(self, chunk: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the reader exited and reports why; continue for the checksum
+            self._output.write(chunk)
+
+
+def read_checksum(path: Path) -> tuple[str | None, str | None]:
+    """Read the archive's sha256 and its image id from a checksum file; None for a missing value."""
+    with path.open("rb") as file:
+        text = file.read(MAX_CHECKSUM_FILE_BYTES).decode(errors="replace")
+    digest, image = re.search(r"^([0-9a-f]{64})  ", text), re.search(rf"^{IMAGE_COMMENT}(\S+)$", text, re.MULTILINE)
+    return (digest[1] if digest else None, image[1] if image else None)
+
+
+def is_own_file(path: Path) -> bool:
+    """Return True for a regular file of this user: other users' files in a shared folder are not our archives."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return False
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse another user's file at `path`, which a sticky folder would not let us replace. Raises VmAgentError."""
+    try:
+        owner = path.lstat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != os.geteuid():
+        raise VmAgentError(
+            "refused", f"{path}: belongs to {user_name(owner)}; have it removed, or choose another folder"
+        )
+
+
+def create_file(path: Path) -> IO[bytes]:
+    """Create a new file and open it for writing; never reuse another user's file or follow a link."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb")
+
+
+def run_pipeline(
+    job_log: JobLog, source: list[str], compressor: list[str], environment: dict[str, str], path: Path
+) -> str:
+    """Run `source | compressor > path`. Returns the sha256 of the file. Raises VmAgentError if either fails."""
+    digest, size, complaint = hashlib.sha256(), 0, bytearray()
+    save = start_process(source, environment)
+    compress = subprocess.Popen(compressor, stdin=save.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    # With our copy open, the engine's client would not notice that the compressor exited.
+    cast("IO[bytes]", save.stdout).close()
+    errors = cast("IO[bytes]", save.stderr)
+
+    def read_errors() -> None:
+        while chunk := errors.read(1 << 12):
+            del complaint[: -1 << 16]
+            complaint.extend(chunk)
+
+    error_reader = threading.Thread(target=read_errors)
+    error_reader.start()
+    try:
+        with create_file(path) as file:
+            while chunk := cast("IO[bytes]", compress.stdout).read(CHUNK_BYTES):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+                if size % (LOG_INTERVAL_MIB * CHUNK_BYTES) < len(chunk):
+                    job_log.add(f"{size / 1e9:.2f} GB written")
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        for process in (compress, save):
+            process.kill()
+        raise
+    finally:
+        cast("IO[bytes]", compress.stdout).close()
+        codes = (save.wait(), compress.wait())
+        error_reader.join()
+        errors.close()
+    if codes[0] != 0:
+        raise classify_failure(complaint.decode(errors="replace").splitlines(), codes[0])
+    if codes[1] != 0:
+        raise VmAgentError("failed", f"{compressor[0]} ended with exit code {codes[1]}")
+    return digest.hexdigest()

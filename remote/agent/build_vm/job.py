@@ -1,0 +1,108 @@
+"""Job on the build VM: runs one verb (build, push, archive, fetch) with log and progress, and writes the outcome.
+
+`remote.image.vm_jobs` starts it in the job's folder. It prints the output of the engine's client (the job's log),
+updates `progress.json`, and writes `outcome.json` last: the verb's facts, or the kind of failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from remote.agent.shared.disk import write_atomic
+from remote.agent.shared.errors import VmAgentError
+
+PROGRESS_LINES = 60  # the last lines, which are sent with the progress once a second
+MAX_LINE_CHARS = 300
+MAX_LOG_CHARS = 256 << 20
+RESERVE_FILE, RESERVE_BYTES = "outcome.reserve", 32 << 10  # given back for outcome.json if the disk is full by then
+LOG_ONLY_LINES = re.compile(r"#\d+ sha256:|[0-9a-f]{12}: (Preparing|Waiting)$")
+
+
+@contextlib.contextmanager
+def wrap_os_errors(label: str) -> Iterator[None]:
+    """Convert an OSError to a VmAgentError of kind full or failed; the message has the file name, or else `label`."""
+    try:
+        yield
+    except OSError as error:
+        kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
+        # tarfile's error has a message but no number if a file is shorter than its manifest says.
+        raise VmAgentError(kind, f"{error.filename or label}: {error.strerror or error}") from error
+
+
+class JobLog:
+    """Log and progress of the job."""
+
+    def __init__(self) -> None:
+        self.started_at = time.monotonic()
+        self.stage, self.line_count, self.written_at = "starting", 0, 0.0
+        self.recent_lines: deque[tuple[float, str]] = deque(maxlen=PROGRESS_LINES)
+        self.watched_path: str | None = None
+        self.min_free_bytes: float = float("inf")
+        self.logged_chars = 0
+
+    def add(self, line: str, stage: str | None = None) -> None:
+        self.stage = stage or self.stage
+        self.record_free_space()
+        if self.logged_chars <= MAX_LOG_CHARS:
+            self.logged_chars += len(line)
+            with contextlib.suppress(OSError):  # a full disk below the log must not end a build on another disk
+                print(line if self.logged_chars <= MAX_LOG_CHARS else "... log truncated: it is too long", flush=True)
+        if LOG_ONLY_LINES.match(line):
+            return
+        self.line_count += 1
+        self.recent_lines.append((round(time.monotonic() - self.started_at, 1), line[:MAX_LINE_CHARS]))
+        if time.monotonic() - self.written_at > 0.3:
+            self.write_progress()
+
+    def record_free_space(self) -> None:
+        """Update the minimum of free space: a step that fills the disk often fails without naming that cause."""
+        if self.watched_path is not None:
+            with contextlib.suppress(OSError):  # the folder may not be readable for this user
+                filesystem = os.statvfs(self.watched_path)
+                self.min_free_bytes = min(self.min_free_bytes, filesystem.f_bavail * filesystem.f_frsize)
+
+    def write_progress(self) -> None:
+        self.written_at = time.monotonic()
+        document = {"stage": self.stage, "count": self.line_count, "lines": list(self.recent_lines)}
+        with contextlib.suppress(OSError):  # a full disk is reported by the step that fails
+            write_json(Path("progress.json"), document)
+
+
+def write_json(path: Path, document: object) -> None:
+    write_atomic(path, json.dumps(document).encode())
+
+
+def main() -> int:
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    job_log = JobLog()
+    with contextlib.suppress(OSError):
+        write_atomic(RESERVE_FILE, os.urandom(RESERVE_BYTES))
+    try:
+        verb = importlib.import_module(f"remote.agent.build_vm.{job['verb']}")
+        with wrap_os_errors(str(job["verb"])):
+            outcome = {"ok": True, **verb.run(job_log, job)}
+    except VmAgentError as failed:
+        outcome = {"ok": False, "kind": failed.kind, "message": str(failed)}
+        job_log.add(f"failed: {failed}")
+    except Exception as error:  # noqa: BLE001 - the job must leave an outcome; the log has the traceback
+        with contextlib.suppress(OSError):
+            traceback.print_exc(file=sys.stdout)
+        outcome = {"ok": False, "kind": "failed", "message": f"{job.get('verb')}: {type(error).__name__}: {error}"}
+    except KeyboardInterrupt:
+        outcome = {"ok": False, "kind": "stopped", "message": "stopped"}
+    with contextlib.suppress(OSError):
+        os.unlink(RESERVE_FILE)
+    write_json(Path("outcome.json"), outcome)
+    job_log.write_progress()
+    return 0 if outcome["ok"] else 1

@@ -1,0 +1,286 @@
+"""Sources of a model for `remote.agent.build_vm.fetch`: the hub, a Hugging Face cache, or files from the laptop."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, STALL_TIMEOUT_SEC
+from remote.agent.build_vm.job import JobLog
+from remote.agent.shared.errors import VmAgentError, with_retries
+from remote.agent.shared.files import CHUNK_BYTES
+from remote.agent.shared.model_files import UPLOAD_FOLDER, Entry, find_snapshot, resolve_inside, snapshot_files
+from remote.agent.shared.registry.api import is_loopback_http
+
+_TOKEN_TIMEOUT_SEC, _MAX_TOKEN_BYTES = 120.0, 1 << 16
+_FIRST_WAIT_SEC = 1.0
+_PROGRESS_INTERVAL_SEC = 2.0
+
+
+class Source(Protocol):
+    """Interface of a source: list a model's commit and files, and copy a file into a folder.
+
+    Both methods raise VmAgentError.
+    """
+
+    def list_files(self) -> tuple[str, list[Entry]]: ...
+
+    def fetch(self, entry: Entry, folder: Path) -> None: ...
+
+
+def create_source(job_log: JobLog, job: dict[str, Any], token: str | None) -> Source:
+    source = job["source"]
+    if source["kind"] == "hub":
+        return HubSource(job_log, job, token)
+    if source["kind"] == "cache":
+        return CacheSource(Path(source["path"]), job["model"], job["revision"])
+    return UploadedSource(Path(job["folder"]) / UPLOAD_FOLDER, source["revision"], source["files"])
+
+
+class HubSource:
+    """The hub, through a process that runs its own client (`hf_hub`).
+
+    All requests share one process, because its imports take longer than a small file. It exits when this process closes
+    its pipe. After an error the next request starts a new process.
+    """
+
+    def __init__(self, job_log: JobLog, job: dict[str, Any], token: str | None) -> None:
+        endpoint = job["endpoint"] or os.environ.get("HF_ENDPOINT")
+        if token and endpoint and not (endpoint.lower().startswith("https://") or is_loopback_http(endpoint)):
+            raise VmAgentError(
+                "usage",
+                f"HF_ENDPOINT: {endpoint} in this machine's environment: the token of hub.token_file would be sent "
+                "over plain HTTP; set hub.endpoint to https://..., or hub.token_file to null",
+            )
+        self._job_log, self._job, self._token = job_log, {**job, "endpoint": endpoint}, token
+        self._python = python_with_hub_client(job_log, job["index_url"], job.get("client_lock") or "")
+        self._commit = ""
+        self._client: subprocess.Popen[bytes] | None = None
+
+    def list_files(self) -> tuple[str, list[Entry]]:
+        answer = self._request({"verb": "list", "revision": self._job["revision"] or "main"})
+        self._commit = str(answer["revision"])
+        for entry in answer["files"]:
+            digest = entry["sha256"] or entry["git_sha1"]
+            if not (isinstance(entry["path"], str) and isinstance(entry["size"], int) and isinstance(digest, str)):
+                hub = self._job["endpoint"] or "the hub"
+                raise VmAgentError(
+                    "refused", f"{hub} lists {entry['path']!r} without size and digest; choose another source"
+                )
+        return self._commit, list(answer["files"])
+
+    def fetch(self, entry: Entry, folder: Path) -> None:
+        name, total = entry["path"], entry["size"] or 0
+
+        def read_sizes() -> list[int]:  # includes partial files of an earlier fetch
+            sizes = list[int]()
+            for path in (folder / name, *(folder / ".cache").rglob("*.incomplete")):
+                with contextlib.suppress(OSError):  # missing, or just renamed
+                    sizes.append(path.stat().st_size)
+            return sizes
+
+        with ProgressReporter(self._job_log, f"fetching {name}", total, lambda: max(read_sizes(), default=0)):
+            self._request({"verb": "fetch", "revision": self._commit, "path": name}, read_sizes)
+
+    def _request(self, fields: dict[str, Any], read_sizes: Callable[[], list[int]] = list) -> dict[str, Any]:
+        return with_retries(lambda: self._request_once(fields, read_sizes), _FIRST_WAIT_SEC, self._job_log.add)
+
+    def _request_once(self, fields: dict[str, Any], read_sizes: Callable[[], list[int]]) -> dict[str, Any]:
+        job = self._job
+        common = {"model": job["model"], "endpoint": job["endpoint"], "folder": job["folder"], "token": self._token}
+        request = {**common, "home": str(Path.cwd() / "hub-home"), **fields}
+        client, self._client = self._client or self._start_client(), None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                cast("IO[bytes]", client.stdin).write(json.dumps(request).encode() + b"\n")
+                cast("IO[bytes]", client.stdin).flush()
+            self._wait_for_reply(client, read_sizes)
+            reply = cast("IO[bytes]", client.stdout).readline(MAX_OUTPUT_BYTES)
+            if len(reply) == MAX_OUTPUT_BYTES:
+                raise VmAgentError(
+                    "failed", f"the hub's client printed more than {MAX_OUTPUT_BYTES >> 20} MiB and was killed"
+                )
+            if not reply:
+                raise VmAgentError("failed", f"the hub's client ended with exit code {client.wait()}; see the log")
+            answer: dict[str, Any] = json.loads(reply)
+            if not answer["ok"]:
+                raise VmAgentError(answer["kind"], answer["message"])
+        except BaseException:
+            client.kill()
+            client.wait()
+            raise
+        self._client = client
+        return answer
+
+    def _wait_for_reply(self, client: subprocess.Popen[bytes], read_sizes: Callable[[], list[int]]) -> None:
+        """Wait for the client's reply. Raises VmAgentError after STALL_TIMEOUT_SEC without progress.
+
+        Without this limit the client would sleep for as long as the hub's Retry-After says.
+        """
+        sizes, changed_at = read_sizes(), time.monotonic()
+        while not select.select([cast("IO[bytes]", client.stdout)], [], [], _PROGRESS_INTERVAL_SEC)[0]:
+            previous, sizes = sizes, read_sizes()
+            changed_at = changed_at if sizes == previous else time.monotonic()
+            if time.monotonic() - changed_at >= STALL_TIMEOUT_SEC:
+                hub, minutes = self._job["endpoint"] or "the hub", STALL_TIMEOUT_SEC / 60
+                hint = "check whether it is down, or limits this machine's request rate (see the log)"
+                raise VmAgentError("transient", f"{hub} has sent nothing for {minutes:.0f} min; {hint}")
+
+    def _start_client(self) -> subprocess.Popen[bytes]:
+        endpoint = self._job["endpoint"]
+        return subprocess.Popen(
+            [self._python, str(Path(__file__).with_name("hf_hub.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **({"HF_ENDPOINT": endpoint} if endpoint else {})},
+        )
+
+
+class CacheSource:
+    """A Hugging Face cache on this machine: HF_HOME, its `hub`, or one model's folder in it."""
+
+    def __init__(self, path: Path, model: str, revision: str | None) -> None:
+        self._path, self._snapshot = path, find_snapshot(path, model, revision)
+
+    def list_files(self) -> tuple[str, list[Entry]]:
+        return self._snapshot.name, snapshot_files(self._snapshot, self._path)
+
+    def fetch(self, entry: Entry, folder: Path) -> None:
+        part = folder / f".{entry['path']}.part"
+        part.unlink(missing_ok=True)
+        source = resolve_inside(self._path, self._snapshot / entry["path"])
+        # O_NOFOLLOW: the checked file may have been replaced by a link since.
+        with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file, part.open("xb") as copy:
+            shutil.copyfileobj(file, copy, CHUNK_BYTES)
+        part.replace(folder / entry["path"])
+
+
+class UploadedSource:
+    """Files that the laptop has uploaded, with the digests from its cache."""
+
+    def __init__(self, folder: Path, revision: str, files: list[Entry]) -> None:
+        self._folder, self._revision, self._files = folder, revision, files
+
+    def list_files(self) -> tuple[str, list[Entry]]:
+        return self._revision, self._files
+
+    def fetch(self, entry: Entry, folder: Path) -> None:
+        try:
+            (self._folder / entry["path"]).replace(folder / entry["path"])
+        except FileNotFoundError as error:
+            # Second attempt: the uploaded file was complete but had another digest than the cache says.
+            message = f"{entry['path']}: its digest differs from the one in the laptop's cache; choose another source"
+            raise VmAgentError("refused", message) from error
+
+
+class ProgressReporter:
+    """Context manager that logs progress and speed every two seconds; `read_size` replaces calls of `add`."""
+
+    def __init__(self, job_log: JobLog, label: str, total: int, read_size: Callable[[], int] | None = None) -> None:
+        self._job_log, self._label, self._total, self._read_size = job_log, label, total, read_size
+        self._started_at, self._done, self._logged_at = time.monotonic(), 0, 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+
+    def __enter__(self) -> ProgressReporter:
+        self._logged_at = time.monotonic()
+        if self._read_size is not None:
+            self._initial_size = self._read_size()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        if self._read_size is not None:
+            self._thread.join(10.0)
+
+    def add(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._logged_at >= _PROGRESS_INTERVAL_SEC:
+            self._logged_at = time.monotonic()
+            self._log(self._done, self._done)
+
+    def _poll(self) -> None:
+        assert self._read_size is not None  # noqa: S101 - for the type checker
+        while not self._stopped.wait(_PROGRESS_INTERVAL_SEC):
+            size = self._read_size()
+            self._log(size, size - self._initial_size)
+
+    def _log(self, done: int, transferred: int) -> None:
+        rate = transferred / max(0.001, time.monotonic() - self._started_at)
+        self._job_log.add(f"{self._label}: {done / 1e9:.2f} of {self._total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s")
+
+
+# --- the client and the token -----------------------------------------------------------------------------------------
+
+
+def python_with_hub_client(job_log: JobLog, index_url: str | None, lock: str) -> str:
+    """Return a Python with huggingface_hub: this one, or a virtual environment's, created once next to the jobs.
+
+    `lock` pins all packages of the environment with their hashes: they will be given the hub's token.
+    """
+    if importlib.util.find_spec("huggingface_hub") is not None:
+        return sys.executable
+    home = Path.cwd().parent.parent / "hub-client"
+    python, ready = home / "bin" / "python", home / "ready"
+    lock_digest = hashlib.sha256(lock.encode()).hexdigest()
+    with contextlib.suppress(OSError):
+        if ready.read_text() == lock_digest:
+            return str(python)
+    requirements = Path.cwd() / "hub-client.txt"
+    requirements.write_text(lock)
+    job_log.add(f"installing huggingface_hub, pinned with hashes, into {home}", "preparing")
+    environment = {**os.environ, **({"PIP_INDEX_URL": index_url} if index_url else {})}
+    steps = (
+        [sys.executable, "-m", "venv", "--clear", str(home)],
+        [
+            *(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"),
+            *("--require-hashes", "--requirement", str(requirements)),
+        ],
+    )
+    for step in steps:
+        done = subprocess.run(step, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit {done.returncode}"]
+            raise VmAgentError(
+                "usage",
+                f"huggingface_hub is not on the VM and cannot be installed ({lines[-1][:200]}); install python3-venv "
+                "there and set image.index_url to a reachable package index, or fetch the model from a cache (--cache, "
+                "--cache-here)",
+            )
+    ready.write_text(lock_digest)
+    return str(python)
+
+
+def read_token(pipe: Path) -> str:
+    """Read the token from a new named pipe of this user, and delete the pipe."""
+    os.mkfifo(pipe, 0o600)
+    handle, content, until = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), b"", time.monotonic() + _TOKEN_TIMEOUT_SEC
+    try:
+        while time.monotonic() < until and len(content) < _MAX_TOKEN_BYTES:
+            try:
+                chunk = os.read(handle, 4096)
+            except BlockingIOError:
+                chunk = None
+            if chunk:
+                content += chunk
+            elif chunk == b"" and content:
+                return content.decode().strip()
+            else:
+                time.sleep(0.05)
+    finally:
+        os.close(handle)
+        pipe.unlink()
+    raise VmAgentError("stopped", "no token arrived from the laptop")

@@ -1,0 +1,13 @@
+"""Programs of one file, each sent as the text of one command (`remote.hosts.bundle.inline_command`).
+
+None imports another module of ours.
+
+disk_info: file systems, models, and the engine's DOCKER_TMPDIR
+engine: as root, a second container engine with its data on the share
+exec_relay: runs a command in a pod and frames its output
+install: installs a program of several modules
+inventory: packages and models of an image, run inside it
+login: a configuration folder for the engine client's login, in memory if possible
+send_token: writes a secret from standard input to a job's named pipe
+vm_info: system, processor, Python and user
+"""

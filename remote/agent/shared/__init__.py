@@ -1,0 +1,10 @@
+"""Modules that more than one program uses, or a program and its client.
+
+disk: safe paths, durable writes, JSON files
+errors: failures by kind, and their retries
+files: names, partial files and digests of a transfer
+model_files: which files of a model are fetched, and where a cache has them
+registry: HTTP client of a registry
+secure_dir: creates and checks folders that only this user can change
+wire: lines of an answer, input of a known length, exit codes
+"""

@@ -1,0 +1,50 @@
+"""Failures of work on the build VM and of a registry, by kind, and their retries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+MAX_ATTEMPTS = 5
+
+
+class VmAgentError(Exception):
+    """Error raised if a job fails.
+
+    `kind` is full, transient, unauthorized, forbidden, absent, usage, refused, changed, stopped or failed.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def with_retries(
+    action: Callable[[], Result], first_wait_sec: float, log: Callable[[str], object] = lambda _line: None
+) -> Result:
+    """Run `action`, and log and retry transient failures, MAX_ATTEMPTS in total. Raises VmAgentError."""
+    for attempt in range(1, MAX_ATTEMPTS):
+        try:
+            return action()
+        except VmAgentError as failure:
+            if failure.kind != "transient":
+                raise
+            log(f"{failure}; retrying ({attempt} of {MAX_ATTEMPTS - 1})")
+        time.sleep(first_wait_sec * 2 ** (attempt - 1))
+    return action()
+
+
+def engine_access_error(complaint: str, address: str | None = None) -> VmAgentError | None:
+    """Return the error, with its remedy, if the engine cannot be accessed at all; None for any other complaint."""
+    text = complaint.lower()
+    if "permission denied while trying to connect" in text or ("permission denied" in text and "docker.sock" in text):
+        return VmAgentError(
+            "usage", "this user may not use the engine; run there: sudo usermod -aG docker $USER, and log in again"
+        )
+    if "cannot connect to the docker daemon" in text or "is the docker daemon running" in text:
+        message = f"the engine does not respond at {address or 'its socket'}"
+        remedy = "start it (sudo systemctl start docker), or set build.host to another VM"
+        return VmAgentError("transient", f"{message}; {remedy}")
+    return None

@@ -1,0 +1,66 @@
+"""Files that a transfer moves: names, partial files and digests, as both sides see them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    AnyPath = str | os.PathLike[str]
+
+CHUNK_BYTES = 1 << 20
+MAX_NAME_BYTES = 255  # limit of ext4, xfs, tmpfs and NFS
+
+
+def hash_file(path: AnyPath) -> tuple[int, str]:
+    """Return size in bytes and sha256 of a file."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb", buffering=0) as file:
+        for piece in read_chunks(file):
+            digest.update(piece)
+            size += len(piece)
+    return size, digest.hexdigest()
+
+
+def read_chunks(file: BinaryIO, size: int | None = None) -> Iterator[memoryview]:
+    """Yield the next `size` bytes of an unbuffered file (None: to its end). A chunk is valid until the next one."""
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    while size is None or size > 0:
+        got = file.readinto(buffer if size is None else buffer[: min(CHUNK_BYTES, size)])  # type: ignore[attr-defined]
+        if not got:
+            return
+        yield buffer[:got]
+        size = None if size is None else size - got
+
+
+def partial_path(path: AnyPath, tag: str = "") -> str:
+    """Return the path of the partial file of `path`. A `tag` distinguishes versions."""
+    folder, name = os.path.split(path)
+    end = f".{tag}.part" if tag else ".part"
+    if len(os.fsencode(name)) + len(end) + 1 > MAX_NAME_BYTES:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return os.path.join(folder, f".{name}{end}")
+
+
+def list_names(root: AnyPath) -> Iterator[str]:
+    """Yield the files below `root` that a transfer moves, in a stable order; none if the folder does not exist."""
+
+    def unreadable(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error  # its files would be skipped silently
+
+    for folder, folders, names in os.walk(root, onerror=unreadable):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            if is_movable(path):
+                yield os.path.relpath(path, root)
+
+
+def is_movable(path: AnyPath) -> bool:
+    """Return True if a transfer moves this file: regular, not a link, not a partial file."""
+    return not os.fspath(path).endswith(".part") and os.path.isfile(path) and not os.path.islink(path)

@@ -1,0 +1,119 @@
+"""The VM agent with real processes: pipelines, archives, the oldest supported Python."""
+
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remote.agent.build_vm import archive, build
+from remote.agent.build_vm import client as clients
+from remote.agent.build_vm.job import JobLog
+from remote.agent.shared.errors import VmAgentError
+from remote.hosts.bundle import load_program
+from remote.jobs.agent import HOST_AGENT_PACKAGES
+from tests.support.hosts.pythons import other_python
+from tests.support.machines.failures import raises_agent_error
+from tests.support.paths import ROOT
+
+
+@pytest.fixture
+def job_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobLog:
+    monkeypatch.chdir(tmp_path)
+    return JobLog()
+
+
+def test_a_pipeline_fails_if_either_process_fails(job_log: JobLog, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    digest = archive.run_pipeline(job_log, ["printf", "abc"], ["gzip", "-c"], {}, out)
+    assert digest == hashlib.sha256(out.read_bytes()).hexdigest()
+    with pytest.raises(VmAgentError, match="save broke"):
+        archive.run_pipeline(job_log, ["sh", "-c", "printf abc; echo save broke >&2; exit 1"], ["gzip", "-c"], {}, out)
+    with pytest.raises(VmAgentError, match=r"^sh .*\b3$"):
+        archive.run_pipeline(job_log, ["printf", "abc"], ["sh", "-c", "cat; exit 3"], {}, out)
+
+
+def test_an_endless_source_is_ended_when_the_compressor_exits(job_log: JobLog, tmp_path: Path) -> None:
+    with pytest.raises(VmAgentError):
+        archive.run_pipeline(job_log, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], {}, tmp_path / "out")
+
+
+@pytest.mark.parametrize("damage", ["nothing", "a byte in the middle", "a byte at the end", "its end"])
+def test_an_archive_is_read_once_and_a_damaged_one_never_reaches_the_engine_completely(
+    job_log: JobLog, tmp_path: Path, damage: str
+) -> None:
+    content = os.urandom(4 * archive.CHUNK_BYTES) + b"its manifest"  # random bytes: gzip cannot compress them
+    path = tmp_path / "image.tar.gz"
+    path.write_bytes(gzip.compress(content, 1))
+    intact = path.read_bytes()
+    (tmp_path / "image.tar.gz.sha256").write_text(f"{hashlib.sha256(intact).hexdigest()}  image.tar.gz\n")
+    at = {"a byte in the middle": len(intact) // 2, "a byte at the end": len(intact) - 9}.get(damage)
+    if at is not None:
+        path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+    elif damage == "its end":
+        path.write_bytes(intact[: 2 * archive.CHUNK_BYTES])
+    engine = tmp_path / "docker"
+    engine.write_text(
+        f"#!/bin/sh\ncase $1-$2 in load-) cat > '{tmp_path}/received'; echo 'Loaded image: x:1';;\n"
+        """image-inspect) echo '[{"Id": "sha256:x"}]';; esac\n"""
+    )
+    engine.chmod(0o755)
+    job = {"action": "load", "path": str(path), "docker": [str(engine)], "environment": {}}
+    if damage == "nothing":
+        assert archive.run(job_log, job)["image_id"] == "sha256:x"
+        assert (tmp_path / "received").read_bytes() == content
+        return
+    with raises_agent_error("refused", rf"^{path}: .*image\.tar\.gz\.sha256; "):
+        archive.run(job_log, job)
+    assert b"its manifest" not in (tmp_path / "received").read_bytes()
+
+
+def test_an_engine_that_does_not_respond_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "QUERY_TIMEOUT_SEC", 0.05)
+    with raises_agent_error("transient", "engine .*`30` .*0 s"):
+        clients.query(["sleep"], {}, "30")
+
+
+def test_the_program_compiles_on_the_oldest_supported_python() -> None:
+    names = [str(path) for path in sorted((ROOT / "remote" / "agent").rglob("*.py"))]
+    script = "import sys; [compile(open(name).read(), name, 'exec') for name in sys.argv[1:]]"
+    subprocess.run((other_python("3.9"), "-c", script, *names), check=True, timeout=60)
+
+
+def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
+    delivered = load_program(*HOST_AGENT_PACKAGES, "remote.agent.build_vm", "remote.agent.shared.registry")
+    for path, text in delivered.texts.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "job.json").write_text('{"verb": "archive", "action": "load", "path": "/none.tar.gz", '
+                                       '"docker": ["false"], "environment": {}}')  # fmt: skip
+    argv = [sys.executable, "-I", "-S", "remote/agent/build_vm/__main__.py", "job.json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert '"kind": "refused"' in (tmp_path / "outcome.json").read_text()
+
+
+def test_sha256sum_reads_the_sums_of_the_context_whose_digests_are_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs" / "build-x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "jobs" / "build-x")
+    job_log = JobLog()
+    code, sha256 = tmp_path / "code" / "new", hashlib.sha256(b"content").hexdigest()
+    for name in (names := ["a.py", "a\\b\nc.py"]):
+        (code / "extension").mkdir(parents=True, exist_ok=True)
+        (code / "extension" / name).write_text("content")
+    weights = {"slot": 0, "source": str(code / "extension" / "a.py"), "place": "models/x", "size": 7, "sha256": sha256}
+    job = {
+        "context": str(tmp_path / "context"),
+        "code_folder": str(code),
+        "code": [[f"extension/{name}", sha256] for name in names],
+        "packed": [weights],
+    }
+    arguments = build.assemble(job_log, job)
+    for name, folder in (("CONTEXT_SHA256", tmp_path / "context"), ("MODELS_SHA256", tmp_path / "context" / "models")):
+        assert arguments[name] == hashlib.sha256((folder / "SHA256SUMS").read_bytes()).hexdigest()
+        subprocess.run(("sha256sum", "--check", "--strict", "SHA256SUMS"), cwd=folder, check=True, capture_output=True)

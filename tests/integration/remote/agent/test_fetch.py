@@ -1,0 +1,285 @@
+"""Selection of a model's files, caches, manifests, and a complete fetch."""
+
+import hashlib
+import json
+import re
+import resource
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote.agent.build_vm import model_sources
+from remote.agent.build_vm.fetch import digests, read_manifest, weight_files
+from remote.agent.build_vm.hf_hub import classify_error
+from remote.agent.build_vm.job import JobLog
+from remote.agent.build_vm.model_sources import CacheSource
+from remote.agent.shared.model_files import find_snapshot, select_files, snapshot_files
+from remote.hosts.local import LocalHost
+from remote.image import vm_jobs
+from remote.image.model_fetch import Fetch, FetchError, _hard_linked, find_job, start
+from tests.support.hosts.local_fleet import LocalFleet
+from tests.support.hosts.pythons import other_python
+from tests.support.machines.failures import raises_agent_error
+from tests.support.paths import ROOT
+
+COMMIT = "a" * 40
+
+
+def entries(*names: str) -> list[dict[str, object]]:
+    return [{"path": name, "size": 1, "sha256": None, "git_sha1": None} for name in names]
+
+
+def test_only_the_files_that_a_trial_reads_are_fetched() -> None:
+    available = ("config.json", "consolidated.safetensors", "model-00001-of-00003.safetensors", "tokenizer.model.v3",
+                 "model.safetensors.index.json", "params.json", "README.md", ".gitattributes", "tokenizer.json",
+                 "pytorch_model.bin", "original/model.safetensors", "../model.safetensors", "LICENSE.txt",
+                 "modeling_custom.py", "chat_template.jinja", "runs/tokenizer.json",
+                 "LICENSES/MIT.txt", "tokenizer/tokenizer.json", "LICENSE/../../x", "LICENSE\n  slot 00")  # fmt: skip
+    assert [entry["path"] for entry in select_files(entries(*available))] == [
+        *("config.json", "model-00001-of-00003.safetensors", "model.safetensors.index.json", "tokenizer.json"),
+        *("LICENSE.txt", "chat_template.jinja"),
+    ]
+
+
+def test_a_model_with_only_pickles_is_refused() -> None:
+    with raises_agent_error("usage", "safetensors.*; "):
+        select_files(entries("config.json", "pytorch_model.bin"))
+
+
+def test_the_weight_files_are_those_in_the_index(tmp_path: Path) -> None:
+    names = (
+        "model-1-of-2.safetensors",
+        "model-2-of-2.safetensors",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    )
+    index = tmp_path / names[3]
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[1]}}))
+    assert weight_files(tmp_path, entries(*names)) == set(names[:2])
+    with raises_agent_error("failed", r"^model-2-of-2\.safetensors: .*index"):
+        weight_files(tmp_path, entries(names[0], names[3]))
+    for text in ("{", "[" * 100_000, '{"weight_map": ' * 50_000):
+        index.write_text(text)
+        with raises_agent_error("failed", r"^model\.safetensors\.index\.json "):
+            weight_files(tmp_path, entries(*names))
+    with index.open("wb") as file:
+        file.truncate(4 << 30)  # sparse: read whole, it would need 4 GiB of memory
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with raises_agent_error("failed", r"^model\.safetensors\.index\.json "):
+        weight_files(tmp_path, entries(*names))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+    assert weight_files(tmp_path, entries("model.safetensors", "other.safetensors")) == {"model.safetensors"}
+
+
+def test_digests_are_those_of_sha256_and_git(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"hello\n")
+    assert digests(tmp_path / "f") == (
+        6,
+        hashlib.sha256(b"hello\n").hexdigest(),
+        "ce013625030ba8dba906f756967f9e9ca394464a",  # echo hello | git hash-object --stdin
+    )
+
+
+def test_a_hub_that_sends_nothing_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's client sleeps for as long as a Retry-After says."""
+    monkeypatch.chdir(tmp_path)
+    sleeping = subprocess.Popen(("sleep", "60"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
+    monkeypatch.setattr(model_sources, "STALL_TIMEOUT_SEC", 0.3)
+    monkeypatch.setattr(model_sources, "_PROGRESS_INTERVAL_SEC", 0.1)
+    monkeypatch.setattr(model_sources.HubSource, "_start_client", lambda _: sleeping)
+    hub = model_sources.HubSource(
+        JobLog(), {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}, None
+    )
+    with sleeping, raises_agent_error("transient", "^the hub .*; "):
+        hub._request_once({"verb": "fetch"}, lambda: [7])
+    assert sleeping.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://mirror.example", "HTTP://mirror.example", "http://localhost@mirror.ex", "x"]
+)
+def test_a_token_is_not_sent_without_tls_to_the_endpoint_in_the_machines_environment(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    job = {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}
+    with raises_agent_error("usage", rf"^HF_ENDPOINT: {endpoint} .*hub\.token_file.*; .*hub\.endpoint"):
+        model_sources.HubSource(JobLog(), job, "token")
+    model_sources.HubSource(JobLog(), job, None)
+    model_sources.HubSource(JobLog(), {**job, "endpoint": "https://hub.example"}, "token")
+    for safe in ("https://mirror.example", "http://127.0.0.1:8080", "http://[::1]:8080"):
+        monkeypatch.setenv("HF_ENDPOINT", safe)
+        model_sources.HubSource(JobLog(), job, "token")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "null", "[" * 100_000]
+)
+def test_an_unreadable_manifest_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    assert read_manifest(tmp_path) is None
+
+
+def create_cache(folder: Path, *commits: str) -> Path:
+    home = folder / "hub" / "models--org--name"
+    for commit in commits:
+        (home / "snapshots" / commit).mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "blobs").mkdir()
+    return home
+
+
+@pytest.mark.parametrize("subfolder", ["", "hub", "hub/models--org--name"])
+def test_a_cache_is_found_by_any_of_its_folders(tmp_path: Path, subfolder: str) -> None:
+    home = create_cache(tmp_path, COMMIT)
+    (home / "refs" / "main").write_text(COMMIT)
+    for revision in (None, "main", COMMIT):
+        assert find_snapshot(tmp_path / subfolder, "org/name", revision) == home / "snapshots" / COMMIT
+
+
+def test_the_error_for_a_missing_snapshot_lists_those_of_the_cache(tmp_path: Path) -> None:
+    home = create_cache(tmp_path, COMMIT, "b" * 40)
+    with raises_agent_error("usage", rf"^{home}: .*\bmain; .*{COMMIT}, {'b' * 40}"):
+        find_snapshot(tmp_path, "org/name", None)
+    with raises_agent_error("usage", rf"^{home}: .*models--org--other/snapshots; "):
+        find_snapshot(home, "org/other", None)
+
+
+def test_the_digests_of_cached_files_are_the_names_of_their_blobs(tmp_path: Path) -> None:
+    home = create_cache(tmp_path, COMMIT)
+    for name, blob in (("large", "c" * 64), ("small", "d" * 40), ("odd", "blob")):
+        (home / "blobs" / blob).write_text("x")
+        (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{blob}")
+    listed = snapshot_files(home / "snapshots" / COMMIT, tmp_path)
+    digests_of = {entry["path"]: (entry["sha256"], entry["git_sha1"]) for entry in listed}
+    assert digests_of == {"large": ("c" * 64, None), "small": (None, "d" * 40), "odd": (None, None)}
+
+
+@pytest.mark.parametrize("subfolder", ["", "hub", "hub/models--org--name"])
+def test_a_link_out_of_a_cache_is_refused_and_not_copied(tmp_path: Path, subfolder: str) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0")
+    home = create_cache(tmp_path / "cache", COMMIT)
+    snapshot = home / "snapshots" / COMMIT
+    (snapshot / "chat_template.json").symlink_to(tmp_path / "passwd")
+    with raises_agent_error("refused", rf"/chat_template\.json: .* {tmp_path}/passwd"):
+        snapshot_files(snapshot, tmp_path / "cache" / subfolder)
+    (snapshot / "chat_template.json").unlink()
+    (snapshot / "config.json").symlink_to(home / "blobs" / "not-there")
+    with raises_agent_error("refused", rf"/config\.json: .*{home}/blobs/not-there"):
+        snapshot_files(snapshot, tmp_path / "cache" / subfolder)
+    # A file that is replaced by a link between listing and copying.
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").write_text("{}")
+    source = CacheSource(tmp_path / "cache", "org/name", COMMIT)
+    (entry,) = source.list_files()[1]
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to(tmp_path / "passwd")
+    with raises_agent_error("refused", rf"/config\.json: .* {tmp_path}/passwd"):
+        source.fetch(entry, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_cache_without_hard_links_is_reported(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--o--m" / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    message = r"/models--o--m: .*: No such file"
+    with pytest.raises(FetchError, match=message), _hard_linked(snapshot, ["x"]):
+        pytest.fail("the block must not run")
+    assert [path.name for path in snapshot.parent.parent.iterdir()] == ["snapshots"]
+
+
+@pytest.mark.parametrize("model", ["name", "org/", "/name", "org/../x", "org/na me", "-x/y", "a/b/c", "org/.."])
+def test_an_invalid_model_name_is_refused(model: str) -> None:
+    with pytest.raises(FetchError, match=rf"^{model!r} .*; expected ORGANISATION/NAME"):
+        Fetch(model=model, folder="/x")
+
+
+@pytest.mark.parametrize("revision", ["", "-x", "a b", "../x", "a\n"])
+def test_an_invalid_revision_is_refused(revision: str) -> None:
+    with pytest.raises(FetchError, match="revision"):
+        Fetch(model="org/name", folder="/x", revision=revision)
+
+
+def test_each_error_of_the_hub_has_its_kind() -> None:
+    request = {"model": "org/name", "endpoint": None, "token": None, "revision": "v1", "folder": "/f"}
+    errors = pytest.importorskip("huggingface_hub.errors")
+    response = type("Response", (), {"status_code": 503, "headers": {}, "request": None})()
+    classes = {
+        name: type(name, (Exception,), {}) for name in ("GatedRepoError", "RevisionNotFoundError", "ConnectError")
+    }
+    assert classify_error(request, classes["GatedRepoError"]())[0] == "unauthorized"
+    assert classify_error(request, classes["RevisionNotFoundError"]())[0] == "usage"
+    assert classify_error(request, classes["ConnectError"]("refused"))[0] == "transient"
+    assert classify_error(request, OSError(28, "No space left on device"))[0] == "full"
+    assert classify_error(request, ValueError("odd"))[0] == "failed"
+    busy = Exception("busy")
+    busy.response = response  # type: ignore[attr-defined]
+    assert classify_error(request, busy)[0] == "transient"
+    assert issubclass(errors.GatedRepoError, Exception)
+    assert {errors.RevisionNotFoundError.__name__, errors.RepositoryNotFoundError.__name__} == {
+        "RevisionNotFoundError",
+        "RepositoryNotFoundError",
+    }
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.13"])
+def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(local: LocalFleet, version: str) -> None:
+    python = other_python(version)
+    home = create_cache(local.folder / "cache", COMMIT)
+    weights = b"\x02\0\0\0\0\0\0\0{}"
+    for name, content in (("config.json", b"{}"), ("model.safetensors", weights), ("model.bin", b"pickle")):
+        (home / "blobs" / hashlib.sha256(content).hexdigest()).write_bytes(content)
+        (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{hashlib.sha256(content).hexdigest()}")
+    agent = vm_jobs.create_agent(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
+    folder = local.folder / "models" / "org--name"
+    request = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
+    lines: list[vm_jobs.JobLine] = []
+
+    def fetch() -> Mapping[str, Any]:
+        assert find_job(agent, request) is None
+        return vm_jobs.follow(start(agent, request, deadline_sec=60.0), lines.append, lambda _: None).facts
+
+    facts = fetch()
+    assert (facts["revision"], facts["files"], facts["fetched_bytes"]) == (COMMIT, 3, 2 + len(weights))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "SHA256SUMS",
+        *("config.json", "manifest.json", "model.safetensors"),
+    ]
+    assert fetch()["fetched_bytes"] == 0
+    (folder / "model.safetensors").write_bytes(weights[:-1] + b"]")
+    assert fetch()["fetched_bytes"] == len(weights)
+    assert any(line.text.startswith("model.safetensors: ") and "manifest" in line.text for line in lines)
+    assert (folder / "model.safetensors").read_bytes() == weights
+
+
+def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_another_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = list[list[str]]()
+
+    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        called.append(argv)
+        (tmp_path / "hub-client").mkdir(exist_ok=True)
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    (tmp_path / "jobs" / "fetch-x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "jobs" / "fetch-x")
+    monkeypatch.setattr(model_sources.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(model_sources.subprocess, "run", run)
+    lock = (ROOT / "image" / "locks" / "hub-client.txt").read_text()
+    assert lock.count("==") > 10
+    assert len(re.findall(r"^[a-z].*\\\n    --hash=sha256:", lock, re.MULTILINE)) == len(
+        re.findall("^[a-z]", lock, re.MULTILINE)
+    )
+    for text, count in ((lock, 2), (lock, 2), (lock + "#", 4)):
+        python = model_sources.python_with_hub_client(JobLog(), None, text)
+        assert python == str(tmp_path / "hub-client" / "bin" / "python")
+        assert len(called) == count
+        assert Path("hub-client.txt").read_text() == text
+        assert called[-1][-3:] == ["--require-hashes", "--requirement", str(Path.cwd() / "hub-client.txt")]

@@ -1,0 +1,307 @@
+"""The job on the build VM: classification of failures, archives, and reproducible packing."""
+
+import errno
+import hashlib
+import json
+import os
+import sys
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from remote.agent.build_vm import archive, build, fetch, model_sources
+from remote.agent.build_vm import job as jobs
+from remote.agent.build_vm.client import classify_failure
+from remote.agent.build_vm.job import JobLog
+from remote.agent.build_vm.push import is_same_image
+from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.secure_dir import ForeignOwner
+from tests.support.machines.failures import raises_agent_error
+
+KINDS = {
+    "full": [
+        "write /var/lib/docker/tmp/x: no space left on device",
+        "failed to copy files: userspace copy failed: write /models/x: no space left on device",
+        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+        "mkdir /var/lib/docker/overlay2/x: disk quota exceeded",
+    ],
+    "unauthorized": [
+        "unauthorized: authentication required",
+        "denied: requested access to the resource is denied",
+        "no basic auth credentials",
+    ],
+    "transient": [
+        'Put "https://fra.ocir.io/v2/x": read tcp 10.0.0.1:1->10.0.0.2:443: read: connection reset by peer',
+        "received unexpected HTTP status: 503 Service Unavailable",
+        "received unexpected HTTP status: 502 Bad Gateway",
+        "blob upload unknown to registry",
+        'Get "https://fra.ocir.io/v2/": net/http: TLS handshake timeout',
+        'Head "https://fra.ocir.io/v2/x": dial tcp 10.0.0.2:443: connect: connection refused',
+        "unexpected EOF",
+        'Patch "https://x": write: broken pipe',
+    ],
+    "failed": [
+        "executor failed running [/bin/sh -eu -c python selfcheck.py]: exit code: 1",
+        "ERROR: Hashes are required in --require-hashes mode",
+        "invalid reference format",
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind, lines in KINDS.items() for line in lines])
+def test_the_clients_last_lines_determine_the_kind_of_failure(kind: str, line: str) -> None:
+    failure = classify_failure(["#1 [base 1/2] FROM x", "#2 0.5 working", line], 1)
+    assert failure.kind == kind
+    assert line in str(failure)
+
+
+def test_a_full_disk_is_found_above_the_clients_last_lines() -> None:
+    lines = [
+        "#9 4.2 OSError: [Errno 28] No space left on device",
+        *["#9 4.3 more"] * 60,
+        "executor failed running: exit 1",
+    ]
+    assert classify_failure(lines, 1).kind == "full"
+
+
+def test_an_image_id_is_the_digest_of_config_or_manifest() -> None:
+    pushed = ("sha256:manifest", {"config": {"digest": "sha256:config"}})
+    assert is_same_image(pushed, "sha256:config")
+    assert is_same_image(pushed, "sha256:manifest")
+    assert not is_same_image(pushed, "sha256:other")
+    assert not is_same_image(None, "sha256:other")
+
+
+@pytest.fixture
+def job_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobLog:
+    folder = tmp_path / "jobs" / "build-x"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    return JobLog()
+
+
+def test_a_checksum_file_is_parsed_with_its_image_id(tmp_path: Path) -> None:
+    path = tmp_path / "a.sha256"
+    path.write_text(f"{'a' * 64}  x.tar.gz\n# image sha256:{'b' * 64}\n")
+    assert archive.read_checksum(path) == ("a" * 64, f"sha256:{'b' * 64}")
+    path.write_text("")
+    assert archive.read_checksum(path) == (None, None)
+
+
+def entry(source: Path, **changes: Any) -> dict[str, Any]:
+    content = source.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    path = f"models/org--M/{source.name}"
+    return {"slot": 0, "source": str(source), "place": path, "size": len(content), "sha256": digest, **changes}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, Any]:
+    code, weights = tmp_path / "code" / "new" / "bench" / "a.py", tmp_path / "w" / "model.safetensors"
+    for path in (code, weights):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(os.urandom(5000))
+    code.chmod(0o600)
+    return {
+        "context": str(tmp_path / "context"),
+        "code_folder": str(tmp_path / "code" / "new"),
+        "code": [["bench/a.py", hashlib.sha256(code.read_bytes()).hexdigest()]],
+        "packed": [entry(weights)],
+    }
+
+
+def test_the_context_contains_exactly_the_planned_files(job_log: JobLog, job: dict[str, Any], tmp_path: Path) -> None:
+    stale = tmp_path / "context" / "bench" / "old" / "b.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    (tmp_path / "code" / "old").mkdir()
+    build.assemble(job_log, job)
+    context = tmp_path / "context"
+    assert sorted(str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()) == [
+        "SHA256SUMS",
+        "bench/a.py",
+        "models/00.tar",
+        "models/SHA256SUMS",
+    ]
+    assert (context / "bench" / "a.py").stat().st_mode & 0o777 == 0o644
+    assert (context / "wheels").is_dir()
+    assert not (tmp_path / "code" / "old").exists()
+
+
+def test_packing_is_reproducible_and_skipped_if_nothing_changed(
+    job_log: JobLog, job: dict[str, Any], tmp_path: Path
+) -> None:
+    build.assemble(job_log, job)
+    packed = tmp_path / "context" / "models" / "00.tar"
+    first, inode = packed.read_bytes(), packed.stat().st_ino
+    build.assemble(job_log, job)
+    assert packed.stat().st_ino == inode
+    os.utime(job["packed"][0]["source"], (1, 1))
+    build.assemble(job_log, job)
+    assert packed.stat().st_ino != inode
+    assert packed.read_bytes() == first
+    with tarfile.open(packed) as tar:
+        assert [(member.name, member.mtime, member.mode) for member in tar] == [
+            ("models", 0, 0o755),
+            ("models/org--M", 0, 0o755),
+            ("models/org--M/model.safetensors", 0, 0o644),
+        ]
+
+
+def test_changed_and_missing_files_are_reported_and_no_archive_is_kept(
+    job_log: JobLog, job: dict[str, Any], tmp_path: Path
+) -> None:
+    source = Path(job["packed"][0]["source"])
+    content = source.read_bytes()
+    source.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with raises_agent_error("refused", rf"^{source}: .*sha256.*; .*`inv model\.fetch`"):
+        build.assemble(job_log, job)
+    assert not list((tmp_path / "context" / "models").glob("*.tar*"))
+    source.unlink()
+    source.write_bytes(content[:-1])
+    with raises_agent_error("refused", rf"^{source}: .*sha256.*; .*`inv model\.fetch`"):
+        build.assemble(job_log, job)
+    source.unlink()
+    with raises_agent_error("refused", rf"^{source}: .*; .*`inv model\.fetch`"):
+        build.assemble(job_log, job)
+    code = Path(job["code_folder"], "bench", "a.py")
+    code.write_text("changed")
+    with raises_agent_error("changed", rf"^{code}: .*; .*`inv build`"):
+        build.assemble(job_log, job)
+
+
+def test_an_archive_that_is_damaged_or_without_a_record_is_packed_again(
+    job_log: JobLog, job: dict[str, Any], tmp_path: Path
+) -> None:
+    build.assemble(job_log, job)
+    packed, record = tmp_path / "context" / "models" / "00.tar", tmp_path / build.RECORD_FILE
+    intact = packed.read_bytes()
+    damaged = bytearray(intact)  # same size
+    damaged[2000:2003] = bytes(3 * [damaged[2000] ^ 1])
+    for content, record_text in ((damaged, record.read_text()), (intact, "[]"), (b"half", "{}")):
+        packed.write_bytes(content)
+        record.write_text(record_text)
+        build.assemble(job_log, job)
+        assert packed.read_bytes() == intact
+
+
+def test_an_edit_that_keeps_the_size_changes_the_time_by_which_the_engine_notices_it(
+    job_log: JobLog, job: dict[str, Any], tmp_path: Path
+) -> None:
+    times = set()
+    for text in ("a = 1\n", "a = 2\n", "a = 1\n"):
+        Path(job["code_folder"], "bench", "a.py").write_text(text)
+        build.assemble(job_log, {**job, "code": [["bench/a.py", hashlib.sha256(text.encode()).hexdigest()]]})
+        times.add((tmp_path / "context" / "bench" / "a.py").stat().st_mtime_ns)
+    assert len(times) == 2
+
+
+def test_a_context_that_is_a_link_is_refused_and_its_target_is_kept(
+    job_log: JobLog, job: dict[str, Any], tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "thesis.tex").write_text("content")
+    (tmp_path / "context").symlink_to(outside)
+    with pytest.raises(ForeignOwner, match=rf"^{tmp_path}/context: .*link"):
+        build.assemble(job_log, job)
+    assert (outside / "thesis.tex").read_text() == "content"
+
+
+STEP_FAILED = """\
+#9 [prod 5/9] RUN apt-get install --yes nosuchpackage
+#9 0.312 Reading package lists...
+#9 0.845 E: Unable to locate package nosuchpackage
+#9 ERROR: process "/bin/sh -eu -c apt-get install --yes nosuchpackage" did not complete successfully: exit code: 100
+------
+ > [prod 5/9] RUN apt-get install --yes nosuchpackage:
+------
+executor failed running [/bin/sh -eu -c apt-get install --yes nosuchpackage]: exit code: 100"""
+
+
+def test_a_failed_step_is_reported_by_its_last_output_line_and_not_by_its_command() -> None:
+    failed = classify_failure(STEP_FAILED.splitlines(), 1)
+    assert str(failed) == "E: Unable to locate package nosuchpackage (step [prod 5/9], exit code: 100)"
+    assert failed.kind == "failed"
+
+
+def test_a_truncated_weight_file_is_reported_with_tarfiles_message(
+    job_log: JobLog, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("unexpected end of data")  # as tarfile raises it: without a number and a file name
+
+    monkeypatch.setattr(build, "_write_archive", fail)
+    monkeypatch.setattr(build, "query", lambda *_: None)
+    request = {
+        **job,
+        "docker": ["docker"],
+        "environment": {},
+        "image": "i",
+        "label": "l",
+        "digest": "d",
+        "data_root": "/",
+        "anew": False,  # vocabulary: key of the job document
+    }
+    with pytest.raises(VmAgentError, match=r"/context: unexpected end of data$"):
+        build.run(job_log, request)
+
+
+@pytest.mark.parametrize(("path", "size", "digest"), [("config.json", 2, None), ("config.json", "2", "a"), (7, 2, "a")])
+def test_a_file_that_the_hub_lists_without_size_or_digest_is_refused(
+    path: object, size: object, digest: str | None, job_log: JobLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"revision": "c", "files": [{"path": path, "size": size, "sha256": None, "git_sha1": digest}]}
+    monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
+    monkeypatch.setattr(model_sources.HubSource, "_request", lambda *_: answer)
+    with raises_agent_error("refused", f"hub .*{path!r}"):
+        model_sources.HubSource(job_log, {"index_url": None, "endpoint": None, "revision": None}, None).list_files()
+
+
+def test_damage_in_a_subfolder_of_an_older_fetch_is_detected(job_log: JobLog, tmp_path: Path) -> None:
+    (tmp_path / "LICENSES").mkdir()
+    (tmp_path / "LICENSES" / "MIT.txt").write_text("damaged")
+    files = [{"path": "LICENSES/MIT.txt", "size": 7, "sha256": "0" * 64}]
+    assert fetch._remove_damaged(job_log, tmp_path, files) == ["LICENSES/MIT.txt"]
+
+
+def test_progress_that_cannot_be_written_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            jobs.write_json(tmp_path / "progress.json", {"stage": "x"})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (
+            OSError(errno.EDQUOT, "Disk quota exceeded", "/mnt/fss/part"),
+            {"ok": False, "kind": "full", "message": "/mnt/fss/part: Disk quota exceeded"},
+        ),
+        (
+            OSError(errno.EIO, "Input/output error"),
+            {"ok": False, "kind": "failed", "message": "push: Input/output error"},
+        ),
+        (RecursionError("too deep"), {"ok": False, "kind": "failed", "message": "push: RecursionError: too deep"}),
+    ],
+)
+def test_any_error_ends_the_job_with_an_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: dict[str, Any]
+) -> None:
+    def run(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    Path("job.json").write_text(json.dumps({"verb": "push"}))
+    monkeypatch.setattr(sys, "argv", ["job", "job.json"])
+    monkeypatch.setattr(jobs.importlib, "import_module", lambda _: SimpleNamespace(run=run))
+    assert jobs.main() == 1
+    assert json.loads(Path("outcome.json").read_text()) == outcome

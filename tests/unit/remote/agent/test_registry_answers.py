@@ -1,0 +1,197 @@
+"""Faulty responses of a registry or of a proxy: real HTTP on this machine, through a proxy with switches
+(tests/support/machines/registry_proxy.py).
+
+Not covered: TLS, and the engine's own requests; tests/system covers them.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remote.agent.shared.registry import api as registries
+from remote.agent.shared.registry.api import Registry
+from tests.support.machines.failures import raises_agent_error
+from tests.support.machines.http_stubs import StubHandler, StubServer
+from tests.support.machines.registry_proxy import (
+    Change,
+    Cut,
+    Endless,
+    FixedResponse,
+    Redirect,
+    RegistryProxy,
+    Stall,
+    Switch,
+)
+
+LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
+MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c", "size": 1}, "layers": []}).encode()
+DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
+
+
+class OneManifest(StubHandler):
+    """A registry that returns one manifest for every name, and accepts uploads."""
+
+    def do_GET(self) -> None:
+        self.reply(200, MANIFEST)
+
+    def do_POST(self) -> None:
+        self.reply(202, headers={"Location": "/v2/ns/repo/blobs/uploads/one"})
+
+    def do_DELETE(self) -> None:
+        self.reply(204)
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
+    with StubServer(OneManifest) as running:
+        yield f"http://{running.host}"
+
+
+@pytest.fixture
+def proxy(upstream: str) -> Iterator[RegistryProxy]:
+    with RegistryProxy(upstream=upstream) as running:
+        yield running
+
+
+other_proxy = proxy  # a second instance
+
+
+def registry(proxy: RegistryProxy) -> Registry:
+    return Registry(proxy.host, "ns/repo", LOGIN)
+
+
+def test_a_redirect_to_another_server_is_followed_without_the_login(
+    proxy: RegistryProxy, other_proxy: RegistryProxy
+) -> None:
+    proxy.arm(Redirect(to=f"http://{other_proxy.host}"))
+    fetched = registry(proxy).manifest("1.0")
+    assert fetched is not None
+    assert fetched[0] == DIGEST
+    assert [authorization for _, _, authorization in proxy.requests] == [f"Basic {LOGIN}"]
+    assert [authorization for _, _, authorization in other_proxy.requests] == [""]
+
+
+def test_a_redirect_to_the_same_server_keeps_the_login(proxy: RegistryProxy) -> None:
+    proxy.arm(Redirect(to=f"http://{proxy.host}"), times=1)
+    assert registry(proxy).manifest("1.0") is not None
+    assert [authorization for _, _, authorization in proxy.requests] == [f"Basic {LOGIN}"] * 2
+
+
+def test_an_invalid_certificate_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registries, "CERTIFICATES_FOLDER", tmp_path)
+    file = tmp_path / "registry.example.com" / "ca.crt"
+    file.parent.mkdir()
+    file.write_text("not a certificate")
+    with raises_agent_error("usage", f"^{file}: .*no certificate"):
+        Registry("registry.example.com", "ns/repo", LOGIN)
+
+
+def test_endless_redirects_are_limited(proxy: RegistryProxy) -> None:
+    proxy.arm(Redirect(to=f"http://{proxy.host}"))
+    with raises_agent_error("failed"):
+        registry(proxy).manifest("1.0")
+    assert len(proxy.requests) <= 10
+
+
+def test_the_login_is_sent_only_to_known_token_services() -> None:
+    registry = Registry("registry.example.com", "ns/repo", LOGIN)
+    for realm in ("https://evil.example.com/token", "https://registry.example.com.evil.org/token"):
+        with raises_agent_error("refused", r"evil.*; .*registry\.token_hosts"):
+            registry._check_realm(realm)
+    registry._check_realm("https://registry.example.com/token")
+    registry._check_realm("https://registry.example.com:8443/token")
+    Registry("registry.example.com", "ns/repo", LOGIN, ["auth.example.com"])._check_realm("https://auth.example.com/x")
+    Registry("registry.gitlab.com", "ns/repo", LOGIN)._check_realm("https://gitlab.com/jwt/auth")
+
+
+def test_an_endless_response_is_cut_off_and_reported(proxy: RegistryProxy) -> None:
+    proxy.arm(Endless())
+    with raises_agent_error("refused", r"\b4 MiB"):
+        registry(proxy).manifest("1.0")
+
+
+def test_a_missing_response_is_transient(proxy: RegistryProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registries, "REQUEST_TIMEOUT_SEC", 0.2)
+    proxy.arm(Stall())
+    with raises_agent_error("transient"):
+        registry(proxy).manifest("1.0")
+
+
+def test_a_truncated_response_is_transient(proxy: RegistryProxy) -> None:
+    proxy.arm(Cut(after=10), times=1)
+    with raises_agent_error("transient"):
+        registry(proxy).manifest("1.0")
+    assert registry(proxy).manifest("1.0") is not None
+
+
+def test_a_manifest_with_a_changed_byte_is_refused_by_its_digest(proxy: RegistryProxy) -> None:
+    assert registry(proxy).manifest(DIGEST) is not None
+    proxy.arm(Change(at=len(MANIFEST) - 3))
+    with raises_agent_error("refused", DIGEST):
+        registry(proxy).manifest(DIGEST)
+
+
+def page(body: bytes) -> FixedResponse:
+    return FixedResponse(status=200, body=body)
+
+
+NOT_A_MANIFEST = r".* ns/repo; .*registry\.image"
+
+
+@pytest.mark.parametrize(("answer", "kind", "pattern"), [
+    (Redirect(to="http://other.example:8099"), "refused",
+     "http://other.example:8099/v2/ns/repo/manifests/1.0, .*https"),
+    (page(b"<html>please log in to our network</html>"), "usage", f"web page{NOT_A_MANIFEST}"),
+    (page(b"[]"), "usage", f"2 bytes{NOT_A_MANIFEST}"),
+    (page(b"{}"), "usage", f"2 bytes{NOT_A_MANIFEST}"),
+    (page(b"[" * 100_000), "usage", f"100000 bytes{NOT_A_MANIFEST}"),
+    (page(b""), "usage", f"0 bytes{NOT_A_MANIFEST}"),
+    (FixedResponse(status=401), "unauthorized", "ns/me .*ns/repo: 401"),
+    (FixedResponse(status=403), "forbidden",
+     r"ns/me may not read ns/repo: 403 Forbidden; .*registry\.user; .*`inv tenancy\.repository`"),
+    (FixedResponse(status=200, headers={"X": "x" * 70_000}), "transient", "LineTooLong: got more than 65536 bytes"),
+    (FixedResponse(status=500), "transient", "500"),
+    (FixedResponse(status=507), "full", "ns/repo: 507"),
+    (FixedResponse(status=307, headers={"Location": "https://a:99999/x"}), "refused", "URL: 'https://a:99999/x'"),
+    (FixedResponse(status=307, headers={"Location": "https://a:port/x"}), "refused", "URL: 'https://a:port/x'"),
+    (FixedResponse(status=307, headers={"Location": "https://[::1/x"}), "refused", r"URL: 'https://\[::1/x'"),
+    (FixedResponse(status=400), "failed", "400"),
+])  # fmt: skip
+def test_a_response_that_is_not_a_manifest_is_reported_with_registry_and_remedy(
+    proxy: RegistryProxy, answer: Switch, kind: str, pattern: str
+) -> None:
+    proxy.arm(answer)
+    with raises_agent_error(kind, f"^{re.escape(proxy.host)}.* {pattern}"):
+        registry(proxy).manifest("1.0")
+
+
+@pytest.mark.parametrize("location", ["https://[::1/uploads", "http://127.0.0.1:port/uploads"])
+def test_an_upload_to_an_invalid_url_is_refused(proxy: RegistryProxy, location: str) -> None:
+    proxy.arm(FixedResponse(status=202, headers={"Location": location}), method="POST")
+    with raises_agent_error("refused", f": {re.escape(repr(location))}"):
+        registry(proxy).send_blob(MANIFEST, DIGEST)
+    registry(proxy).check_push_access()
+
+
+def test_missing_push_permission_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
+    registry(proxy).check_push_access()
+    assert [(method, path) for method, path, _ in proxy.requests] == [
+        ("POST", "/v2/ns/repo/blobs/uploads/"),
+        ("DELETE", "/v2/ns/repo/blobs/uploads/one"),
+    ]
+    proxy.arm(FixedResponse(status=500), method="POST", times=1)
+    registry(proxy).check_push_access()  # the push itself will report the error
+    proxy.arm(FixedResponse(status=403), method="POST")
+    with raises_agent_error("forbidden", "ns/repo: 403"):
+        registry(proxy).check_push_access()
+
+
+def test_a_missing_repository_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
+    proxy.arm(FixedResponse(status=404), method="POST")
+    with raises_agent_error("absent", r" ns/repo; .*`inv tenancy\.repository`"):
+        registry(proxy).check_push_access()

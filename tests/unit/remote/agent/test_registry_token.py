@@ -1,0 +1,119 @@
+"""Registries that require a token (Bearer): real HTTP on this machine, and errors of the login.
+
+Not covered: TLS; tests/system covers it with Debian's registry.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from remote.agent.shared.registry.api import Registry
+from tests.support.machines.failures import raises_agent_error
+from tests.support.machines.http_stubs import StubHandler, StubServer
+
+LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
+MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}}).encode()
+
+
+class Server(StubServer):
+    """A registry and its token service, which returns `login_status`; `realm` overrides the service's URL."""
+
+    login_status = 200
+    realm: str | None = None
+    token_body = b'{"token": "the token"}'
+
+    def __init__(self) -> None:
+        super().__init__(Handler)
+        self.requests: list[tuple[str, str]] = []
+
+
+class Handler(StubHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        server, authorization = self.server, self.headers.get("Authorization", "")
+        server.requests.append((self.path, authorization))
+        if self.path.startswith("/token"):
+            self.reply(server.login_status, server.token_body)
+        elif authorization == "Bearer the token":
+            self.reply(200, MANIFEST)
+        else:
+            realm = f"http://{server.host}/token" if server.realm is None else server.realm
+            self.reply(401, b"", {"WWW-Authenticate": f'Bearer realm="{realm}",service="registry"'})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        yield running
+
+
+@pytest.fixture
+def registry(server: Server) -> Registry:
+    return Registry(server.host, "ns/repo", LOGIN)
+
+
+def test_the_login_is_exchanged_for_a_token_once(server: Server, registry: Registry) -> None:
+    fetched = registry.manifest("1.0")
+    assert fetched is not None
+    assert fetched[1] == json.loads(MANIFEST)
+    assert registry.manifest("1.1") is not None
+    paths = [path.split("?")[0] for path, _ in server.requests]
+    assert paths == ["/v2/ns/repo/manifests/1.0", "/token", "/v2/ns/repo/manifests/1.0", "/v2/ns/repo/manifests/1.1"]
+    token_request = server.requests[1]
+    assert token_request[1] == f"Basic {LOGIN}"
+    assert "scope=repository%3Ans%2Frepo%3Apull%2Cpush" in token_request[0]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, "unauthorized"), (403, "unauthorized"), (503, "transient")])
+def test_a_refused_login_is_not_transient(server: Server, registry: Registry, status: int, kind: str) -> None:
+    server.login_status = status
+    with raises_agent_error(kind):
+        registry.manifest("1.0")
+
+
+def test_a_token_service_that_is_down_is_transient(server: Server, registry: Registry) -> None:
+    with Server() as gone:
+        server.realm = f"http://{gone.host}/token"
+    with raises_agent_error("transient", f"{server.realm}.*Connection refused"):
+        registry.manifest("1.0")
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"<html>", b"[]", b"[" * 100_000])
+def test_a_response_without_a_token_is_reported(server: Server, registry: Registry, body: bytes) -> None:
+    server.token_body = body
+    with raises_agent_error("transient", f"http://{server.host}/token"):
+        registry.manifest("1.0")
+
+
+@pytest.mark.parametrize("token", ["hidden\nhidden", "hidden\u0456", {"hidden": 1}])
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(
+    server: Server, registry: Registry, token: object
+) -> None:
+    server.token_body = json.dumps({"token": token}).encode()
+    with raises_agent_error("refused", rf"^http://{server.host}/token((?!hidden).)*$"):
+        registry.manifest("1.0")
+
+
+@pytest.mark.parametrize("realm", ["https://[::1/token", "https://127.0.0.1:port/token"])
+def test_an_invalid_url_of_a_token_service_is_reported(server: Server, registry: Registry, realm: str) -> None:
+    server.realm = realm
+    with raises_agent_error("failed", f"^{re.escape(realm)}.* {re.escape(server.host)}: "):
+        registry.manifest("1.0")
+
+
+def test_requests_to_this_machine_bypass_the_proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server() as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
+        assert Registry(server.host, "ns/repo", LOGIN).manifest("1.0") is not None
+    assert proxy.requests == []
+
+
+def test_a_login_is_never_sent_without_tls() -> None:
+    registry = Registry("fra.ocir.io", "ns/repo", LOGIN)
+    for challenge in ('Bearer realm="http://fra.ocir.io/token"', 'Bearer service="x"', 'Bearer realm="ftp://x/y"'):
+        with raises_agent_error("refused", r"^fra\.ocir\.io .*https"):
+            registry._fetch_token(challenge)
