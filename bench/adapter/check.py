@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench import torch_stack
-from bench.adapter import generation, lora
+from bench.adapter import lora
 from bench.adapter.base_check import check_base
 from bench.adapter.merge import shapes_of
 from bench.architectures import find
 from bench.data.inputs import InputError
+from bench.data.masking import Example
 from bench.data.model_folder import check_model, read_config
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
@@ -37,6 +38,8 @@ from bench.workloads.finetune import evaluate, training_set
 from bench.workloads.finetune.steps.group import RankGroup
 
 PROGRESS_SEC = 10.0
+LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64
+GeneratedAnswer = tuple[str, bool]  # (text, has_ended)
 Item = TypeVar("Item")
 TRAINED, BF16, MERGED, FOLDER = "trained", "bf16", "merged-{}", "folder"
 
@@ -75,6 +78,40 @@ class ProgressLog:
         self._logged_at = self._clock()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptCase:
+    """Tokens of a prompt and of its reference answer, end token included, and the data line that they come from.
+
+    A prompt is the beginning of a held-out example, token by token as in training. An answer that reaches `max_tokens`
+    did not end.
+    """
+
+    location: str
+    prompt: list[int]
+    reference: list[int]
+
+    @property
+    def max_tokens(self) -> int:
+        """Length limit of a generated answer."""
+        return max(MIN_LIMIT_TOKENS, LENGTH_FACTOR * len(self.reference))
+
+    @property
+    def end_token(self) -> int:
+        return self.reference[-1]
+
+
+def prompt_cases(examples: Sequence[Example], count: int) -> list[PromptCase]:
+    """Build a case from each of the first `count` examples: its last answer, prompted with everything before it."""
+    cases = []
+    for example in examples[:count]:
+        last = example.targets.rindex(1)
+        first = example.targets.rfind(0, 0, last) + 1
+        ids = example.ids.tolist()
+        location = f"{example.file}: line {example.line}"
+        cases.append(PromptCase(location=location, prompt=ids[:first], reference=ids[first : last + 1]))
+    return cases
+
+
 class Checker:
     """Measurement of all forms of one adapter, one model in memory at a time."""
 
@@ -98,7 +135,7 @@ class Checker:
             raise InputError("train.validation_fraction: no data was held out, so no loss can be compared")
         self.targets = [training_set.count_targets([example]) for example in self.examples]
         has_answers = training_set.training_of(request.trial).data.labels == "assistant"
-        self.cases = generation.prompt_cases(self.examples, request.answers) if has_answers else []
+        self.cases = prompt_cases(self.examples, request.answers) if has_answers else []
         self.ends = sorted({self.tokenizer.eos_token_id, *(case.end_token for case in self.cases)})
         self.modules = torch_stack.load()
         self.placement: Placement = choose_placement(self.modules)
@@ -143,7 +180,7 @@ class Checker:
             arithmetic=str(self.placement.compute_dtype).removeprefix("torch."),
         )
 
-    def _forms(self) -> Iterator[tuple[str, Callable[[], tuple[list[float], list[generation.GeneratedAnswer]]]]]:
+    def _forms(self) -> Iterator[tuple[str, Callable[[], tuple[list[float], list[GeneratedAnswer]]]]]:
         yield TRAINED, self._measure_trained
         yield BF16, self._measure_bf16
         for base in ("bf16", "nf4") if self.trial.base_precision == "nf4" else ("bf16",):
@@ -152,7 +189,7 @@ class Checker:
             folder = Path(self.request.merged)
             yield FOLDER, lambda: self._measure_plain(model := self._load_plain(folder), evaluate.end_tokens_of(model))
 
-    def _measure_trained(self) -> tuple[list[float], list[generation.GeneratedAnswer]]:
+    def _measure_trained(self) -> tuple[list[float], list[GeneratedAnswer]]:
         step, peft_model = lora.load_trained(self.modules, self.trial, self.placement, Path(self.request.adapter))
         rows = training_set.RowCollator(self.material, self.tokenizer)
         total = len(self.material.validation_rows())
@@ -168,11 +205,11 @@ class Checker:
         with evaluate.evaluation_mode(self.modules.torch, step.model), step.autocast():
             return losses, self._generate_answers(peft_model, self.ends)
 
-    def _measure_bf16(self) -> tuple[list[float], list[generation.GeneratedAnswer]]:
+    def _measure_bf16(self) -> tuple[list[float], list[GeneratedAnswer]]:
         model = self._load_plain(Path(self.trial.model))
         return self._measure_plain(self.modules.peft.PeftModel.from_pretrained(model, self.request.adapter), self.ends)
 
-    def _measure_merged(self, base: str) -> tuple[list[float], list[generation.GeneratedAnswer]]:
+    def _measure_merged(self, base: str) -> tuple[list[float], list[GeneratedAnswer]]:
         model = self._load_plain(Path(self.trial.model))
         architecture = find(read_config(Path(self.trial.model)))
         merged = lora.MergedWeights(modules=self.modules, architecture=architecture, lora=self.lora, base=base)
@@ -199,14 +236,19 @@ class Checker:
         )
         return model.to(self.placement.compute_dtype).eval()
 
-    def _measure_plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[generation.GeneratedAnswer]]:
+    def _measure_plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[GeneratedAnswer]]:
         examples = self.progress.track(f"{self.name}: held-out example", self.material.data.validation)
         losses = plain_losses(self.modules.torch, model, examples)
         return losses, self._generate_answers(model, ends)
 
-    def _generate_answers(self, model: Any, ends: Sequence[int]) -> list[generation.GeneratedAnswer]:
+    def _generate_answers(self, model: Any, ends: Sequence[int]) -> list[GeneratedAnswer]:
         cases = self.progress.track(f"{self.name}: answer", self.cases)
-        return generation.generate_answers(self.modules, model, self.tokenizer, cases, ends)
+        if not ends:
+            raise InputError("no token ends an answer: eos_token_id is missing in the model's files")
+        return [
+            evaluate.generate_greedily(self.modules, model, self.tokenizer, case.prompt, ends, case.max_tokens)
+            for case in cases
+        ]
 
 
 def plain_losses(torch: Any, model: Any, examples: Iterable[Any]) -> list[float]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.adapter import check, generation, merge
+from bench.adapter import check, merge
 from bench.data.inputs import InputError, InputRejected
 from bench.data.masking import Example
 from bench.workloads.finetune import evaluate
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 
 def test_a_prompt_is_an_examples_beginning_and_its_last_answer_is_the_reference():
     example = Example(file="a", line=3, ids=array("I", [9, 8, 7, 6, 5, 4]), targets=bytes([0, 1, 0, 0, 1, 1]))
-    (case,) = generation.prompt_cases([example], 4)
+    (case,) = check.prompt_cases([example], 4)
     assert (case.prompt, case.reference, case.end_token) == ([9, 8, 7, 6], [5, 4], 4)
-    assert case.max_tokens == generation.MIN_LIMIT_TOKENS
+    assert case.max_tokens == check.MIN_LIMIT_TOKENS
 
 
 def test_a_long_measurement_logs_a_line_every_ten_seconds_and_a_short_one_none():
