@@ -19,6 +19,7 @@ class EventType(Enum):
     WORKER_LOST = "worker lost"
     CREDENTIALS_REJECTED = "shut out"  # the operator's credentials expired; no worker is at fault and nothing is lost
     WORKER_BUSY = "worker busy"  # it runs another run's trial; the fleet waits for it
+    WORKER_DIAGNOSED = "still waiting"  # why a lost worker does not come back, each time this changes
     WORKER_BACK = "worker back"
 
 

@@ -36,7 +36,7 @@ class Fleet:
     `make_command` gets (host, trial, attempt, job folder). The trial is in that folder as trial.json; the result is
     expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.shared_volume`).
     `on_event` is called from several threads and must not raise. `trial_ids` limits the fleet to these trials (None:
-    all). `checkpoint_sync` transfers a training's checkpoints.
+    all). `checkpoint_sync` transfers a training's checkpoints. `diagnose` says why a lost host does not come back.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Fleet:
         make_agent: Callable[[Host], Agent] = Agent,
         trial_ids: Collection[str] | None = None,
         checkpoint_sync: CheckpointSync | None = None,
+        diagnose: Callable[[], str | None] = lambda: None,
     ) -> None:
         limits = RetryLimits() if limits is None else limits
         max_deadline_sec = max((planned.trial.deadline_sec for planned in run.planned), default=0.0)
@@ -77,6 +78,7 @@ class Fleet:
             on_event=on_event,
             shared_folder=shared_folder,
             checkpoint_sync=checkpoint_sync,
+            diagnose=diagnose,
         )
         self._workers = {host.name: Worker(make_agent(host), state) for host in hosts}
         self._failure: BaseException | None = None

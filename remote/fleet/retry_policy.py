@@ -125,10 +125,16 @@ class RetryPolicy:
                 raise FleetStopped
             pause_sec = min(pause_sec * 2, _MAX_PAUSE_SEC)
 
-    def await_return(self, agent: Agent, lost: WorkerLost, has_work: Callable[[], bool]) -> str | None:
+    def await_return(
+        self,
+        agent: Agent,
+        lost: WorkerLost,
+        has_work: Callable[[], bool],
+        on_silence: Callable[[], object] = lambda: None,
+    ) -> str | None:
         """Poll a lost host. Returns None if it is back or this fleet is halted; otherwise why it is given up.
 
-        Returns early, with a reason, once `has_work()` is False.
+        Returns early, with a reason, once `has_work()` is False. `on_silence` is called after each poll without answer.
         """
         name, slot = agent.host.name, slot_path(agent.host)
         if isinstance(lost, CredentialsRejected) and self._await_login(agent, str(lost), has_work):
@@ -151,6 +157,7 @@ class RetryPolicy:
                 since = self._lost_since[name] = time.monotonic()  # the host is not charged for that time
                 continue
             except HostError:
+                on_silence()
                 continue
             if current_holder is None:
                 self._lost_since.pop(name, None)

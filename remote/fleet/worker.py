@@ -46,6 +46,7 @@ class FleetState:
     on_event: Callable[[FleetEvent], None]
     shared_folder: str | None
     checkpoint_sync: CheckpointSync | None = None
+    diagnose: Callable[[], str | None] = lambda: None
 
 
 class Worker:
@@ -272,7 +273,17 @@ class Worker:
             for trial, attempt in self.earlier_attempts:
                 if trial.planned.worker is None and trial.allows_retry_after(attempt):
                     self._queue.stop_awaiting(trial, self.name)
-        reason = self._retry_policy.await_return(self.agent, lost, lambda: self._queue.has_trial_for(self.name))
+        diagnoses: list[str | None] = [None]
+
+        def report_diagnosis() -> None:
+            diagnosis = self._fleet.diagnose()
+            if diagnosis not in (None, diagnoses[-1]):
+                diagnoses.append(diagnosis)
+                event = FleetEvent(kind=EventType.WORKER_DIAGNOSED, worker=self.name, reason=diagnosis)
+                self._fleet.on_event(event)
+
+        has_work = lambda: self._queue.has_trial_for(self.name)  # noqa: E731
+        reason = self._retry_policy.await_return(self.agent, lost, has_work, report_diagnosis)
         if reason is None:
             if not self._retry_policy.is_halted:
                 self._fleet.on_event(FleetEvent(kind=EventType.WORKER_BACK, worker=self.name))

@@ -1,7 +1,11 @@
 """Hosts of the fleet and their commands, from the settings. No other module depends on the kind of host."""
 
 import json
+import logging
+import math
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +13,9 @@ from typing import Any
 from bench.records import NODE_COUNT, Trial
 from bench.records.paths import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, METRICS_VARIABLE
 from bench.records.run import PlannedTrial, RunRecord
+from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.finding import grouped_lines
+from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.kubeconfig import Target
 from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.gang_agent import GangAgent
@@ -17,15 +24,19 @@ from remote.fleet.worker import CommandFactory
 from remote.hosts.base import CommandFailed, Completed, Host, HostUnreachable, check, parse_json
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
+from remote.hosts.pods.errors import ClusterError
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.agent import Agent
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
-from tasks.errors import ConfirmationRequired, RetryableError, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings
 
+logger = logging.getLogger(__name__)
+
+_DIAGNOSIS_SEC = 15.0
 _WORKER_NAME = re.compile(r"worker-[0-9]{1,4}")  # fleet.size is at most 1024
 _SAMPLE_TIMEOUT_SEC = 15.0
 _ADAPTER_TIMEOUT_SEC = 14_400.0
@@ -88,6 +99,36 @@ def component_hosts(
     fleet = settings.fleet.model_copy(update={"size": size, "pods": pods})
     target = resolve_target(settings)
     return pod_hosts(settings.model_copy(update={"fleet": fleet}), target, include_starting=include_starting)
+
+
+class PodDiagnosis:
+    """Why pods of the fleet are not up, as `inv status` says it. Read at most every `_DIAGNOSIS_SEC`; thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._lock = settings, threading.Lock()
+        self._read_at, self._text = -math.inf, ""
+
+    def read(self) -> str | None:
+        """Return the first problem and how many more there are; None without any, or if the cluster does not answer."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= _DIAGNOSIS_SEC:
+                try:
+                    self._text = self._diagnose()
+                except (ClusterError, TaskFailed) as error:
+                    logger.debug("the pods cannot be diagnosed: %s", error)
+                self._read_at = time.monotonic()
+            return self._text or None
+
+    def _diagnose(self) -> str:
+        cluster = Cluster(resolve_target(self._settings))
+        try:
+            claims = cluster.list_fleet_objects("PersistentVolumeClaim")
+            state = build_fleet(cluster.list_fleet_objects("Job"), cluster.pods(), claims, cluster.events())
+        finally:
+            cluster.close()
+        lines = grouped_lines(state.all_findings)
+        more = f" (and {len(lines) - 1} more: `inv status`)" if len(lines) > 1 else ""
+        return f"{lines[0]}{more}" if lines else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,6 +181,8 @@ class FleetView(View):
                 self._release(row)
                 row.phase = "waiting"
                 return self._event_line(row, f"waiting: {event.reason or 'another run'}", "yellow", event)
+            case EventType.WORKER_DIAGNOSED:
+                return self._event_line(row, f"still waiting: {event.reason or 'no answer'}", "yellow", event)
             case EventType.WORKER_BACK:
                 previous_phase, row.phase = row.phase, "idle"
                 return (

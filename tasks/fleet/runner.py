@@ -28,7 +28,7 @@ from remote.jobs.job import slot_path
 from reports import formatting
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.worker_queries import query_all
-from tasks.clients.workers import cluster_location, launcher, worker_groups
+from tasks.clients.workers import PodDiagnosis, cluster_location, launcher, worker_groups
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_controls, results_write_errors
 from tasks.fleet import plan
 from tasks.fleet.live_display import FleetView
@@ -184,6 +184,7 @@ def make_fleets(
     reconnect_timeout_sec, max_attempts = settings.fleet.reconnect_timeout_sec, settings.fleet.max_attempts
     if run.suite == TRAIN:
         reconnect_timeout_sec, max_attempts = settings.train.replacement_timeout_sec, 1 + settings.train.max_restarts
+    diagnose = PodDiagnosis(settings).read if settings.fleet.kind == "pods" else lambda: None
     for group in worker_groups(settings, hosts, run):
         yield Fleet(
             hosts=group.hosts,
@@ -203,6 +204,7 @@ def make_fleets(
             make_agent=group.make_agent,
             trial_ids=group.trial_ids,
             checkpoint_sync=checkpoint_sync,
+            diagnose=diagnose,
         )
 
 

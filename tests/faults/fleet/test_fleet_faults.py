@@ -68,8 +68,14 @@ def test_progress_is_read_from_the_trials_file(local: LocalFleet) -> None:
 def test_a_worker_with_a_full_disk_is_lost_once_and_named_as_the_reason(local: LocalFleet, small_disk: Path) -> None:
     local.plan("fine 1", pin="worker-1")
     local_fleet.fill_disk(small_disk)
-    local.fleet([local.host(workdir=small_disk)], limits=replace(QUICK_LIMITS, reconnect_timeout_sec=2.0)).run()
+    diagnoses = iter(("no image", "no image", "no disk"))
+    local.fleet(
+        [local.host(workdir=small_disk)],
+        limits=replace(QUICK_LIMITS, reconnect_timeout_sec=2.0),
+        diagnose=lambda: next(diagnoses, None),
+    ).run()
     assert local.statuses() == {"fine-1": "LOST"}
+    assert [event.reason for event in local.events_of(EventType.WORKER_DIAGNOSED)] == ["no image", "no disk"]
     assert len(local.events_of(EventType.WORKER_LOST)) == 1
     assert local.events_of(EventType.WORKER_BACK) == []
     reason = local.reasons()["fine-1"] or ""

@@ -119,9 +119,10 @@ def test_a_retry_ends_when_the_fleet_is_stopped(policy: RetryPolicy) -> None:
 
 
 def test_a_lost_host_that_answers_is_back_in_any_state(policy: RetryPolicy) -> None:
-    agent = FakeAgent([HostUnreachable("nothing"), "/w/runs/r1/ours.1"], each_sec=50.0)
-    assert policy.await_return(agent, WorkerLost("silent"), lambda: True) is None
+    agent, silent_at = FakeAgent([HostUnreachable("nothing"), "/w/runs/r1/ours.1"], each_sec=50.0), list[float]()
+    assert policy.await_return(agent, WorkerLost("silent"), lambda: True, lambda: silent_at.append(Clock.now)) is None
     assert 50 <= Clock.now < 60
+    assert len(silent_at) == 19  # each 2.5 s
 
 
 def test_a_lost_host_is_given_up_after_its_timeout_even_with_interruptions(policy: RetryPolicy) -> None:

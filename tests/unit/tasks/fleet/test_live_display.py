@@ -158,10 +158,15 @@ def test_a_lost_worker_is_shown_until_it_is_back(scene: Scene) -> None:
     with scene.view:
         scene.send(EventType.STARTED)
         scene.send(EventType.WORKER_LOST, trial=None, reason="silent for 60 s")
+        scene.send(EventType.WORKER_DIAGNOSED, trial=None, reason="pod bench-0-abc: no such image")
         assert scene.table()[2].split()[:3] == ["worker-0", "-", "lost"]
         scene.send(EventType.WORKER_BACK, trial=None)
         assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
-    assert scene.printed_lines()[2:4] == ["[0:00] worker-0: lost: silent for 60 s", "[0:00] worker-0: back"]
+    assert scene.printed_lines()[2:5] == [
+        "[0:00] worker-0: lost: silent for 60 s",
+        "[0:00] worker-0: still waiting: pod bench-0-abc: no such image",
+        "[0:00] worker-0: back",
+    ]
 
 
 def test_the_leader_of_a_rank_group_is_not_lost_when_it_waits_for_another_worker(scene: Scene) -> None:
