@@ -13,8 +13,8 @@ The value of a configuration is the geometric mean over its workers of their pro
 mean amount per step over that median, per worker. Elapsed rates are all amounts over the time of all steps, so slow
 steps count. All of them depend on the texts that were read. A ratio of two configurations is computed per worker, on
 the workers that both ran on, so a machine that is slow for both cancels out; its uncertainty follows from the noise of
-all configurations and of these differences (`pooling.moderate`). If the two read different texts, the variation between
-texts widens the interval. If it is one of several ratios, the interval is widened (Bonferroni) so that all of them hold
+all configurations and its own (`pooling`). If the two read different texts, the variation between texts widens the
+interval. If it is one of several ratios, the interval is widened (Bonferroni) so that all of them hold
 together.
 
 In simulation (tests/unit/reports/statistics/test_per_config.py; workers that differ, autocorrelated steps, outliers,
@@ -231,8 +231,8 @@ def mean_of_logs(values: Sequence[Sample], spread: Spread | None = None) -> Mean
         minimum = spread.sd / math.sqrt(len(groups)) * _quantile(1.0 - CONFIDENCE, spread.df)
         return replace(own, half=max(own.half, minimum))
     if spread is not None:
-        value, error = math.fsum(sample.log for sample in values) / len(values), spread.sd / math.sqrt(len(values))
-        return _mean(value, error, spread.df, _error_floor(values), "processes", len(values), 1.0 - CONFIDENCE)
+        value, parts = statistics.fmean(sample.log for sample in values), [(spread, len(values))]
+        return _pooled_mean(value, parts, _error_floor(values), "processes", 1.0 - CONFIDENCE)
     if len(values) > 1:
         return _student([sample.log for sample in values], _error_floor(values), "processes")
     half = values[0].half
@@ -275,21 +275,21 @@ def difference(
     if len(shared) > 1:
         units = [value_means[worker] - reference_means[worker] for worker in sorted(shared)]
         if paired_noise is not None:
-            error, df = paired_noise.sd / math.sqrt(len(units)), paired_noise.df
-            mean = _mean(statistics.fmean(units), error, df, floor, "workers", len(units), level)
+            parts, prior_df = [(paired_noise, len(units))], pooling.CHANGE_PRIOR_DF
+            mean = _pooled_mean(statistics.fmean(units), parts, floor, "workers", level, prior_df)
             own = _student(units, floor, "workers", level)
             if mean.half is None or own.half is None or len(units) < MIN_UNITS_FOR_OWN_INTERVAL:
                 return mean
             return replace(mean, half=max(mean.half, own.half))
-        if noises[0] is None or noises[1] is None:
+        if noises[0] is None or noises[1] is None or noises[0].is_own or noises[1].is_own:
             return _student(units, floor, "workers", level)
-        error, df = _paired_error(noises[0], noises[1], units)
-        return _mean(statistics.fmean(units), error, df, floor, "workers", len(units), level)
+        parts = [(noises[0], len(units)), (noises[1], len(units))]
+        return _pooled_mean(statistics.fmean(units), parts, floor, "workers", level)
     one_worker = same_workers and len(value_means) == len(reference_means) == len(shared) == 1
     if one_worker and noises[0] is not None and noises[1] is not None:
         value = statistics.fmean(value_means.values()) - statistics.fmean(reference_means.values())
-        error, df = _difference_error(noises[0], len(values), noises[1], len(reference))
-        return _mean(value, error, df, floor, "processes", min(len(values), len(reference)), level)
+        parts = [(noises[0], len(values)), (noises[1], len(reference))]
+        return _pooled_mean(value, parts, floor, "processes", level)
     return _welch(mean_of_logs(values), mean_of_logs(reference), level, 0.0 if one_worker else ASSUMED_NOISE)
 
 
@@ -327,26 +327,25 @@ def _student(units: Sequence[float], floor: float, over: Over, level: float = 1.
     return _mean(statistics.fmean(units), error, df, floor, over, len(units), level)
 
 
-def _difference_error(first: Spread, n_first: int, second: Spread, n_second: int) -> tuple[float, float]:
-    """Return the standard error of a difference of means and its degrees of freedom: the smaller ones.
+def _pooled_mean(
+    value: float,
+    parts: Sequence[tuple[Spread, int]],
+    floor: float,
+    over: Over,
+    level: float,
+    prior_df: float = pooling.RATIO_PRIOR_DF,
+) -> Mean:
+    """Return a mean, or a difference of two, with the noise of its parts: spreads of units and their numbers.
 
-    Welch's would be more, because both noises would have to be independent; they share the pooled part.
+    The degrees of freedom are the smaller ones. Welch's would be more, because both noises would have to be
+    independent; they share the pooled part. The interval is at least the cautious one.
     """
-    return math.hypot(first.sd / math.sqrt(n_first), second.sd / math.sqrt(n_second)), min(first.df, second.df)
-
-
-def _paired_error(first: Spread, second: Spread, units: Sequence[float]) -> tuple[float, float]:
-    """Return the standard error of the mean of differences per worker, and its degrees of freedom.
-
-    The variance of the differences themselves includes a configuration that reacts differently to a slow worker. It is
-    the only one used if one side is noisier than the run's other configurations.
-    """
-    own, own_df = _deviation(units), len(units) - 1.0
-    if first.is_own or second.is_own:
-        return own / math.sqrt(len(units)), own_df
-    pooled = replace(first, sd=math.hypot(first.sd, second.sd))
-    spread = pooling.moderate(pooled, own**2, own_df)
-    return spread.sd / math.sqrt(len(units)), spread.df
+    error = math.sqrt(sum(spread.sd**2 / n for spread, n in parts))
+    mean = _mean(value, error, min(spread.df for spread, _ in parts), floor, over, min(n for _, n in parts), level)
+    if mean.half is None or any(spread.is_own for spread, _ in parts):
+        return mean
+    cautious, df = pooling.cautious_error(parts, prior_df)
+    return replace(mean, half=max(mean.half, cautious * _quantile(pooling.CAUTIOUS_LEVEL, df)))
 
 
 def _mean(value: float, error: float, df: float, floor: float, over: Over, units: int, level: float) -> Mean:

@@ -5,15 +5,17 @@ workers measure their common noise with 33. The noise is the residual of the log
 configuration's and each worker's mean. A configuration with significantly more noise (F test, 1 % over all of them)
 keeps its own noise, and the others are pooled without it.
 
-The test rarely finds a configuration that is three times noisier: with two workers it has one degree of freedom. So a
-variance is moderated: the mean of the pooled and the configuration's own one, weighted by PRIOR_DF and the own degrees
-of freedom (Smyth 2004). PRIOR_DF is fixed, because the variances of a dozen configurations do not show how much they
-differ. In simulation (tests/benchmarks/statistics_power.py) 4 gives 3 % false verdicts with a three times noisier one
-of twelve; 10 gives up to 14 %, and 2 shows a difference of 3 % on two workers in 29 % of runs instead of 80 %.
+The test rarely finds a configuration that is three times noisier: with two workers it has one degree of freedom. So an
+interval is also at least the cautious one, at CAUTIOUS_LEVEL whatever the number of comparisons. Its variance has a
+scaled inverse chi-squared prior around PRIOR_VARIANCE times the pooled one (Smyth 2004), with more than 1 because the
+noisy configuration is the one that matters. The prior of a ratio has RATIO_PRIOR_DF degrees of freedom. A change
+between two runs has CHANGE_PRIOR_DF, fewer because both runs show the configuration's noise. These constants keep false
+verdicts below 5 % if one of twelve configurations is three times noisier, also if it is the baseline. What that costs,
+and the best that any method could do: tests/benchmarks/statistics_power.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,9 @@ from reports.statistics import student
 
 Floats = NDArray[np.float64]
 NOISIER_LEVEL = 0.01  # significance level over all configurations
-PRIOR_DF = 4.0
+PRIOR_VARIANCE = 4.0  # of a configuration that may be noisier, in pooled variances
+RATIO_PRIOR_DF, CHANGE_PRIOR_DF = 3.0, 2.0
+CAUTIOUS_LEVEL = 0.04
 _MAX_ROUNDS = 50  # limit for subtracting column and row means alternately, needed if cells are missing
 _CONVERGED = 1e-12
 
@@ -30,11 +34,15 @@ _CONVERGED = 1e-12
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """The standard deviation of a unit's logarithm (a worker's mean, or a process on the only worker), and its degrees
-    of freedom. `is_own`: the configuration is noisier than the others, so it was not pooled.
+    of freedom, pooled over the configurations; the configuration's own variance and its degrees of freedom.
+
+    `is_own`: `sd` is the configuration's own, because it is noisier than the others or nothing else could be pooled.
     """
 
     sd: float
     df: float
+    own_variance: float = 0.0
+    own_df: float = 0.0
     is_own: bool = False
 
 
@@ -42,7 +50,6 @@ def spreads(cells: Mapping[str, Mapping[str, float]], *, by_worker: bool) -> dic
     """Map each configuration to its spread, from logarithms by configuration and unit; {} if nothing was repeated.
 
     With `by_worker`, units are workers, shared by the configurations, and a worker's own speed is not counted as noise.
-    The spread is then the pooled one; `moderate` it with the variance of a difference. Otherwise it is moderated.
     """
     rows = {label: units for label, units in cells.items() if len(units) > 1}
     columns = {
@@ -62,39 +69,54 @@ def spreads(cells: Mapping[str, Mapping[str, float]], *, by_worker: bool) -> dic
     shared = _pooled_spread(float(squares[pooled].sum()), sizes[pooled], len(columns) if by_worker else 1)
     if shared is None:
         return {}
-    own = {labels[index]: spread for index, spread in noisier.items()}
-    if not by_worker:
-        for index in pooled:
-            own_df = sizes[index] - 1.0
-            own[labels[index]] = moderate(shared, squares[index] / own_df, own_df)
-        shared = moderate(shared, 0.0, 0.0)
-    return {label: own.get(label, shared) for label in cells}
+    # Two configurations on the same workers, or one alone, have no noise that is not their own.
+    if len(pooled) < (3 if by_worker else 2):
+        shared = replace(shared, is_own=True)
+    own_dfs = sizes - 1.0
+    scale = len(pooled) / (len(pooled) - 1.0) if by_worker and len(pooled) > 1 else 1.0
+    by_label = {
+        labels[index]: replace(
+            shared, own_variance=float(squares[index]) * scale / own_dfs[index], own_df=float(own_dfs[index])
+        )
+        for index in pooled
+    } | {labels[index]: spread for index, spread in noisier.items()}
+    return {label: by_label.get(label, shared) for label in cells}
 
 
-def moderate(pooled: Spread, own_variance: float, own_df: float) -> Spread:
-    """Return the mean of the pooled and the own variance, weighted by PRIOR_DF and `own_df`.
+def cautious_error(parts: Sequence[tuple[Spread, int]], prior_df: float) -> tuple[float, float]:
+    """Return the standard error of a difference of means if each part may be noisier, and its degrees of freedom.
 
-    The degrees of freedom are those of a variance drawn around the pooled one, at most those of the weighted mean if
-    all variances are equal (the own one is part of the pooled one).
+    A part is the spread of the units and their number. The degrees of freedom are those of prior and own variances
+    together, at most Satterthwaite's for a prior that is known no better than the pooled noise.
     """
-    total = PRIOR_DF + own_df
-    variance = (PRIOR_DF * pooled.sd**2 + own_df * own_variance) / total
-    equal = total**2 / (PRIOR_DF**2 / pooled.df + own_df + 2.0 * PRIOR_DF * own_df / pooled.df)
-    return Spread(sd=variance**0.5, df=min(total, pooled.df, equal))
+    own_df = min(spread.own_df for spread, _ in parts)
+    prior = prior_df * PRIOR_VARIANCE * sum(spread.sd**2 / n for spread, n in parts)
+    own = own_df * sum(spread.own_variance / n for spread, n in parts)
+    df, uncertainty = prior_df + own_df, prior**2 / parts[0][0].df + (own**2 / own_df if own_df else 0.0)
+    return ((prior + own) / df) ** 0.5, min(df, (prior + own) ** 2 / uncertainty) if uncertainty > 0 else df
 
 
-def difference_spreads(cells: Mapping[str, Mapping[str, float]]) -> dict[str, Spread]:
+def difference_spreads(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+) -> dict[str, Spread]:
     """Map each configuration with several workers to the spread of a worker's difference between two runs.
 
-    A worker may have changed between the runs, equally for all configurations. So the variance is that of workers plus
-    the residual one, and the degrees of freedom are Satterthwaite's for their sum. It is moderated.
+    Both maps hold logarithms by configuration and worker. A worker may have changed between the runs, equally for all
+    configurations. So the variance is that of workers plus the residual one, and the degrees of freedom are
+    Satterthwaite's for their sum. The own variance is the sum of the residual ones in both runs.
     """
-    workers = {worker for by_worker in cells.values() for worker in by_worker}
+    cells = {
+        label: {worker: log - before[label][worker] for worker, log in by_worker.items() if worker in before[label]}
+        for label, by_worker in after.items()
+        if label in before
+    }
+    workers = sorted({worker for by_worker in cells.values() for worker in by_worker})
     complete = [label for label, by_worker in cells.items() if len(by_worker) == len(workers) > 1]
     own = {label: _own_spread(list(by_worker.values())) for label, by_worker in cells.items() if len(by_worker) > 1}
-    table = np.array([[cells[label][worker] for worker in sorted(workers)] for label in complete])
     if len(complete) < 2:
         return own
+    sides = [np.array([[side[label][worker] for worker in workers] for label in complete]) for side in (before, after)]
+    table = sides[1] - sides[0]
     sizes = np.full(len(complete), len(workers))
     noisier = _find_noisier(_residual_squares(table, by_worker=True), sizes, len(workers), by_worker=True)
     pooled = [index for index in range(len(complete)) if index not in noisier]
@@ -103,8 +125,13 @@ def difference_spreads(cells: Mapping[str, Mapping[str, float]]) -> dict[str, Sp
     residual_variance = float(_residual_squares(table[pooled], by_worker=True).sum()) / ((n_pooled - 1.0) * worker_df)
     parts = (workers_variance / n_pooled, residual_variance * (n_pooled - 1.0) / n_pooled)
     denominator = parts[0] ** 2 / worker_df + parts[1] ** 2 / ((n_pooled - 1.0) * worker_df)
-    shared = Spread(sd=sum(parts) ** 0.5, df=sum(parts) ** 2 / denominator if denominator > 0 else n_pooled * worker_df)
-    return own | {complete[index]: moderate(shared, float(table[index].var(ddof=1)), worker_df) for index in pooled}
+    df = sum(parts) ** 2 / denominator if denominator > 0 else n_pooled * worker_df
+    squares = [_residual_squares(side[pooled], by_worker=True) for side in sides]
+    variances = (squares[0] + squares[1]) * n_pooled / (n_pooled - 1.0) / worker_df
+    return own | {
+        complete[index]: Spread(sd=sum(parts) ** 0.5, df=df, own_variance=float(variance), own_df=2.0 * worker_df)
+        for index, variance in zip(pooled, variances, strict=True)
+    }
 
 
 def _own_spread(values: Sequence[float]) -> Spread:

@@ -58,11 +58,11 @@ def ratios(logs: Floats, *, one_worker: bool = False) -> list[Mean]:
 
 def changes(before: Floats, after: Floats) -> list[tuple[Mean, Verdict]]:
     """Compare every configuration with an earlier run, and the last row over all of them, as `inv compare` does."""
-    cells = {str(row): _by_worker(values) for row, values in enumerate((after - before).tolist())}
-    spreads = pooling.difference_spreads(cells)
+    cells = [{str(row): _by_worker(values) for row, values in enumerate(side.tolist())} for side in (before, after)]
+    spreads = pooling.difference_spreads(*cells)
     means = [
         per_config.difference(_samples(new), _samples(old), paired_noise=spreads[label])
-        for label, new, old in zip(cells, after.tolist(), before.tolist(), strict=True)
+        for label, new, old in zip(spreads, after.tolist(), before.tolist(), strict=True)
     ]
     sides = [_samples(logs.mean(axis=0).tolist()) for logs in (after, before)]
     means.append(per_config.difference(*sides))
@@ -83,3 +83,39 @@ def _samples(logs: Iterable[float], *, one_worker: bool = False) -> list[Sample]
 
 def _by_worker(logs: Iterable[float]) -> Mapping[str, float]:
     return {f"w{index}": log for index, log in enumerate(logs)}
+
+
+def best_power(own_df: int, other_df: int, effect: float, false: float, ratios_of_baseline: int = 1) -> float:
+    """Return the most power against `effect` (in standard errors) that `false` false verdicts of a noisier one allow.
+
+    By the lemma of Neyman and Pearson, of all limits that depend on the own variance over that of the others. A method
+    that knows the factor of the noise, and that only one configuration can have it, reaches it; no method does better.
+    With `ratios_of_baseline` above 1, the noisier one is the baseline of so many ratios, and any false verdict counts.
+    """
+    random, factor = np.random.default_rng(14), 9.0
+    draws, limits = 1000, np.append(np.linspace(2.0, 12.0, 200), np.linspace(12.5, 60.0, 40))
+    own = random.chisquare(own_df, draws) / own_df * np.where(np.arange(draws) % 2, factor, 1.0)
+    ratios = own / (random.chisquare(other_df, draws) / other_df)
+    shape = (1.0 + own_df * ratios / other_df) / (1.0 + own_df * ratios / other_df / factor)
+    likelihood = factor ** (-own_df / 2.0) * shape ** ((own_df + other_df) / 2.0)
+    alike, noisier = 2.0 / (1.0 + likelihood), 2.0 * likelihood / (1.0 + likelihood)
+    totals = np.sqrt(random.chisquare(own_df + other_df, (200, 1, 1)))
+    normal = np.sort(random.normal(size=100_000))
+    if ratios_of_baseline > 1:
+        others = random.normal(size=(100_000, ratios_of_baseline))
+        errors = np.abs(factor**0.5 * normal[:, None] - others).max(axis=1) / 2.0**0.5
+    else:
+        errors = np.abs(factor**0.5 * normal)
+    errors.sort()
+    found, wrong = np.empty((draws, len(limits))), np.empty((draws, len(limits)))
+    for row, ratio in enumerate(ratios):
+        for result, values, scale, shift in ((found, -normal[::-1], 1.0, effect), (wrong, errors, factor, 0.0)):
+            sd = totals[:, 0] / np.sqrt(other_df + own_df * ratio / scale)
+            result[row] = 1.0 - np.searchsorted(values, limits * sd - shift).mean(axis=0) / len(values)
+    low, high = 1e-4, 1e4
+    for _ in range(50):
+        price = (low * high) ** 0.5
+        best = (alike[:, None] * found - price * noisier[:, None] * wrong).argmax(axis=1)
+        rows = np.arange(draws)
+        low, high = (price, high) if (noisier * wrong[rows, best]).mean() > false else (low, price)
+    return float((alike * found[rows, best]).mean())

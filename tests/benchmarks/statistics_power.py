@@ -45,7 +45,8 @@ TRAINING_NOISES: Mapping[str, Callable[[np.random.Generator, Floats], Floats]] =
 
 
 def main() -> list[Figure]:
-    return [*odd_configurations(), *trainings(), *searches(), *recommendations(), *coverages(), *comparisons()]
+    unlike = [*odd_configurations(), *odd_whole_runs()]
+    return [*unlike, *trainings(), *searches(), *recommendations(), *coverages(), *comparisons()]
 
 
 def odd_configurations(runs: int = 10 * RUNS) -> Iterator[Figure]:
@@ -57,7 +58,7 @@ def odd_configurations(runs: int = 10 * RUNS) -> Iterator[Figure]:
         yield figure(f"{name}: its ratio's coverage", covered, "93 %", runs)
         yield figure(f"{name}: any false word in the table", false, "5 %", runs)
         if count > 2:
-            yield figure(f"{name}, it is the baseline: any", odd_ratios(model, count, workers, runs, 0)[1], "-", runs)
+            yield figure(f"{name}, it is the baseline: any", odd_ratios(model, count, workers, runs, 0)[1], "5 %", runs)
         covered, false = odd_changes(model, count, workers, runs)
         yield figure(f"compare, {name}: its interval's coverage", covered, "93 %", runs)
         yield figure(f"compare, {name}: any false word", false, "5 %", runs)
@@ -71,6 +72,24 @@ def odd_configurations(runs: int = 10 * RUNS) -> Iterator[Figure]:
         name = f"{count} configurations, {workers} workers, one {percent} % slower"
         yield figure(f"{name}: found", found_ratio(count, workers, percent, runs), goal, runs)
         yield figure(f"compare, {name}: found", found_change(count, workers, percent, runs), goal, runs)
+    for workers, percent in ((2, 3), (4, 2)):
+        effect, own_df = float(np.log1p(percent / 100.0) / _odd_runs.NOISE * (workers / 2.0) ** 0.5), workers - 1
+        name = f"12 configurations, {workers} workers, {percent} %: most that any method with 5 % false words"
+        for command, most in (
+            ("report", _odd_runs.best_power(own_df, 10 * own_df, effect, 0.05, ratios_of_baseline=11)),
+            ("compare", _odd_runs.best_power(2 * own_df, 10 * own_df, effect, 0.05)),
+        ):
+            yield Figure(name=f"{command}, {name} finds", value=f"{100 * most:.0f} %", goal="-")
+
+
+def odd_whole_runs(runs: int = RUNS) -> Iterator[Figure]:
+    """Measure false words in whole runs, with heavy tails and autocorrelated steps, if one configuration is noisier."""
+    for suite, workers in itertools.product(("quick", "full"), (2, 4, 8)):
+        world = Scenario(suite=suite, workers=workers, noisier=3.0)
+        name = f"{describe(world)}, one {_odd_runs.NOISIER}"
+        false = share([summarize(run) for run in equal(world, runs)], has_verdict)
+        yield figure(f"whole runs, {name}: any false word in the table", false, "5 %", runs)
+        yield figure(f"whole runs, compare, {name}: false alarm", alarms(world, runs), "5 %", runs)
 
 
 def odd_ratios(
