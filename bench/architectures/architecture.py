@@ -11,7 +11,7 @@ itself when it is imported; a second registration, an empty field or an unknown 
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -21,7 +21,13 @@ from bench.records.schema import type_name
 Config: TypeAlias = Mapping[str, Any]  # the content of config.json
 BLOCKS = "model.layers"  # the path of the decoder blocks in a model, and in the names of its weights
 PRODUCT_INPUTS = {"qkv": "hidden", "out": "query", "gate_up": "hidden", "down": "inner"}
-LAYER_SIZES = frozenset({"hidden", "inner", "query", "key"})  # of a linear layer's inputs and outputs
+# The sizes of a linear layer's inputs and outputs, with the keys of config.json that determine them.
+LAYER_SIZES = {
+    "hidden": "hidden_size",
+    "inner": "intermediate_size",
+    "query": "num_attention_heads, head_dim",
+    "key": "num_key_value_heads, head_dim",
+}
 ATTENTION_PRODUCTS = ("qkv", "out")
 MAX_COUNT = 1 << 31  # largest accepted count in config.json
 
@@ -124,8 +130,8 @@ class Architecture:
         if {layer.product for layer in self.linear_layers} != PRODUCT_INPUTS.keys():
             raise RegistrationError(f"{title}: linear_layers: expected layers of {', '.join(PRODUCT_INPUTS)}")
         for layer in self.linear_layers:
-            if not layer.outputs or not LAYER_SIZES.issuperset(layer.outputs):
-                sizes = ", ".join(sorted(LAYER_SIZES))
+            if not layer.outputs or not LAYER_SIZES.keys() >= set(layer.outputs):
+                sizes = ", ".join(LAYER_SIZES)
                 raise RegistrationError(f"{title}: linear_layers: {layer.path}: outputs: expected some of {sizes}")
 
     def product(self, name: str) -> tuple[LinearLayer, ...]:
@@ -140,6 +146,11 @@ class Architecture:
         """Map each linear layer of a block to (input features, output features)."""
         geometry = self.geometry(config)
         return {layer.name: layer.shape(geometry) for layer in self.linear_layers}
+
+    def unsupported_feature(self, config: Config, supported: Container[Feature]) -> str | None:
+        """Return the description of the first feature that is not in `supported`; None if all are."""
+        descriptions = (text for feature, text in self.features(config).items() if feature not in supported)
+        return next(descriptions, None)
 
     def is_linear_weight(self, name: str) -> bool:
         """Return whether a tensor of the weights files is the weight of a block's linear layer, which NF4 quantizes."""

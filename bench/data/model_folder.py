@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.architectures.architecture import BLOCKS, Architecture, ConfigError, Geometry, find
+from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, ConfigError, Geometry, find
 from bench.data.inputs import InputError, ModelFacts
 from bench.data.safetensors_header import WeightsError, read_shapes
 from bench.records.atomic_files import sha256_of
@@ -35,12 +35,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ALWAYS_HASHED_BYTES = 64 << 20
 Shapes = dict[str, tuple[int, ...]]  # by tensor name
 _LAYER = re.compile(rf"{re.escape(BLOCKS)}\.(\d{{1,6}})\.")
-SIZE_KEYS = {
-    "hidden": "hidden_size",
-    "inner": "intermediate_size",
-    "query": "num_attention_heads, head_dim",
-    "key": "num_key_value_heads, head_dim",
-}  # the keys of config.json that determine a size
 
 
 def check_model(folder: Path) -> ModelFacts:
@@ -164,7 +158,7 @@ def _expected_shapes(
     for index in range(depth):
         for layer in architecture.linear_layers:
             columns, rows = layer.shape(geometry)
-            keys = ", ".join(SIZE_KEYS[size] for size in dict.fromkeys((*layer.outputs, layer.input)))
+            keys = ", ".join(LAYER_SIZES[size] for size in dict.fromkeys((*layer.outputs, layer.input)))
             yield f"{BLOCKS}.{index}.{layer.path}.weight", (rows, columns), f"num_hidden_layers, {keys}"
 
 

@@ -33,9 +33,8 @@ def unsupported_reason(config: Mapping[str, Any], trial: Trial, capability: tupl
 def unsupported_model(config: Mapping[str, Any]) -> str | None:
     """Return the first reason in a checked model's config; None if `fast` supports it."""
     architecture = find(config)
-    for feature, description in architecture.features(config).items():
-        if feature not in FEATURES:
-            return description
+    if (reason := architecture.unsupported_feature(config, FEATURES)) is not None:
+        return reason
     width = architecture.geometry(config).head_width
     if width % 8 or width > MAX_HEAD_WIDTH:
         return f"heads {width} wide, not a multiple of 8 up to {MAX_HEAD_WIDTH}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.architectures import find
 from bench.data.collate import BUCKET_TOKENS, make_rows
 from bench.data.inputs import Conversation
 from bench.data.model_folder import check_model, read_config
@@ -36,7 +37,7 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
         "gpu": _gpu(),
         "model": {
             "sha256": facts.sha256,
-            "depth": int(config["num_hidden_layers"]),
+            "depth": find(config).geometry(config).layers,
             "positions": facts.max_position_embeddings,
         },
         "data": {

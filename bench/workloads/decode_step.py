@@ -27,13 +27,8 @@ from bench.workloads import fused_step
 from bench.workloads.fused_step import FusedStep
 
 Product = Callable[[Any], Any]
-# Biases and the activation are computed by the model's modules; the rest needs nothing in a step.
-FEATURES = frozenset(
-    {
-        *(Feature.QKV_BIAS, Feature.OTHER_BIAS, Feature.GEGLU, Feature.OTHER_ACTIVATION),
-        *(Feature.ATTENTION_DROPOUT, Feature.SCALED_ROTATION, Feature.SLIDING_WINDOW, Feature.TIED_HEAD),
-    }
-)
+ACTIVATIONS = frozenset({Feature.GEGLU, Feature.OTHER_ACTIVATION})  # computed by the model's own function
+FEATURES = fused_step.FEATURES | ACTIVATIONS | {Feature.QKV_BIAS, Feature.OTHER_BIAS}  # biases by the model's modules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +53,9 @@ def make_step(stack: Stack, decoder: Any, cache: Any, *, batch: int, length: int
     """
     config = decoder.config.to_dict()
     architecture = find(config)
-    features, geometry = architecture.features(config), architecture.geometry(config)
-    if unsupported := [description for feature, description in features.items() if feature not in FEATURES]:
-        return ModelStep(stack, decoder, cache), unsupported[0]
+    if (reason := architecture.unsupported_feature(config, FEATURES)) is not None:
+        return ModelStep(stack, decoder, cache), reason
+    geometry = architecture.geometry(config)
     heads = AttentionHeads(query=geometry.heads, key=geometry.key_heads, width=geometry.head_width)
     positions = stack.torch.arange(length, device=decoder.embed_tokens.weight.device)[None]
     cos, sin = decoder.rotary_emb(positions.new_empty(0, dtype=stack.torch.float32), positions)
@@ -93,13 +88,14 @@ class DecodeStep:
     def __init__(self, stack: Stack, decoder: Any, cache: Any, heads: AttentionHeads, cos_sin: Any) -> None:
         torch = stack.torch
         self._torch, self._decoder, self._heads = torch, decoder, heads
-        self._is_silu = decoder.config.hidden_act == "silu"
+        config = decoder.config.to_dict()
+        architecture = find(config)
+        self._is_silu = ACTIVATIONS.isdisjoint(architecture.features(config))
         self._cos, self._sin = cos_sin
         dtype, device = stack.layer_cache(cache, 0)[0].dtype, self._cos.device
         self._columns = torch.arange(len(self._cos), device=device)
         self._visible = torch.zeros((), dtype=dtype, device=device)
         self._masked = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
-        architecture = find(decoder.config.to_dict())
         self._layers = [
             DecodeLayer(
                 norm_in=layer.input_layernorm,

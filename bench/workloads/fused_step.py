@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from bench.architectures import find
+from bench.architectures import Feature, find
 from bench.architectures.architecture import PRODUCT_INPUTS
 from bench.kernels.decode import attention, products
 from bench.kernels.decode.attention import DecodeAttention
@@ -19,6 +19,10 @@ from bench.kernels.decode.products import DecodeLora, DecodeProduct, Norm
 from bench.kernels.norm import rms_norm
 from bench.kernels.rope import AttentionHeads
 from bench.torch_stack import Stack
+
+# Nothing of these is left in a step: angles are a table, the caller disables a window, the head comes after.
+FEATURES = frozenset({Feature.ATTENTION_DROPOUT, Feature.SCALED_ROTATION, Feature.SLIDING_WINDOW, Feature.TIED_HEAD})
+GATE_UP_LAYERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +78,15 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
         return reason
     if batch > products.MAX_ROWS:
         return f"{batch} sequences, more than {products.MAX_ROWS}"
-    if decoder.config.hidden_act != "silu":
-        return f"activation {decoder.config.hidden_act}, not silu"
+    config = decoder.config.to_dict()
+    architecture = find(config)
+    if (reason := architecture.unsupported_feature(config, FEATURES)) is not None:
+        return reason
+    if len(architecture.product("gate_up")) != GATE_UP_LAYERS:
+        return "gate and up in one layer"
     if norm.dtype != stack.torch.bfloat16:
         return f"a model in {norm.dtype}, not bfloat16"
     used: set[tuple[int, float]] = set()
-    architecture = find(decoder.config.to_dict())
     for layer in decoder.layers:
         ranks = set()
         for linear in chain.from_iterable(architecture.modules(layer, product) for product in PRODUCT_INPUTS):
@@ -93,7 +100,8 @@ def unsupported_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, bat
         if len(ranks) > 1:
             return "adapters of several ranks or scalings"
         used |= ranks
-    widest = max(decoder.config.hidden_size, decoder.config.intermediate_size)
+    geometry = architecture.geometry(config)
+    widest = max(geometry.hidden, geometry.inner)
     return products.capacity_error(norm.device, widest, batch, max((rank for rank, _ in used), default=0))
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bench.architectures import find
 from bench.data.collate import make_rows
 from bench.data.inputs import Conversation, InputError, Inputs
 from bench.data.tokenizer import load_tokenizer
@@ -134,7 +135,8 @@ def check_length(trial: Trial, new_tokens: int, positions: int) -> None:
 
 def disable_sliding_window(trial: Trial, config: Any, tokens: int) -> None:
     """Disable a sliding window of at least `tokens`, which has no effect. Raises InputError for a narrower one."""
-    window = getattr(config, "sliding_window", None)
+    content = config.to_dict()
+    window = find(content).geometry(content).window
     if window is not None and tokens > window:
         raise InputError(
             f"max_seq_len: prompt and answer of {tokens} tokens exceed the sliding window of {window} in "

@@ -132,11 +132,6 @@ def apply_trial_file(settings: Settings, file: str | None) -> tuple[Settings, Tr
             f"train: --trial-file: {file}: is for the model {trial.model}, but model.path is {settings.model.path}; "
             "change the setting or the file, because a configuration holds for one model only"
         )
-    if unknown := [name for name in trial.lora_targets if name not in ALL_LINEAR]:
-        raise UsageError(
-            f"train: --trial-file: {file}: lora_targets: {unknown[0]!r} is not a layer of this architecture; "
-            f"use some of {', '.join(ALL_LINEAR)}"
-        )
     lengths = {"max_seq_len": trial.max_seq_len, "micro_batch_size": trial.micro_batch_size}
     train = settings.train.model_copy(update=lengths)
     return settings.model_copy(update={"train": train}), trial

@@ -1,12 +1,15 @@
 """Declarations: what fails at registration, and what is read from config.json. No torch."""
 
+import ast
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 
 from bench.architectures import architecture, find, llama, mistral
 from bench.architectures.architecture import (
+    ATTENTION_PRODUCTS,
     Architecture,
     ConfigError,
     Feature,
@@ -14,6 +17,8 @@ from bench.architectures.architecture import (
     RegistrationError,
     register,
 )
+from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS
+from tests.support.paths import ROOT
 
 CONFIG = {
     "model_type": "llama",
@@ -26,6 +31,8 @@ CONFIG = {
     "max_position_embeddings": 128,
 }
 LAYERS = llama.LINEAR_LAYERS
+# Data for settings and records, and makers of models.
+MAY_NAME_LAYERS = ("bench/records/validation.py", "bench/data/demo_tiny.py", "bench/data/demo_smollm.py")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +52,12 @@ LAYERS = llama.LINEAR_LAYERS
 def test_a_wrong_declaration_fails_with_the_name_of_the_architecture_and_the_field(changes, message):
     with pytest.raises(RegistrationError, match=message):
         dataclasses.replace(llama.ARCHITECTURE, **({"model_types": ("dummy",)} | changes))
+
+
+def test_the_names_that_settings_and_records_use_are_llamas_layers():
+    names = {layer.name: layer.product in ATTENTION_PRODUCTS for layer in LAYERS}
+    assert tuple(names) == ALL_LINEAR
+    assert tuple(name for name, in_attention in names.items() if in_attention) == ATTENTION_PROJECTIONS
 
 
 def test_a_missing_field_fails_with_its_name():
@@ -143,3 +156,28 @@ def test_features_are_read_from_the_config(changes, features):
 )
 def test_only_the_weights_of_linear_layers_are_quantized(name, is_linear):
     assert llama.ARCHITECTURE.is_linear_weight(name) is is_linear
+
+
+def test_no_other_module_of_bench_decides_by_a_model_type_a_layer_or_a_key_of_the_config():
+    # `model_type` names Liger's patch; the positions are a field of ModelFacts, too.
+    names = {"llama", "mistral", "sliding_window", "hidden_act", *CONFIG} - {"model_type", "max_position_embeddings"}
+    names |= {name for layer in LAYERS for name in (layer.name, layer.path)}
+    allowed = {ROOT / path for path in MAY_NAME_LAYERS} | set((ROOT / "bench/architectures").glob("*.py"))
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted(set((ROOT / "bench").rglob("*.py")) - allowed)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Constant) and node.value in names)
+        or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in names)
+    ]
+    assert found == []
+
+
+def test_the_page_names_the_files_that_a_family_needs():
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    section = page.split("## A model architecture\n")[1].split("## ")[0]
+    files = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    assert files == ["bench/architectures/<family>.py", "bench/architectures/__init__.py"]
+    package = (ROOT / files[1]).read_text(encoding="utf-8")
+    for family in set((ROOT / "bench/architectures").glob("[!_]*.py")) - {ROOT / "bench/architectures/architecture.py"}:
+        assert re.search(rf"^from bench\.architectures import .*\b{family.stem}\b", package, re.MULTILINE)

@@ -10,6 +10,7 @@ from bench.torch_stack import Stack
 from bench.workloads import inference
 from bench.workloads.decoding import Generated
 from bench.workloads.inference import Generation, batch_sizes, check_length, disable_sliding_window
+from tests.mistral_7b import CONFIG
 from tests.support.faults import OutOfMemoryError
 from tests.support.recorded_result import InMemoryRecord
 
@@ -70,11 +71,13 @@ def test_prompt_and_answer_beyond_the_positions_or_the_window_are_rejected(make_
     check_length(make_trial(max_seq_len=56), 8, 64)
     with pytest.raises(InputError, match=r"^new_tokens: 9 .* 56 \(max_seq_len\) .* 64 positions"):
         check_length(make_trial(max_seq_len=56), 9, 64)
-    config = SimpleNamespace(sliding_window=64)
+    config = SimpleNamespace(to_dict=lambda: CONFIG | {"sliding_window": 64})
     disable_sliding_window(make_trial(), config, 64)
     assert config.sliding_window is None
     with pytest.raises(InputError, match=r"^max_seq_len: .* 65 tokens .* window of 64"):
-        disable_sliding_window(make_trial(), SimpleNamespace(sliding_window=64), 65)
+        disable_sliding_window(make_trial(), config, 65)
+    unread = SimpleNamespace(to_dict=lambda: CONFIG | {"model_type": "llama", "sliding_window": 64})
+    disable_sliding_window(make_trial(), unread, 65)
 
 
 def test_rates_count_all_sequences_and_the_first_token_belongs_to_the_prefill(generation):

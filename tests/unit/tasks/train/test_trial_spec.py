@@ -170,7 +170,6 @@ def test_a_trial_file_gives_the_configuration_and_the_settings_the_rest(settings
     ("changed", "message"),
     [
         ({"model": "elsewhere"}, "is for the model elsewhere, but model.path is"),
-        ({"lora_targets": ["query_key_value"]}, "lora_targets: 'query_key_value'"),
         ({"profile": "gpu"}, "profile gpu, but bench.profile is tiny"),
         ({"speed": 3}, "speed: unknown field"),
     ],
