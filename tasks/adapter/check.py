@@ -5,7 +5,6 @@ adapter-check.json. Differences to the trained form are paired by example. A dif
 excludes 0 and it is at least `MIN_NATS`.
 """
 
-import json
 
 from invoke.context import Context
 from rich.console import Console
@@ -18,7 +17,7 @@ from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line, run_on_worker
 from tasks.cli.flags import parse_number
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import console, ruled_table
+from tasks.cli.terminal import console, json_output, ruled_table
 from tasks.errors import RetryableError, TaskFailed, results_write_errors
 from tasks.settings.load import Settings, load
 
@@ -34,9 +33,9 @@ def check_adapter(context: Context, run: str | None, *, answers: str, as_json: b
     trained = open_training(settings, run)
     with acquire_lock(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
         check = measure(settings, trained, int(count), quiet=as_json)
-    if as_json:
-        print(json.dumps(schema.to_json(check), indent=1, ensure_ascii=False))
-    else:
+    with json_output(as_json) as print_json:
+        print_json({"kind": "adapter.check", "schema_version": 1, **schema.to_json(check)})
+    if not as_json:
         print_check(console(), trained, check)
     if failure := find_failure(trained, check):
         raise TaskFailed(failure)

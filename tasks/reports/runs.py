@@ -1,6 +1,5 @@
 """`inv runs`: list the runs in results/, newest first, with suite, progress and the report's recommendation."""
 
-import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
+from tasks.cli.terminal import json_output
 from tasks.errors import escape_controls
 from tasks.fleet.run_store import LATEST
 from tasks.settings.load import load
@@ -46,7 +46,8 @@ def list_runs(context: Context, *, as_json: bool) -> None:
     settings = load(context)
     runs = find_runs(settings.results_folder)
     if as_json:
-        print(json.dumps({"kind": "runs", "schema_version": 1, "runs": [asdict(run) for run in runs]}, indent=1))
+        with json_output(as_json) as print_json:
+            print_json({"kind": "runs", "schema_version": 1, "runs": [asdict(run) for run in runs]})
         return
     if not runs:
         print(f"{settings.results_folder}: no runs yet; type `inv bench --quick` to start one")

@@ -4,13 +4,12 @@ One worker is enough, because all have the same files (`inv train` checks that).
 its work folder, for the next check and for the training.
 """
 
-import json
 from pathlib import Path
 
 from invoke.context import Context
 
 from bench.records import schema
-from tasks.cli.terminal import console
+from tasks.cli.terminal import console, json_output
 from tasks.clients.workers import fleet_hosts
 from tasks.errors import file_errors
 from tasks.settings.load import load
@@ -24,7 +23,8 @@ def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
     trial = trial_spec.make_trial(settings, None, workers=trial_spec.worker_count(settings, None), max_hours=None)
     probe = forecast.probe_workers(settings, hosts, trial)
     if as_json:
-        print(json.dumps(schema.to_json(probe.data), indent=1, ensure_ascii=False))
+        with json_output(as_json) as print_json:
+            print_json({"kind": "data.check", "schema_version": 1, **schema.to_json(probe.data)})
         return
     predicted = forecast.predict(settings, trial, probe)
     output.show_report(console(), probe.data, settings, predicted)
