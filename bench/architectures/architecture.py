@@ -9,14 +9,13 @@ Layers that a family joins (one `qkv_proj`) are one element of `linear_layers` w
 itself when it is imported; a second registration, an empty field or an unknown name fails then.
 """
 
+import json
 import operator
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
-
-from bench.records.schema import type_name
 
 Config: TypeAlias = Mapping[str, Any]  # the content of config.json
 BLOCKS = "model.layers"  # the path of the decoder blocks in a model, and in the names of its weights
@@ -33,7 +32,10 @@ MAX_COUNT = 1 << 31  # largest accepted count in config.json
 
 
 class ConfigError(ValueError):
-    """Unusable config.json: `KEY: expected ..., found ...` in one line."""
+    """Unusable value of a key of config.json."""
+
+    def __init__(self, key: str, expected: str, value: object) -> None:
+        super().__init__(f"{key}: expected {expected}, found {json.dumps(value, default=str)[:80]}")
 
 
 class RegistrationError(ValueError):
@@ -179,7 +181,7 @@ def find(config: Config) -> Architecture:
     model_type = config.get("model_type")
     architecture = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:
-        raise ConfigError(f"model_type: expected one of {', '.join(model_types())}, found {model_type!r}"[:200])
+        raise ConfigError("model_type", f"one of {', '.join(model_types())}", model_type)
     return architecture
 
 
@@ -187,10 +189,10 @@ def read_geometry(config: Config) -> Geometry:
     """Read the keys that most families share. Raises ConfigError."""
     hidden, heads = _get_count(config, "hidden_size"), _get_count(config, "num_attention_heads")
     if config.get("head_dim") is None and hidden % heads:
-        raise ConfigError(f"hidden_size: {hidden} is not divisible by {heads} num_attention_heads")
+        raise ConfigError("hidden_size", f"a multiple of the {heads} num_attention_heads", hidden)
     key_heads = _get_count(config, "num_key_value_heads", heads)
     if heads % key_heads:
-        raise ConfigError(f"num_key_value_heads: {key_heads} does not divide {heads} num_attention_heads")
+        raise ConfigError("num_key_value_heads", f"a divisor of the {heads} num_attention_heads", key_heads)
     return Geometry(
         hidden=hidden,
         inner=_get_count(config, "intermediate_size"),
@@ -210,8 +212,7 @@ def _get_count(config: Config, key: str, default: int | None = None) -> int:
     if value is None and default is not None:
         return default
     if type(value) is not int or not 1 <= value <= MAX_COUNT:
-        actual = value if type(value) is int else type_name(value)
-        raise ConfigError(f"{key}: expected a whole number above 0, found {actual}"[:200])
+        raise ConfigError(key, "a whole number above 0", value)
     return value
 
 

@@ -3,7 +3,7 @@
 from bench.architectures.architecture import Architecture, read_features, read_geometry, register
 from bench.architectures.llama import LINEAR_LAYERS
 
-DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}  # of transformers, for missing keys
+DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}  # transformers' values for missing keys
 UNREAD = {"attention_bias": False, "mlp_bias": False}  # keys of config.json that the model does not read
 
 ARCHITECTURE = Architecture(

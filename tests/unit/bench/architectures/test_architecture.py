@@ -163,14 +163,14 @@ def test_no_other_module_of_bench_decides_by_a_model_type_a_layer_or_a_key_of_th
     names = {"llama", "mistral", "sliding_window", "hidden_act", *CONFIG} - {"model_type", "max_position_embeddings"}
     names |= {name for layer in LAYERS for name in (layer.name, layer.path)}
     allowed = {ROOT / path for path in MAY_NAME_LAYERS} | set((ROOT / "bench/architectures").glob("*.py"))
-    found = [
+    findings = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted(set((ROOT / "bench").rglob("*.py")) - allowed)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if (isinstance(node, ast.Constant) and node.value in names)
         or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in names)
     ]
-    assert found == []
+    assert findings == []
 
 
 def test_the_page_names_the_files_that_a_family_needs():

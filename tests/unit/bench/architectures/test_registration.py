@@ -1,4 +1,4 @@
-"""Dummy architectures, added by their registration alone: trained, predicted, checked, merged, decoded.
+"""Dummy architectures, added by nothing but their registration: trained, predicted, checked, merged, decoded.
 
 `plain` is Llama under another model type, `refused` the same with arithmetic that only transformers knows, `joined` has
 q k v and gate up in one layer each, as Phi3.
