@@ -137,7 +137,9 @@ def check_pending_results(
                 f"{action.title} is still training; wait until it ends (`inv status`), "
                 "or pass --discard-results; nothing was changed"
             )
-    lost = pending_runs(settings.results_folder, cluster.target)
+    ended = cluster_plan.with_verb(Verb.REPLACE, Verb.DELETE)
+    is_volume_kept = all(action.kind != "PersistentVolumeClaim" for action in ended)
+    lost = pending_runs(settings.results_folder, cluster.target, is_volume_kept=is_volume_kept)
     if lost and not discard_results:
         more = f"; and {len(lost) - 3} more: `inv collect --all` fetches what has ended" if len(lost) > 3 else ""
         raise ConfirmationRequired(

@@ -34,9 +34,10 @@ class PendingRun:
     description: str
 
 
-def pending_runs(results_folder: Path, target: Target) -> list[PendingRun]:
+def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool = False) -> list[PendingRun]:
     """List the runs over this namespace's pods that are not fully collected.
 
+    With `is_volume_kept`, an ended run whose results are on the shared volume is not listed: other pods can read them.
     Not covered: runs planned on another operator's machine.
     """
     pending = []
@@ -55,7 +56,9 @@ def pending_runs(results_folder: Path, target: Target) -> list[PendingRun]:
         is_on_target = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
         reason = _missing_reason(folder, run)
         # The results of a Kubernetes-run training are on its volume.
-        if run.fleet_kind == "pods" and is_on_target and reason and not is_k8s_training(run):
+        if run.fleet_kind != "pods" or not is_on_target or reason is None or is_k8s_training(run):
+            continue
+        if not (is_volume_kept and _has_shared_results(run) and not _is_open(folder)):
             pending.append(PendingRun(folder=folder, description=f"run {run.run_id}: {reason}"))
     return pending
 
@@ -100,6 +103,21 @@ def discard(runs: list[PendingRun]) -> None:
     for run in runs:
         print(f"discarded: {run.description}", flush=True)
         (run.folder / DISCARDED_FILE).touch()
+
+
+def _has_shared_results(run: RunRecord) -> bool:
+    """Check whether the run's settings, also those of an older version, had a volume for its results."""
+    cluster, fleet = run.settings.get("cluster") or {}, run.settings.get("fleet") or {}
+    handles = ((cluster.get("volume") or {}).get("handle"), (cluster.get("fss") or {}).get("volume_handle"))
+    return any((*handles, (fleet.get("pods") or {}).get("shared")))
+
+
+def _is_open(folder: Path) -> bool:
+    """Check whether a trial of the run has not ended; True for a ledger that cannot be read."""
+    try:
+        return bool(Ledger(folder / LEDGER_FILE).open_trials())
+    except LedgerError:
+        return True
 
 
 def _missing_reason(folder: Path, run: RunRecord) -> str | None:

@@ -113,6 +113,26 @@ def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(tmp_path: 
     assert pending_lines(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_shared"),
+    [
+        ({"cluster": {"volume": {"handle": "fs:10.0.0.1:/export"}}}, True),
+        ({"cluster": {"fss": {"volume_handle": "fs:10.0.0.1:/export"}}}, True),  # of an older version
+        ({"fleet": {"pods": {"shared": "/shared-data"}}}, True),
+        ({"cluster": {"volume": {"handle": None}}, "fleet": {"pods": {"shared": None}}}, False),
+        ({}, False),
+    ],
+)
+def test_an_ended_run_on_a_volume_that_stays_does_not_keep_its_pods(
+    settings: dict[str, Any], is_shared: bool, tmp_path: Path, run: MakeRun
+) -> None:
+    _, ledger = run(settings=settings)
+    assert len(pending_runs(tmp_path, TARGET, is_volume_kept=True)) == 1  # it still runs
+    end_trial(ledger)
+    assert len(pending_runs(tmp_path, TARGET, is_volume_kept=True)) == (not is_shared)
+    assert len(pending_runs(tmp_path, TARGET)) == 1
+
+
 def test_a_run_that_went_on_after_it_was_collected_is_not_collected(tmp_path: Path, run: MakeRun) -> None:
     folder, ledger = run()
     end_trial(ledger, TrialStatus.CANCELLED)
