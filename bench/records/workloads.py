@@ -52,8 +52,8 @@ class Workload:
     """
 
     name: str
-    title: str
-    size: str
+    title: str = ""  # required, like `size`: checked below, so that the error names the workload
+    size: str = ""
     module: str = ""  # default: bench.workloads.<name>
     suites: tuple[Suite, ...] = ()
     needs: tuple[str, ...] = ("model",)

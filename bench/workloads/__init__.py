@@ -51,11 +51,11 @@ def load(workload: Workload) -> ModuleType:
     return module
 
 
-def _check_modules() -> None:
+def check_modules() -> None:
     """Raise WorkloadError for a registered workload without a module."""
     for workload in WORKLOADS.values():
         if importlib.util.find_spec(workload.module) is None:
             raise WorkloadError(f"workload {workload.name!r}: {workload.module}: no such module")
 
 
-_check_modules()
+check_modules()

@@ -7,12 +7,14 @@ executive_summary, speed_and_memory, worker_map, training_performance, diagnosti
 run_comparison: one figure each
 """
 
+from bench.records.workloads import WORKLOADS
 from reports.figures.cost import COST
 from reports.figures.diagnostic import DIAGNOSTIC
 from reports.figures.drawing.chart import Chart
 from reports.figures.executive_summary import EXECUTIVE_SUMMARY
 from reports.figures.loss_curves import LOSS_CURVES
 from reports.figures.memory import MEMORY
+from reports.figures.per_workload import generic
 from reports.figures.per_workload.distributed import DISTRIBUTED
 from reports.figures.per_workload.hardware import HARDWARE
 from reports.figures.per_workload.inference import INFERENCE
@@ -25,7 +27,7 @@ from reports.figures.worker_map import WORKER_MAP
 
 __all__ = ["CHARTS", "RUN_COMPARISON"]
 
-CHARTS: tuple[Chart, ...] = (
+_CHARTS: tuple[Chart, ...] = (
     EXECUTIVE_SUMMARY,
     SPEED_AND_MEMORY,
     WORKER_MAP,
@@ -39,5 +41,13 @@ CHARTS: tuple[Chart, ...] = (
     TELEMETRY,
     LOSS_CURVES,
     DISTRIBUTED,
+)
+CHARTS = (
+    *_CHARTS,
+    *(
+        generic.make_chart(workload)
+        for workload in WORKLOADS.values()
+        if not (workload.is_compared or workload.has_training or workload.name in {chart.workload for chart in _CHARTS})
+    ),
     RUN_COMPARISON,
 )

@@ -79,7 +79,7 @@ def render(
         method=methods_text.paragraphs(summary),
         pictures=pictures,
         skipped=skipped,
-        sections=[(name, list(group)) for name, group in groupby(summary.measurements, lambda table: table.section)],
+        sections=[(name, list(group)) for name, group in groupby(summary.measurements, lambda table: table.title)],
         trial_columns=_RAW_COLUMNS,
         trials=[
             [(_format_cell(value), _sort_key(value)) for value in row]

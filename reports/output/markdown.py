@@ -127,7 +127,7 @@ def _measurements(summary: Summary) -> list[str]:
     for table in summary.measurements:
         if table.section != section:
             section = table.section
-            parts.append(f"### {section.capitalize()}")
+            parts.append(f"### {table.title}")
         if table.common_context:
             parts.append(_md(f"All rows: {table.common_context}."))
         head = (*table.keys, *(", ".join(filter(None, (column.title, column.unit))) for column in table.columns))

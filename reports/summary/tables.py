@@ -63,6 +63,11 @@ class SummaryTable:
     lines: tuple[TableRow, ...]
     n_omitted: int
 
+    @property
+    def title(self) -> str:
+        """Heading of the section."""
+        return WORKLOADS[self.section].title if self.section in WORKLOADS else self.section.capitalize()
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:

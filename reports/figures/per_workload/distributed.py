@@ -89,7 +89,7 @@ def _rates_by_ranks(run: Run) -> dict[int, MeasuredRate]:
     """Compute the rates by number of ranks; a step's samples are one device's, so equal rates mean linear scaling."""
     processes_by_ranks: dict[int, list[ProcessSteps]] = {}
     for result in run.results:
-        if result.trial.kind == "distributed" and result.status is TrialStatus.SUCCEEDED:
+        if result.trial.workload.measures_scaling and result.status is TrialStatus.SUCCEEDED:
             processes_by_ranks.setdefault(result.trial.world_size, []).append(ProcessSteps.from_result(result))
     return {ranks: per_config.measure(processes) for ranks, processes in sorted(processes_by_ranks.items())}
 
@@ -161,6 +161,7 @@ DISTRIBUTED = Chart(
     title="Distributed training",
     needs="a trial of suite distributed on several GPUs",
     command="inv bench --suite=distributed",
+    workload="distributed",
     gather=gather,
     is_folded=True,
 )

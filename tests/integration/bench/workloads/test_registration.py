@@ -1,0 +1,89 @@
+"""A workload needs its module and its registration, no more: a run of it is planned, measured and reported."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+MODULE = """
+def measure(record, inputs, stops):
+    record.steps_planned = 2
+    with record.timed("measure"):
+        for size in (1, 2):
+            record.add("dummy_tokens_per_sec", 500.0 * size, size=size)
+"""
+REGISTRATION = """
+    Workload(
+        name="dummy",
+        title="Dummies",
+        size="{max_seq_len}",
+        needs=(),
+        suites=(Suite(name="dummies", trials=(SuiteTrial("dummy", 512, 8, "a test"),)),),
+    ),
+"""
+
+
+CHANGED = {"bench/workloads/<name>.py", "bench/records/workloads.py"}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the project with a workload more: a new file, and an entry in the list of workloads."""
+    tree = tmp_path / "tree"
+    for name in ("bench", "remote", "reports", "tasks"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tasks.py", "invoke.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / name, tree)
+    (tree / "bench" / "workloads" / "dummy.py").write_text(MODULE)
+    registry = tree / "bench" / "records" / "workloads.py"
+    before, line, after = registry.read_text().partition("WORKLOADS = register(")
+    registry.write_text(before + line + REGISTRATION + after)
+    return tree
+
+
+def run(tree: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"HOME": str(tree), "PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        (sys.executable, *arguments),
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_workload_needs_its_module_and_its_registration(tree: Path, model_folder: Path, data_file: Path) -> None:
+    inputs = ("--model", str(model_folder), "--data", str(data_file))
+    trial = ("--suite", "dummies", "--trial-name", "dummy", "--profile", "tiny")
+    ended = run(tree, "-m", "bench", "run", *trial, *inputs, "--out", "out")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    result = json.loads((tree / "out" / "result.json").read_text())
+    assert [measurement["value"] for measurement in result["measurements"][:2]] == [500.0, 1000.0]
+
+    settings = {"model": {"path": str(model_folder)}, "data": {"path": str(data_file)}, "fleet": {"size": 1}}
+    (tree / "f.yaml").write_text(json.dumps(settings))
+    planned = run(tree, "tasks/cli/inv", "-f", "f.yaml", "bench", "--suite=dummies", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert "64" in planned.stdout.split("dummy")[2].split()
+    ended = run(tree, "tasks/cli/inv", "-f", "f.yaml", "bench", "--suite=dummies", "--plain")
+    assert ended.returncode == 0, ended.stderr
+    ended = run(tree, "tasks/cli/inv", "-f", "f.yaml", "report")
+    assert ended.returncode == 0, ended.stderr
+    report = tree / "results" / "latest" / "report"
+    text = (report / "report.md").read_text()
+    assert "### Dummies" in text
+    assert (report / "figures" / "workload_dummy.svg").is_file()
+
+
+def test_the_files_to_change_are_those_of_the_documentation() -> None:
+    section = (ROOT / "docs" / "extending.md").read_text().split("## A workload")[1].split("Only if")[0]
+    assert set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)) == CHANGED
